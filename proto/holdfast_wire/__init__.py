@@ -1,4 +1,5 @@
-"""The wire: messages, their frozen twins, the names of labels, variables and reasons.
+"""The wire: protobuf messages, their frozen twins, the codec between them, names, identities.
 
-What two parts must agree on stands here and nowhere else. Nothing of any other part is imported.
+Belongs here: what two components must agree on. Does not belong here: decisions, processes, torch,
+Kubernetes, or anything that imports another component.
 """

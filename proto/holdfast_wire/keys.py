@@ -1,0 +1,66 @@
+"""Names that cross a border: environment variables, labels, file names, role names, fixed limits.
+
+Values only. What they mean to a component is that component's business.
+"""
+
+from __future__ import annotations
+
+# --- environment that an operator or runner sets for an agent ------------------------------------
+ENV_MASTER = "HOLDFAST_MASTER"
+"""host:port of the job master."""
+ENV_JOB = "HOLDFAST_JOB"
+"""Name of the job."""
+ENV_JOB_UID = "HOLDFAST_JOB_UID"
+"""Uid of the job object; part of every certificate of the job."""
+ENV_NODE_RANK = "HOLDFAST_NODE_RANK"
+"""Stable index of this node (pod index)."""
+ENV_POD_UID = "HOLDFAST_POD_UID"
+"""Uid of this pod; locally the runner's id of this agent process."""
+ENV_TLS_DIR = "HOLDFAST_TLS_DIR"
+"""Directory that holds `ca.pem`, `cert.pem` and `key.pem` of this process."""
+ENV_NPROC_PER_NODE = "HOLDFAST_NPROC_PER_NODE"
+"""Default for --nproc-per-node: a number, auto, gpu or cpu."""
+ENV_NNODES = "HOLDFAST_NNODES"
+"""min:max nodes of the job."""
+
+# --- environment that an agent sets for a training process ---------------------------------------
+ENV_PAGE = "HOLDFAST_PAGE"
+"""`fd:slot` of the rank's shared page."""
+ENV_ROUND = "HOLDFAST_ROUND"
+"""Round of the world that the process belongs to."""
+
+# --- torchrun's own variables, for an unmodified torchrun ----------------------------------------
+PET_RDZV_BACKEND = "PET_RDZV_BACKEND"
+PET_RDZV_ENDPOINT = "PET_RDZV_ENDPOINT"
+PET_RDZV_ID = "PET_RDZV_ID"
+PET_NNODES = "PET_NNODES"
+PET_NODE_RANK = "PET_NODE_RANK"
+PET_NPROC_PER_NODE = "PET_NPROC_PER_NODE"
+RDZV_BACKEND = "holdfast"
+"""Name of the handler in the `torchrun.handlers` entry-point group."""
+
+# --- certificates --------------------------------------------------------------------------------
+CA_FILE = "ca.pem"
+CERT_FILE = "cert.pem"
+KEY_FILE = "key.pem"
+
+ROLE_MASTER = "master"
+ROLE_AGENT = "agent"
+ROLE_USER = "user"
+ROLE_OPERATOR = "operator"
+ROLES = (ROLE_MASTER, ROLE_AGENT, ROLE_USER, ROLE_OPERATOR)
+
+# --- Kubernetes ----------------------------------------------------------------------------------
+API_GROUP = "holdfast.dev"
+API_VERSION = "holdfast.dev/v1alpha1"
+KIND = "ElasticJob"
+LABEL_JOB = "holdfast.dev/job"
+LABEL_ROLE = "holdfast.dev/role"
+LABEL_INDEX = "holdfast.dev/index"
+
+# --- limits that both sides of a stream keep -----------------------------------------------------
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Largest message on any stream: stacks (256 KiB a node) and snapshots fit; a flood does not."""
+MAX_DIGEST_BYTES = 64 * 1024
+MAX_TEXT_BYTES = 8 * 1024
+"""Error messages and log tails are cut to this before they are sent."""

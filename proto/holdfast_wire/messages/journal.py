@@ -1,0 +1,190 @@
+"""Frozen twins of `journal.proto`: field for field the same names, nothing computed here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_wire.messages.agent import BudgetCharge
+from holdfast_wire.messages.job import Incident, JobEvent, JobPhase, NodeGoodput
+from holdfast_wire.messages.spec import MasterSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRecord:
+    """JournalRecord is one fact."""
+
+    sequence: int = 0
+    unix_time: float = 0.0
+    job_seconds: float = 0.0
+    """The job's own time, s: runs only while a master runs."""
+    fact: (
+        SegmentOpened
+        | SpecAccepted
+        | NodeJoined
+        | NodeGone
+        | WorldDecided
+        | WorldTraining
+        | WorldEnded
+        | Incident
+        | BudgetCharge
+        | EventRecorded
+        | PhaseChanged
+        | CommandIssued
+        | CommandFinished
+        | GoodputMarked
+        | NodeExcluded
+        | NodeMarked
+        | StopRequested
+        | None
+    ) = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentOpened:
+    """SegmentOpened is the first record of a segment: one segment for each epoch."""
+
+    format: int = 0
+    epoch: int = 0
+    incarnation: str = ""
+    job_name: str = ""
+    job_uid: str = ""
+    version: str = ""
+    """Release that wrote it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpecAccepted:
+    """SpecAccepted."""
+
+    spec: MasterSpec | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """NodeJoined."""
+
+    node_rank: int = 0
+    pod_uid: str = ""
+    agent_id: str = ""
+    address: str = ""
+    local_world_size: int = 0
+    host: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGone:
+    """NodeGone."""
+
+    node_rank: int = 0
+    agent_id: str = ""
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorldMember:
+    """WorldMember: one node of a world, in rank order."""
+
+    node_rank: int = 0
+    agent_id: str = ""
+    local_world_size: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorldDecided:
+    """WorldDecided."""
+
+    group: int = 0
+    round: int = 0
+    members: tuple[WorldMember, ...] = ()
+    restart_count: int = 0
+    reason: str = ""
+    world_hash: str = ""
+    store_host: str = ""
+    """Filled in once the store is known."""
+    store_port: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorldTraining:
+    """WorldTraining: all ranks completed their first step."""
+
+    round: int = 0
+    step: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorldEnded:
+    """WorldEnded."""
+
+    round: int = 0
+    step: int = 0
+    """Newest step completed by all ranks."""
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecorded:
+    """EventRecorded."""
+
+    event: JobEvent | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChanged:
+    """PhaseChanged."""
+
+    phase: JobPhase = JobPhase.UNSPECIFIED
+    reason: str = ""
+    text: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandIssued:
+    """CommandIssued."""
+
+    command_id: int = 0
+    node_rank: int = 0
+    kind: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandFinished:
+    """CommandFinished."""
+
+    command_id: int = 0
+    ok: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputMarked:
+    """GoodputMarked."""
+
+    nodes: tuple[NodeGoodput, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeExcluded:
+    """NodeExcluded."""
+
+    node: str = ""
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMarked:
+    """NodeMarked: draining, finished, released."""
+
+    node_rank: int = 0
+    agent_id: str = ""
+    mark: str = ""
+    """draining, finished or released."""
+    value: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """StopRequested."""
+
+    reason: str = ""
+    succeeded: bool = False
+    now: bool = False
