@@ -1,0 +1,194 @@
+"""Everything that can happen to the job master, as frozen values.
+
+Belongs here: what the shell tells the core. Does not belong here: how the shell came to know it
+(streams, files, clocks) and what the core makes of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from holdfast_wire.messages import (
+    ArmEcho,
+    BoundaryReached,
+    CommandDone,
+    DrainNodeRequest,
+    DumpStacksRequest,
+    Fence,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    MasterSpec,
+    PodObservation,
+    RestartWorkerRequest,
+    RoundStarted,
+    RoundStopped,
+    ScaleRequest,
+    ScaleResult,
+    StopJobRequest,
+    StopWish,
+    StorePrepared,
+    Warmed,
+    WorkerExited,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in time on both clocks."""
+
+    mono: float
+    """Monotonic clock of the master's process, s: every deadline is kept on it."""
+    unix: float
+    """Wall clock, s since 1970: only shown to people."""
+
+
+class DisconnectCause(enum.Enum):
+    """How an agent's stream ended."""
+
+    RESET = "reset"
+    """The transport broke or the peer's process died."""
+    CLOSED = "closed"
+    """The agent half-closed its stream in order."""
+    REFUSED = "refused"
+    """The shell ended it: a malformed message, a full queue, a CloseSession instruction."""
+
+
+AgentMessage = (
+    Heartbeat
+    | WorkerExited
+    | RoundStarted
+    | RoundStopped
+    | StorePrepared
+    | BoundaryReached
+    | ArmEcho
+    | CommandDone
+    | Warmed
+    | Goodbye
+)
+"""What an agent sends after its Hello."""
+
+UserRequest = (
+    ScaleRequest | RestartWorkerRequest | DumpStacksRequest | DrainNodeRequest | StopJobRequest
+)
+"""Requests of JobService that change something or need an agent's answer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Connected:
+    """An agent opened a stream and said hello; its rank matches its certificate."""
+
+    session: int
+    """Number that the shell gives each stream; never used twice in one process."""
+    hello: Hello
+    fence: Fence | None = None
+    """Of the request that carried the hello."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disconnected:
+    """An agent's stream ended."""
+
+    session: int
+    cause: DisconnectCause = DisconnectCause.RESET
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Received:
+    """An agent sent a message on an open stream."""
+
+    session: int
+    fence: Fence | None
+    message: AgentMessage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OperatorConnected:
+    """The operator (locally: the runner) opened its Sync stream; it replaces an earlier one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OperatorDisconnected:
+    """The operator's Sync stream ended and no other has replaced it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpecArrived:
+    """The operator sent a spec; older generations are ignored."""
+
+    spec: MasterSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodSeen:
+    """The operator reported one worker pod."""
+
+    observation: PodObservation
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodListDone:
+    """The operator has reported every pod that exists."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScaleAnswered:
+    """The operator answered a ScaleDecision."""
+
+    result: ScaleResult
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StopWished:
+    """The operator wants the job to end."""
+
+    wish: StopWish
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A user asked for something; the core answers with one Reply or Refuse of this id."""
+
+    request_id: int
+    request: UserRequest
+    who: str
+    """The caller for the event, for example "user"."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PeerRefused:
+    """A known peer called what its role may not call; it becomes an event."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ticked:
+    """A deadline (see Core.next_deadline) has come; the shell has drained its input before."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stalled:
+    """The shell's own loop stood still: every deadline is put off by this long."""
+
+    seconds: float
+
+
+Input = (
+    Connected
+    | Disconnected
+    | Received
+    | OperatorConnected
+    | OperatorDisconnected
+    | SpecArrived
+    | PodSeen
+    | PodListDone
+    | ScaleAnswered
+    | StopWished
+    | Asked
+    | PeerRefused
+    | Ticked
+    | Stalled
+)
+"""What `Core.handle` takes."""

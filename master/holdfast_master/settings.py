@@ -1,0 +1,79 @@
+"""What the core must be told once: who it is, and its time limits.
+
+Belongs here: frozen values with their reasons. Does not belong here: reading environment, flags or
+files (see `config`), and anything that the job's spec says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CoreIdentity:
+    """Which job, and which master process of it."""
+
+    job_name: str
+    job_uid: str
+    epoch: int
+    """Allocated by whoever starts the master; at least 1."""
+    incarnation: str
+    """Random id of this process; the shell makes it."""
+    version: str
+    """Release, for the journal's segment header."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSettings:
+    """Time limits of the core. All in seconds."""
+
+    heartbeat_seconds: float = 0.5
+    """Between heartbeats in worlds of up to 500 nodes: ten of them fit into the silence limit."""
+    lease_seconds: float = 4.0
+    """An agent's lease. Shorter than the silence limit, so that the workers of a frozen agent are
+    dead before a new round starts."""
+    silence_seconds: float = 5.0
+    """Without evidence of death an agent is lost after this long without a message: the lease and
+    two heartbeats."""
+    reconnect_seconds: float = 0.3
+    """A broken stream that is back within this is no news: no warning event is written."""
+    crowd_nodes: int = 500
+    """Above this many nodes (not seconds) heartbeats are stretched."""
+    crowd_messages_per_second: float = 1000.0
+    """Heartbeats per second (not seconds) that stretched intervals aim at, all agents together."""
+    longest_heartbeat_seconds: float = 5.0
+    """Upper bound of a stretched interval; the silence limit becomes lease + 2 intervals."""
+    masterless_seconds: float = 600.0
+    """How long an agent may train on without a master."""
+    stop_grace_seconds: float = 30.0
+    """SIGTERM to SIGKILL for drain, stop and success: the usual grace of a pod."""
+    evidence_seconds: float = 10.0
+    """How long after the first step evidence of the incident still counts."""
+    terminal_seconds: float = 1.0
+    """How long the end of a job waits for better evidence."""
+    store_seconds: float = 10.0
+    """How long a world waits for its store before another node is asked for one."""
+    start_seconds: float = 2.0
+    """A world without the SDK counts as training this long after all its nodes have started."""
+    boundary_seconds: float = 30.0
+    """How long a boundary may take after its step should have been reached."""
+    arm_tries: int = 3
+    """How often a boundary step is set anew (not seconds) when ranks had passed it already."""
+    latency_seconds: float = 0.05
+    """One way from master to rank, without the heartbeat interval: queue, stream, page poll."""
+    grow_window_seconds: float = 5.0
+    """How long a newcomer waits for others that are expected, so that they join together."""
+    grow_horizon_seconds: float = 600.0
+    """Over this long the gain of a larger world is compared with the cost of the change."""
+    rescale_cost_seconds: float = 1.0
+    """Assumed cost of a rescale before the first one has been measured."""
+    adopt_seconds: float = 5.0
+    """After a start with a journal: how long members of the old world may take to come back."""
+    digest_seconds: float = 5.0
+    """Least time between two unforced digests; decisions that matter are placed at once."""
+    goodput_mark_seconds: float = 60.0
+    """Between two goodput records in the journal: what a crash of the master may misplace."""
+    event_limit: int = 10_000
+    """Events (not seconds) that are kept in memory for watchers."""
+    incident_limit: int = 1_000
+    """Closed incidents (not seconds) that are kept in memory."""
