@@ -262,8 +262,10 @@ class BoundaryReached:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ArmEcho:
-    """ArmEcho: the step at which the local ranks saw an arm; max over the ranks, sent once all
-    have seen it.
+    """ArmEcho.
+
+    The step at which the local ranks saw an arm; max over the ranks, sent once all have seen
+    it.
     """
 
     arm_id: int = 0
@@ -426,8 +428,9 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StateDigest:
-    """StateDigest: what a master without a journal needs of its predecessor (at most 64 KiB). Kept
-    by three agents.
+    """StateDigest: what a master without a journal needs of its predecessor (at most 64 KiB).
+
+    Kept by three agents.
     """
 
     fence: Fence | None = None

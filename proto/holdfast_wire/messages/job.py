@@ -182,8 +182,10 @@ class JobEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Incident: from the first evidence to the first step after it (plus the time in which
-    evidence still counts).
+    """Incident.
+
+    From the first evidence to the first step after it (plus the time in which evidence still
+    counts).
     """
 
     id: str = ""

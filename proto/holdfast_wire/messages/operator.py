@@ -114,8 +114,9 @@ class ReleaseDecision:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDecision:
-    """ScaleDecision: a user (or the master's own scaler) wants this many replicas. The operator is
-    the only writer.
+    """ScaleDecision: a user (or the master's own scaler) wants this many replicas.
+
+    The operator is the only writer.
     """
 
     decision_id: int = 0

@@ -1,0 +1,108 @@
+"""gRPC channels and servers of a job: mTLS, keepalive, sizes, and who is at the other end.
+
+Settings of the transport only; no service and no retry policy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import grpc
+
+from holdfast_wire import keys
+from holdfast_wire.identity import Identity, IdentityError, agent_host, master_host, parse
+
+Options = list[tuple[str, int | str]]
+
+_KEEPALIVE: Options = [
+    # A vanished peer is noticed after 2 + 2 s even where nothing is sent.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", keys.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", keys.MAX_MESSAGE_BYTES),
+]
+
+SERVER_OPTIONS: Options = [
+    *_KEEPALIVE,
+    # A zombie master must not share the port with its successor.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+"""Options of every gRPC server of a job."""
+
+
+class CredentialsError(Exception):
+    """The certificate files cannot be used: names the file and the remedy."""
+
+
+def channel_options(host: str) -> Options:
+    """Return a client's options; `host` is the DNS name that the server's certificate has."""
+    return [
+        *_KEEPALIVE,
+        ("grpc.ssl_target_name_override", host),
+        # gRPC's own default waits 1 s after the first refusal.
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # Each session owns its connection: a shared subchannel would share its back-off.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def master_channel_options(job_uid: str) -> Options:
+    """Return the options of a channel to the master of `job_uid`."""
+    return channel_options(master_host(job_uid))
+
+
+def peer_channel_options(job_uid: str) -> Options:
+    """Return the options of a channel to another agent of `job_uid`."""
+    return channel_options(agent_host(job_uid))
+
+
+def server_credentials(tls_dir: Path) -> grpc.ServerCredentials:
+    """Return credentials that ask every client for a certificate of the job's CA.
+
+    Raises:
+        CredentialsError: a file is missing or unreadable.
+    """
+    ca, certificate, key = _read(tls_dir)
+    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+
+
+def channel_credentials(tls_dir: Path) -> grpc.ChannelCredentials:
+    """Return a client's credentials.
+
+    Raises:
+        CredentialsError: a file is missing or unreadable.
+    """
+    ca, certificate, key = _read(tls_dir)
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def peer_identity(auth_context: Mapping[str, Sequence[bytes]]) -> Identity | None:
+    """Return who the peer of a call is; None where its certificate carries no name of ours."""
+    for name in auth_context.get("x509_subject_alternative_name", ()):
+        with contextlib.suppress(IdentityError, UnicodeDecodeError):
+            return parse(name.decode())
+    return None
+
+
+def _read(tls_dir: Path) -> tuple[bytes, bytes, bytes]:
+    data = []
+    for name in (keys.CA_FILE, keys.CERT_FILE, keys.KEY_FILE):
+        path = tls_dir / name
+        try:
+            data.append(path.read_bytes())
+        except OSError as error:
+            raise CredentialsError(
+                f"certificate file {path} cannot be read ({error.strerror}); "
+                f"{keys.ENV_TLS_DIR} must name a directory with {keys.CA_FILE}, "
+                f"{keys.CERT_FILE} and {keys.KEY_FILE}"
+            ) from error
+    return data[0], data[1], data[2]

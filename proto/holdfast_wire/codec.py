@@ -1,0 +1,218 @@
+"""Between protobuf messages and their frozen twins.
+
+The only module, beside the gRPC shells, that knows protobuf. A converter is compiled for each
+twin class at its first use, so that a heartbeat costs a few attribute reads. Nothing is
+interpreted here: a value is either carried over or refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from holdfast_wire import messages
+from holdfast_wire.v1 import (
+    agent_pb2,
+    fence_pb2,
+    job_pb2,
+    journal_pb2,
+    operator_pb2,
+    peer_pb2,
+    spec_pb2,
+)
+
+Twin = TypeVar("Twin")
+Decode = Callable[[Any], Any]
+
+_MODULES = (agent_pb2, fence_pb2, job_pb2, journal_pb2, operator_pb2, peer_pb2, spec_pb2)
+PROTO: Mapping[str, type[Message]] = {
+    name: getattr(module, name)
+    for module in _MODULES
+    for name in module.DESCRIPTOR.message_types_by_name
+}
+"""Every protobuf class by its message name, which is also its twin's name."""
+
+
+class WireError(ValueError):
+    """A message cannot be carried over: names the message, the field and the value."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Converter:
+    to_proto: Callable[[Any], Message]
+    from_proto: Callable[[Any], Any]
+
+
+_CONVERTERS: dict[str, _Converter] = {}
+
+
+def to_proto(twin: object) -> Any:
+    """Return the protobuf message of `twin`.
+
+    Raises:
+        WireError: a field has a value that protobuf does not take, for example a negative count.
+    """
+    name = type(twin).__name__
+    try:
+        return _converter(name).to_proto(twin)
+    except (TypeError, ValueError) as error:
+        raise WireError(f"{name} cannot be encoded: {error}") from error
+
+
+def from_proto(message: Message) -> Any:
+    """Return the twin of a protobuf `message`.
+
+    Raises:
+        WireError: an enum has a number that this release does not know.
+    """
+    return _converter(type(message).__name__).from_proto(message)
+
+
+def encode(twin: object) -> bytes:
+    """Return the wire bytes of `twin`."""
+    data: bytes = to_proto(twin).SerializeToString()
+    return data
+
+
+def decode(kind: type[Twin], data: bytes) -> Twin:
+    """Return the twin of class `kind` that `data` holds.
+
+    Raises:
+        WireError: `data` is not such a message.
+    """
+    proto = PROTO[kind.__name__]()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise WireError(f"{len(data)} bytes are no {kind.__name__}: {error}") from error
+    twin: Twin = from_proto(proto)
+    return twin
+
+
+def _converter(name: str) -> _Converter:
+    found = _CONVERTERS.get(name)
+    if found is None:
+        if name not in PROTO:
+            raise WireError(f"{name} is not a message of holdfast.v1")
+        found = _CONVERTERS[name] = _compile(getattr(messages, name), PROTO[name])
+    return found
+
+
+def _compile(twin: type[Any], proto: type[Message]) -> _Converter:
+    hints = typing.get_type_hints(twin)
+    oneofs = _oneofs(proto)
+    plain = [field.name for field in dataclasses.fields(twin) if field.name not in oneofs]
+    optional = frozenset(name for name in plain if _is_optional(hints[name]))
+    decoders = {name: _field_decoder(twin.__name__, name, hints[name]) for name in plain}
+    return _Converter(
+        _compile_encode(proto, plain, optional, oneofs),
+        _compile_decode(twin, decoders, optional, oneofs),
+    )
+
+
+def _compile_encode(
+    proto: type[Message],
+    plain: list[str],
+    optional: frozenset[str],
+    oneofs: dict[str, dict[str, str]],
+) -> Callable[[Any], Message]:
+    def encode_twin(value: Any) -> Message:
+        given: dict[str, Any] = {}
+        for name in plain:
+            field = getattr(value, name)
+            if field:
+                given[name] = _encode_value(field)
+            elif field is not None and name in optional:
+                given[name] = field
+        for group, names in oneofs.items():
+            chosen = getattr(value, group)
+            if chosen is not None:
+                given[names[type(chosen).__name__]] = to_proto(chosen)
+        return proto(**given)
+
+    return encode_twin
+
+
+def _compile_decode(
+    twin: type[Any],
+    decoders: dict[str, Decode],
+    optional: frozenset[str],
+    oneofs: dict[str, dict[str, str]],
+) -> Callable[[Any], Any]:
+    def decode_proto(message: Any) -> Any:
+        given: dict[str, Any] = {}
+        for name, decoder in decoders.items():
+            if name not in optional or message.HasField(name):
+                given[name] = decoder(getattr(message, name))
+        for group in oneofs:
+            chosen = message.WhichOneof(group)
+            if chosen is not None:
+                given[group] = from_proto(getattr(message, chosen))
+        return twin(**given)
+
+    return decode_proto
+
+
+def _oneofs(proto: type[Message]) -> dict[str, dict[str, str]]:
+    # The stubs' descriptors are incomplete. A proto3 optional is a oneof whose name begins with _.
+    descriptor: Any = proto.DESCRIPTOR
+    return {
+        group.name: {field.message_type.name: field.name for field in group.fields}
+        for group in descriptor.oneofs
+        if not group.name.startswith("_")
+    }
+
+
+def _is_optional(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
+
+
+def _encode_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_encode_value(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return to_proto(value)
+    if isinstance(value, enum.IntEnum):
+        return int(value)
+    return value
+
+
+def _field_decoder(owner: str, name: str, hint: Any) -> Decode:
+    if _is_optional(hint):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        item = _field_decoder(owner, name, typing.get_args(hint)[0])
+        return lambda values: tuple(item(value) for value in values)
+    if origin is not None:
+        return dict
+    if dataclasses.is_dataclass(hint):
+        return from_proto
+    if issubclass(hint, enum.IntEnum):
+        return _enum_decoder(owner, name, hint)
+    return _same
+
+
+def _enum_decoder(owner: str, name: str, kind: type[enum.IntEnum]) -> Decode:
+    known = {int(member): member for member in kind}
+
+    def decode_enum(value: int) -> enum.IntEnum:
+        member = known.get(value)
+        if member is None:
+            raise WireError(
+                f"{owner}.{name} is {value}, which is no {kind.__name__} of this release; "
+                "the peer may be newer: upgrade this side"
+            )
+        return member
+
+    return decode_enum
+
+
+def _same(value: Any) -> Any:
+    return value

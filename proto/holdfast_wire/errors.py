@@ -1,0 +1,56 @@
+"""Errors on the wire: google.rpc.Status with ErrorInfo, made and read.
+
+A reason is stable and for programs, a text is for people.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from holdfast_wire import keys
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call was refused."""
+
+    code: grpc.StatusCode
+    reason: str
+    """UPPER_SNAKE_CASE, for programs."""
+    text: str
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def status(refusal: Refusal) -> grpc.Status:
+    """Return what `context.abort_with_status` takes."""
+    info = ErrorInfo(reason=refusal.reason, domain=keys.API_GROUP, metadata=dict(refusal.metadata))
+    detail = AnyMessage()
+    detail.Pack(info)
+    message = Status(code=refusal.code.value[0], message=refusal.text, details=[detail])
+    answer: grpc.Status = rpc_status.to_status(message)
+    return answer
+
+
+def read(error: grpc.RpcError) -> Refusal:
+    """Return what a failed call said; a reason of `UNKNOWN` where the peer attached none."""
+    code, text = error.code(), error.details() or ""
+    for entry in error.trailing_metadata() or ():
+        if entry.key == "grpc-status-details-bin" and isinstance(entry.value, bytes):
+            return _read_details(code, text, entry.value)
+    return Refusal(code, "UNKNOWN", text)
+
+
+def _read_details(code: grpc.StatusCode, text: str, data: bytes) -> Refusal:
+    message = Status.FromString(data)
+    for detail in message.details:
+        info = ErrorInfo()
+        if detail.Is(ErrorInfo.DESCRIPTOR) and detail.Unpack(info):
+            return Refusal(code, info.reason, message.message or text, dict(info.metadata))
+    return Refusal(code, "UNKNOWN", message.message or text)

@@ -1,0 +1,64 @@
+"""Who a peer is: what a certificate of a job says, and how that is spelled.
+
+Pure: names only. Certificates are made in `authority`, presented and read in `channel`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from urllib.parse import quote, unquote
+
+from holdfast_wire import keys
+
+SCHEME = "holdfast://"
+
+
+class IdentityError(ValueError):
+    """A certificate's name is not one of ours."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """Job uid, role and, for an agent, the node rank that the certificate was made for."""
+
+    job_uid: str
+    role: str
+    index: int | None = None
+
+    def uri(self) -> str:
+        """Return the subject alternative name, for example `holdfast://6f1e/agent/3`."""
+        tail = "" if self.index is None else f"/{self.index}"
+        return f"{SCHEME}{quote(self.job_uid, safe='')}/{self.role}{tail}"
+
+    def describe(self) -> str:
+        """Return the words that logs and events use."""
+        return self.role if self.index is None else f"{self.role} {self.index}"
+
+
+def parse(uri: str) -> Identity:
+    """Return the identity that `uri` spells.
+
+    Raises:
+        IdentityError: `uri` is no name that `Identity.uri` makes.
+    """
+    parts = uri.removeprefix(SCHEME).split("/")
+    if not uri.startswith(SCHEME) or len(parts) not in (2, 3) or not parts[0]:
+        raise IdentityError(f"{uri!r} is no holdfast identity (holdfast://<job uid>/<role>)")
+    if parts[1] not in keys.ROLES:
+        raise IdentityError(f"{uri!r} has the unknown role {parts[1]!r}; known: {keys.ROLES}")
+    index = None
+    if len(parts) == 3:
+        if not (parts[2].isascii() and parts[2].isdigit()):
+            raise IdentityError(f"{uri!r} has the index {parts[2]!r}, which is no node rank")
+        index = int(parts[2])
+    return Identity(unquote(parts[0]), parts[1], index)
+
+
+def master_host(job_uid: str) -> str:
+    """Return the DNS name in a master's certificate, which clients check instead of an address."""
+    return f"{keys.ROLE_MASTER}.{job_uid.lower()}.holdfast"
+
+
+def agent_host(job_uid: str) -> str:
+    """Return the DNS name in every agent's certificate, for PeerService."""
+    return f"{keys.ROLE_AGENT}.{job_uid.lower()}.holdfast"
