@@ -1,0 +1,45 @@
+"""What a training process is told by its environment, parsed once; the SDK reads it nowhere else.
+
+The names of ranks and counts are torchrun's; they are there under a plain torchrun too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast_wire.keys import ENV_ROUND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """This process's place in the job."""
+
+    rank: int = 0
+    """RANK; 0 outside a launcher."""
+    world_size: int = 1
+    """WORLD_SIZE; 1 outside a launcher."""
+    round: int = 0
+    """HOLDFAST_ROUND, the world's number; 0 without an agent."""
+    restart_count: int = 0
+    """TORCHELASTIC_RESTART_COUNT, equal on all ranks."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+        """Parse the variables; raises ValueError naming one that is not a whole number."""
+        return cls(
+            rank=_number(variables, "RANK", 0),
+            world_size=_number(variables, "WORLD_SIZE", 1),
+            round=_number(variables, ENV_ROUND, 0),
+            restart_count=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
+        )
+
+
+def _number(variables: Mapping[str, str], name: str, default: int) -> int:
+    text = variables.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise ValueError(f"{name}={text!r}: expected a whole number ≥ 0")
+    return int(text)

@@ -1,0 +1,112 @@
+"""Layout of the shared page: its words, its limits, the memory order they need.
+
+Numbers only; `holdfast.page` maps memory onto them, `holdfast.sample` reads a slot.
+
+Pages of 4096 bytes, aligned 8-byte words in native byte order. Page 0 is the header, page
+`1 + slot` belongs to one local rank. A word is written by one side only: words of a slot below
+`AGENT_WORDS` by the trainer, the others and the header by the agent. Every store is a
+`memoryview` item assignment of a native 8-byte format, which CPython does as one memcpy of
+8 bytes and so as one store. (`struct.pack_into` would not do: it zeroes its target first.)
+The trainer's words are covered by a sequence lock, the armed step by a check word.
+"""
+
+from __future__ import annotations
+
+import enum
+import platform
+import threading
+from collections.abc import Callable
+from typing import Final
+
+PAGE_BYTES: Final = 4096
+MAGIC: Final = int.from_bytes(b"HOLDFAST", "little")
+VERSION: Final = 1
+MEMFD_NAME: Final = "holdfast-page"
+DEFAULT_LEASE_LIMIT_NS: Final = 4_000_000_000
+"""Age in ns at which an agent's lease is stale: 1 s below the master's silence of 5 s."""
+MAX_WORD: Final = 2**64 - 1
+SLOT_WORDS: Final = PAGE_BYTES // 8
+AGENT_WORDS: Final = 256
+"""First word of a slot that the agent writes."""
+NOTICE_OFFSET: Final = 3072
+NOTICE_BYTES: Final = 256
+_ARM_CHECK: Final = 0x5AFE_57E9_A11D_0C0D
+
+
+class Header(enum.IntEnum):
+    """Word numbers of page 0; the agent alone writes them."""
+
+    MAGIC = 0
+    VERSION = 1
+    SLOTS = 2
+    LEASE_NS = 3
+    AGENT_PID = 4
+    LEASE_LIMIT_NS = 5
+
+
+class Word(enum.IntEnum):
+    """Word numbers of a slot."""
+
+    SEQUENCE = 0
+    PID = 1
+    ROUND = 2
+    STEP = 3
+    STEP_NS = 4
+    STEP_DURATION_NS = 5
+    SAMPLES = 6
+    LOSS = 7
+    HAS_LOSS = 8
+    SECTION = 9
+    SECTION_NS = 10
+    FIRST_STEP = 11
+    FIRST_STEP_NS = 12
+    ECHO_ID = 13
+    ECHO_STEP = 14
+    ANSWERED_ID = 15
+    ANSWERED_STEP = 16
+    BOUNDARY_COMPLETE = 17
+    CLEAN_EXIT = 18
+    ATTACHED = 19
+    IMPORT_VARIABLE = 20
+    ARM_ID = AGENT_WORDS
+    ARM_STEP = AGENT_WORDS + 1
+    ARM_CHECK = AGENT_WORDS + 2
+    ASSIGNED_ROUND = AGENT_WORDS + 3
+
+
+class Section(enum.IntEnum):
+    """What a rank is doing; each has its own learned time-out in the agent."""
+
+    INIT = 0
+    FIRST_STEP = 1
+    TRAIN = 2
+    EVAL = 3
+    CHECKPOINT = 4
+    FINISHING = 5
+
+
+def _no_fence() -> None:
+    """x86-64 keeps loads in order and stores in order: nothing to do."""
+
+
+def _lock_fence() -> Callable[[], None]:
+    """A fence for weakly ordered machines: release then acquire of one lock."""
+    lock = threading.Lock()
+    lock.acquire()
+
+    def fence() -> None:
+        lock.release()
+        lock.acquire()
+
+    return fence
+
+
+fence: Final[Callable[[], None]] = (
+    _no_fence if platform.machine() in ("x86_64", "AMD64") else _lock_fence()
+)
+"""Orders the loads and stores before it against those after it."""
+
+
+def arm_check(arm_id: int, arm_step: int) -> int:
+    """Return the check word that makes a half-written arm recognisable."""
+    return arm_id ^ (arm_step << 1 & MAX_WORD) ^ _ARM_CHECK

@@ -1,0 +1,207 @@
+"""The shared page: one memfd through which an agent and its local ranks talk without a lock.
+
+Here belong mapping it, the agent's stores (lease, arm, reset) and reading a slot. The layout is
+`holdfast.layout`, the trainer's stores are `holdfast.slot`, their meaning to a training loop is
+`holdfast.job`. No torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from holdfast.layout import (
+    DEFAULT_LEASE_LIMIT_NS,
+    MAGIC,
+    MEMFD_NAME,
+    NOTICE_BYTES,
+    NOTICE_OFFSET,
+    PAGE_BYTES,
+    SLOT_WORDS,
+    VERSION,
+    Header,
+    Section,
+    Word,
+    arm_check,
+    fence,
+)
+from holdfast.sample import RankSample, decode
+from holdfast_wire.keys import ENV_PAGE
+
+__all__ = ["DEFAULT_LEASE_LIMIT_NS", "Page", "PageError", "RankSample", "Section"]
+
+_MAX_ARM: Final = 2**63
+"""Ids and steps stay below this, far from the word's end."""
+
+
+class PageError(Exception):
+    """The shared page is missing, foreign or used wrongly."""
+
+
+class Page:
+    """One mapping of the shared page. Use `create` in the agent, `attach_from_env` in a worker."""
+
+    def __init__(self, fd: int, slots: int) -> None:
+        """Map the memfd `fd`, which must hold a page of `slots` slots."""
+        self.fd = fd
+        self.slots = slots
+        self._map = mmap.mmap(fd, PAGE_BYTES * (1 + slots))
+        self._bytes = memoryview(self._map)
+        self.words = self._bytes.cast("Q")
+        """All words as unsigned integers; index with `index(slot, word)`."""
+        self.reals = self._bytes.cast("d")
+        """The same memory as floats."""
+
+    @classmethod
+    def create(cls, slots: int, lease_limit_ns: int = DEFAULT_LEASE_LIMIT_NS) -> Page:
+        """Make a page for `slots` local ranks, sealed against truncation; the lease is not begun.
+
+        Raises `PageError` unless slots ≥ 1 and lease_limit_ns ≥ 1.
+        """
+        if slots < 1 or lease_limit_ns < 1:
+            raise PageError(f"slots={slots}, lease_limit_ns={lease_limit_ns}: both must be ≥ 1")
+        fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, PAGE_BYTES * (1 + slots))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        page = cls(fd, slots)
+        page.words[Header.VERSION] = VERSION
+        page.words[Header.SLOTS] = slots
+        page.words[Header.AGENT_PID] = os.getpid()
+        page.words[Header.LEASE_LIMIT_NS] = lease_limit_ns
+        fence()
+        page.words[Header.MAGIC] = MAGIC
+        return page
+
+    @classmethod
+    def attach(cls, fd: int) -> Page:
+        """Map the page behind descriptor `fd`; raises `PageError` when it is none."""
+        try:
+            target = str(Path(f"/proc/self/fd/{fd}").readlink())
+            size = os.fstat(fd).st_size
+        except OSError as error:
+            raise PageError(f"descriptor {fd} is not open: {error}") from error
+        if not target.startswith(f"/memfd:{MEMFD_NAME}"):
+            raise PageError(f"descriptor {fd} is {target}, not a {MEMFD_NAME}")
+        page = cls(fd, size // PAGE_BYTES - 1)
+        found = (page.words[Header.MAGIC], page.words[Header.VERSION], page.words[Header.SLOTS])
+        if found != (MAGIC, VERSION, page.slots):
+            page.close()
+            raise PageError(
+                f"descriptor {fd} holds magic, version, slots {found}, "
+                f"expected {(MAGIC, VERSION, size // PAGE_BYTES - 1)}: "
+                "agent and SDK must be of the same release"
+            )
+        return page
+
+    @classmethod
+    def attach_from_env(cls) -> tuple[Page, int] | None:
+        """Return (page, slot) named by HOLDFAST_PAGE, or None when the variable is absent.
+
+        Raises `PageError` when it is malformed, or its descriptor did not come along.
+        """
+        text = os.environ.get(ENV_PAGE)
+        if not text:
+            return None
+        fd_text, _, slot_text = text.partition(":")
+        if not (fd_text.isdecimal() and slot_text.isdecimal()):
+            raise PageError(f"{ENV_PAGE}={text!r}: expected <descriptor>:<slot>")
+        page = cls.attach(int(fd_text))
+        slot = int(slot_text)
+        if slot >= page.slots:
+            slots = page.slots
+            page.close()
+            raise PageError(f"{ENV_PAGE}={text!r}: the page has {slots} slots")
+        return page, slot
+
+    def close(self) -> None:
+        """Unmap the page; the descriptor stays open for whoever owns it."""
+        for view in (self.words, self.reals, self._bytes):
+            view.release()
+        self._map.close()
+
+    def index(self, slot: int, word: Word) -> int:
+        """Return the index into `words` and `reals` of a slot's word."""
+        if not 0 <= slot < self.slots:
+            raise PageError(f"slot {slot}: the page has slots 0 to {self.slots - 1}")
+        return (1 + slot) * SLOT_WORDS + word
+
+    # --- the agent's side -------------------------------------------------------------------
+
+    def renew_lease(self, now_ns: int) -> None:
+        """Store `now_ns` (CLOCK_MONOTONIC); the workers live while it is younger than the limit."""
+        self.words[Header.LEASE_NS] = now_ns
+
+    def lease_age_ns(self, now_ns: int) -> int | None:
+        """Return the age of the lease at `now_ns`, or None before its first renewal."""
+        renewed: int = self.words[Header.LEASE_NS]
+        return now_ns - renewed if renewed else None
+
+    @property
+    def lease_limit_ns(self) -> int:
+        """Age at which the lease is stale and workers are killed."""
+        limit: int = self.words[Header.LEASE_LIMIT_NS]
+        return limit
+
+    def lease_is_stale(self, now_ns: int) -> bool:
+        """Return whether the agent has been silent for longer than the limit."""
+        age = self.lease_age_ns(now_ns)
+        return age is not None and age > self.lease_limit_ns
+
+    def arm(self, slot: int, arm_id: int, step: int) -> None:
+        """Ask the rank to answer SAVE_AND_STOP when it has completed `step` steps.
+
+        A newer id replaces an older one; the same id and step again change nothing.
+        Raises `PageError` for an id ≤ the armed one, or values outside 1 … 2**63.
+        """
+        base = self.index(slot, Word.SEQUENCE)
+        armed = self.words[base + Word.ARM_ID], self.words[base + Word.ARM_STEP]
+        if armed == (arm_id, step):
+            return
+        if not (0 < arm_id < _MAX_ARM and 0 < step < _MAX_ARM) or arm_id <= armed[0]:
+            raise PageError(
+                f"arm id {arm_id} at step {step} in slot {slot}: ids must grow (now {armed[0]}) "
+                "and both be within 1 … 2**63"
+            )
+        self.words[base + Word.ARM_CHECK] = 0
+        fence()
+        self.words[base + Word.ARM_STEP] = step
+        self.words[base + Word.ARM_ID] = arm_id
+        fence()
+        self.words[base + Word.ARM_CHECK] = arm_check(arm_id, step)
+
+    def reset(self, slot: int, round_number: int) -> None:
+        """Empty a slot and assign it to a round; only when no process of an older round lives."""
+        base = self.index(slot, Word.SEQUENCE)
+        start = base * 8
+        self._bytes[start : start + PAGE_BYTES] = bytes(PAGE_BYTES)
+        self.words[base + Word.ASSIGNED_ROUND] = round_number
+
+    def read(self, slot: int, timeout_s: float = 0.002) -> RankSample:
+        """Read a slot, trying up to `timeout_s` seconds for an undisturbed view (see `RankSample`).
+
+        A write lasts about a microsecond, so the first or second try succeeds unless the writer is
+        stopped or dead.
+        """
+        base = self.index(slot, Word.SEQUENCE)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            before = self.words[base]
+            fence()
+            copy = self._bytes[base * 8 : base * 8 + PAGE_BYTES].tobytes()
+            fence()
+            consistent = before == self.words[base] and before % 2 == 0
+            if consistent or time.monotonic() >= deadline:
+                return decode(copy, consistent=consistent)
+            time.sleep(0)
+
+    def note_import_variable(self, slot: int, name: str) -> None:
+        """Record (worker side) that the script set a variable that counts only at import."""
+        start = self.index(slot, Word.SEQUENCE) * 8 + NOTICE_OFFSET
+        text = name.encode()[: NOTICE_BYTES - 1]
+        self._bytes[start : start + len(text)] = text
+        fence()
+        self.words[self.index(slot, Word.IMPORT_VARIABLE)] = len(text)

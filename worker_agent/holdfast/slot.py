@@ -1,0 +1,160 @@
+"""The trainer's side of the shared page: claim a slot, write steps into it, echo and answer arms.
+
+One object per process, made by `holdfast.job`. It writes the trainer's words only, and kills the
+process when the agent's lease is stale, because a newer world may run elsewhere by then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from time import monotonic_ns
+from typing import Final
+
+from holdfast.layout import SLOT_WORDS, Header, Section, Word, arm_check, fence
+from holdfast.page import Page, PageError
+
+# Plain integers: an enum's member costs two look-ups, and `step` uses ten of them.
+_SEQUENCE: Final = int(Word.SEQUENCE)
+_STEP: Final = int(Word.STEP)
+_STEP_NS: Final = int(Word.STEP_NS)
+_DURATION: Final = int(Word.STEP_DURATION_NS)
+_SAMPLES: Final = int(Word.SAMPLES)
+_LOSS: Final = int(Word.LOSS)
+_ARM_ID: Final = int(Word.ARM_ID)
+_LEASE: Final = int(Header.LEASE_NS)
+
+
+class SlotWriter:
+    """Writes one rank's words. Not thread-safe: a training loop has one thread."""
+
+    def __init__(self, page: Page, slot: int, round_number: int) -> None:
+        """Claim `slot` for this process; a claim by this very process before is kept.
+
+        Raises `PageError` when the slot is assigned to another round, or to another process that
+        lives (a helper process has inherited its parent's environment).
+        """
+        base = page.index(slot, Word.SEQUENCE)
+        words = page.words[base : base + SLOT_WORDS]
+        owner, assigned = words[Word.PID], words[Word.ASSIGNED_ROUND]
+        if assigned != round_number:
+            raise PageError(f"slot {slot}: of round {assigned}, this process of {round_number}")
+        if owner not in (0, os.getpid()) and Path(f"/proc/{owner}").exists():
+            raise PageError(f"slot {slot} belongs to process {owner}")
+        self._page, self._slot = page, slot
+        self._header = page.words
+        self._words = words
+        self._reals = page.reals[base : base + SLOT_WORDS]
+        self._lease_limit = page.lease_limit_ns
+        self._sequence: int = words[Word.SEQUENCE] + words[Word.SEQUENCE] % 2
+        self._samples: int = words[Word.SAMPLES]
+        self._last_ns: int = words[Word.STEP_NS]
+        self._seen_id = 0
+        self._arm_step = 0
+        self._has_loss = False
+        self._answered: int = words[Word.ANSWERED_ID]
+        self.section = Section(words[Word.SECTION])
+        self._store((Word.PID, os.getpid()), (Word.ROUND, round_number))
+        if not words[Word.SECTION_NS]:
+            self.enter(Section.INIT)
+
+    def _store(self, *values: tuple[Word, int]) -> None:
+        """Store words inside one turn of the sequence lock."""
+        words = self._words
+        words[_SEQUENCE] = self._sequence + 1
+        fence()
+        for word, value in values:
+            words[word] = value
+        fence()
+        self._sequence += 2
+        words[_SEQUENCE] = self._sequence
+
+    def attach(self) -> None:
+        """Say that the script uses the SDK; the wait for its first step begins."""
+        self._store((Word.ATTACHED, 1))
+        if self.section is Section.INIT:
+            self.enter(Section.FIRST_STEP)
+
+    def enter(self, section: Section) -> None:
+        """Store the current section and when it began."""
+        self.section = section
+        self._store((Word.SECTION, section), (Word.SECTION_NS, monotonic_ns()))
+
+    def finish(self, *, exit_ok: bool) -> None:
+        """Say that the script has ended; after an answered arm and exit status 0 that is enough.
+
+        The caller has flushed the script's files: the agent may kill the process from here on.
+        """
+        self.enter(Section.FINISHING)
+        stopped_at_answer = self._words[Word.STEP] == self._words[Word.ANSWERED_STEP]
+        if exit_ok and self._answered and stopped_at_answer:
+            self._store((Word.BOUNDARY_COMPLETE, 1))
+
+    def clean(self) -> None:
+        """Say that exit status is 0 and the exit handlers have run."""
+        self._store((Word.CLEAN_EXIT, 1))
+
+    def step(self, n: int, samples: int, loss: float | None) -> bool:
+        """Store a completed step; return whether an arm is to be answered at it.
+
+        Kills the process when the agent's lease is stale.
+        """
+        now = monotonic_ns()
+        renewed = self._header[_LEASE]
+        if now - renewed > self._lease_limit and renewed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        words, last, sequence = self._words, self._last_ns, self._sequence
+        self._samples += samples
+        self._last_ns = now
+        words[_SEQUENCE] = sequence + 1
+        fence()
+        words[_STEP] = n
+        words[_STEP_NS] = now
+        words[_SAMPLES] = self._samples
+        if loss is not None:
+            self._reals[_LOSS] = loss
+            if not self._has_loss:
+                self._has_loss = True
+                words[Word.HAS_LOSS] = 1
+        if last:
+            words[_DURATION] = now - last
+        else:
+            self._first_step(n, now)
+        answer = words[_ARM_ID] != 0 and self._look_at_arm(n)
+        fence()
+        self._sequence = words[_SEQUENCE] = sequence + 2
+        return answer
+
+    def _first_step(self, n: int, now: int) -> None:
+        """Store, inside the sequence lock, that this round has completed its first step."""
+        words = self._words
+        words[Word.FIRST_STEP] = n
+        words[Word.FIRST_STEP_NS] = now
+        if self.section in (Section.INIT, Section.FIRST_STEP):
+            self.section = Section.TRAIN
+            words[Word.SECTION] = Section.TRAIN
+            words[Word.SECTION_NS] = now
+
+    def _look_at_arm(self, n: int) -> bool:
+        """Echo a newer arm, inside the sequence lock; return whether it is to be answered at `n`.
+
+        The step at which an arm is first seen tells the agent whether it came in time. One that
+        is first seen after its step is echoed and never answered.
+        """
+        words = self._words
+        arm_id: int = words[_ARM_ID]
+        if arm_id > self._seen_id:
+            step: int = words[Word.ARM_STEP]
+            fence()
+            if words[Word.ARM_CHECK] != arm_check(arm_id, step):
+                return False  # half written: the next step sees it whole
+            self._seen_id, self._arm_step = arm_id, step
+            words[Word.ECHO_STEP] = n
+            words[Word.ECHO_ID] = arm_id
+        if n != self._arm_step or self._answered >= self._seen_id:
+            return False
+        self._answered = self._seen_id
+        words[Word.ANSWERED_STEP] = n
+        words[Word.ANSWERED_ID] = self._answered
+        return True

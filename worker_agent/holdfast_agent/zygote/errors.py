@@ -1,0 +1,5 @@
+"""Errors of the zygote's handle; nothing else."""
+
+
+class ZygoteError(Exception):
+    """The zygote cannot be started or no longer takes commands."""
