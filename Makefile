@@ -1,0 +1,71 @@
+# Every target works in a fresh clone: what it needs it sets up first. `make` alone prints help.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+STAMP := .venv/.setup-stamp
+# Tests without a mark are fast: no torch processes, a few seconds at most.
+FAST := not train and not slow and not kube
+# Two, also on a big machine: the fast tests watch deadlines of their own processes.
+WORKERS ?= 2
+
+.PHONY: help
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMP) ## Make .venv with every extra (first time: minutes; then: nothing to do)
+
+$(STAMP): pyproject.toml scripts/setup.sh
+	@PYTHON='$(PYTHON)' scripts/setup.sh
+
+.PHONY: fmt
+fmt: $(STAMP) ## Format and mend what ruff can mend
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+.PHONY: check
+check: $(STAMP) ## Lint, types, layers, generated code, links
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/proto.py --check
+	$(BIN)/python scripts/links.py
+	scripts/buf_lint.sh
+
+.PHONY: proto
+proto: $(STAMP) ## Generate the wire's Python code from its .proto files
+	$(BIN)/python scripts/proto.py
+
+.PHONY: test
+test: check ## Check, then run every test (under 40 minutes on 2 cores)
+	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --phase-write=build/fast-phase.json
+	$(PYTEST) -m "not ($(FAST))" --phase-read=build/fast-phase.json
+
+.PHONY: test-fast
+test-fast: $(STAMP) ## Run the fast tests only (under 3 minutes)
+	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
+
+.PHONY: demo
+demo: $(STAMP) ## Train the example on 2 local nodes, kill a worker and a node, watch it recover
+	$(BIN)/python -m holdfast_cli.demo
+
+.PHONY: bench-recovery
+bench-recovery: $(STAMP) ## Measure recovery beside torchrun and DLRover (long; wants a quiet machine)
+	$(BIN)/python bench/recovery/run.py
+
+.PHONY: wheel
+wheel: $(STAMP) ## Build the wheel into dist/
+	$(BIN)/uv build --wheel --out-dir dist
+
+.PHONY: clean
+clean: ## Remove what builds, tests and tools left; .venv stays
+	rm -rf build dist htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache \
+	  .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,44 @@
+"""What every test run shares: the hand-over between the two phases of `make test`.
+
+`make test` runs the fast tests side by side and the others one after another, in two pytest
+processes. The first writes down its outcome, the second repeats it at its end, so that every
+skip with its reason stands in one place. Fixtures belong into tests/support or beside their tests.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the two options that `make test` passes."""
+    group = parser.getgroup("phases")
+    group.addoption("--phase-write", type=Path, help="write this run's counts and skips there")
+    group.addoption("--phase-read", type=Path, help="repeat the counts and skips written there")
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Writes this phase down, or repeats the phase before."""
+    if target := config.getoption("--phase-write"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(_outcome(terminalreporter)), encoding="utf-8")
+    if source := config.getoption("--phase-read"):
+        outcome = json.loads(source.read_text(encoding="utf-8"))
+        terminalreporter.section("the fast tests, run before")
+        terminalreporter.line(", ".join(f"{n} {name}" for name, n in outcome["counts"].items()))
+        for line in outcome["skips"]:
+            terminalreporter.line(line)
+
+
+def _outcome(reporter: TerminalReporter) -> dict[str, object]:
+    names = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+    counts = {name: len(reporter.stats[name]) for name in names if reporter.stats.get(name)}
+    skips = []
+    for report in reporter.stats.get("skipped", []):
+        path, line, reason = report.longrepr
+        skips.append(f"SKIPPED {report.nodeid} ({path}:{line}): {reason}")
+    return {"counts": counts, "skips": sorted(skips)}

@@ -1,0 +1,101 @@
+"""House rules that no linter knows: sizes, docstrings, and nothing that belongs to one machine."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from repository import ROOT, python_files, tracked_files
+
+MAX_LINES = 500
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _tests_in(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+            "test_"
+        ):
+            yield node
+
+
+def test_no_python_file_is_longer_than_the_limit() -> None:
+    """A file over 500 lines holds a second subject."""
+    lengths = {
+        _name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_every_module_says_what_belongs_in_it() -> None:
+    """Each module opens with a docstring."""
+    missing = [
+        _name(path)
+        for path in python_files()
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert missing == []
+
+
+def test_every_test_states_its_promise() -> None:
+    """Each test function has a docstring."""
+    missing = [
+        f"{_name(path)}:{test.lineno} {test.name}"
+        for path in python_files()
+        if path.is_relative_to(ROOT / "tests")
+        for test in _tests_in(ast.parse(path.read_text(encoding="utf-8")))
+        if not ast.get_docstring(test)
+    ]
+    assert missing == []
+
+
+def test_no_test_folder_is_a_package() -> None:
+    """An __init__.py in tests would let a folder there shadow a module of the same name."""
+    assert [
+        _name(path)
+        for path in tracked_files()
+        if path.name == "__init__.py" and path.is_relative_to(ROOT / "tests")
+    ] == []
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    """A module is named for what it holds."""
+    empty = {"utils", "util", "common", "manager", "base", "helpers", "misc"}
+    assert [_name(path) for path in tracked_files() if path.stem in empty] == []
+
+
+# Put together here, so that this file does not name them itself.
+FOREIGN = [
+    ("files.pythonhosted", "org"),
+    ("pypi.org/", "simple"),
+    ("registry.npmjs", "org"),
+    ("proxy.golang", "org"),
+    ("sum.golang", "org"),
+]
+
+
+@pytest.mark.parametrize("parts", [pytest.param(parts, id=parts[0]) for parts in FOREIGN])
+def test_no_file_names_a_registry(parts: tuple[str, str]) -> None:
+    """Where packages come from is the machine's choice: no file carries a registry's address."""
+    separator = "" if parts[0].endswith("/") else "."
+    assert _files_with(separator.join(parts)) == []
+
+
+def test_no_file_names_a_place_on_this_machine() -> None:
+    """The path of this checkout, or of the user's home, works for nobody else."""
+    places = [str(ROOT)]
+    if len(home := os.environ.get("HOME", "").rstrip("/")) > len("/root"):
+        places.append(home + "/")
+    assert {place: found for place in places if (found := _files_with(place))} == {}
+
+
+def _files_with(text: str) -> list[str]:
+    wanted = text.encode()
+    return [_name(path) for path in tracked_files() if wanted in path.read_bytes()]
