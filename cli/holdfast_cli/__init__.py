@@ -1,5 +1,6 @@
-"""The command line: `holdfast …`, its live view and the local runner.
+"""The command line: `holdfast run|watch|status|nodes|events|goodput|scale|…`.
 
-It talks to masters over their public gRPC service and starts processes by their commands.
-Decisions do not belong here.
+Belongs here: talking to people and to masters, and the local runner, which starts a job's
+processes. Does not belong here: decisions about training (the master's) or about pods (those of
+the operator's `plan`).
 """

@@ -1,0 +1,99 @@
+"""Calls to a job's master: mTLS, deadlines, and errors in words.
+
+Belongs here: the transport of JobService. Does not belong here: what is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Self
+
+import grpc
+
+from holdfast_cli.failures import MasterUnreachableError, RefusedError
+from holdfast_cli.home import JobHome, is_running
+from holdfast_wire import codec, errors
+from holdfast_wire.channel import channel_credentials, master_channel_options
+from holdfast_wire.messages import WatchJobRequest, WatchJobResponse
+from holdfast_wire.v1.job_pb2_grpc import JobServiceStub
+
+_UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class JobClient:
+    """A user's connection to one master. Close it, or use it as a context manager."""
+
+    def __init__(self, home: JobHome) -> None:
+        """Prepare a connection to the master of the job at `home`; connects at the first call.
+
+        Raises:
+            MasterUnreachableError: no master serves this job.
+        """
+        record = home.record()
+        endpoint = home.endpoint()
+        if endpoint is None:
+            raise MasterUnreachableError(_why_unreachable(home, "it has not started to serve"))
+        self._home = home
+        self._channel = grpc.secure_channel(
+            endpoint.target,
+            channel_credentials(home.tls("user")),
+            master_channel_options(record.uid),
+        )
+        self._stub = JobServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def call(self, request: object, timeout_s: float = 10.0) -> Any:
+        """Send one request twin, for example GetJobRequest, and return the response twin.
+
+        Raises:
+            MasterUnreachableError: no answer within `timeout_s` seconds.
+            RefusedError: the master said no.
+        """
+        method = type(request).__name__.removesuffix("Request")
+        try:
+            answer = getattr(self._stub, method)(codec.to_proto(request), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise self._translate(error) from error
+        return codec.from_proto(answer)
+
+    def watch(self, request: WatchJobRequest) -> Iterator[WatchJobResponse]:
+        """Yield what the master tells a watcher, until the stream ends.
+
+        Raises:
+            MasterUnreachableError: the connection broke.
+            RefusedError: the master said no.
+        """
+        stream: Any = self._stub.WatchJob(codec.to_proto(request))
+        try:
+            for message in stream:
+                yield codec.from_proto(message)
+        except grpc.RpcError as error:
+            raise self._translate(error) from error
+        finally:
+            with contextlib.suppress(grpc.RpcError):
+                stream.cancel()
+
+    def _translate(self, error: grpc.RpcError) -> MasterUnreachableError | RefusedError:
+        refusal = errors.read(error)
+        if refusal.code in _UNREACHABLE and refusal.reason == "UNKNOWN":
+            return MasterUnreachableError(_why_unreachable(self._home, refusal.text))
+        return RefusedError(f"{refusal.text} ({refusal.reason})")
+
+
+def _why_unreachable(home: JobHome, cause: str) -> str:
+    record = home.record()
+    if is_running(record):
+        return f"the master of {record.name} does not answer: {cause}; see {home.logs}"
+    return f"job {record.name} is not running any more; its logs are in {home.logs}"

@@ -1,0 +1,49 @@
+"""Errors of the command line and the exit code that each one ends the process with."""
+
+from __future__ import annotations
+
+
+class CliError(Exception):
+    """Something that a person has to know: a sentence that says what, and what to do."""
+
+    exit_code = 1
+
+
+class JobFailedError(CliError):
+    """The job ended without success."""
+
+
+class BadInputError(CliError):
+    """A file, a flag or an environment variable is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class JobNotFoundError(CliError):
+    """No job of that name is known here."""
+
+    exit_code = 3
+
+
+class MasterUnreachableError(CliError):
+    """The job's master does not answer."""
+
+    exit_code = 4
+
+
+class RefusedError(CliError):
+    """The master answered, and said no."""
+
+    exit_code = 5
+
+
+EXIT_CODES = {
+    0: "done; for run and watch: the job succeeded",
+    1: "the job failed, or was stopped",
+    2: "bad input: a file, flag or variable is wrong; nothing was started",
+    3: "no job of that name",
+    4: "the job's master does not answer",
+    5: "the master refused",
+    130: "interrupted",
+}
+"""Every exit code of `holdfast`, for the documentation and the help text."""

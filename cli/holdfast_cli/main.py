@@ -1,0 +1,227 @@
+"""`holdfast`: the commands, their options, and the exit codes.
+
+Each command is a call to the job's master and a way to show the answer. Deciding is the master's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast_cli import render, watching
+from holdfast_cli.client import JobClient
+from holdfast_cli.failures import EXIT_CODES, CliError, JobFailedError
+from holdfast_cli.home import find_job, is_running, known_jobs
+from holdfast_wire.messages import (
+    DrainNodeRequest,
+    DumpStacksRequest,
+    GetGoodputRequest,
+    GetJobRequest,
+    JobPhase,
+    ListEventsRequest,
+    ListNodesRequest,
+    RestartWorkerRequest,
+    ScaleRequest,
+    StopJobRequest,
+)
+
+_STACKS_TIMEOUT_S = 30.0
+_EPILOG = "Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + "."
+_output = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Text for people, JSON for programs.",
+)
+_reason = click.option("--reason", default="", help="Recorded in the job's events.")
+
+
+class _Commands(click.Group):
+    """Turns our errors into one line on standard error and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CliError as error:
+            click.echo(f"holdfast: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+@click.group(
+    cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(package_name="holdfast")
+def main() -> None:
+    """Run ElasticJobs on this machine, and watch and steer them through their masters."""
+
+
+def _job_argument(command: Callable[..., None]) -> Callable[..., None]:
+    return click.argument("job", shell_complete=_complete_job)(command)
+
+
+def _complete_job(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in known_jobs(os.environ) if name.startswith(incomplete)]
+
+
+def _ask(job: str, request: object, timeout_s: float = 10.0) -> Any:
+    with JobClient(find_job(os.environ, job)) as client:
+        return client.call(request, timeout_s)
+
+
+def _show(output: str, answer: object, text: Callable[[], str]) -> None:
+    click.echo(render.to_json(answer) if output == "json" else text())
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--detach", is_flag=True, help="Start the job and return; it goes on without you.")
+@click.option("--logs", is_flag=True, help="Also show what the training processes print.")
+@click.option("--keep", is_flag=True, help="Keep the job's directory when it has succeeded.")
+@click.option("--supervise", is_flag=True, hidden=True)
+def run(file: Path, detach: bool, logs: bool, keep: bool, supervise: bool) -> None:
+    """Run the ElasticJob in FILE on this machine: one agent process for each replica."""
+    # Imported here: the runner reads the CRD and needs grpc.aio, which the other commands do not.
+    from holdfast_cli.runner.start import RunOptions, run_job
+
+    options = RunOptions(detach=detach, logs=logs, keep=keep, supervised=supervise)
+    sys.exit(run_job(file, options, os.environ))
+
+
+@main.command()
+@_job_argument
+def watch(job: str) -> None:
+    """Follow JOB: world, round, step, loss and every event with its reason."""
+    home = find_job(os.environ, job)
+    with watching.choose_view() as view:
+        last = watching.Follower(home, view).run()
+    if last.phase is JobPhase.FAILED:
+        raise JobFailedError(f"job {job} failed: {last.reason}: {last.text}")
+
+
+@main.command()
+@click.argument("job", required=False, shell_complete=_complete_job)
+@_output
+def status(job: str | None, output: str) -> None:
+    """Show where JOB is; without JOB, list the jobs of this machine."""
+    if job is None:
+        _list_jobs(output)
+        return
+    answer = _ask(job, GetJobRequest())
+    _show(output, answer.status, lambda: render.status_table(answer.status))
+
+
+def _list_jobs(output: str) -> None:
+    homes = [find_job(os.environ, name) for name in known_jobs(os.environ)]
+    records = [home.record() for home in homes]
+    rows = [
+        (record.name, "running" if is_running(record) else "ended", record.job_file, str(home.path))
+        for record, home in zip(records, homes, strict=True)
+    ]
+    if output == "json":
+        click.echo(render.to_json(records))
+    else:
+        click.echo(render.columns(("JOB", "STATE", "FILE", "DIRECTORY"), rows))
+
+
+@main.command()
+@_job_argument
+@_output
+def nodes(job: str, output: str) -> None:
+    """List the nodes of JOB: state, ranks, step, process ids."""
+    answer = _ask(job, ListNodesRequest())
+    _show(output, answer.nodes, lambda: render.nodes_table(answer.nodes))
+
+
+@main.command()
+@_job_argument
+@click.option("--after", default=0, show_default=True, help="Only events after this sequence.")
+@click.option("--limit", default=1000, show_default=True, help="At most this many.")
+@_output
+def events(job: str, after: int, limit: int, output: str) -> None:
+    """List what happened to JOB and what was decided, each with its reason."""
+    answer = _ask(job, ListEventsRequest(after_sequence=after, limit=limit))
+    _show(output, answer.events, lambda: render.events_table(answer.events))
+
+
+@main.command()
+@_job_argument
+@_output
+def goodput(job: str, output: str) -> None:
+    """Show where every node-second of JOB went, and what each incident cost."""
+    answer = _ask(job, GetGoodputRequest())
+    _show(output, answer, lambda: render.goodput_table(answer))
+
+
+@main.command()
+@_job_argument
+@click.argument("replicas", type=click.IntRange(min=1))
+@_reason
+def scale(job: str, replicas: int, reason: str) -> None:
+    """Change JOB to REPLICAS nodes; a script with the SDK loses no step."""
+    answer = _ask(job, ScaleRequest(replicas=replicas, reason=reason), timeout_s=30.0)
+    click.echo(f"{job} scales to {replicas} replicas (generation {answer.generation})")
+
+
+@main.command()
+@_job_argument
+@click.option("--node", type=click.IntRange(min=0), help="Replace the agent of this node rank.")
+@_reason
+def restart(job: str, node: int | None, reason: str) -> None:
+    """Start a new round of JOB in place, or replace one node."""
+    answer = _ask(job, RestartWorkerRequest(node_rank=node, reason=reason))
+    what = f"node {node} is being replaced" if node is not None else "a new round begins"
+    click.echo(f"{job}: {what}; the round before was {answer.round}")
+
+
+@main.command()
+@_job_argument
+@click.argument("node", type=click.IntRange(min=0))
+@_reason
+def drain(job: str, node: int, reason: str) -> None:
+    """Move JOB off NODE (a node rank) at a step boundary, then release it."""
+    answer = _ask(job, DrainNodeRequest(node_rank=node, reason=reason))
+    click.echo(f"{job}: {answer.text}")
+
+
+@main.command()
+@_job_argument
+@click.option("--node", type=click.IntRange(min=0), help="Only this node rank.")
+@_output
+def stacks(job: str, node: int | None, output: str) -> None:
+    """Print the Python stacks of every rank of JOB."""
+    answer = _ask(job, DumpStacksRequest(node_rank=node), _STACKS_TIMEOUT_S)
+    _show(output, answer.nodes, lambda: _stacks_text(answer.nodes))
+
+
+def _stacks_text(nodes_: Any) -> str:
+    parts = []
+    for node in nodes_:
+        if node.error:
+            parts.append(f"node {node.node_rank}: {node.error}")
+        for stack in node.stacks:
+            head = f"node {node.node_rank}  rank {stack.rank}  pid {stack.pid}"
+            parts.append(f"{head}\n{stack.text.rstrip()}")
+    return "\n\n".join(parts)
+
+
+@main.command()
+@_job_argument
+@click.option("--now", is_flag=True, help="Do not wait for a checkpoint at a step boundary.")
+@_reason
+def stop(job: str, now: bool, reason: str) -> None:
+    """End JOB: a checkpoint at a step boundary where the script can, then SIGTERM."""
+    _ask(job, StopJobRequest(reason=reason, now=now))
+    click.echo(f"{job} is stopping; `holdfast watch {job}` shows how far it is")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The job's master as a process: its epoch, its configuration, its start and its end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+
+from holdfast_cli.failures import MasterUnreachableError
+from holdfast_cli.home import Endpoint, JobHome, JobRecord, write_json
+from holdfast_cli.runner import processes
+from holdfast_wire import keys
+
+_START_S = 30.0
+"""Import of grpc and the first handshake on a busy laptop; usually below 1 s."""
+_LINGER_S = 3600.0
+"""The runner ends the master itself, once the summary is read."""
+
+
+class MasterProcess:
+    """One job's master. `start` again makes a successor with the next epoch."""
+
+    def __init__(self, home: JobHome, record: JobRecord) -> None:
+        self._home = home
+        self._record = record
+        self._running: processes.Running | None = None
+
+    @property
+    def running(self) -> processes.Running:
+        """The process."""
+        if self._running is None:
+            raise MasterUnreachableError(f"the master of {self._record.name} was not started")
+        return self._running
+
+    async def start(self) -> Endpoint:
+        """Start a master with a new epoch; return where it serves.
+
+        Raises:
+            MasterUnreachableError: it ended or did not serve in time; names its log.
+        """
+        epoch = self._next_epoch()
+        config = self._write_config(epoch)
+        self._home.endpoint_file.unlink(missing_ok=True)
+        log = self._home.logs / "master.log"
+        self._running = await processes.start(
+            processes.Command(
+                argv=[sys.executable, "-m", "holdfast_master.main", "--config", config],
+                env=dict(os.environ),
+                cwd=self._home.path,
+                log=log,
+            )
+        )
+        await processes.wait_until(self._settled, _START_S)
+        endpoint = self._home.endpoint()
+        if endpoint is None:
+            raise MasterUnreachableError(f"the master did not start to serve; see {log}")
+        return endpoint
+
+    def _settled(self) -> bool:
+        return self._home.endpoint() is not None or self.running.exit_code is not None
+
+    def _next_epoch(self) -> int:
+        # The runner is the only one that starts masters of this job, so a file is enough.
+        file = self._home.path / "epoch"
+        epoch = int(file.read_text()) + 1 if file.exists() else 1
+        write_json(file, epoch)
+        return epoch
+
+    def _write_config(self, epoch: int) -> str:
+        file = self._home.path / f"master-{epoch}.json"
+        config = {
+            "job_name": self._record.name,
+            "job_uid": self._record.uid,
+            "epoch": epoch,
+            "incarnation": secrets.token_hex(8),
+            "tls_dir": str(self._home.tls(keys.ROLE_MASTER)),
+            "bind_host": "127.0.0.1",
+            "port": 0,
+            "endpoint_file": str(self._home.endpoint_file),
+            "journal_dir": str(self._home.journal),
+            "exit_when_finished": _LINGER_S,
+            "die_with_parent": True,
+        }
+        write_json(file, config)
+        return str(file)

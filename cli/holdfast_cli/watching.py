@@ -1,0 +1,227 @@
+"""Following a job: a reducer over what WatchJob sends, and two ways to show it.
+
+A terminal gets a live view; everything else gets plain lines. Reconnects with the resume token, so
+that no event is lost or shown twice.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from holdfast_cli import render
+from holdfast_cli.client import JobClient
+from holdfast_cli.failures import MasterUnreachableError
+from holdfast_cli.home import JobHome
+from holdfast_wire.messages import (
+    EventSeverity,
+    JobEvent,
+    JobPhase,
+    JobSnapshot,
+    JobStatus,
+    WatchJobRequest,
+    WatchJobResponse,
+    WatchReset,
+)
+
+FINAL_PHASES = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED})
+_STYLES = {EventSeverity.WARNING: "yellow", EventSeverity.ERROR: "red"}
+_SHOWN_EVENTS = 14
+_RETRY_S = 0.5
+
+
+class View(Protocol):
+    """Shows a job while it runs."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(self, *error: object) -> None:
+        """End, and leave the last state on the screen."""
+
+    def status(self, status: JobStatus) -> None:
+        """Show where the job is."""
+
+    def event(self, event: JobEvent) -> None:
+        """Show what happened."""
+
+    def note(self, text: str) -> None:
+        """Show a line about the watching itself."""
+
+
+class PlainView:
+    """One line for each event, and one for the status at most every `interval_s` seconds."""
+
+    def __init__(self, write: Callable[[str], None], interval_s: float = 2.0) -> None:
+        self._write = write
+        self._interval_s = interval_s
+        self._last = (0.0, JobPhase.UNSPECIFIED, 0, -1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def status(self, status: JobStatus) -> None:
+        """Write the status where it moved on."""
+        now = time.monotonic()
+        at, phase, round_, step = self._last
+        changed = (status.phase, status.round) != (phase, round_)
+        if not changed and (now - at < self._interval_s or status.step == step):
+            return
+        self._last = (now, status.phase, status.round, status.step)
+        self._line(time.time(), render.status_line(status))
+
+    def event(self, event: JobEvent) -> None:
+        """Write the event."""
+        self._line(event.unix_time, f"  {render.event_line(event)}")
+
+    def note(self, text: str) -> None:
+        """Write the note."""
+        self._line(time.time(), f"  {text}")
+
+    def _line(self, unix: float, text: str) -> None:
+        self._write(f"{render.clock(unix)}  {text}")
+
+
+class LiveView:
+    """A panel that is redrawn in place: the state above, the newest events below."""
+
+    def __init__(self, console: Console) -> None:
+        self._status = JobStatus()
+        self._events: collections.deque[tuple[float, str, str]] = collections.deque(
+            maxlen=_SHOWN_EVENTS
+        )
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._draw)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def status(self, status: JobStatus) -> None:
+        """Take the status for the next redraw."""
+        self._status = status
+
+    def event(self, event: JobEvent) -> None:
+        """Take the event for the next redraw."""
+        style = _STYLES.get(event.severity, "")
+        self._events.append((event.unix_time, render.event_line(event), style))
+
+    def note(self, text: str) -> None:
+        """Take the note for the next redraw."""
+        self._events.append((time.time(), text, "dim"))
+
+    def _draw(self) -> Group:
+        status = self._status
+        facts = Table.grid(padding=(0, 3))
+        loss = f"{status.loss:.4f}" if status.has_loss else "-"
+        size = f"{status.active_nodes} of {status.replicas}"
+        facts.add_row("world", "nodes", "round", "step", "loss", "tokens", "goodput", style="dim")
+        facts.add_row(
+            str(status.world_size),
+            size,
+            str(status.round),
+            str(status.step),
+            loss,
+            render.rate(status.samples_per_second),
+            f"{status.goodput:.1%}",
+            style="bold",
+        )
+        lines = Text()
+        for unix, line, style in self._events:
+            lines.append(f"{render.clock(unix)}  {line}\n", style=style)
+        title = f"{status.name or 'job'}  {render.phase_name(status.phase)}  {status.text}"
+        return Group(Panel(facts, title=title.strip(), title_align="left"), lines)
+
+
+def choose_view() -> View:
+    """Return a live view where standard output is a terminal, else plain lines."""
+    console = Console()
+    if console.is_terminal:
+        return LiveView(console)
+    return PlainView(lambda line: print(line, file=sys.stdout, flush=True))
+
+
+class Follower:
+    """Follows one job across breaks of the connection."""
+
+    def __init__(self, home: JobHome, view: View, give_up_s: float = 30.0) -> None:
+        """Follow the job at `home`, showing it in `view`.
+
+        `give_up_s`: how long an unreachable master is tried again, in seconds.
+        """
+        self._home = home
+        self._view = view
+        self._give_up_s = give_up_s
+        self._token = ""
+        self._seen = 0
+        self.last = JobStatus()
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> JobStatus:
+        """Follow until the job has ended or `stop()` says so; return the last status.
+
+        Raises:
+            MasterUnreachableError: no answer for `give_up_s` seconds.
+        """
+        silent_since = time.monotonic()
+        while not stop() and self.last.phase not in FINAL_PHASES:
+            try:
+                if self._follow_once(stop):
+                    silent_since = time.monotonic()
+            except MasterUnreachableError as error:
+                if time.monotonic() - silent_since > self._give_up_s:
+                    raise
+                self._view.note(f"no answer from the master ({error}); trying again")
+            if self.last.phase not in FINAL_PHASES and not stop():
+                time.sleep(_RETRY_S)
+        return self.last
+
+    def _follow_once(self, stop: Callable[[], bool]) -> bool:
+        heard = False
+        with JobClient(self._home) as client:
+            for message in client.watch(WatchJobRequest(resume_token=self._token)):
+                heard = True
+                self._take(message)
+                if stop() or self.last.phase in FINAL_PHASES:
+                    break
+        return heard
+
+    def _take(self, message: WatchJobResponse) -> None:
+        self._token = message.resume_token or self._token
+        match message.message:
+            case JobSnapshot() as snapshot:
+                for event in snapshot.events:
+                    self._show(event)
+                if snapshot.status is not None:
+                    self._set(snapshot.status)
+            case JobStatus() as status:
+                self._set(status)
+            case JobEvent() as event:
+                self._show(event)
+            case WatchReset() as reset:
+                self._seen = 0
+                self._view.note(reset.reason)
+            case _:
+                pass
+
+    def _show(self, event: JobEvent) -> None:
+        if event.sequence > self._seen:
+            self._seen = event.sequence
+            self._view.event(event)
+
+    def _set(self, status: JobStatus) -> None:
+        self.last = status
+        self._view.status(status)
