@@ -1,0 +1,6 @@
+"""What a person wants of a job: an ElasticJob's text, checked, with its defaults, as typed values.
+
+Pure: no clock, no files, no cluster. `admission` is the front door, `job` the typed spec,
+`problems` how a fault reads, `availability` what this version does not have yet. What follows
+from a spec is in `plan` and `build`.
+"""

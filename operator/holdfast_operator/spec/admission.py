@@ -1,0 +1,186 @@
+"""The front door: a job file's text to a checked ElasticJob, or every fault of it at once.
+
+text → documents → apiVersion and kind → defaults → structure → relations → what this version has
+→ typed spec. The cluster's API server does the same from the same CRD before the operator sees a
+job. Pure: the CRD's text is passed in (`holdfast_operator.crd.load_crd` reads it).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from holdfast_operator.spec.availability import check_availability, with_available
+from holdfast_operator.spec.defaults import with_defaults
+from holdfast_operator.spec.documents import Document, read_documents
+from holdfast_operator.spec.job import JobSpec
+from holdfast_operator.spec.metadata import check_type, is_foreign, whole_schema
+from holdfast_operator.spec.patterns import fault_of
+from holdfast_operator.spec.problems import (
+    InvalidJobError,
+    Path,
+    Problem,
+    ProblemKind,
+    show_value,
+    value_at,
+)
+from holdfast_operator.spec.relations import check_relations
+from holdfast_operator.spec.schema import Crd, Schema, parse_crd
+from holdfast_operator.spec.structure import check_structure
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticJob:
+    """A checked job."""
+
+    name: str
+    namespace: str
+    """`default` where the file has none."""
+    spec: JobSpec
+    body: Mapping[str, Any]
+    """The whole object with its defaults, and `status` where it has one."""
+    notices: tuple[str, ...] = ()
+    """What of the file is not used, for people."""
+
+
+def read_job(text: str, crd: str, source: str = "job file") -> ElasticJob:
+    """The one ElasticJob of a YAML or JSON text, checked, with its defaults.
+
+    Objects of other kinds beside it are left out with a notice: they mean something only to a
+    cluster.
+
+    Args:
+        text: The file's content.
+        crd: The text of the CustomResourceDefinition.
+        source: Name of the file, for errors.
+
+    Raises:
+        InvalidJobError: With every fault found, each with its line, field, value and remedy.
+    """
+    parsed = parse_crd(crd)
+    jobs: list[Document] = []
+    foreign: list[Document] = []
+    for one in read_documents(text, source):
+        (foreign if is_foreign(one.body, parsed) else jobs).append(one)
+    if len(jobs) != 1:
+        raise InvalidJobError(source, [_not_one(jobs, foreign, parsed)])
+    (document,) = jobs
+    given = {name: value for name, value in document.body.items() if name != "status"}
+    body = with_defaults(given, _schema(crd))
+    problems = [*check_type(given, parsed), *_faults(given, body, parsed, _schema(crd))]
+    if problems:
+        located = sorted(map(document.locate, problems), key=lambda problem: problem.line or 0)
+        raise InvalidJobError(source, located)
+    notices = tuple(
+        f"{one.body['kind']} on line {one.line} is not used: only a cluster knows it"
+        for one in foreign
+    )
+    return _job(with_available(body), notices)
+
+
+def change_job(
+    job: ElasticJob,
+    crd: str,
+    *,
+    replicas: int | None = None,
+    suspend: bool | None = None,
+    status: Mapping[str, Any] | None = None,
+) -> ElasticJob:
+    """The job with another size, or suspended or resumed, checked as an update of the API server.
+
+    Args:
+        job: The job as it is.
+        crd: The text of the CustomResourceDefinition.
+        replicas: Wanted workers; None: as they are.
+        suspend: Whether to suspend; None: as it is.
+        status: The job's status now; a finished job cannot be changed.
+
+    Raises:
+        InvalidJobError: The change breaks a bound or a rule; with every reason.
+    """
+    old = copy.deepcopy(dict(job.body)) | ({} if status is None else {"status": dict(status)})
+    new = copy.deepcopy(old)
+    wanted = {"replicas": replicas, "suspend": suspend}
+    new["spec"].update({name: value for name, value in wanted.items() if value is not None})
+    schema = _schema(crd)
+    shown = {name: value for name, value in new.items() if name != "status"}
+    problems = list(check_structure(shown, schema))
+    problems += check_relations(new, schema, problems, old=old)
+    if problems:
+        raise InvalidJobError(job.name, problems)
+    return _job(new, job.notices)
+
+
+def from_object(body: Mapping[str, Any]) -> ElasticJob:
+    """The job of an object from the API server, which has checked it and filled in its defaults.
+
+    A default cannot be told from a wish there, so nothing is refused; what this version does not
+    have is simply off.
+    """
+    return _job(with_available(body), ())
+
+
+def check_update(new: Mapping[str, Any], old: Mapping[str, Any], crd: str) -> list[Problem]:
+    """Every rule of the CRD, transitions too, that the change from `old` to `new` breaks.
+
+    Both are whole objects with their defaults, and with `status` where they have one.
+    """
+    return list(check_relations(dict(new), _schema(crd), old=dict(old)))
+
+
+@functools.lru_cache(maxsize=4)
+def _schema(crd: str) -> Schema:
+    return whole_schema(parse_crd(crd))
+
+
+def _faults(given: dict[str, Any], body: dict[str, Any], crd: Crd, schema: Schema) -> list[Problem]:
+    found = list(check_structure(body, schema))
+    found += check_relations(body, schema, found)
+    found += _check_patterns(body)
+    told = {problem.path for problem in found}
+    found += (one for one in check_availability(given, crd.schema) if one.path not in told)
+    return found
+
+
+def _check_patterns(body: Mapping[str, Any]) -> Iterator[Problem]:
+    """Log patterns that are no regular expressions, which no schema can see."""
+    path: Path = ("spec", "failurePolicy", "rules")
+    rules = value_at(body, path)
+    for at, rule in enumerate(rules if isinstance(rules, list) else ()):
+        pattern = value_at(rule, ("onLogPattern",))
+        fault = fault_of(pattern) if isinstance(pattern, str) else None
+        if fault is not None:
+            yield Problem(
+                path=(*path, at, "onLogPattern"),
+                kind=ProblemKind.BOUND,
+                value=show_value(pattern),
+                fault=f"is not a regular expression (RE2): {fault}",
+                remedy="correct it; the syntax is RE2's, without look-around and back-references",
+            )
+
+
+def _not_one(jobs: list[Document], foreign: list[Document], crd: Crd) -> Problem:
+    line = None
+    if jobs:
+        fault, line = f"there are {len(jobs)} objects of kind {crd.kind}", jobs[1].line
+    elif foreign:
+        kinds = ", ".join(one.body["kind"] for one in foreign)
+        fault = f"there is no {crd.kind} in it, only {kinds}"
+    else:
+        fault = "the file is empty"
+    remedy = f"give a file with one document of apiVersion {crd.api_version}, kind {crd.kind}"
+    return Problem(path=(), kind=ProblemKind.REQUIRED, fault=fault, remedy=remedy, line=line)
+
+
+def _job(body: Mapping[str, Any], notices: tuple[str, ...]) -> ElasticJob:
+    metadata = body["metadata"]
+    return ElasticJob(
+        name=metadata["name"],
+        namespace=metadata.get("namespace", "default"),
+        spec=JobSpec.from_object(body),
+        body=body,
+        notices=notices,
+    )

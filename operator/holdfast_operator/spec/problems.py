@@ -1,0 +1,147 @@
+"""What is wrong with a job file: one value per fault, each with its field, value and remedy.
+
+Here: the shape of a problem and how it reads. Not here: finding problems (`documents`,
+`structure`, `relations`, `availability`, `build` do) and printing them (the command line does).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+Path = tuple[str | int, ...]
+"""Steps from the top of a document to a field: names for mappings, positions for lists."""
+
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+_LONGEST_VALUE: Final = 80
+
+
+class ProblemKind(enum.Enum):
+    """What sort of fault it is; `relations` skips rules about fields that cannot be read."""
+
+    SYNTAX = "syntax"
+    """The text is not the YAML that Kubernetes reads."""
+    TYPE = "type"
+    """A value of another type than the field holds."""
+    REQUIRED = "required"
+    """A field that has to be there is not."""
+    UNKNOWN = "unknown"
+    """No such field."""
+    CHOICE = "choice"
+    """A text that is none of the allowed ones."""
+    BOUND = "bound"
+    """Too small, too large, too long, of the wrong form."""
+    REPEAT = "repeat"
+    """The same item, key or name twice."""
+    RELATION = "relation"
+    """Fields that do not fit together, or a change that is not allowed."""
+    UNAVAILABLE = "unavailable"
+    """A field of a feature that this version does not have."""
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether the field's value means nothing, so that rules about it say nothing new."""
+        return self in _UNREADABLE
+
+
+_UNREADABLE: Final = frozenset(
+    {ProblemKind.TYPE, ProblemKind.REQUIRED, ProblemKind.UNKNOWN, ProblemKind.CHOICE}
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One fault of one field."""
+
+    path: Path
+    """Where; empty for the document as a whole."""
+    kind: ProblemKind
+    fault: str
+    """What is wrong, to be read after the field and its value."""
+    remedy: str = ""
+    """What would be right, as an instruction; empty where the fault says it already."""
+    value: str = ""
+    """The value as the file has it, shortened; empty where there is none."""
+    line: int | None = None
+    """Line of the file, from 1; None where there is no file."""
+    meant: Path | None = None
+    """The field that was probably meant, where the name is unknown."""
+
+    @property
+    def field(self) -> str:
+        """The full path as people write it, such as `spec.failurePolicy.rules[0].action`."""
+        return show_path(self.path)
+
+    def __str__(self) -> str:
+        """One sentence: where, what value, what is wrong, what would be right."""
+        where = f"line {self.line}: " if self.line is not None else ""
+        field = f"{self.field}: " if self.path else ""
+        value = f"{self.value} " if self.value else ""
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{where}{field}{value}{self.fault}{remedy}"
+
+
+class InvalidJobError(ValueError):
+    """A job file, or a change of a job, that is refused; carries every problem found."""
+
+    def __init__(self, source: str, problems: Iterable[Problem]) -> None:
+        self.source = source
+        """Name of the file or of the change, for people."""
+        self.problems = tuple(problems)
+        """All of them, in the order of the file."""
+        lines = [f"{source}: {problem}" for problem in self.problems]
+        super().__init__("\n".join(lines))
+
+
+def show_path(path: Path) -> str:
+    """The path as people write it: dots, positions in brackets, odd names quoted."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif _PLAIN_NAME.match(step):
+            text += f".{step}" if text else step
+        else:
+            text += f"[{json.dumps(step, ensure_ascii=False)}]"
+    return text
+
+
+def value_at(value: Any, path: Path) -> Any:
+    """What stands at a path inside plain mappings and lists; None where nothing does."""
+    for step in path:
+        if isinstance(step, str) and isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(step, int) and isinstance(value, list) and step < len(value):
+            value = value[step]
+        else:
+            return None
+    return value
+
+
+def show_value(value: Any) -> str:
+    """The value as JSON, shortened to one readable line; containers only by their kind."""
+    if isinstance(value, dict):
+        return f"(a mapping of {len(value)})"
+    if isinstance(value, list):
+        return f"(a list of {len(value)})"
+    return shorten(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def shorten(text: str) -> str:
+    """The text, cut to what fits into a line."""
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, or None where none is near."""
+    names = sorted(known)
+    for candidate in names:
+        if candidate.lower() == name.lower():
+            return candidate
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return found[0] if found else None

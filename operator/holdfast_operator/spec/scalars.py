@@ -1,0 +1,148 @@
+"""Single values against the schema: their type, choice, bounds and form.
+
+Each fault names the value and what would be right. What has fields or items is in `structure`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from holdfast_operator.spec.patterns import found
+from holdfast_operator.spec.problems import Path, Problem, ProblemKind, nearest, show_value
+from holdfast_operator.spec.schema import Kind, Schema
+
+_RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "": (-(2**63), 2**63 - 1),
+}
+_DATE_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)\Z")
+_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,18}\Z")
+
+
+def is_int(value: Any) -> bool:
+    """Whether it is a whole number; a boolean is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_FITS: Final[Mapping[Kind, Callable[[Any], bool]]] = {
+    Kind.OBJECT: lambda value: isinstance(value, dict),
+    Kind.ARRAY: lambda value: isinstance(value, list),
+    Kind.STRING: lambda value: isinstance(value, str),
+    Kind.INTEGER: is_int,
+    Kind.BOOLEAN: lambda value: isinstance(value, bool),
+    Kind.INT_OR_STRING: lambda value: is_int(value) or isinstance(value, str),
+}
+_NOUNS: Final[Mapping[Kind, str]] = {
+    Kind.OBJECT: "a mapping of fields",
+    Kind.ARRAY: "a list",
+    Kind.STRING: "a text",
+    Kind.INTEGER: "a whole number",
+    Kind.BOOLEAN: "true or false",
+    Kind.INT_OR_STRING: "a whole number or a text",
+}
+_FOUND: Final[Mapping[type, str]] = {
+    type(None): "empty",
+    bool: "a boolean",
+    float: "a number with a fraction or an exponent",
+    int: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+def wrong_type(value: Any, schema: Schema, path: Path) -> Problem | None:
+    """The fault of a value that is of another type than the schema's; None where it fits."""
+    if _FITS[schema.kind](value):
+        return None
+    return Problem(
+        path=path,
+        kind=ProblemKind.TYPE,
+        value="" if value is None else show_value(value),
+        fault=f"is {_FOUND[type(value)]}, not {_NOUNS[schema.kind]}",
+        remedy=_remedy(value, schema),
+    )
+
+
+def _remedy(value: Any, schema: Schema) -> str:
+    if isinstance(value, bool) and schema.choices:
+        return (
+            "YAML reads an unquoted yes, no, on, off, true or false as a boolean; use one of "
+            + ", ".join(schema.choices)
+        )
+    if schema.kind is Kind.STRING and isinstance(value, bool | int | float):
+        return "write it in quotes"
+    if schema.kind is Kind.INTEGER and isinstance(value, float) and value.is_integer():
+        return f"write {int(value)}"
+    if schema.kind is Kind.INTEGER and isinstance(value, str) and _NUMBER.match(value):
+        return f"write {int(value)} without quotes"
+    return f"use {_wanted(schema)}"
+
+
+def _wanted(schema: Schema) -> str:
+    if schema.choices:
+        return "one of " + ", ".join(schema.choices)
+    if schema.kind is Kind.INTEGER:
+        low, high = _range(schema)
+        return f"a whole number from {low} to {high}"
+    return _NOUNS[schema.kind]
+
+
+def _range(schema: Schema) -> tuple[int, int]:
+    low, high = _RANGES[schema.form]
+    return (
+        low if schema.least is None else max(low, schema.least),
+        high if schema.most is None else min(high, schema.most),
+    )
+
+
+def check_scalar(value: Any, schema: Schema, path: Path) -> Iterator[Problem]:
+    """Every fault of a text, number or boolean that has the right type."""
+    if is_int(value):
+        yield from _check_number(value, schema, path)
+    elif isinstance(value, str):
+        yield from _check_text(value, schema, path)
+
+
+def _check_number(value: int, schema: Schema, path: Path) -> Iterator[Problem]:
+    low, high = _range(schema)
+    if not low <= value <= high:
+        fault = f"is below the minimum {low}" if value < low else f"is above the maximum {high}"
+        yield bound(path, value, fault, f"use a whole number from {low} to {high}")
+
+
+def _check_text(value: str, schema: Schema, path: Path) -> Iterator[Problem]:
+    if schema.choices and value not in schema.choices:
+        yield _no_choice(value, schema, path)
+    if schema.least is not None and len(value) < schema.least:
+        yield bound(path, value, "is too short", f"use at least {schema.least} characters")
+    if schema.most is not None and len(value) > schema.most:
+        yield bound(
+            path, value, f"has {len(value)} characters", f"use at most {schema.most} characters"
+        )
+    if schema.pattern and not found(schema.pattern, value):
+        yield bound(path, value, "has the wrong form", f"it must match {schema.pattern}")
+    if schema.form == "date-time" and not _DATE_TIME.match(value):
+        yield bound(path, value, "is not a date and time", "use the form 2026-01-31T23:59:59Z")
+
+
+def _no_choice(value: str, schema: Schema, path: Path) -> Problem:
+    near = nearest(value, schema.choices)
+    hint = f" (did you mean {near}?)" if near else ""
+    return Problem(
+        path=path,
+        kind=ProblemKind.CHOICE,
+        value=show_value(value),
+        fault="is not one of the choices",
+        remedy=f"use {_wanted(schema)}{hint}",
+    )
+
+
+def bound(path: Path, value: Any, fault: str, remedy: str) -> Problem:
+    """A problem of a value that is too small, too large or of the wrong form."""
+    return Problem(
+        path=path, kind=ProblemKind.BOUND, value=show_value(value), fault=fault, remedy=remedy
+    )
