@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repository import ROOT, python_files, tracked_files
+from repository import PACKAGES, ROOT, python_files, tracked_files
 
 MAX_LINES = 500
 
@@ -58,11 +58,14 @@ def test_every_test_states_its_promise() -> None:
 
 def test_no_test_folder_is_a_package() -> None:
     """An __init__.py in tests would let a folder there shadow a module of the same name."""
-    assert [
-        _name(path)
-        for path in tracked_files()
-        if path.name == "__init__.py" and path.is_relative_to(ROOT / "tests")
-    ] == []
+    packages = [path for path in tracked_files() if path.name == "__init__.py"]
+    assert [_name(path) for path in packages if path.is_relative_to(ROOT / "tests")] == []
+
+
+def test_no_component_folder_is_a_package() -> None:
+    """An operator/__init__.py would hide the standard library's operator from python -m."""
+    folders = {root.parent for root in PACKAGES.values()}
+    assert [_name(folder) for folder in folders if (folder / "__init__.py").exists()] == []
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
