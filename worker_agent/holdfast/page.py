@@ -131,9 +131,21 @@ class Page:
 
     # --- the agent's side -------------------------------------------------------------------
 
-    def renew_lease(self, now_ns: int) -> None:
-        """Store `now_ns` (CLOCK_MONOTONIC); the workers live while it is younger than the limit."""
+    def begin_lease(self, now_ns: int) -> None:
+        """Start the lease anew; only while no worker of an older lease can be alive."""
         self.words[Header.LEASE_NS] = now_ns
+
+    def renew_lease(self, now_ns: int) -> bool:
+        """Store `now_ns` (CLOCK_MONOTONIC); the workers live while it is younger than the limit.
+
+        Returns False, and stores nothing, when the lease has run out: the agent was frozen, and
+        its workers must not live on, even if nobody has come to kill them yet. The zygote does,
+        and reports `LeaseExpired`; after that `begin_lease`.
+        """
+        if self.lease_is_stale(now_ns):
+            return False
+        self.words[Header.LEASE_NS] = now_ns
+        return True
 
     def lease_age_ns(self, now_ns: int) -> int | None:
         """Return the age of the lease at `now_ns`, or None before its first renewal."""

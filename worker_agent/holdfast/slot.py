@@ -81,14 +81,14 @@ class SlotWriter:
         self.section = section
         self._store((Word.SECTION, section), (Word.SECTION_NS, monotonic_ns()))
 
-    def finish(self, *, exit_ok: bool) -> None:
-        """Say that the script has ended; after an answered arm and exit status 0 that is enough.
+    def complete_boundary(self) -> None:
+        """After exit status 0: the script stopped at the answered step, so the process may die.
 
-        The caller has flushed the script's files: the agent may kill the process from here on.
+        The caller has flushed the script's files and run its exit handlers. Does nothing for a
+        script that ended anywhere else.
         """
-        self.enter(Section.FINISHING)
-        stopped_at_answer = self._words[Word.STEP] == self._words[Word.ANSWERED_STEP]
-        if exit_ok and self._answered and stopped_at_answer:
+        words = self._words
+        if self._answered and words[Word.STEP] == words[Word.ANSWERED_STEP]:
             self._store((Word.BOUNDARY_COMPLETE, 1))
 
     def clean(self) -> None:

@@ -184,7 +184,10 @@ class StoreExited:
 
 @dataclass(frozen=True, slots=True)
 class LeaseExpired:
-    """The agent's lease was stale, so all descendants (stores too) were killed."""
+    """The agent's lease was stale, so all descendants (stores too) got SIGKILL.
+
+    Their exits follow. Nothing is started until the agent calls `Page.begin_lease`.
+    """
 
     age_s: float
     rounds: tuple[int, ...]

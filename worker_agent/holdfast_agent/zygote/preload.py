@@ -1,11 +1,25 @@
-"""Importing torch so that a process stays forkable: one thread, no CUDA, no stray descriptors."""
+"""Importing torch and the preload list so that a process stays forkable, and checking that it is.
+
+Forkable: one thread, no CUDA, no descriptors that nobody knows. What follows from "not forkable"
+is decided by `loop`.
+"""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
+import sys
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Final
 
-THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+from holdfast.layout import MEMFD_NAME
+from holdfast_agent.zygote import variables
+from holdfast_agent.zygote.tree import task_count
+
+THREAD_VARIABLES: Final = (variables.OMP_THREADS, variables.OPENBLAS_THREADS)
 """Read once when OpenMP and OpenBLAS load. Above 1, numpy starts a thread at import, and a
 parallel operation before a fork makes every child hang in its first one."""
 
@@ -22,3 +36,81 @@ def import_torch() -> dict[str, str | None]:
     import torch  # noqa: F401 - lazily: other parts of the agent work without torch
 
     return values
+
+
+def import_all(names: Iterable[str]) -> list[str]:
+    """Import the modules; return one line for each that failed, with its reason.
+
+    A preload list is a hint: a script that needs such a module will say so itself.
+    """
+    failed = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a module may raise anything at import
+            failed.append(f"preload of {name} skipped: {type(error).__name__}: {error}")
+    return failed
+
+
+def settle() -> None:
+    """Move what the imports made out of the collector's sight.
+
+    A collection in a child would write to every such object and so copy its pages.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def why_not_forkable(known: Collection[int]) -> str:
+    """Return why this process must not fork workers, or "" when it may.
+
+    known: descriptors that may be open; those of the shared page are known anyhow.
+    """
+    return _threads() or _cuda() or _descriptors(known)
+
+
+def _threads(patience_s: float = 0.1) -> str:
+    """A thread that has ended leaves the kernel's list a moment later, hence the patience."""
+    until = time.monotonic() + patience_s
+    while (tasks := task_count()) > 1:
+        if time.monotonic() > until:
+            return f"{tasks} threads are running after the preload"
+        time.sleep(0.005)
+    return ""
+
+
+def _cuda() -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the preload has initialised CUDA"
+    return ""
+
+
+def _descriptors(known: Collection[int]) -> str:
+    unknown = [
+        f"{fd} ({target})"
+        for fd, target in open_descriptors().items()
+        if fd > 2 and fd not in known and not target.startswith(f"/memfd:{MEMFD_NAME}")
+    ]
+    return f"the preload has left descriptors open: {', '.join(unknown)}" if unknown else ""
+
+
+def open_descriptors() -> dict[int, str]:
+    """Return the open descriptors of this process and what they lead to."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[int(entry.name)] = str(entry.readlink())
+        except FileNotFoundError:
+            continue  # the listing's own descriptor
+    return found
+
+
+def close_unknown(known: Collection[int]) -> None:
+    """Close all descriptors above 2 but the `known` and the shared page's.
+
+    They belong to objects that this process has inherited and will never use or free.
+    """
+    for fd, target in open_descriptors().items():
+        if fd > 2 and fd not in known and not target.startswith(f"/memfd:{MEMFD_NAME}"):
+            os.close(fd)

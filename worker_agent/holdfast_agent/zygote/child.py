@@ -1,0 +1,200 @@
+"""What a worker does between its fork and the user's first line.
+
+Everything that differs between a child of a zygote and a process that was started afresh is put
+right here. Running the script itself is `script`; the zygote's own loop never comes here.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from holdfast import job
+from holdfast.page import Page
+from holdfast.slot import SlotWriter
+from holdfast_agent.zygote import channel, files, preload, script, threads, variables
+from holdfast_agent.zygote.messages import Mode, Spawn, SpawnRank, SpawnRound
+from holdfast_agent.zygote.tree import die_with_parent, name_process
+from holdfast_wire.keys import ENV_PAGE, ENV_ROUND
+
+_BOOTSTRAP = "holdfast_agent.zygote.bootstrap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """All that a worker needs to know at its fork."""
+
+    round: int
+    rank: SpawnRank
+    page: Page
+    environment: Mapping[str, str]
+    """The complete environment of the worker."""
+    zygote_pid: int
+    forked: bool
+    """False: go on as a fresh interpreter."""
+    stack_signal: int
+    cpus: frozenset[int] | None = None
+    """CPUs to bind to; None: as inherited."""
+    openblas: Callable[[int], object] | None = None
+    """Sets OpenBLAS's thread count, see `threads.openblas_setter`."""
+
+
+def worker_environment(
+    base: Mapping[str, str], rank: SpawnRank, round_number: int, page_fd: int, local_world: int
+) -> dict[str, str]:
+    """Return a worker's complete environment over the user's own, `base`."""
+    environment = dict(base) | dict(rank.env)
+    if local_world > 1:  # torchrun's default, so that ranks do not fight for the cores
+        environment.setdefault(variables.OMP_THREADS, "1")
+    environment[ENV_PAGE] = f"{page_fd}:{rank.slot}"
+    environment[ENV_ROUND] = str(round_number)
+    return environment
+
+
+def become(worker: Worker) -> NoReturn:
+    """Turn this freshly forked process into the worker; never returns.
+
+    An error before the script starts is the worker's failure: a line on stderr, status 1 (127 for
+    a program that cannot be found).
+    """
+    try:
+        _leave_the_zygote(worker)
+        if worker.rank.mode is Mode.BINARY:
+            _exec(worker, list(worker.rank.argv))
+        elif worker.forked:
+            _run_here(worker)
+        else:
+            _exec(worker, _bootstrap_command(worker))
+    except OSError as error:
+        os.write(2, f"holdfast: worker {worker.rank.local_rank}: {error}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 1)
+    os._exit(1)
+
+
+def _leave_the_zygote(worker: Worker) -> None:
+    """Session, streams, descriptors, signals and folder of an ordinary process."""
+    die_with_parent(worker.zygote_pid)
+    os.setsid()
+    name_process(f"hf-rank{worker.rank.local_rank}")
+    if worker.cpus:
+        os.sched_setaffinity(0, worker.cpus)
+    _reset_signals()
+    files.redirect(worker.rank.stdout, 1)
+    files.redirect(worker.rank.stderr, 2)
+    preload.close_unknown(known=())
+    if worker.rank.cwd is not None:
+        os.chdir(worker.rank.cwd)
+
+
+def _reset_signals() -> None:
+    """Undo what the zygote and the agent have set; what was ignored from outside stays so."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _exec(worker: Worker, command: list[str]) -> NoReturn:
+    """Replace this process by another program, the shared page's descriptor included."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # python ignores them, other programs do not
+        signal.signal(number, signal.SIG_DFL)
+    os.set_inheritable(worker.page.fd, True)
+    os.execvpe(command[0], command, worker.environment)
+
+
+def _bootstrap_command(worker: Worker) -> list[str]:
+    """Return the command of a fresh interpreter that goes on with `run_fresh`."""
+    body = channel.encode(Spawn(SpawnRound(round=worker.round, ranks=(worker.rank,))))
+    fd = os.memfd_create("holdfast-worker", 0)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(body)
+    return [sys.executable, "-u", "-m", _BOOTSTRAP, str(fd), str(worker.stack_signal)]
+
+
+def _run_here(worker: Worker) -> NoReturn:
+    """Go on in this process, which has everything imported."""
+    files.unbuffer()
+    os.environ.clear()
+    os.environ.update(worker.environment)
+    _forget_the_agent()
+    threads.apply(os.environ, worker.openblas)
+    _reseed()
+    _watch_variables(worker)
+    _run(worker.rank, worker.round, worker.page, worker.stack_signal)
+
+
+def run_fresh(body: bytes, stack_signal: int) -> NoReturn:
+    """Go on in a fresh interpreter, where nothing needs putting right."""
+    message = channel.decode(body)
+    place = Page.attach_from_env()
+    if not isinstance(message, Spawn) or place is None:
+        raise SystemExit("holdfast: started without a worker's description")
+    name_process(f"hf-rank{message.round.ranks[0].local_rank}")
+    _run(message.round.ranks[0], message.round.round, place[0], stack_signal)
+
+
+def _run(rank: SpawnRank, round_number: int, page: Page, stack_signal: int) -> NoReturn:
+    writer = SlotWriter(page, rank.slot, round_number)
+    job.adopt(writer)
+    if rank.stacks is not None:
+        file = open(rank.stacks, "a")  # noqa: PTH123, SIM115 - stays open for the signal handler
+        faulthandler.register(stack_signal, file=file, all_threads=True, chain=False)
+    script.run(rank.mode, rank.argv, writer)
+
+
+def _forget_the_agent() -> None:
+    """Hooks, loggers and folders that the agent may have set up before the fork."""
+    sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__
+    logging.captureWarnings(capture=False)
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.ORIGINAL_DIR = os.getcwd()  # noqa: PTH109 - a string, as it is there
+
+
+def _reseed() -> None:
+    """Generators would otherwise give the same numbers in every fork."""
+    random: Any = sys.modules.get("random")
+    numpy_random: Any = sys.modules.get("numpy.random")
+    torch: Any = sys.modules.get("torch")
+    if random is not None:
+        random.seed()
+    if numpy_random is not None:
+        numpy_random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
+
+
+def _watch_variables(worker: Worker) -> None:
+    """Warn once when the script sets a variable that only counts at import, and note it."""
+    noted = False
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal noted
+        if event != "os.putenv" or noted:
+            return
+        name, value = os.fsdecode(arguments[0]), os.fsdecode(arguments[1])
+        if variables.counts_at_import(name) and worker.environment.get(name) != value:
+            noted = True
+            worker.page.note_import_variable(worker.rank.slot, name)
+            with suppress(OSError):
+                os.write(2, _WARNING.format(name=name, value=value).encode())
+
+    sys.addaudithook(hook)
+
+
+_WARNING = (
+    "holdfast: {name}={value} set by the script has no effect in this process, where torch is "
+    "imported already; from the next round on workers start as fresh interpreters, which takes "
+    "seconds. Set it in the job's environment instead.\n"
+)

@@ -1,0 +1,69 @@
+"""Standard streams and open files of a worker: redirect, make unbuffered, flush before the end."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import io
+import os
+import stat
+import sys
+from contextlib import suppress
+
+from holdfast_agent.zygote.preload import open_descriptors
+
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+def redirect(target: str | None, fd: int) -> None:
+    """Lead descriptor 1 or 2 to a file, emptied first; None leaves it as inherited."""
+    if target is None:
+        return
+    file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    os.dup2(file, fd)
+    os.close(file)
+
+
+def unbuffer() -> None:
+    """Give this process fresh, unbuffered stdout and stderr, as torchrun's `python -u` has."""
+    sys.stdout = sys.__stdout__ = _unbuffered(1, sys.__stdout__)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _unbuffered(2, sys.__stderr__)  # type: ignore[misc]
+
+
+def _unbuffered(fd: int, old: io.TextIOWrapper | None) -> io.TextIOWrapper:
+    raw = io.FileIO(fd, "w", closefd=False)
+    raw.name = "<stdout>" if fd == 1 else "<stderr>"
+    return io.TextIOWrapper(
+        raw,  # type: ignore[type-var]
+        encoding=old.encoding if old else None,
+        errors=old.errors if old else "backslashreplace",
+        write_through=True,
+    )
+
+
+def flush_files() -> None:
+    """Flush every file object that the script left open, as the interpreter's teardown would.
+
+    Looks only when some descriptor is open for writing to a file or pipe, and not at objects that
+    were there before the fork (they are frozen out of the collector's list).
+    """
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
+    if any(fd > 2 and _holds_output(fd) for fd in open_descriptors()):
+        for thing in gc.get_objects():
+            if isinstance(thing, _WRITERS):
+                _flush(thing)
+
+
+def _holds_output(fd: int) -> bool:
+    try:
+        mode = os.fstat(fd).st_mode
+        access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    except OSError:
+        return False
+    return access != os.O_RDONLY and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode))
+
+
+def _flush(stream: object) -> None:
+    with suppress(OSError, ValueError, AttributeError):
+        stream.flush()  # type: ignore[attr-defined]

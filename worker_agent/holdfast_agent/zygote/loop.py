@@ -1,0 +1,281 @@
+"""The zygote's own loop: wait for commands, children and the agent's end; watch the lease.
+
+Single-threaded, and never waits for anybody. Rounds are `rounds`, stores are `stores`, starting
+workers is `spawner`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from holdfast.page import Page
+from holdfast_agent.zygote import preload
+from holdfast_agent.zygote.channel import Channel
+from holdfast_agent.zygote.forking import InChild, fork
+from holdfast_agent.zygote.messages import (
+    DumpStacks,
+    Event,
+    Failure,
+    KillRound,
+    LeaseExpired,
+    PrepareStore,
+    Ready,
+    ReleaseStore,
+    RoundDead,
+    Shutdown,
+    Spawn,
+    SpawnRank,
+    SpawnRound,
+    StacksDumped,
+    StoreExited,
+)
+from holdfast_agent.zygote.rounds import Rounds
+from holdfast_agent.zygote.settings import ZygoteSettings
+from holdfast_agent.zygote.spawner import Spawner
+from holdfast_agent.zygote.stores import Stores
+from holdfast_agent.zygote.tree import (
+    become_subreaper,
+    catches,
+    die_with_parent,
+    kill_below,
+    name_process,
+    signal_each,
+)
+
+_NO_LEASE = "the agent's lease has expired"
+_EXIT_DEFECT = 70  # EX_SOFTWARE
+
+
+def live(
+    channel: Channel, page: Page, settings: ZygoteSettings, agent: int, problem: str
+) -> NoReturn:
+    """Be the zygote of the process `agent`, which has just forked this one; never returns.
+
+    problem: why forking is known to be unsafe already, or "".
+    """
+    started = time.monotonic()
+    zygote = Loop(channel, page, settings, agent)
+    task: Callable[[], NoReturn] | None = None
+    try:
+        zygote.prepare(problem, started)
+        zygote.run()
+    except InChild as fork_:
+        task = fork_.task
+        channel.abandon()
+    except Exception:  # noqa: BLE001 - a defect; nothing may outlive the loop
+        zygote.log(traceback.format_exc())
+        zygote.end()
+        os._exit(_EXIT_DEFECT)
+    del zygote
+    if task is not None:
+        task()
+    os._exit(0)
+
+
+class Loop:
+    """State and turns of the loop."""
+
+    def __init__(self, channel: Channel, page: Page, settings: ZygoteSettings, agent: int) -> None:
+        """Tie this process to the agent and take charge of all its descendants."""
+        die_with_parent(agent, signal.SIGTERM)
+        become_subreaper()
+        os.setsid()
+        name_process("hf-zygote")
+        self._channel, self._page, self._settings = channel, page, settings
+        preload.close_unknown(known=(channel.fileno(),))
+        self._log_fd = _open_log(settings.log_path)
+        self._agent = os.pidfd_open(agent)
+        self._stop = False
+        self._lease_lost = False
+        self._wakeup, self._wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._take_signals()
+        send = channel.send
+        self.stores = Stores(send, fork)
+        self.rounds = Rounds(send, lambda: self.stores.live)
+        self.spawner = Spawner(page, settings, send, self.log)
+
+    def _take_signals(self) -> None:
+        """The agent's death comes as SIGTERM; a terminal's Ctrl-C is the agent's business."""
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._stop = True
+
+    def log(self, text: str) -> None:
+        """Write a line to the log, or the agent's stderr."""
+        os.write(self._log_fd, f"holdfast zygote: {text}\n".encode())
+
+    def prepare(self, problem: str, started: float) -> None:
+        """Import what workers need, and report `Ready`."""
+        known = [
+            self._channel.fileno(),
+            self._log_fd,
+            self._agent,
+            self._wakeup,
+            self._wakeup_writer,
+        ]
+        self.spawner.prepare(known, problem)
+        reason = self.spawner.no_fork
+        if reason:
+            self.log(f"workers start as fresh interpreters: {reason}")
+        self._channel.send(Ready(not reason, reason, time.monotonic() - started))
+
+    # --- turns ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Turn until the agent is gone or says so, then end."""
+        while not self._stop:
+            self._wait()
+            self._reap()
+            self._watch_lease()
+            self.stores.read_reports()
+            for command in self._channel.receive():
+                self._obey(command)
+            self.rounds.advance()
+            self._channel.flush()
+            if self._channel.closed:
+                self._stop = True
+        self.end()
+
+    def _wait(self) -> None:
+        """Sleep until something happens or is due."""
+        poll = select.poll()
+        writing = select.POLLOUT if self._channel.waiting else 0
+        poll.register(self._channel, select.POLLIN | writing)
+        for fd in (self._wakeup, self._agent, *self.stores.reports()):
+            poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(self._patience_ms())]
+        if self._agent in ready:
+            self._stop = True
+        if self._wakeup in ready:
+            os.read(self._wakeup, 4096)
+
+    def _patience_ms(self) -> float | None:
+        """Without processes to watch only events matter."""
+        if self.rounds.current is None and not self.stores.live:
+            return None
+        due = self.rounds.next_look_s()
+        check = self._settings.lease_check_s
+        return 1000 * (check if due is None else min(check, due))
+
+    def _reap(self) -> bool:
+        """Take in the ends of children; return whether any child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if not self.stores.reaped(pid):
+                rank = self.rounds.reaped(pid, status)
+                if rank is not None:
+                    self._learn(rank)
+
+    def _learn(self, rank: SpawnRank) -> None:
+        """A script that sets variables too late for a fork gets a fresh interpreter next time."""
+        name = self._page.read(rank.slot).import_variable
+        if name:
+            self.spawner.disable_fork(f"the script sets {name}, which counts only at import")
+
+    def _watch_lease(self) -> None:
+        """Kill everything once the agent has been silent for too long."""
+        now = time.monotonic_ns()
+        if not self._page.lease_is_stale(now):
+            self._lease_lost = False
+            return
+        if self._lease_lost:
+            return
+        self._lease_lost = True
+        current = self.rounds.current
+        age_s = (self._page.lease_age_ns(now) or 0) / 1e9
+        rounds = (current.number,) if current else ()
+        self._channel.send(LeaseExpired(age_s, rounds))
+        if current is not None:
+            self.rounds.kill(current.number, signal.SIGKILL, 0.0)
+        self.stores.release_all(_NO_LEASE)
+
+    def end(self) -> None:
+        """Kill every descendant, until the kernel says that there is none."""
+        self.stores.release_all("")
+        while True:
+            kill_below(os.getpid())
+            if not self._reap():
+                break
+            time.sleep(0.001)
+        self.rounds.advance()
+        self._channel.flush()
+
+    # --- commands ---------------------------------------------------------------------------
+
+    def _obey(self, command: object) -> None:
+        if isinstance(command, Spawn):
+            self._spawn(command.round)
+        elif isinstance(command, KillRound):
+            self.rounds.kill(command.round, command.signal, command.grace_s)
+        elif isinstance(command, DumpStacks):
+            self._dump_stacks(command.round)
+        elif isinstance(command, PrepareStore):
+            self._prepare_store(command)
+        elif isinstance(command, ReleaseStore):
+            self.stores.release(command.store_id)
+        elif isinstance(command, Shutdown):
+            self._stop = True
+
+    def _spawn(self, wanted: SpawnRound) -> None:
+        current = self.rounds.current
+        problem = _NO_LEASE if self._lease_lost else ""
+        if current is not None:
+            problem = f"round {current.number} still has processes"
+        if problem:
+            self._channel.send(Failure(f"spawn of round {wanted.round}: {problem}", wanted.round))
+            self._refused(wanted.round)
+            return
+        started = self.rounds.begin(wanted.round)
+        if not self.spawner.spawn(wanted, started):
+            self.rounds.kill(wanted.round, signal.SIGKILL, 0.0)
+
+    def _refused(self, number: int) -> None:
+        """A round that never began is dead, unless it is the one that lives."""
+        current = self.rounds.current
+        if current is None or current.number != number:
+            self._channel.send(RoundDead(number))
+
+    def _prepare_store(self, command: PrepareStore) -> None:
+        if self._lease_lost:
+            self._channel.send(StoreExited(command.store_id, _NO_LEASE))
+        else:
+            self.stores.prepare(command.store_id, command.host)
+
+    def _dump_stacks(self, number: int) -> None:
+        current = self.rounds.current
+        workers = current.workers if current and current.number == number else {}
+        sig = self._settings.stack_signal
+        able = {
+            pid: rank.local_rank
+            for pid, rank in workers.items()
+            if rank.stacks is not None and catches(pid, sig)
+        }
+        signal_each(able, sig)
+        missing = {rank.local_rank for rank in workers.values()} - set(able.values())
+        event: Event = StacksDumped(number, tuple(sorted(able.values())), tuple(sorted(missing)))
+        self._channel.send(event)
+
+
+def _open_log(path: str | None) -> int:
+    if path is None:
+        return 2
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,140 @@
+"""Run a user's script as `python script.py` or `python -m module` would, and end as that would.
+
+Works in a forked child as well as in a fresh interpreter. The process's surroundings (descriptors,
+signals, threads) are `child`'s; here are `__main__`, exit status, error file and orderly end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import importlib.machinery
+import os
+import runpy
+import signal
+import sys
+import threading
+import types
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from holdfast.layout import Section
+from holdfast.slot import SlotWriter
+from holdfast_agent.zygote.failure import write_error_file
+from holdfast_agent.zygote.files import flush_files
+from holdfast_agent.zygote.messages import Mode
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+class Ending:
+    """How the script ends.
+
+    Its exit hook, registered before the script runs, comes after the script's own hooks and before
+    those of whatever was imported ahead of it.
+    """
+
+    def __init__(self, writer: SlotWriter) -> None:
+        """Report to the rank's slot."""
+        self._writer = writer
+        self.status = 1
+        atexit.register(self._before_imported_hooks)
+
+    def _before_imported_hooks(self) -> None:
+        flush_files()
+        if self.status == 0:
+            self._writer.complete_boundary()
+
+
+def run(mode: Mode, argv: Sequence[str], writer: SlotWriter) -> NoReturn:
+    """Run the script or module `argv[0]` as `__main__`, then end the process; never returns."""
+    ending = Ending(writer)
+    ending.status = _status_of(lambda: _run_main(mode, argv))
+    writer.enter(Section.FINISHING)
+    # As the interpreter does at its end: join threads, then run exit hooks.
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    flush_files()
+    if ending.status == 0:
+        writer.clean()
+    if ending.status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(ending.status & 0xFF)  # the interpreter's teardown would only cost time
+
+
+def _run_main(mode: Mode, argv: Sequence[str]) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = main
+    sys.argv = list(argv)
+    target = Path(argv[0])
+    if mode is Mode.MODULE:
+        _first_path(Path.cwd())
+        runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]  # noqa: SLF001
+    elif target.is_dir() or zipfile.is_zipfile(target):
+        _first_path(target)
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # noqa: SLF001
+    else:
+        _first_path(target.resolve().parent)
+        _run_file(main, str(target.absolute()))
+
+
+def _run_file(main: types.ModuleType, path: str) -> None:
+    machinery = importlib.machinery
+    compiled = path.endswith(".pyc")
+    loader = (machinery.SourcelessFileLoader if compiled else machinery.SourceFileLoader)(
+        "__main__", path
+    )
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+    if compiled:
+        code = loader.get_code("__main__")
+    else:  # never from a cache: python compiles its main script anew, too
+        code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    if code is not None:
+        exec(code, main.__dict__)  # noqa: S102 - running the user's script is what this is for
+
+
+def _first_path(entry: Path) -> None:
+    """Put `entry` where python puts the script's folder, in place of the launcher's own."""
+    if not sys.flags.safe_path:
+        sys.path[:1] = [str(entry)]
+
+
+def _status_of(body: Callable[[], None]) -> int:
+    """Return the exit status that python would end with; negative for a signal."""
+    try:
+        body()
+    except SystemExit as end:
+        return _exit_status(end.code)
+    except BaseException as error:  # noqa: BLE001 - whatever the script raises ends here
+        _show(error)
+        if isinstance(error, KeyboardInterrupt):
+            return -signal.SIGINT
+        write_error_file(error)
+        return 1
+    return 0
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)  # noqa: T201 - as python does with sys.exit("text")
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback through the script's own hook, without the frames of this package."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    try:
+        sys.excepthook(type(error), error, trace)
+    except BaseException:  # noqa: BLE001 - a broken hook must not hide the error
+        sys.__excepthook__(type(error), error, trace)
