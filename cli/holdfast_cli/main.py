@@ -85,14 +85,13 @@ def _show(output: str, answer: object, text: Callable[[], str]) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--detach", is_flag=True, help="Start the job and return; it goes on without you.")
 @click.option("--logs", is_flag=True, help="Also show what the training processes print.")
-@click.option("--keep", is_flag=True, help="Keep the job's directory when it has succeeded.")
 @click.option("--supervise", is_flag=True, hidden=True)
-def run(file: Path, detach: bool, logs: bool, keep: bool, supervise: bool) -> None:
+def run(file: Path, detach: bool, logs: bool, supervise: bool) -> None:
     """Run the ElasticJob in FILE on this machine: one agent process for each replica."""
     # Imported here: the runner reads the CRD and needs grpc.aio, which the other commands do not.
     from holdfast_cli.runner.start import RunOptions, run_job
 
-    options = RunOptions(detach=detach, logs=logs, keep=keep, supervised=supervise)
+    options = RunOptions(detach=detach, logs=logs, supervised=supervise)
     sys.exit(run_job(file, options, os.environ))
 
 

@@ -39,7 +39,9 @@ class MasterProcess:
             MasterUnreachableError: it ended or did not serve in time; names its log.
         """
         epoch = self._next_epoch()
-        config = self._write_config(epoch)
+        # A successor serves where agents and users look for it.
+        before = self._home.endpoint()
+        config = self._write_config(epoch, before.port if before else 0)
         self._home.endpoint_file.unlink(missing_ok=True)
         log = self._home.logs / "master.log"
         self._running = await processes.start(
@@ -66,7 +68,7 @@ class MasterProcess:
         write_json(file, epoch)
         return epoch
 
-    def _write_config(self, epoch: int) -> str:
+    def _write_config(self, epoch: int, port: int) -> str:
         file = self._home.path / f"master-{epoch}.json"
         config = {
             "job_name": self._record.name,
@@ -75,7 +77,7 @@ class MasterProcess:
             "incarnation": secrets.token_hex(8),
             "tls_dir": str(self._home.tls(keys.ROLE_MASTER)),
             "bind_host": "127.0.0.1",
-            "port": 0,
+            "port": port,
             "endpoint_file": str(self._home.endpoint_file),
             "journal_dir": str(self._home.journal),
             "exit_when_finished": _LINGER_S,

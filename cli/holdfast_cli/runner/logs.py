@@ -1,0 +1,29 @@
+"""Shows what the training processes print, a prefix for each pod."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from holdfast_cli.watching import View
+
+_POLL_S = 0.25
+
+
+async def follow_logs(directory: Path, view: View) -> None:
+    """Show each complete new line of the pods' logs in `view`, until cancelled."""
+    offsets: dict[Path, int] = {}
+    while True:
+        for file in sorted(directory.glob("*-worker-*.log")):
+            lines, offsets[file] = await asyncio.to_thread(_new_lines, file, offsets.get(file, 0))
+            for line in lines:
+                view.note(f"[{file.stem}] {line}")
+        await asyncio.sleep(_POLL_S)
+
+
+def _new_lines(file: Path, offset: int) -> tuple[list[str], int]:
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        data = stream.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    return whole.decode(errors="replace").splitlines(), offset + len(whole)

@@ -1,0 +1,126 @@
+"""Pods as processes: the master's and the agents', made, ended and awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast_cli.failures import MasterUnreachableError
+from holdfast_cli.home import JobHome, JobRecord
+from holdfast_cli.runner import processes
+from holdfast_cli.runner.identities import LocalIdentities
+from holdfast_cli.runner.local_job import LocalJob, LocalPod
+from holdfast_cli.runner.master_process import MasterProcess
+from holdfast_operator.build import process_of
+from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.pods import Role
+
+_log = logging.getLogger(__name__)
+_MASTER_GRACE_S = 5.0
+
+
+class PodProcesses:
+    """The processes of one job. Calls `changed(name)` when one of them has ended."""
+
+    def __init__(
+        self,
+        job: LocalJob,
+        home: JobHome,
+        record: JobRecord,
+        identities: LocalIdentities,
+        changed: Callable[[str], None],
+    ) -> None:
+        self._job = job
+        self._home = home
+        self._identities = identities
+        self._changed = changed
+        self._master = MasterProcess(home, record)
+        self._running: dict[str, processes.Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def create(self, action: CreatePod) -> None:
+        """Start the process of a pod. One whose name exists is a success."""
+        is_worker = action.slot.role is not Role.MASTER
+        if self._job.find(action.name) is not None:
+            return
+        if is_worker and self._home.endpoint() is None:
+            return  # Without a master's address an agent would start a job of its own.
+        pod = LocalPod(
+            slot=action.slot,
+            incarnation=action.incarnation,
+            name=action.name,
+            created_at=time.time(),
+        )
+        self._job.add(pod)
+        running = await (self._start_worker(pod) if is_worker else self._start_master(pod))
+        self._running[pod.name] = running
+        self._own(self._wait(pod, running))
+        self._changed(pod.name)
+
+    def delete(self, name: str, grace_s: float) -> None:
+        """Begin to end the process of a pod."""
+        pod, running = self._job.find(name), self._running.get(name)
+        if pod is None or pod.wanted_end:
+            return
+        if running is None or pod.exit_code is not None:
+            self._job.remove(name)
+            return
+        pod.wanted_end = True
+        self._changed(name)
+        self._own(self._end(running, grace_s))
+
+    async def end_all(self) -> None:
+        """End every process: agents at once (they had their grace), then the master."""
+        masters = {pod.name for pod in self._job.living(Role.MASTER)}
+        others = [running for name, running in self._running.items() if name not in masters]
+        await asyncio.gather(*(running.end(0) for running in others))
+        await asyncio.gather(*(self._running[name].end(_MASTER_GRACE_S) for name in masters))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _start_master(self, pod: LocalPod) -> processes.Running:
+        try:
+            await self._master.start()
+            pod.ready = True
+        except MasterUnreachableError as error:
+            _log.error("%s", error)  # noqa: TRY400 - the sentence is all that helps here
+        return self._master.running
+
+    async def _start_worker(self, pod: LocalPod) -> processes.Running:
+        command = process_of(self._job.job, pod.slot, pod.name, pod.uid)
+        endpoint = self._home.endpoint()
+        tls = await asyncio.to_thread(self._identities.write_agent, pod.slot.index)
+        return await processes.start(
+            processes.Command(
+                argv=command.argv,
+                env=_environment(command.env, tls, endpoint.target if endpoint else ""),
+                cwd=Path(command.cwd) if command.cwd else Path.cwd(),
+                log=self._home.logs / f"{pod.name}.log",
+            )
+        )
+
+    async def _wait(self, pod: LocalPod, running: processes.Running) -> None:
+        pod.exit_code = await running.wait()
+        pod.ended_at = time.time()
+        pod.ready = False
+        self._changed(pod.name)
+
+    async def _end(self, running: processes.Running, grace_s: float) -> None:
+        await running.end(grace_s)
+
+    def _own(self, coroutine: object) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _environment(given: dict[str, str], tls: str, master: str) -> dict[str, str]:
+    scripts = str(Path(sys.executable).parent)
+    path = f"{scripts}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**os.environ, "PATH": path, **given}

@@ -1,0 +1,139 @@
+"""`holdfast run`: check the file, make the job's directory, run the job here or detached."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+from holdfast_cli import watching
+from holdfast_cli.failures import BadInputError, MasterUnreachableError
+from holdfast_cli.home import JobHome, JobRecord, is_running, job_home, process_started
+from holdfast_cli.runner.local_job import LocalJob
+from holdfast_cli.runner.supervise import Supervisor
+from holdfast_operator.crd import load_crd
+from holdfast_operator.spec import ElasticJob, InvalidJobError, read_job
+
+_DETACH_S = 60.0
+"""From `--detach` until the master serves: Python start and grpc import on a busy machine."""
+
+Director = Callable[[JobHome, watching.View], None]
+"""Something that acts on the job while it runs, in a thread of its own (the demo)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What `holdfast run` was asked for."""
+
+    detach: bool = False
+    """Start the job and return."""
+    logs: bool = False
+    """Also show what the training processes print."""
+    supervised: bool = False
+    """This process is the background part of --detach."""
+    director: Director | None = None
+    """Acts on the running job."""
+
+
+def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
+    """Run the job in `file`; return the exit code.
+
+    Raises:
+        BadInputError: the file is wrong, or the job runs already; nothing was started.
+    """
+    job = _read(file)
+    home = job_home(environ, job.name)
+    _refuse_running(home)
+    if options.detach:
+        return _detach(file, home, environ)
+    record = _prepare(home, job, file)
+    for notice in job.notices:
+        print(f"notice: {notice}", file=sys.stderr)
+    supervisor = Supervisor(LocalJob(job, record.uid), home, record, options.logs)
+    return asyncio.run(supervisor.main(_view(options), options.director))
+
+
+def _read(file: Path) -> ElasticJob:
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"job file {str(file)!r} cannot be read: {error}") from error
+    try:
+        return read_job(text, load_crd(), str(file))
+    except InvalidJobError as error:
+        raise BadInputError(str(error)) from error
+
+
+def _refuse_running(home: JobHome) -> None:
+    if not home.record_file.exists():
+        return
+    record = home.record()
+    if is_running(record):
+        raise BadInputError(
+            f"metadata.name {record.name!r}: a job of that name runs already (pid "
+            f"{record.runner_pid}); stop it with `holdfast stop {record.name}` or choose another "
+            "name"
+        )
+
+
+def _prepare(home: JobHome, job: ElasticJob, file: Path) -> JobRecord:
+    if home.path.exists():
+        # The last run of that name has ended; its directory is kept until now for its logs.
+        home.path.rename(home.path.with_name(f".{home.path.name}.{uuid.uuid4().hex[:8]}.old"))
+        _remove_old(home)
+    home.create()
+    pid = os.getpid()
+    started = process_started(pid)
+    record = JobRecord(
+        name=job.name,
+        uid=str(uuid.uuid4()),
+        runner_pid=pid,
+        runner_started=started if started is not None else 0,
+        job_file=str(file.resolve()),
+    )
+    home.write_record(record)
+    return record
+
+
+def _remove_old(home: JobHome) -> None:
+    import shutil
+
+    for old in home.path.parent.glob(f".{home.path.name}.*.old"):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _view(options: RunOptions) -> watching.View:
+    if options.supervised:
+        return watching.PlainView(lambda line: print(line, flush=True))
+    return watching.choose_view()
+
+
+def _detach(file: Path, home: JobHome, environ: Mapping[str, str]) -> int:
+    log = home.path.parent / f".{home.path.name}.runner.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "holdfast_cli.main", "run", str(file), "--supervise"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _DETACH_S
+    while time.monotonic() < deadline and child.poll() is None:
+        if home.record_file.exists() and home.endpoint() and is_running(home.record()):
+            name = home.record().name
+            print(f"{name} runs in the background (pid {child.pid}); log: {log}")
+            print(f"`holdfast watch {name}` follows it, `holdfast stop {name}` ends it")
+            return 0
+        time.sleep(0.05)
+    text = log.read_text(errors="replace").strip()
+    raise MasterUnreachableError(f"the job did not start (see {log}): {text[-2000:]}")

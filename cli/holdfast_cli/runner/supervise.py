@@ -1,0 +1,174 @@
+"""Runs one local job: plans, carries the plan out, watches the processes, ends everything.
+
+The loop is level-triggered: whatever happens only wakes it up, and the plan says what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+
+from holdfast_cli import watching
+from holdfast_cli.client import JobClient
+from holdfast_cli.failures import CliError
+from holdfast_cli.home import JobHome, JobRecord
+from holdfast_cli.runner import processes
+from holdfast_cli.runner.identities import LocalIdentities
+from holdfast_cli.runner.local_job import LocalJob
+from holdfast_cli.runner.logs import follow_logs
+from holdfast_cli.runner.pods import PodProcesses
+from holdfast_cli.runner.sync import MasterSync
+from holdfast_cli.summary import summary
+from holdfast_operator.plan.actions import Action, CreatePod, DeleteJob, DeletePod, ScaleJob
+from holdfast_operator.plan.decide import plan
+from holdfast_operator.plan.history import History
+from holdfast_operator.plan.pods import Role
+from holdfast_operator.plan.view import Said
+from holdfast_wire.messages import GetGoodputRequest, GetJobRequest, StopWish
+
+_log = logging.getLogger(__name__)
+_INTERRUPT_GRACE_S = 10.0
+"""SIGINT to SIGKILL: time for SIGTERM to the ranks; a second SIGINT ends it at once."""
+_LEAVE_S = 45.0
+"""From the job's end to the last agent's: their own grace for SIGTERM is 30 s."""
+_EXIT_INTERRUPTED = 130
+
+Director = Callable[[JobHome, watching.View], None]
+
+
+class Supervisor:
+    """One run of one job."""
+
+    def __init__(self, job: LocalJob, home: JobHome, record: JobRecord, show_logs: bool) -> None:  # noqa: FBT001
+        self._job = job
+        self._home = home
+        self._show_logs = show_logs
+        self._changed = asyncio.Event()
+        self._interrupts = 0
+        self._interrupted_at = 0.0
+        self._ended = False
+        self._summary = ""
+        self._history: History = {}
+        identities = LocalIdentities(home, record.uid)
+        identities.write_fixed()
+        self._processes = PodProcesses(job, home, record, identities, self._pod_changed)
+        self._sync = MasterSync(home, record.uid, job.first_messages, self._heard)
+
+    async def main(self, view: watching.View, director: Director | None) -> int:
+        """Run the job to its end; return the exit code."""
+        processes.become_subreaper()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt)
+        sync = asyncio.create_task(self._sync.run(self._home.endpoint))
+        shown = [asyncio.create_task(asyncio.to_thread(self._follow, view, director))]
+        if self._show_logs:
+            shown.append(asyncio.create_task(follow_logs(self._home.logs, view)))
+        try:
+            await self._work()
+        finally:
+            self._ended = True
+            sync.cancel()
+            for task in shown[1:]:
+                task.cancel()
+            await self._processes.end_all()
+            await asyncio.gather(sync, *shown, return_exceptions=True)
+            left = await asyncio.to_thread(processes.sweep)
+            if left:
+                _log.error("processes that do not end: %s", left)
+        print(self._summary or "The job ended before its master could say how.", flush=True)
+        return self._exit_code()
+
+    async def _work(self) -> None:
+        while True:
+            made = plan(
+                self._job.planned(),
+                tuple(pod.observed() for pod in self._job.pods),
+                self._job.view,
+                time.time(),
+                self._history,
+            )
+            self._history = made.history
+            for action in made.actions:
+                await self._do(action)
+            if await self._is_over():
+                return
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._patience(made.requeue_after))
+
+    async def _do(self, action: Action) -> None:
+        match action:
+            case CreatePod():
+                await self._processes.create(action)
+            case DeletePod():
+                if action.slot.role is not Role.MASTER:
+                    self._processes.delete(action.name, float(action.grace_s))
+            case ScaleJob():
+                result = self._job.scale(action)
+                if result.ok:
+                    self._sync.send(self._job.spec_message())
+                self._sync.send(result)
+                self._changed.set()
+            case DeleteJob():
+                _log.info("nothing to delete: %s", action.reason)
+            case _:
+                pass
+
+    async def _is_over(self) -> bool:
+        if self._interrupts > 1:
+            return True
+        outcome = self._job.view.outcome
+        now = time.time()
+        if outcome is None:
+            late = now - self._interrupted_at > _INTERRUPT_GRACE_S
+            return bool(self._interrupts) and late
+        if self._job.living(Role.WORKER) and now - outcome.decided_at < _LEAVE_S:
+            return False
+        self._summary = await asyncio.to_thread(self._summarise)
+        return True
+
+    def _patience(self, requeue_after: float | None) -> float:
+        ending = self._interrupts or self._job.view.outcome is not None
+        return min(requeue_after or 5.0, 0.2 if ending else 5.0)
+
+    def _summarise(self) -> str:
+        try:
+            with JobClient(self._home) as client:
+                status = client.call(GetJobRequest()).status
+                return summary(status, client.call(GetGoodputRequest()))
+        except CliError as error:
+            return f"The job ended; its master did not say how: {error}"
+
+    def _exit_code(self) -> int:
+        if self._interrupts:
+            return _EXIT_INTERRUPTED
+        outcome = self._job.view.outcome
+        return 0 if outcome is not None and outcome.succeeded else 1
+
+    def _follow(self, view: watching.View, director: Director | None) -> None:
+        with view, contextlib.ExitStack() as stack:
+            if director is not None:
+                stack.enter_context(_in_thread(lambda: director(self._home, view)))
+            with contextlib.suppress(CliError):
+                watching.Follower(self._home, view, give_up_s=60.0).run(lambda: self._ended)
+
+    def _heard(self, said: Said) -> None:
+        self._job.hear(said, time.time())
+        self._changed.set()
+
+    def _pod_changed(self, name: str) -> None:
+        pod = self._job.find(name)
+        if pod is not None and pod.slot.role is Role.WORKER:
+            self._sync.send(pod.observation())
+        self._changed.set()
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        self._interrupted_at = self._interrupted_at or time.time()
+        self._sync.send(StopWish(reason="Interrupted", grace_seconds=_INTERRUPT_GRACE_S))
+        self._changed.set()

@@ -1,0 +1,90 @@
+"""The runner's end of OperatorService.Sync: the spec and pods to the master, decisions back.
+
+Transport only: reconnects, re-sends what a new stream has to know, and hands decisions on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import grpc
+
+from holdfast_cli.home import Endpoint, JobHome
+from holdfast_wire import codec, keys
+from holdfast_wire.channel import channel_credentials, master_channel_options
+from holdfast_wire.messages import (
+    MasterSpec,
+    PodListDone,
+    PodObservation,
+    ScaleResult,
+    StopWish,
+    SyncRequest,
+)
+from holdfast_wire.v1.operator_pb2_grpc import OperatorServiceStub
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 0.1
+
+Upward = MasterSpec | PodObservation | ScaleResult | StopWish | PodListDone
+First = Callable[[], Iterable[Upward]]
+Handler = Callable[[Any], None]
+
+
+class MasterSync:
+    """Keeps one stream to the master open until it is closed."""
+
+    def __init__(self, home: JobHome, job_uid: str, first: First, handle: Handler) -> None:
+        """Make a stream that is not open yet.
+
+        Args:
+            home: Directory of the job, for the operator's certificate.
+            job_uid: Uid of the job.
+            first: What a new stream begins with: the spec, all pods, PodListDone.
+            handle: Called with each decision and status of the master.
+        """
+        self._home = home
+        self._job_uid = job_uid
+        self._first = first
+        self._handle = handle
+        self._outgoing: asyncio.Queue[Upward] = asyncio.Queue()
+        self._connected = asyncio.Event()
+
+    def send(self, message: Upward) -> None:
+        """Queue one message; before a stream is open it is part of what the stream begins with."""
+        if self._connected.is_set():
+            self._outgoing.put_nowait(message)
+
+    async def run(self, endpoint: Callable[[], Endpoint | None]) -> None:
+        """Keep a stream open for ever; end it by cancelling the task."""
+        while True:
+            where = endpoint()
+            if where is not None:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await self._one_stream(where)
+                _log.info("the stream to the master ended; trying again")
+            self._connected.clear()
+            await asyncio.sleep(_RETRY_S)
+
+    async def _one_stream(self, where: Endpoint) -> None:
+        async with grpc.aio.secure_channel(
+            where.target,
+            channel_credentials(self._home.tls(keys.ROLE_OPERATOR)),
+            options=master_channel_options(self._job_uid),
+        ) as channel:
+            stub: Any = OperatorServiceStub(channel)
+            async for answer in stub.Sync(self._requests()):
+                message = codec.from_proto(answer).message
+                if message is not None:
+                    self._handle(message)
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        self._outgoing = asyncio.Queue()
+        self._connected.set()
+        for message in self._first():
+            yield codec.to_proto(SyncRequest(message=message))
+        while True:
+            yield codec.to_proto(SyncRequest(message=await self._outgoing.get()))
