@@ -34,7 +34,7 @@ def _unbuffered(fd: int, old: io.TextIOWrapper | None) -> io.TextIOWrapper:
     raw = io.FileIO(fd, "w", closefd=False)
     raw.name = "<stdout>" if fd == 1 else "<stderr>"
     return io.TextIOWrapper(
-        raw,  # type: ignore[type-var]
+        raw,
         encoding=old.encoding if old else None,
         errors=old.errors if old else "backslashreplace",
         write_through=True,
