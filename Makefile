@@ -45,7 +45,7 @@ proto: $(STAMP) ## Generate the wire's Python code from its .proto files
 
 .PHONY: test
 test: check ## Check, then run every test (under 40 minutes on 2 cores)
-	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --phase-write=build/fast-phase.json
+	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --cov --phase-write=build/fast-phase.json
 	$(PYTEST) -m "not ($(FAST))" --phase-read=build/fast-phase.json
 
 .PHONY: test-fast

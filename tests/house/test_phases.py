@@ -1,0 +1,50 @@
+"""The two phases of `make test`: the second repeats what the first one counted and skipped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from repository import ROOT
+
+TESTS = """
+import pytest
+
+def test_passes():
+    pass
+
+def test_skips():
+    pytest.skip("no such machine here")
+
+@pytest.mark.slow
+def test_passes_slowly():
+    pass
+"""
+
+
+def _phase(tree: Path, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", tree / "pytest.ini", "--rootdir", tree, *arguments],
+        cwd=tree,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_last_phase_lists_every_skip_and_ends_with_pytests_own_line(tmp_path: Path) -> None:
+    """A skip of the fast tests, with its reason, stands near the end of the whole run."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n", encoding="utf-8")
+    report = tmp_path / "build" / "phase.json"
+    _phase(tmp_path, "-m", "not slow", f"--phase-write={report}")
+    lines = _phase(tmp_path, "-m", "slow", f"--phase-read={report}")
+    assert "1 passed, 1 skipped" in lines
+    assert any("test_skips" in line and "no such machine here" in line for line in lines)
+    assert "1 passed, 2 deselected" in lines[-1]
