@@ -31,9 +31,10 @@ _PATIENCE_S = 300.0
 class Demo:
     """Waits for a step, then kills; says what it does in the job's view."""
 
-    def __init__(self, home: JobHome, view: View) -> None:
+    def __init__(self, home: JobHome, view: View, ended: Callable[[], bool]) -> None:
         self._home = home
         self._view = view
+        self._ended = ended
 
     def play(self) -> None:
         """Kill a worker at one step and a node at a later one."""
@@ -68,7 +69,7 @@ class Demo:
 
     def _wait(self, reached: Callable[[JobStatus], bool]) -> None:
         deadline = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._ended():
             with contextlib.suppress(CliError), JobClient(self._home) as client:
                 status = client.call(GetJobRequest()).status
                 if status.phase in FINAL_PHASES:
@@ -92,7 +93,7 @@ def _kill(pids: list[int]) -> None:
 def main() -> None:
     """Run the demo from the root of the repository."""
     try:
-        code = run_job(_JOB_FILE, RunOptions(director=lambda h, v: Demo(h, v).play()), os.environ)
+        code = run_job(_JOB_FILE, RunOptions(director=lambda *job: Demo(*job).play()), os.environ)
     except CliError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         code = error.exit_code

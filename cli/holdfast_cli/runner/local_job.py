@@ -1,16 +1,20 @@
-"""What the runner knows of its job: spec, pods, what the master said. No process is touched here."""
+"""What the runner knows of its job: spec, pods, the master's word. Touches no process."""
 
 from __future__ import annotations
 
 import dataclasses
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from holdfast_operator.crd import load_crd
 from holdfast_operator.master_spec import master_spec
-from holdfast_operator.plan.actions import ScaleJob
+from holdfast_operator.plan.actions import Plan, ScaleJob
+from holdfast_operator.plan.decide import plan
+from holdfast_operator.plan.history import History
 from holdfast_operator.plan.pods import ObservedPod, Role, Slot
+from holdfast_operator.plan.situation import Job
 from holdfast_operator.plan.view import MasterView, Said
 from holdfast_operator.spec import ElasticJob, InvalidJobError, change_job
 from holdfast_wire.messages import (
@@ -88,7 +92,11 @@ class LocalJob:
         self.uid = uid
         self.generation = 1
         self.view = MasterView()
+        self.stopping = False
+        """Nobody makes pods any more."""
         self._pods: dict[str, LocalPod] = {}
+        self._status: Mapping[str, Any] = {}
+        self._history: History = {}
 
     @property
     def pods(self) -> list[LocalPod]:
@@ -113,6 +121,21 @@ class LocalJob:
     def living(self, role: Role) -> list[LocalPod]:
         """Return the pods of a role whose process runs."""
         return [pod for pod in self.pods if pod.slot.role is role and pod.exit_code is None]
+
+    def plan(self, now: float) -> Plan:
+        """Return what to do at Unix time `now`, and remember what the next plan needs."""
+        job = Job(
+            name=self.job.name,
+            uid=self.uid,
+            generation=self.generation,
+            spec=self.job.spec,
+            status=self._status,
+            history=self._history,
+            stopping=self.stopping,
+        )
+        made = plan(job, [pod.observed() for pod in self.pods], self.view, now)
+        self._status, self._history = made.status, made.history
+        return made
 
     def hear(self, said: Said, now: float) -> None:
         """Take in what the master said."""

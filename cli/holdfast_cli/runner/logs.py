@@ -14,11 +14,15 @@ async def follow_logs(directory: Path, view: View) -> None:
     """Show each complete new line of the pods' logs in `view`, until cancelled."""
     offsets: dict[Path, int] = {}
     while True:
-        for file in sorted(directory.glob("*-worker-*.log")):
-            lines, offsets[file] = await asyncio.to_thread(_new_lines, file, offsets.get(file, 0))
-            for line in lines:
-                view.note(f"[{file.stem}] {line}")
+        await asyncio.to_thread(_show_new, directory, offsets, view)
         await asyncio.sleep(_POLL_S)
+
+
+def _show_new(directory: Path, offsets: dict[Path, int], view: View) -> None:
+    for file in sorted(directory.glob("*-worker-*.log")):
+        lines, offsets[file] = _new_lines(file, offsets.get(file, 0))
+        for line in lines:
+            view.note(f"[{file.stem}] {line}")
 
 
 def _new_lines(file: Path, offset: int) -> tuple[list[str], int]:

@@ -89,7 +89,7 @@ class PodProcesses:
             await self._master.start()
             pod.ready = True
         except MasterUnreachableError as error:
-            _log.error("%s", error)  # noqa: TRY400 - the sentence is all that helps here
+            _log.error("%s", error)
         return self._master.running
 
     async def _start_worker(self, pod: LocalPod) -> processes.Running:

@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-
 
 from holdfast_cli import watching
 from holdfast_cli.failures import BadInputError, MasterUnreachableError
 from holdfast_cli.home import JobHome, JobRecord, is_running, job_home, process_started
 from holdfast_cli.runner.local_job import LocalJob
-from holdfast_cli.runner.supervise import Supervisor
+from holdfast_cli.runner.supervise import Director, Supervisor
 from holdfast_operator.crd import load_crd
 from holdfast_operator.spec import ElasticJob, InvalidJobError, read_job
 
 _DETACH_S = 60.0
 """From `--detach` until the master serves: Python start and grpc import on a busy machine."""
-
-Director = Callable[[JobHome, watching.View], None]
-"""Something that acts on the job while it runs, in a thread of its own (the demo)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +100,6 @@ def _prepare(home: JobHome, job: ElasticJob, file: Path) -> JobRecord:
 
 
 def _remove_old(home: JobHome) -> None:
-    import shutil
-
     for old in home.path.parent.glob(f".{home.path.name}.*.old"):
         shutil.rmtree(old, ignore_errors=True)
 

@@ -24,8 +24,6 @@ from holdfast_cli.runner.pods import PodProcesses
 from holdfast_cli.runner.sync import MasterSync
 from holdfast_cli.summary import summary
 from holdfast_operator.plan.actions import Action, CreatePod, DeleteJob, DeletePod, ScaleJob
-from holdfast_operator.plan.decide import plan
-from holdfast_operator.plan.history import History
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import Said
 from holdfast_wire.messages import GetGoodputRequest, GetJobRequest, StopWish
@@ -37,13 +35,14 @@ _LEAVE_S = 45.0
 """From the job's end to the last agent's: their own grace for SIGTERM is 30 s."""
 _EXIT_INTERRUPTED = 130
 
-Director = Callable[[JobHome, watching.View], None]
+Director = Callable[[JobHome, watching.View, Callable[[], bool]], None]
+"""Acts on the running job from a thread of its own until the last argument says True (the demo)."""
 
 
 class Supervisor:
     """One run of one job."""
 
-    def __init__(self, job: LocalJob, home: JobHome, record: JobRecord, show_logs: bool) -> None:  # noqa: FBT001
+    def __init__(self, job: LocalJob, home: JobHome, record: JobRecord, show_logs: bool) -> None:
         self._job = job
         self._home = home
         self._show_logs = show_logs
@@ -52,7 +51,6 @@ class Supervisor:
         self._interrupted_at = 0.0
         self._ended = False
         self._summary = ""
-        self._history: History = {}
         identities = LocalIdentities(home, record.uid)
         identities.write_fixed()
         self._processes = PodProcesses(job, home, record, identities, self._pod_changed)
@@ -65,18 +63,22 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt)
         sync = asyncio.create_task(self._sync.run(self._home.endpoint))
-        shown = [asyncio.create_task(asyncio.to_thread(self._follow, view, director))]
-        if self._show_logs:
-            shown.append(asyncio.create_task(follow_logs(self._home.logs, view)))
+        shown = [asyncio.create_task(asyncio.to_thread(self._follow, view))]
+        if director is not None:
+            acting = asyncio.to_thread(director, self._home, view, lambda: self._ended)
+            shown.append(asyncio.create_task(acting))
+        showing_logs = (
+            [asyncio.create_task(follow_logs(self._home.logs, view))] if self._show_logs else []
+        )
         try:
             await self._work()
         finally:
             self._ended = True
             sync.cancel()
-            for task in shown[1:]:
+            for task in showing_logs:
                 task.cancel()
             await self._processes.end_all()
-            await asyncio.gather(sync, *shown, return_exceptions=True)
+            await asyncio.gather(sync, *shown, *showing_logs, return_exceptions=True)
             left = await asyncio.to_thread(processes.sweep)
             if left:
                 _log.error("processes that do not end: %s", left)
@@ -85,14 +87,7 @@ class Supervisor:
 
     async def _work(self) -> None:
         while True:
-            made = plan(
-                self._job.planned(),
-                tuple(pod.observed() for pod in self._job.pods),
-                self._job.view,
-                time.time(),
-                self._history,
-            )
-            self._history = made.history
+            made = self._job.plan(time.time())
             for action in made.actions:
                 await self._do(action)
             if await self._is_over():
@@ -150,12 +145,9 @@ class Supervisor:
         outcome = self._job.view.outcome
         return 0 if outcome is not None and outcome.succeeded else 1
 
-    def _follow(self, view: watching.View, director: Director | None) -> None:
-        with view, contextlib.ExitStack() as stack:
-            if director is not None:
-                stack.enter_context(_in_thread(lambda: director(self._home, view)))
-            with contextlib.suppress(CliError):
-                watching.Follower(self._home, view, give_up_s=60.0).run(lambda: self._ended)
+    def _follow(self, view: watching.View) -> None:
+        with view, contextlib.suppress(CliError):
+            watching.Follower(self._home, view, give_up_s=60.0).run(lambda: self._ended)
 
     def _heard(self, said: Said) -> None:
         self._job.hear(said, time.time())
@@ -169,6 +161,7 @@ class Supervisor:
 
     def _interrupt(self) -> None:
         self._interrupts += 1
+        self._job.stopping = True
         self._interrupted_at = self._interrupted_at or time.time()
         self._sync.send(StopWish(reason="Interrupted", grace_seconds=_INTERRUPT_GRACE_S))
         self._changed.set()
