@@ -1,0 +1,108 @@
+"""A pod of a job as a plain process: its command, environment and working directory.
+
+For the local runner. The image's file system, its volumes and its limits are left out; the
+command has to be on this machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from holdfast_operator.build.contract import Identity, contract
+from holdfast_operator.build.expansion import expand
+from holdfast_operator.build.template import check_template, main_container, notices
+from holdfast_operator.plan.pods import Role, Slot
+from holdfast_operator.plan.situation import grace_of
+from holdfast_operator.spec.admission import ElasticJob
+from holdfast_operator.spec.job import JobSpec
+from holdfast_operator.spec.problems import Path, Problem, show_path, value_at
+
+_WORKER: Final[Path] = ("spec", "worker", "template")
+_CLUSTER_ONLY: Final[tuple[tuple[Path, Any], ...]] = (
+    (("spec", "scheduling", "queue"), None),
+    (("spec", "scheduling", "priorityClassName"), None),
+    (("spec", "scheduling", "topology"), None),
+    (("spec", "scheduling", "podDisruptionBudget"), "None"),
+    (("spec", "cleanup", "ttlSecondsAfterFinished"), None),
+    (("spec", "master", "template"), None),
+    (("spec", "master", "journal", "mode"), "EmptyDir"),
+    (("spec", "podTemplateOverrides"), []),
+)
+"""Fields that mean something only to a cluster, with the value that says nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What to start for one pod."""
+
+    argv: tuple[str, ...]
+    """The command with its arguments; never empty."""
+    env: Mapping[str, str]
+    """What the template and Holdfast set, to be laid over what the process inherits."""
+    working_dir: str | None
+    """None: where the runner was started."""
+    grace_s: int
+    """Between SIGTERM and SIGKILL, s."""
+
+
+def check_job(job: ElasticJob) -> tuple[Problem, ...]:
+    """Every reason why the job's pods cannot be processes on this machine."""
+    return tuple(
+        problem for path, template in _templates(job) for problem in check_template(template, path)
+    )
+
+
+def job_notices(job: ElasticJob) -> tuple[str, ...]:
+    """What of a checked job is not used on this machine, for people."""
+    unused = [
+        f"{show_path(path)}: not used on this machine"
+        for path, nothing in _CLUSTER_ONLY
+        if value_at(job.body, path) not in (None, nothing)
+    ]
+    return (
+        *job.notices,
+        *unused,
+        *(notice for path, template in _templates(job) for notice in notices(template, path)),
+    )
+
+
+def build_process(spec: JobSpec, who: Identity) -> Process:
+    """The process for one worker or extra pod of a job that `check_job` has no problem with."""
+    template = _template_of(spec, who.slot)
+    pod = template["spec"]
+    container = pod["containers"][main_container(pod)]
+    env = contract(spec, who)
+    for variable in container.get("env") or ():
+        env[variable["name"]] = _value(variable, who, env)
+    words = [*(container.get("command") or ()), *(container.get("args") or ())]
+    return Process(
+        argv=tuple(expand(word, env) for word in words),
+        env=env,
+        working_dir=container.get("workingDir"),
+        grace_s=grace_of(template),
+    )
+
+
+def _value(variable: Mapping[str, Any], who: Identity, known: Mapping[str, str]) -> str:
+    source = variable.get("valueFrom")
+    if source is None:
+        return expand(variable.get("value") or "", known)
+    return {
+        "metadata.name": who.pod_name,
+        "metadata.namespace": who.namespace,
+        "metadata.uid": who.pod_uid,
+    }[source["fieldRef"]["fieldPath"]]
+
+
+def _templates(job: ElasticJob) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    yield _WORKER, job.spec.worker_template
+    for at, role in enumerate(job.spec.extra_roles):
+        yield ("spec", "extraRoles", at, "template"), role.template
+
+
+def _template_of(spec: JobSpec, slot: Slot) -> Mapping[str, Any]:
+    if slot.role is Role.WORKER:
+        return spec.worker_template
+    return next(role.template for role in spec.extra_roles if role.name == slot.name)

@@ -1,0 +1,95 @@
+"""The plan of one job: which pods to make and delete now, and whether the job is over.
+
+Level-triggered: made from what is, never from what happened, so it can be made again at any time
+and by a planner that was just started. Decisions about training are the master's; this only
+carries them out. The local runner and the operator share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from holdfast_operator.plan.actions import (
+    Action,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    FinishJob,
+    Plan,
+    ScaleJob,
+)
+from holdfast_operator.plan.fill import fill
+from holdfast_operator.plan.finish import after_end, end, outcome_of
+from holdfast_operator.plan.history import observe
+from holdfast_operator.plan.pods import MASTER_SLOT, ObservedPod, Slot, by_slot, wanted_slots
+from holdfast_operator.plan.shrink import suspend, trim
+from holdfast_operator.plan.situation import Job, Situation, Steps, Wake
+from holdfast_operator.plan.view import MasterView
+from holdfast_operator.status.report import report
+
+_ORDER: Final[Mapping[type[Action], int]] = {
+    kind: at for at, kind in enumerate((DeletePod, CreatePod, ScaleJob, FinishJob, DeleteJob))
+}
+
+
+def plan(job: Job, pods: Iterable[ObservedPod], master: MasterView, now: float) -> Plan:
+    """Decide what to do for one job.
+
+    Making a plan twice from the same inputs gives the same plan; carrying one out and looking
+    again leads to a plan without actions.
+
+    Args:
+        job: The job, with the status and the history of its last plan.
+        pods: All its pods that exist. A pod that was there before and is missing has vanished.
+        master: What its master last said.
+        now: Unix time, s.
+    """
+    existing = by_slot(pods)
+    wanted = tuple(_wanted(job))
+    situation = Situation(
+        job=job,
+        pods=existing,
+        master=master,
+        history=observe(job.history, existing, wanted, job.generation, now),
+        now=now,
+    )
+    actions: list[Action] = []
+    wakes: list[float] = []
+    for step in _steps(situation):
+        if isinstance(step, Wake):
+            wakes.append(step.at)
+        else:
+            actions.append(step)
+    actions.sort(key=lambda action: _ORDER[type(action)])
+    finished = any(isinstance(action, FinishJob) for action in actions)
+    return Plan(
+        actions=tuple(actions),
+        status=report(situation, outcome_of(situation), finished=finished),
+        history=situation.history,
+        requeue_after=max(0.0, min(wakes) - now) if wakes else None,
+    )
+
+
+def _wanted(job: Job) -> Iterable[Slot]:
+    return (MASTER_SLOT,) if job.spec.suspend else wanted_slots(job.spec)
+
+
+def _steps(situation: Situation) -> Steps:
+    job = situation.job
+    if job.ended_at is not None:
+        yield from after_end(situation, job.ended_at)
+        return
+    outcome = outcome_of(situation)
+    if outcome is not None:
+        yield from end(situation, outcome)
+        return
+    scale = situation.master.scale
+    if scale is not None:
+        yield ScaleJob(decision_id=scale.decision_id, replicas=scale.replicas, reason=scale.reason)
+    if job.spec.suspend:
+        yield from suspend(situation)
+        return
+    yield from trim(situation)
+    for slot in wanted_slots(job.spec):
+        yield from fill(situation, slot)

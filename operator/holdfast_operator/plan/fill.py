@@ -1,0 +1,107 @@
+"""Keeps every wanted place filled with exactly one living pod.
+
+A missing pod is made, one that failed or vanished gets a successor, one that the master wants
+replaced is deleted first. A pod that fails at once again and again is waited for longer and
+longer.
+"""
+
+from __future__ import annotations
+
+from holdfast_operator.plan.actions import CreatePod, DeleteReason
+from holdfast_operator.plan.history import SlotHistory
+from holdfast_operator.plan.pods import ObservedPod, Role, Slot
+from holdfast_operator.plan.situation import SHORTEST_GRACE_S, Situation, Steps, Wake, delete
+from holdfast_operator.spec.job import RestartPolicy
+from holdfast_wire.messages import ReplaceDecision
+
+
+def fill(situation: Situation, slot: Slot) -> Steps:
+    """What one wanted place needs now."""
+    pods = situation.pods.get(slot, ())
+    yield from _tidy(situation, pods)
+    live = [pod for pod in pods if pod.live]
+    if live:
+        yield from _replace(situation, live[-1])
+        return
+    entry = situation.entry(slot)
+    reason = _why_create(situation, slot, entry)
+    if reason is None or situation.job.stopping:
+        return
+    if situation.now < entry.not_before:
+        yield Wake(entry.not_before)
+        return
+    yield CreatePod(
+        slot=slot,
+        incarnation=entry.incarnation + 1,
+        name=slot.pod_name(situation.job.name, entry.incarnation + 1),
+        avoid_nodes=_avoid(situation),
+        reason=reason,
+    )
+
+
+def _tidy(situation: Situation, pods: tuple[ObservedPod, ...]) -> Steps:
+    """Deletes what a place has too much: older living pods, lost ones, all but the last dead."""
+    for pod in [pod for pod in pods if pod.live][:-1]:
+        yield from delete(pod, DeleteReason.DUPLICATE, SHORTEST_GRACE_S, situation.job)
+    for pod in pods:
+        if pod.lost:
+            yield from delete(pod, DeleteReason.LOST, SHORTEST_GRACE_S, situation.job)
+    for pod in [pod for pod in pods if not pod.live and not pod.lost][:-1]:
+        yield from delete(pod, DeleteReason.SUPERSEDED, SHORTEST_GRACE_S, situation.job)
+
+
+def _decision(situation: Situation, slot: Slot, uid: str) -> ReplaceDecision | None:
+    """The master's wish to have this very pod made anew; a newer pod has satisfied it."""
+    if slot.role is not Role.WORKER:
+        return None
+    decision = situation.master.replace.get(slot.index)
+    return decision if decision is not None and decision.pod_uid == uid else None
+
+
+def _replace(situation: Situation, pod: ObservedPod) -> Steps:
+    # The master asks once no world needs the pod, so there is nothing to wait for.
+    if _decision(situation, pod.slot, pod.uid) is not None:
+        yield from delete(pod, DeleteReason.REPLACED, SHORTEST_GRACE_S, situation.job)
+
+
+def _why_create(situation: Situation, slot: Slot, entry: SlotHistory) -> str | None:
+    """Why a place without a living pod gets one, for people; None where it gets none."""
+    if entry.incarnation < 0:
+        return "the place is empty"
+    last = next(
+        (pod for pod in situation.pods.get(slot, ()) if pod.incarnation == entry.incarnation), None
+    )
+    name = slot.pod_name(situation.job.name, entry.incarnation)
+    decision = _decision(situation, slot, entry.uid)
+    if decision is not None:
+        return f"the master wants {name} made anew: {decision.reason}"
+    if slot.role is Role.EXTRA and not _restarts(situation, slot, entry):
+        return None
+    if slot.role is Role.WORKER and entry.succeeded:
+        return None
+    return f"{name} {_how_ended(last)}"
+
+
+def _restarts(situation: Situation, slot: Slot, entry: SlotHistory) -> bool:
+    """Whether an extra role's pod gets a successor; one that was taken away always does."""
+    roles = situation.job.spec.extra_roles
+    policy = next(role.restart_policy for role in roles if role.name == slot.name)
+    if policy is RestartPolicy.ALWAYS or entry.removed:
+        return True
+    return policy is RestartPolicy.ON_FAILURE and not entry.succeeded
+
+
+def _how_ended(pod: ObservedPod | None) -> str:
+    if pod is None:
+        return "is gone"
+    if pod.lost:
+        return f"is on {pod.node or 'a node'}, which does not answer"
+    code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
+    return f"ended{code}" + (f" ({pod.reason})" if pod.reason else "")
+
+
+def _avoid(situation: Situation) -> tuple[str, ...]:
+    spec = situation.job.spec
+    if not spec.exclude_failed_nodes or spec.max_excluded_nodes == 0:
+        return ()
+    return situation.master.excluded[-spec.max_excluded_nodes :]

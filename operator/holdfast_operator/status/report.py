@@ -1,0 +1,164 @@
+"""The status subresource: what is, for people, `kubectl get`, HPA and the next plan.
+
+Made whole at every look; what only the past knows (first start, the last world of a master that
+is away) is taken from the last status. Once the job is over, its end never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast_operator.plan.pods import WORKER, Role
+from holdfast_operator.plan.situation import Situation
+from holdfast_operator.plan.view import Outcome
+from holdfast_operator.status.conditions import holding, rfc3339, settle
+from holdfast_operator.status.statements import statements
+from holdfast_wire import keys
+from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus, PodPhase
+
+_BUDGETS: Final[Mapping[BudgetKind, str]] = {
+    BudgetKind.FAILURES: "failures",
+    BudgetKind.PREEMPTIONS: "preemptions",
+    BudgetKind.RESCALES: "rescales",
+    BudgetKind.NO_PROGRESS: "noProgressRestarts",
+}
+_RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STOPPING, JobPhase.SUCCEEDED})
+_MOST_NODES: Final = 64
+"""As many excluded nodes as the CRD lets a status have."""
+
+
+def report(situation: Situation, outcome: Outcome | None, *, finished: bool) -> dict[str, Any]:
+    """The whole status object of a job.
+
+    Args:
+        situation: The look at the job.
+        outcome: How the job ends, where that is decided.
+        finished: Whether it is over with this look.
+    """
+    if situation.job.ended_at is not None:
+        return _ended(situation)
+    job, master = situation.job, situation.master
+    status: dict[str, Any] = {
+        "observedGeneration": job.generation,
+        **_pods(situation),
+        "selector": f"{keys.LABEL_JOB}={job.name},{keys.LABEL_ROLE}={WORKER}",
+        "size": {
+            "min": job.spec.size.least,
+            "desired": job.spec.size.desired,
+            "max": job.spec.size.most,
+        },
+    }
+    if master.status is not None:
+        status |= _from_master(situation, master.status)
+    else:
+        names = ("world", "restarts", "budgets", "goodputPercent")
+        status |= {name: job.status[name] for name in names if name in job.status}
+    if job.master_endpoint:
+        status["masterEndpoint"] = job.master_endpoint
+    if master.excluded:
+        status["excludedNodes"] = list(master.excluded[-_MOST_NODES:])
+    status |= _times(situation, finished=finished)
+    before = job.status.get("conditions", ())
+    stated = statements(situation, outcome, finished=finished)
+    status["conditions"] = settle(stated, before, job.generation, situation.now)
+    status["phase"] = _phase(situation, status)
+    return status
+
+
+def _ended(situation: Situation) -> dict[str, Any]:
+    """The status of a job that is over: only its pods still change."""
+    return {**situation.job.status, **_pods(situation)}
+
+
+def _pods(situation: Situation) -> dict[str, Any]:
+    workers = situation.live(Role.WORKER)
+    master = situation.master
+    ready = sum(pod.ready for pod in workers)
+    if master.connected and master.status is not None:
+        ready = min(master.status.ready_nodes, len(workers))
+    names = dict.fromkeys(slot.name for slot in sorted(situation.pods))
+    return {
+        "replicas": len(workers),
+        "readyReplicas": ready,
+        "roles": [_role(situation, name) for name in names],
+    }
+
+
+def _role(situation: Situation, name: str) -> dict[str, Any]:
+    pods = [pod for slot, group in situation.pods.items() if slot.name == name for pod in group]
+    live = [pod for pod in pods if pod.live]
+    return {
+        "name": name,
+        "active": len(live),
+        "ready": sum(pod.ready for pod in live),
+        "succeeded": sum(pod.phase is PodPhase.SUCCEEDED for pod in pods),
+        "failed": sum(pod.phase is PodPhase.FAILED for pod in pods),
+        "terminating": sum(pod.deleting for pod in live),
+    }
+
+
+def _from_master(situation: Situation, said: JobStatus) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "world": _world(situation, said),
+        "restarts": {
+            "inPlace": said.restarts_in_place,
+            "replaced": said.nodes_replaced,
+            "disrupted": said.nodes_disrupted,
+            "rescaled": said.rescales,
+        },
+        "budgets": [
+            {"name": _BUDGETS[budget.kind], "used": budget.used, "limit": budget.limit}
+            for budget in said.budgets
+            if budget.used > 0 and budget.kind in _BUDGETS
+        ],
+    }
+    if said.job_seconds > 0:
+        result["goodputPercent"] = max(0, min(100, round(said.goodput * 100)))
+    return result
+
+
+def _world(situation: Situation, said: JobStatus) -> dict[str, Any]:
+    before = situation.job.status.get("world", {})
+    world: dict[str, Any] = {
+        "round": said.round,
+        "epoch": said.epoch,
+        "size": said.world_size,
+        "activeReplicas": said.active_nodes,
+        "standbys": said.standby_nodes,
+        "step": said.step,
+    }
+    known = before.get("activeReplicas", 0)
+    if known and said.active_nodes and said.active_nodes != known:
+        world["lastScaleTime"] = rfc3339(situation.now)
+    elif "lastScaleTime" in before:
+        world["lastScaleTime"] = before["lastScaleTime"]
+    return world
+
+
+def _times(situation: Situation, *, finished: bool) -> dict[str, Any]:
+    job, said = situation.job, situation.master.status
+    times: dict[str, Any] = {}
+    if "startTime" in job.status:
+        times["startTime"] = job.status["startTime"]
+    elif said is not None and said.phase is JobPhase.TRAINING:
+        times["startTime"] = rfc3339(situation.now)
+    if finished:
+        times["completionTime"] = rfc3339(situation.now)
+    return times
+
+
+def _phase(situation: Situation, status: Mapping[str, Any]) -> str:
+    """One word for people; programs read the conditions."""
+    true = set(holding(status["conditions"]))
+    for condition, phase in (("Complete", "Succeeded"), ("Failed", "Failed")):
+        if condition in true:
+            return phase
+    if situation.job.spec.suspend:
+        return "Suspended"
+    said = situation.master.status
+    if said is None or "startTime" not in status:
+        return "Pending"
+    if "Scaling" in true or said.phase is JobPhase.SAVING:
+        return "Scaling"
+    return "Running" if said.phase in _RUNNING else "Restarting"

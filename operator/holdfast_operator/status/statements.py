@@ -1,0 +1,109 @@
+"""What holds of a job now: each condition's statement, with its reason.
+
+`Complete` and `Failed` are there only once they are true, `FailureTarget` from the moment on at
+which a failure is decided; the others always are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast_operator.plan.pods import Role, Slot, wanted_slots
+from holdfast_operator.plan.situation import Situation
+from holdfast_operator.plan.view import Outcome
+from holdfast_operator.status.conditions import Statement, holding
+
+
+def statements(
+    situation: Situation, outcome: Outcome | None, *, finished: bool
+) -> Iterator[Statement]:
+    """Every condition of the job, in a fixed order.
+
+    Args:
+        situation: The look at the job.
+        outcome: How it ends, where that is decided.
+        finished: Whether it is over with this look.
+    """
+    yield _suspended(situation)
+    yield _master_ready(situation, finished=finished)
+    yield _quorum_ready(situation, finished=finished)
+    yield _scaling(situation, finished=finished)
+    yield _degraded(situation, finished=finished)
+    if outcome is not None and not outcome.succeeded:
+        yield Statement("FailureTarget", True, outcome.reason, outcome.text)
+    if outcome is not None and finished:
+        kind = "Complete" if outcome.succeeded else "Failed"
+        yield Statement(kind, True, outcome.reason, outcome.text)
+
+
+def _suspended(situation: Situation) -> Statement:
+    before = situation.job.status.get("conditions", ())
+    if situation.job.spec.suspend:
+        if situation.live(Role.WORKER):
+            return Statement("Suspended", False, "Suspending", "the workers are being stopped")
+        return Statement("Suspended", True, "Suspended", "spec.suspend is true")
+    was = "Suspended" in holding(before) or any(one["reason"] == "Resumed" for one in before)
+    if was:
+        return Statement("Suspended", False, "Resumed", "spec.suspend is false again")
+    return Statement("Suspended", False, "NotSuspended")
+
+
+def _master_ready(situation: Situation, *, finished: bool) -> Statement:
+    kind = "MasterReady"
+    if finished:
+        return Statement(kind, False, "JobFinished")
+    if situation.master.connected:
+        return Statement(kind, True, "Connected")
+    if situation.job.spec.suspend:
+        return Statement(kind, False, "Suspended")
+    if situation.master.status is None:
+        return Statement(kind, False, "MasterStarting", "the master has not been reached yet")
+    return Statement(kind, False, "MasterUnreachable", "training goes on without the master")
+
+
+def _quorum_ready(situation: Situation, *, finished: bool) -> Statement:
+    kind = "QuorumReady"
+    least = situation.job.spec.size.least
+    status = situation.master.status
+    active = 0 if status is None else status.active_nodes
+    if finished:
+        return Statement(kind, False, "JobFinished")
+    if active >= least:
+        return Statement(kind, True, "EnoughWorkers")
+    message = f"{active} workers train, at least {least} are needed"
+    return Statement(kind, False, "InsufficientWorkers", message)
+
+
+def _scaling(situation: Situation, *, finished: bool) -> Statement:
+    kind = "Scaling"
+    status = situation.master.status
+    if finished or situation.job.spec.suspend or status is None or status.round == 0:
+        return Statement(kind, False, "Steady")
+    wanted = set(wanted_slots(situation.job.spec))
+    going = [pod for pod in situation.live(Role.WORKER) if pod.slot not in wanted]
+    if going:
+        return Statement(kind, True, "ScaleDown", f"{len(going)} workers are to go")
+    coming = [slot for slot in sorted(wanted) if _is_coming(situation, slot)]
+    if coming:
+        return Statement(kind, True, "ScaleUp", f"{len(coming)} workers are to come")
+    return Statement(kind, False, "Steady")
+
+
+def _is_coming(situation: Situation, slot: Slot) -> bool:
+    """Whether a worker's place has never had a pod."""
+    return slot.role is Role.WORKER and situation.entry(slot).incarnation < 0
+
+
+def _degraded(situation: Situation, *, finished: bool) -> Statement:
+    kind = "Degraded"
+    spec, status = situation.job.spec, situation.master.status
+    if finished or spec.suspend or status is None or status.round == 0:
+        return Statement(kind, False, "AsRequested")
+    expected = spec.replicas - spec.replicas % spec.node_unit
+    if status.active_nodes < expected:
+        message = f"{status.active_nodes} of {expected} workers train"
+        return Statement(kind, True, "BelowRequested", message)
+    if situation.master.excluded:
+        message = "avoided nodes: " + ", ".join(situation.master.excluded)
+        return Statement(kind, True, "NodeExcluded", message)
+    return Statement(kind, False, "AsRequested")
