@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 from holdfast_cli.failures import MasterUnreachableError
 from holdfast_cli.home import JobHome, JobRecord
@@ -16,7 +17,8 @@ from holdfast_cli.runner import processes
 from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob, LocalPod
 from holdfast_cli.runner.master_process import MasterProcess
-from holdfast_operator.build import process_of
+from holdfast_operator.build.contract import Identity
+from holdfast_operator.build.process import build_process
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import Role
 
@@ -93,14 +95,28 @@ class PodProcesses:
         return self._master.running
 
     async def _start_worker(self, pod: LocalPod) -> processes.Running:
-        command = process_of(self._job.job, pod.slot, pod.name, pod.uid)
         endpoint = self._home.endpoint()
-        tls = await asyncio.to_thread(self._identities.write_agent, pod.slot.index)
+        slot = pod.slot
+        is_agent = slot.role is Role.WORKER
+        tls = await asyncio.to_thread(self._identities.write_agent, slot.index) if is_agent else ""
+        built = build_process(
+            self._job.job.spec,
+            Identity(
+                job=self._job.job.name,
+                namespace=self._job.job.namespace,
+                job_uid=self._job.uid,
+                slot=slot,
+                pod_name=pod.name,
+                pod_uid=pod.uid,
+                master=endpoint.target if endpoint else "",
+                tls_dir=tls,
+            ),
+        )
         return await processes.start(
             processes.Command(
-                argv=command.argv,
-                env=_environment(command.env, tls, endpoint.target if endpoint else ""),
-                cwd=Path(command.cwd) if command.cwd else Path.cwd(),
+                argv=built.argv,
+                env=_environment(built.env),
+                cwd=Path(built.working_dir or "."),
                 log=self._home.logs / f"{pod.name}.log",
             )
         )
@@ -114,13 +130,14 @@ class PodProcesses:
     async def _end(self, running: processes.Running, grace_s: float) -> None:
         await running.end(grace_s)
 
-    def _own(self, coroutine: object) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(coroutine)  # type: ignore[arg-type]
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def _environment(given: dict[str, str], tls: str, master: str) -> dict[str, str]:
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    # `holdfast-run` must be found even where the environment of this Python is not active.
     scripts = str(Path(sys.executable).parent)
     path = f"{scripts}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**os.environ, "PATH": path, **given}

@@ -18,6 +18,7 @@ from holdfast_cli.failures import BadInputError, MasterUnreachableError
 from holdfast_cli.home import JobHome, JobRecord, is_running, job_home, process_started
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.supervise import Director, Supervisor
+from holdfast_operator.build.process import check_job, job_notices
 from holdfast_operator.crd import load_crd
 from holdfast_operator.spec import ElasticJob, InvalidJobError, read_job
 
@@ -51,7 +52,7 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
     if options.detach:
         return _detach(file, home, environ)
     record = _prepare(home, job, file)
-    for notice in job.notices:
+    for notice in job_notices(job):
         print(f"notice: {notice}", file=sys.stderr)
     supervisor = Supervisor(LocalJob(job, record.uid), home, record, options.logs)
     return asyncio.run(supervisor.main(_view(options), options.director))
@@ -63,9 +64,13 @@ def _read(file: Path) -> ElasticJob:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"job file {str(file)!r} cannot be read: {error}") from error
     try:
-        return read_job(text, load_crd(), str(file))
+        job = read_job(text, load_crd(), str(file))
     except InvalidJobError as error:
         raise BadInputError(str(error)) from error
+    problems = check_job(job)
+    if problems:
+        raise BadInputError(str(InvalidJobError(str(file), list(problems))))
+    return job
 
 
 def _refuse_running(home: JobHome) -> None:
