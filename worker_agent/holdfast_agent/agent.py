@@ -1,0 +1,319 @@
+"""The agent: owns what this node knows, hears master, zygote and signals, and acts.
+
+Every message is checked against the fence, judged by a pure function of `decide`, and carried out
+by one of the owned parts (runner, stores, watch, ending). One thread: the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from holdfast.layout import Header
+from holdfast_agent import peers, zygote
+from holdfast_agent.commands import Commands
+from holdfast_agent.decide import fence, masterless, orders
+from holdfast_agent.decide.fence import Accepted, FenceVerdict
+from holdfast_agent.decide.goodput import Ledger, class_of
+from holdfast_agent.ending import End, Ending
+from holdfast_agent.errors import RefusedError
+from holdfast_agent.greeting import Memory, Self, hello
+from holdfast_agent.hearing import ZygoteEvents
+from holdfast_agent.lease import Lease
+from holdfast_agent.runner import RoundRunner, Tools
+from holdfast_agent.session import Dial, Session
+from holdfast_agent.statements import Statements
+from holdfast_agent.stores import Stores
+from holdfast_agent.watch import Watch
+from holdfast_wire.messages import (
+    Arm,
+    DumpStacks,
+    GetRoundRequest,
+    Goodbye,
+    HeartbeatInterval,
+    Leave,
+    PrepareStore,
+    SessionRequest,
+    SessionResponse,
+    StateDigest,
+    StopRound,
+    Warmed,
+    Welcome,
+    WorldAssignment,
+)
+
+log = logging.getLogger(__name__)
+
+ABOUT_ROUND = (WorldAssignment, StopRound, Arm)
+"""Messages that an older round in the fence makes void."""
+STORE_LINGER_SECONDS = 1.0
+"""The store of the round before goes this much later: nodes that have not heard of the new round
+yet would see their store vanish, and their own exceptions would look like the cause."""
+CLOSE_SECONDS = 1.0
+"""For the last messages when the agent ends."""
+FIRST_LIMITS = Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
+"""What holds until a master says otherwise."""
+
+
+class Agent:
+    """One node's agent. `run` returns why and with which exit code it ended."""
+
+    def __init__(self, tools: Tools, own: Self, dial: Dial, jitter: random.Random) -> None:
+        """Wire the parts together; nothing runs yet. Needs a running event loop."""
+        launch = tools.settings.launch
+        self._tools, self._own, self._dial = tools, own, dial
+        self.accepted = Accepted()
+        self.welcome = FIRST_LIMITS
+        self.warm = False
+        self.dropped: collections.Counter[FenceVerdict] = collections.Counter()
+        self.statements = Statements()
+        self.runner = RoundRunner(tools, self.report)
+        self.stores = Stores(tools.control, own.address, self.report)
+        self.watch = Watch(tools.page, self.runner, self.report)
+        self.lease = Lease(tools.page, self._on_stood_still)
+        self.commands = Commands(tools.control, self.runner, self.report)
+        self.ending = Ending(
+            self.runner,
+            managed=not own.unmanaged,
+            grace_seconds=tools.settings.grace_seconds,
+            stop_seconds=launch.shutdown_seconds,
+        )
+        self.session = Session(dial, self, jitter)
+        self._events = ZygoteEvents(self)
+        self._digest: StateDigest | None = None
+        self._ledger = Ledger()
+        self._accounted_at = self._lost_at = time.monotonic()
+        self._handlers: Mapping[type[Any], Callable[[Any, Any], None]] = {
+            Welcome: self._on_welcome,
+            WorldAssignment: self._on_assignment,
+            StopRound: self._on_stop,
+            PrepareStore: lambda order, _: self.stores.prepare(order.store_id),
+            Arm: self._on_arm,
+            DumpStacks: lambda order, _: self.commands.dump_stacks(order),
+            Leave: lambda order, _: self._on_leave(order),
+            StateDigest: lambda digest, _: self._on_digest(digest),
+            HeartbeatInterval: lambda order, _: self._set_interval(order.heartbeat_seconds),
+        }
+
+    # --- the life of the agent ------------------------------------------------------------------
+
+    async def run(self) -> End:
+        """Work until the master, a signal or a fault ends the agent."""
+        self.lease.begin()
+        self._events.listen(self._tools.process)
+        works = (
+            self.lease.run(),
+            self.watch.beat(),
+            self.watch.poll(),
+            self._every_second(),
+            self.session.run(),
+        )
+        tasks = [self._supervised(work) for work in works]
+        end = await self.ending.wait()
+        await self.commands.close()
+        self.report(Goodbye(reason=end.reason))
+        await self.session.close(CLOSE_SECONDS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return end
+
+    def report(self, message: Any, round_number: int | None = None) -> None:
+        """Send a message, about `round_number` where it is about workers."""
+        self.statements.note(message, round_number or 0)
+        request = SessionRequest(fence=self.accepted.fence(round_number), message=message)
+        self.session.send(request)
+
+    def on_signal(self, number: int) -> None:
+        """A signal that ends the agent came."""
+        if self.ending.on_signal(number, connected=self.session.connected):
+            self.report(Goodbye(reason=f"signal {number}", terminated=True))
+
+    def become_warm(self, seconds: float) -> None:
+        """The zygote is ready, or says that it cannot fork any more."""
+        self.warm = True
+        self.report(Warmed(seconds=seconds, cold_reason=self.runner.cold_reason))
+
+    def on_zygote_lost(self, event: zygote.ZygoteExited) -> None:
+        """The zygote is gone and its workers with it; grpc is loaded, so none can be forked anew."""
+        found = self._tools.process.kill_orphans(self._tools.spare)
+        self.runner.zygote_lost()
+        if not self.ending.begun:
+            cause = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
+            self.ending.fail(f"the zygote ended with {cause}; {found} processes were killed")
+
+    async def close_zygote(self, timeout_seconds: float) -> None:
+        """End the zygote and wait for it."""
+        self._tools.process.shutdown()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._events.gone.wait(), timeout_seconds)
+
+    # --- the stream -----------------------------------------------------------------------------
+
+    def hello(self) -> SessionRequest:
+        """Return the first message of a new stream."""
+        self._account()
+        memory = Memory(
+            warm=self.warm,
+            round=self.accepted.round,
+            done_command_ids=self.commands.done_ids(),
+            goodput=self._ledger.entries(),
+            digest=self._digest,
+            store=self.stores.prepared,
+        )
+        message = hello(
+            self._tools.settings, self._own, memory, self.runner.current, self._tools.page
+        )
+        return SessionRequest(fence=self.accepted.fence(), message=message)
+
+    def on_response(self, response: SessionResponse) -> bool:
+        """Act on a message of the master, if its fence allows."""
+        message = response.message
+        verdict = fence.judge(
+            self.accepted, response.fence, about_round=isinstance(message, ABOUT_ROUND)
+        )
+        if verdict is not FenceVerdict.ACCEPT or response.fence is None:
+            self.dropped[verdict] += 1
+            log.warning("%s of the master dropped: %s", type(message).__name__, verdict.value)
+            return False
+        own_round = self.accepted.round
+        assigned = isinstance(message, WorldAssignment)
+        self.accepted = fence.accept(self.accepted, response.fence, about_round=assigned)
+        handler = self._handlers.get(type(message))
+        if handler is None or (self.ending.begun and not isinstance(message, Welcome)):
+            return True
+        handler(message, own_round if assigned else response.fence.round)
+        return True
+
+    def on_down(self, reason: str) -> None:
+        """The stream ended: workers train on."""
+        self._lost_at = time.monotonic()
+        if not self.ending.begun:
+            log.warning("lost the master: %s", reason)
+
+    # --- orders ---------------------------------------------------------------------------------
+
+    def _on_welcome(self, welcome: Welcome, _: int) -> None:
+        log.info("welcomed by the master of epoch %d", self.accepted.epoch)
+        self.welcome = welcome
+        self._set_interval(welcome.heartbeat_seconds)
+        self.runner.capture_stderr(welcome.log_patterns)
+        if welcome.lease_seconds > 0:
+            self._tools.page.words[Header.LEASE_LIMIT_NS] = int(welcome.lease_seconds * 1e9)
+        verdict = orders.on_welcome(self.accepted.round, welcome.round, alive=self.runner.alive)
+        for request in self.statements.again(self.accepted):
+            self.session.send(request)
+        if self.warm and self.runner.cold_reason:
+            self.report(Warmed(cold_reason=self.runner.cold_reason))
+        if verdict.order is orders.Order.KILL:
+            self.runner.kill(verdict.reason)
+
+    def _on_assignment(self, assignment: WorldAssignment, own_round: int) -> None:
+        verdict = orders.on_assignment(
+            own_round,
+            self.accepted.round,
+            assignment.local_world_size,
+            self._tools.settings.launch.local_world_size,
+        )
+        if verdict.order is not orders.Order.START:
+            log.warning("assignment ignored: %s", verdict.reason)
+            return
+        log.info(
+            "round %d: ranks %d to %d of %d (%s)",
+            self.accepted.round,
+            assignment.base_rank,
+            assignment.base_rank + assignment.local_world_size - 1,
+            assignment.world_size,
+            assignment.reason,
+        )
+        self.statements.forget_before(self.accepted.round - 1)
+        self.stores.use(assignment.store_id, STORE_LINGER_SECONDS)
+        self.runner.start(self.accepted.round, assignment)
+
+    def _on_stop(self, order: StopRound, number: int) -> None:
+        verdict = orders.on_stop(self.accepted.round, number, alive=self.runner.alive)
+        if verdict.order is orders.Order.KILL:
+            self.runner.stop(order.grace_seconds, order.reason)
+        self.commands.when_dead(order.command_id, verdict.reason)
+
+    def _on_arm(self, arm: Arm, number: int) -> None:
+        problem = self.watch.arm(arm, number)
+        if problem:
+            log.warning("arm %d at step %d: %s", arm.arm_id, arm.step, problem)
+
+    def _on_leave(self, order: Leave) -> None:
+        log.info("the master says leave: %s", order.reason)
+        self.commands.when_dead(order.command_id, order.reason)
+        self.ending.leave(order)
+
+    def _on_digest(self, digest: StateDigest) -> None:
+        known = self._digest
+        if (
+            known is None
+            or known.fence is None
+            or digest.fence is None
+            or (digest.fence.epoch, digest.sequence) > (known.fence.epoch, known.sequence)
+        ):
+            self._digest = digest
+
+    def _set_interval(self, seconds: float) -> None:
+        if seconds > 0:
+            self.watch.interval_seconds = seconds
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _on_stood_still(self, age_seconds: float) -> bool:
+        """The lease ran out before this process could renew it: kill what may be left."""
+        self.runner.stood_still(age_seconds)
+        return self.runner.alive
+
+    async def _every_second(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._account()
+            if not self.session.connected and self.runner.alive:
+                await self._without_master()
+
+    async def _without_master(self) -> None:
+        current = self.runner.current
+        members = current.assignment.peers if current is not None else ()
+        settings = self._tools.settings
+        request = GetRoundRequest(node_rank=settings.node_rank, fence=self.accepted.fence())
+        answers = await peers.ask(members, request, self._dial.job_uid, self._dial.tls_dir)
+        if self.session.connected:
+            return
+        verdict = masterless.judge(
+            silent_seconds=time.monotonic() - self._lost_at,
+            limit_seconds=self.welcome.masterless_limit_seconds,
+            epoch=self.accepted.epoch,
+            own_round=self.accepted.round,
+            answers=answers,
+        )
+        if verdict.kill:
+            self.runner.kill(verdict.reason)
+
+    def _account(self) -> None:
+        now = time.monotonic()
+        name = class_of(self.runner.phase, saving=self.watch.saving)
+        self._ledger = self._ledger.add(name, now - self._accounted_at)
+        self._accounted_at = now
+
+    def _supervised(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a part that never ends by itself; its fault ends the agent."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except RefusedError as error:
+                self.ending.fail(f"the master refused this agent: {error}")
+            except Exception as error:
+                log.exception("a part of the agent failed")
+                self.ending.fail(f"{type(error).__name__}: {error}")
+
+        return asyncio.create_task(guarded())

@@ -1,0 +1,218 @@
+"""The agent's settings, parsed once: HOLDFAST_* variables and the command line.
+
+The environment is read here and in `flags` (torch's PET_* defaults), nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from holdfast_agent import flags
+from holdfast_agent.errors import InputError
+from holdfast_agent.launch import Launch
+from holdfast_wire import keys
+
+ENV_GRACE = "HOLDFAST_GRACE_SECONDS"
+"""Time between SIGTERM to the agent and its end; in a pod its grace period minus 5 s."""
+ENV_TOPOLOGY = "HOLDFAST_TOPOLOGY"
+"""Topology labels as `key=value,key=value`."""
+ENV_PRELOAD = "HOLDFAST_PRELOAD"
+"""Modules to import before the first worker is forked, comma-separated."""
+ENV_FORK = "HOLDFAST_FORK"
+"""0: start every worker as a fresh interpreter."""
+ENV_LOG_LEVEL = "HOLDFAST_LOG_LEVEL"
+"""debug, info, warning or error."""
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+MAX_SECONDS = 86_400.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that an agent has to know before it starts anything."""
+
+    launch: Launch
+    """The command line."""
+    standalone: bool
+    """True: no HOLDFAST_MASTER, the agent starts a job master of its own."""
+    master: str = ""
+    """HOLDFAST_MASTER, host:port; empty when standalone."""
+    job: str = "standalone"
+    """HOLDFAST_JOB, the job's name and run id."""
+    job_uid: str = ""
+    """HOLDFAST_JOB_UID; part of every certificate of the job. Empty when standalone."""
+    node_rank: int = 0
+    """HOLDFAST_NODE_RANK: stable index of this node; 0 when standalone."""
+    pod_uid: str = ""
+    """HOLDFAST_POD_UID: tells this agent process from one that it replaces; empty: the agent's
+    own random id stands for it."""
+    tls_dir: Path = Path()
+    """HOLDFAST_TLS_DIR: directory of ca.pem, cert.pem and key.pem."""
+    grace_seconds: float = 30.0
+    """HOLDFAST_GRACE_SECONDS: from SIGTERM to the agent's end, s. 30 is Kubernetes' default
+    grace period; workers get the last part of it."""
+    topology: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """HOLDFAST_TOPOLOGY: labels that order the first world; default none."""
+    preload: tuple[str, ...] = ()
+    """HOLDFAST_PRELOAD: imported once before the first fork, beside torch; default none, because
+    a user's imports may have effects."""
+    fork: bool = True
+    """HOLDFAST_FORK: False starts every worker cold, for scripts that do not survive a fork."""
+    log_level: str = "INFO"
+    """HOLDFAST_LOG_LEVEL: least severe level that is logged to stderr."""
+    notes: tuple[str, ...] = ()
+    """Flags without effect, for stderr."""
+
+
+def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """Return the settings of this process.
+
+    Raises:
+        InputError: a flag or variable is wrong.
+        SystemExit: from torch's parser, code 2 or (--help) 0.
+    """
+    standalone = not environ.get(keys.ENV_MASTER)
+    check(environ)
+    launch = flags.parse(argv, environ, environ.get(keys.ENV_NPROC_PER_NODE) or None)
+    known = {
+        "rdzv_backend": keys.RDZV_BACKEND,
+        "rdzv_endpoint": environ.get(keys.ENV_MASTER, ""),
+        "rdzv_id": environ.get(keys.ENV_JOB, ""),
+        "node_rank": environ.get(keys.ENV_NODE_RANK, ""),
+    }
+    settings = Settings(
+        launch=launch,
+        standalone=standalone,
+        grace_seconds=_seconds(environ, ENV_GRACE, 30.0),
+        topology=_topology(environ.get(ENV_TOPOLOGY, "")),
+        preload=tuple(name for name in environ.get(ENV_PRELOAD, "").split(",") if name),
+        fork=_switch(environ, ENV_FORK),
+        log_level=_log_level(environ),
+        notes=(
+            *flags.notes(launch, known, standalone=standalone),
+            *_nnodes_notes(launch, environ, standalone=standalone),
+        ),
+    )
+    return settings if standalone else _with_identity(settings, environ)
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Refuse what can be refused before torch is imported, which takes seconds.
+
+    Raises:
+        InputError: a variable is missing or wrong.
+    """
+    _seconds(environ, ENV_GRACE, 30.0)
+    _topology(environ.get(ENV_TOPOLOGY, ""))
+    _switch(environ, ENV_FORK)
+    _log_level(environ)
+    if not environ.get(keys.ENV_MASTER):
+        return
+    _endpoint(environ)
+    for name in (keys.ENV_JOB, keys.ENV_JOB_UID, keys.ENV_NODE_RANK, keys.ENV_TLS_DIR):
+        if not environ.get(name):
+            raise InputError(
+                name, environ.get(name, ""), f"a value, because {keys.ENV_MASTER} is set"
+            )
+    _number(environ, keys.ENV_NODE_RANK)
+    tls_dir = Path(environ[keys.ENV_TLS_DIR])
+    for file in (keys.CA_FILE, keys.CERT_FILE, keys.KEY_FILE):
+        if not (tls_dir / file).is_file():
+            raise InputError(
+                keys.ENV_TLS_DIR, str(tls_dir), f"a directory with {file}, which is missing"
+            )
+
+
+def _with_identity(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    return dataclasses.replace(
+        settings,
+        master=_endpoint(environ),
+        job=environ[keys.ENV_JOB],
+        job_uid=environ[keys.ENV_JOB_UID],
+        node_rank=_number(environ, keys.ENV_NODE_RANK),
+        pod_uid=environ.get(keys.ENV_POD_UID, ""),
+        tls_dir=Path(environ[keys.ENV_TLS_DIR]).absolute(),
+    )
+
+
+def _nnodes_notes(
+    launch: Launch, environ: Mapping[str, str], *, standalone: bool
+) -> tuple[str, ...]:
+    """Say where --nnodes disagrees with the job; refuse what a standalone run cannot do."""
+    if standalone:
+        if launch.min_nodes > 1:
+            raise InputError(
+                "--nnodes",
+                f"{launch.min_nodes}:{launch.max_nodes}",
+                f"1 (or 1:MAX) without {keys.ENV_MASTER}: a standalone run is one node; "
+                "start more nodes with `holdfast run`",
+            )
+        return ()
+    text = environ.get(keys.ENV_NNODES, "")
+    if not text:
+        return ()
+    low, high = _range(keys.ENV_NNODES, text)
+    if launch.nnodes_given and (low, high) != (launch.min_nodes, launch.max_nodes):
+        asked = f"{launch.min_nodes}:{launch.max_nodes}"
+        return (f"--nnodes={asked} has no effect: the job says {low}:{high}",)
+    return ()
+
+
+def _endpoint(environ: Mapping[str, str]) -> str:
+    text = environ[keys.ENV_MASTER]
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise InputError(keys.ENV_MASTER, text, "host:port, for example 10.0.0.7:7777")
+    return text
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ[name]
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise InputError(name, text, "a whole number, 0 or more")
+    return int(text)
+
+
+def _range(name: str, text: str) -> tuple[int, int]:
+    parts = text.split(":")
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
+        raise InputError(name, text, "a number or MIN:MAX")
+    return int(parts[0]), int(parts[-1])
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise InputError(name, text, "seconds, for example 25") from error
+    if not (math.isfinite(value) and 0 <= value <= MAX_SECONDS):
+        raise InputError(name, text, f"seconds from 0 to {MAX_SECONDS:.0f}")
+    return value
+
+
+def _topology(text: str) -> Mapping[str, str]:
+    pairs = {}
+    for item in filter(None, text.split(",")):
+        key, separator, value = item.partition("=")
+        if not (key and separator):
+            raise InputError(ENV_TOPOLOGY, text, "key=value,key=value")
+        pairs[key] = value
+    return pairs
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool:
+    text = environ.get(name, "1")
+    if text not in ("0", "1"):
+        raise InputError(name, text, "0 or 1")
+    return text == "1"
+
+
+def _log_level(environ: Mapping[str, str]) -> str:
+    text = environ.get(ENV_LOG_LEVEL) or "info"
+    if text.upper() not in LOG_LEVELS:
+        raise InputError(ENV_LOG_LEVEL, text, "debug, info, warning or error")
+    return text.upper()

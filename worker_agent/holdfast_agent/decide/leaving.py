@@ -1,0 +1,113 @@
+"""The agent's exit code, and how it ends when it is asked to by a signal."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from holdfast_wire.messages import LeaveOutcome
+
+
+class ExitCode(enum.IntEnum):
+    """What a shell, a kubelet or the local runner sees. 128 + N is added for signal N."""
+
+    SUCCESS = 0
+    """The job succeeded, or this node was released."""
+    FAILED = 1
+    """The job failed, or this agent could not go on."""
+    BAD_INPUT = 2
+    """A flag or a variable is wrong; nothing was started."""
+    REPLACED = 75
+    """Another agent took this node's place."""
+
+
+_BY_OUTCOME = {
+    LeaveOutcome.SUCCEEDED: ExitCode.SUCCESS,
+    LeaveOutcome.RELEASED: ExitCode.SUCCESS,
+    LeaveOutcome.FAILED: ExitCode.FAILED,
+    LeaveOutcome.REPLACED: ExitCode.REPLACED,
+    LeaveOutcome.UNSPECIFIED: ExitCode.FAILED,
+}
+
+
+def exit_code(outcome: LeaveOutcome, signal_number: int | None) -> int:
+    """Return the exit code after a Leave.
+
+    signal_number: the signal that the agent got before; it shows unless the job had ended anyway.
+    """
+    if signal_number is not None and outcome in (LeaveOutcome.RELEASED, LeaveOutcome.UNSPECIFIED):
+        return after_signal(signal_number)
+    return int(_BY_OUTCOME[outcome])
+
+
+def after_signal(signal_number: int) -> int:
+    """Return the exit code of an agent that a signal ended."""
+    return 128 + signal_number
+
+
+class SignalStep(enum.Enum):
+    """How the agent answers a signal."""
+
+    NOTICE = "notice"
+    """Tell the master, train on, wait for its Leave."""
+    FORWARD = "forward"
+    """Signal the workers, SIGKILL after the grace, then end."""
+    NOW = "now"
+    """SIGKILL the workers and end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SignalPlan:
+    """What follows a signal."""
+
+    step: SignalStep
+    leave_wait_seconds: float
+    """NOTICE: how long a Leave is waited for, s."""
+    stop_grace_seconds: float
+    """Signal to SIGKILL for the workers after that, s."""
+    reason: str
+
+
+MAX_STOP_SHARE_SECONDS = 5.0
+"""Workers get the last part of the grace for themselves: at most this, at most half of it."""
+
+
+def on_signal(
+    *, earlier: int, managed: bool, connected: bool, grace_seconds: float, stop_seconds: float
+) -> SignalPlan:
+    """Decide on a signal that ends the agent.
+
+    earlier: signals of this kind that came before.
+    managed: somebody else runs the job and can move its work elsewhere; False: standalone.
+    connected: the master hears a notice right now.
+    grace_seconds: from the first signal to the agent's end, s.
+    stop_seconds: signal to SIGKILL for the workers of a run that nobody manages, s.
+    """
+    if earlier > 0:
+        return SignalPlan(
+            step=SignalStep.NOW,
+            leave_wait_seconds=0.0,
+            stop_grace_seconds=0.0,
+            reason="it is the second signal",
+        )
+    if not managed:
+        return SignalPlan(
+            step=SignalStep.FORWARD,
+            leave_wait_seconds=0.0,
+            stop_grace_seconds=stop_seconds,
+            reason="the run ends with its only node",
+        )
+    share = min(MAX_STOP_SHARE_SECONDS, grace_seconds / 2)
+    if not connected:
+        return SignalPlan(
+            step=SignalStep.FORWARD,
+            leave_wait_seconds=0.0,
+            stop_grace_seconds=share,
+            reason="there is no master to tell",
+        )
+    return SignalPlan(
+        step=SignalStep.NOTICE,
+        leave_wait_seconds=grace_seconds - share,
+        stop_grace_seconds=share,
+        reason="the master may save and move the work",
+    )

@@ -1,0 +1,112 @@
+"""How the agent ends: the master's Leave, a signal, or a fault; workers first, then itself.
+
+The exit code and what a signal leads to are decided in `decide.leaving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import signal
+import time
+
+from holdfast_agent.decide import leaving
+from holdfast_agent.decide.leaving import ExitCode, SignalStep
+from holdfast_agent.runner import RoundRunner
+from holdfast_wire.messages import Leave, LeaveOutcome
+
+log = logging.getLogger(__name__)
+
+KILL_MARGIN_SECONDS = 5.0
+"""After SIGKILL processes are waited for this long: one in the kernel's uninterruptible sleep
+would hold the agent for ever."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class End:
+    """Why and with which code the agent ends."""
+
+    code: int
+    reason: str
+    outcome: LeaveOutcome = LeaveOutcome.UNSPECIFIED
+
+
+class Ending:
+    """Waits for whatever ends the agent first."""
+
+    def __init__(
+        self, runner: RoundRunner, *, managed: bool, grace_seconds: float, stop_seconds: float
+    ) -> None:
+        """See `decide.leaving.on_signal` for the values."""
+        self._runner = runner
+        self._managed = managed
+        self._grace_seconds = grace_seconds
+        self._stop_seconds = stop_seconds
+        self._signals: list[int] = []
+        self._done: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """The agent is ending: no more orders are taken."""
+        return self._task is not None or self._done.done()
+
+    @property
+    def signalled(self) -> int | None:
+        """The first signal that came, if any."""
+        return self._signals[0] if self._signals else None
+
+    async def wait(self) -> End:
+        """Return why the agent ends, when its workers are gone."""
+        return await self._done
+
+    def fail(self, reason: str, code: int = ExitCode.FAILED) -> None:
+        """Something makes going on impossible: kill everything and end."""
+        log.error("%s", reason)
+        self._begin(End(code, reason), 0.0, signal.SIGKILL)
+
+    def leave(self, order: Leave) -> None:
+        """The master says that the agent ends."""
+        code = leaving.exit_code(order.outcome, self.signalled)
+        self._begin(End(code, order.reason, order.outcome), order.grace_seconds, signal.SIGTERM)
+
+    def on_signal(self, number: int, *, connected: bool) -> bool:
+        """A signal came; return whether the master is to be told."""
+        earlier = len(self._signals)
+        self._signals.append(number)
+        plan = leaving.on_signal(
+            earlier=earlier,
+            managed=self._managed,
+            connected=connected,
+            grace_seconds=self._grace_seconds,
+            stop_seconds=self._stop_seconds,
+        )
+        log.warning("%s: %s, %s", signal.Signals(number).name, plan.step.value, plan.reason)
+        end = End(leaving.after_signal(self._signals[0]), signal.Signals(number).name)
+        if plan.step is SignalStep.NOTICE:
+            loop = asyncio.get_running_loop()
+            loop.call_later(
+                plan.leave_wait_seconds, self._begin, end, plan.stop_grace_seconds, number
+            )
+            return True
+        if plan.step is SignalStep.NOW:
+            self._runner.stop(0.0, plan.reason)
+        self._begin(end, plan.stop_grace_seconds, number)
+        return False
+
+    def _begin(self, end: End, grace_seconds: float, sig: int) -> None:
+        if self._done.done() or self._task is not None:
+            return
+        self._task = asyncio.create_task(self._end(end, grace_seconds, sig))
+
+    async def _end(self, end: End, grace_seconds: float, sig: int) -> None:
+        self._runner.stop(0.0 if sig == signal.SIGKILL else grace_seconds, end.reason, sig)
+        deadline = time.monotonic() + grace_seconds + KILL_MARGIN_SECONDS
+        try:
+            await asyncio.wait_for(self._runner.died.wait(), max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            log.warning("processes survive SIGKILL (uninterruptible sleep?): they are left behind")
+        await self._runner.close()
+        if not self._done.done():
+            self._done.set_result(end)

@@ -1,0 +1,269 @@
+"""The command line: torchrun's own parser, checked, and turned into one frozen value.
+
+Belongs here: what flags and PET_* variables mean and which of them a master makes pointless. The
+HOLDFAST_* variables are `config`'s. Imports torch, inside functions, because the parser is torch's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from holdfast_agent.errors import InputError
+from holdfast_agent.launch import Launch, LogFlags
+
+PROGRAM = "holdfast-run"
+
+SENSELESS: Mapping[str, str] = {
+    "rdzv_backend": "the job master does the rendezvous",
+    "rdzv_endpoint": "the job master is found by HOLDFAST_MASTER",
+    "rdzv_id": "the run id is the job's name",
+    "rdzv_conf": "the job master has no rendezvous settings here",
+    "master_addr": "each round gets its own store, whose address the job master hands out",
+    "master_port": "each round gets its own store, whose port the job master hands out",
+    "node_rank": "the node rank is HOLDFAST_NODE_RANK",
+    "monitor_interval": "an exit is seen at once, nothing is polled",
+    "start_method": "workers are forked from a process that has imported torch",
+    "event_log_handler": "events are the job master's: see `holdfast events`",
+}
+"""Flags without effect here, and why."""
+
+ALWAYS_SENSELESS = frozenset({"monitor_interval", "start_method", "event_log_handler"})
+"""These have no effect without a master either."""
+
+HELP_NOTE = (
+    "holdfast-run takes every torchrun flag. Differences: --max-restarts bounds the job's failure "
+    "budget, and where it is not given the job's own budget holds (torchrun's default is 0: the "
+    "first failure ends the run). Without HOLDFAST_MASTER in the environment it starts a job "
+    "master of its own for one node. Exit codes: 0 success or released, 1 the job failed, 2 wrong "
+    "flag or environment, 75 another agent took this node's place, 128+N ended by signal N."
+)
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | None) -> Launch:
+    """Return what `argv` and the PET_* variables ask for.
+
+    Args:
+        argv: arguments without the program's name.
+        environ: the environment; torch's parser itself reads os.environ for its defaults.
+        nproc_default: --nproc-per-node where neither flag nor PET_NPROC_PER_NODE is given.
+
+    Raises:
+        InputError: a value is wrong.
+        SystemExit: with code 2 from the parser (unknown flag, missing script), 0 for --help.
+    """
+    _check_boolean_variables(environ)
+    args = _parser().parse_args(list(argv))
+    typed = _typed_flags(argv)
+    from_environment = {
+        name: environ[f"PET_{name.upper()}"]
+        for name in vars(args)
+        if f"PET_{name.upper()}" in environ and name not in typed
+    }
+    given = typed | from_environment.keys()
+    if "nproc_per_node" not in given and nproc_default is not None:
+        args.nproc_per_node = nproc_default
+    low, high = _nnodes(args.nnodes)
+    _check_command(args)
+    return Launch(
+        script=args.training_script,
+        args=tuple(args.training_script_args),
+        module=args.module,
+        no_python=args.no_python and not args.run_path,
+        interpreter=_interpreter(environ, in_process=args.run_path),
+        min_nodes=low,
+        max_nodes=high,
+        nnodes_given="nnodes" in given,
+        local_world_size=_local_world_size(args.nproc_per_node),
+        max_restarts=_max_restarts(args.max_restarts) if "max_restarts" in given else None,
+        role=args.role,
+        rdzv_id=args.rdzv_id if "rdzv_id" in given else None,
+        signals=_signals(args.signals_to_handle),
+        signal_names=args.signals_to_handle,
+        shutdown_seconds=_shutdown_seconds(args.shutdown_timeout, environ),
+        virtual_local_rank=args.virtual_local_rank,
+        numa=args.numa_binding,
+        local_addr=args.local_addr,
+        logs=_logs(args, environ),
+        given=frozenset(given),
+        from_environment=from_environment,
+    )
+
+
+def notes(launch: Launch, known: Mapping[str, str], *, standalone: bool) -> tuple[str, ...]:
+    """Return a line for each flag that has no effect here.
+
+    Args:
+        launch: the parsed flags.
+        known: values (by flag name) that say what holds anyway, such as the operator's PET_*
+            variables for an unmodified torchrun; they are no news to anybody.
+        standalone: no master was given.
+    """
+    lines = []
+    for name, why in SENSELESS.items():
+        if name not in launch.given or (standalone and name not in ALWAYS_SENSELESS):
+            continue
+        value = launch.from_environment.get(name)
+        if value is not None and value == known.get(name):
+            continue
+        source = f"PET_{name.upper()}" if value is not None else f"--{name.replace('_', '-')}"
+        lines.append(f"{source} has no effect: {why}")
+    if "standalone" in launch.given and not standalone:
+        lines.append("--standalone has no effect: HOLDFAST_MASTER names a job master")
+    return tuple(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from torch.distributed.run import get_args_parser
+
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.prog = PROGRAM
+    parser.description = "Starts this node's training processes under a Holdfast job master."
+    parser.epilog = HELP_NOTE
+    return parser
+
+
+def _typed_flags(argv: Sequence[str]) -> frozenset[str]:
+    """Return the names of the flags on the command line: the same parser without defaults."""
+    parser = _parser()
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to list actions
+        action.default = argparse.SUPPRESS
+    return frozenset(vars(parser.parse_args(list(argv))))
+
+
+def _check_boolean_variables(environ: Mapping[str, str]) -> None:
+    names = ("STANDALONE", "MODULE", "NO_PYTHON", "RUN_PATH", "VIRTUAL_LOCAL_RANK")
+    for name in (f"PET_{name}" for name in names):
+        value = environ.get(name, "0")
+        if not value.strip().isdecimal():
+            raise InputError(name, value, "0 or 1")
+
+
+def _interpreter(environ: Mapping[str, str], *, in_process: bool) -> str | None:
+    name = environ.get("PYTHON_EXEC")
+    if name is None or in_process or name == sys.executable:
+        return None
+    if shutil.which(name) is None:
+        raise InputError("PYTHON_EXEC", name, "a Python that is on PATH or a path to one")
+    return name
+
+
+def _nnodes(text: str) -> tuple[int, int]:
+    parts = text.split(":")
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
+        raise InputError("--nnodes", text, "a number or MIN:MAX, for example 2 or 1:4")
+    low, high = int(parts[0]), int(parts[-1])
+    if not 1 <= low <= high:
+        raise InputError("--nnodes", text, "MIN:MAX with 1 ≤ MIN ≤ MAX")
+    return low, high
+
+
+def _local_world_size(text: str) -> int:
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        size = int(determine_local_world_size(text))
+    except ValueError as error:
+        remedy = f"a number, auto, cpu, gpu or xpu ({error})"
+        raise InputError("--nproc-per-node", text, remedy) from error
+    if size < 1:
+        raise InputError("--nproc-per-node", text, "at least 1 process")
+    return size
+
+
+def _max_restarts(value: int) -> int:
+    if value < 0:
+        raise InputError("--max-restarts", value, "0 or more")
+    return value
+
+
+def _signals(text: str) -> tuple[int, ...]:
+    numbers = []
+    for name in (part.strip() for part in text.split(",")):
+        number = getattr(signal, name, None) if name.startswith("SIG") else None
+        if not isinstance(number, signal.Signals) or number in (signal.SIGKILL, signal.SIGSTOP):
+            remedy = "names of signals that can be caught, for example SIGTERM,SIGINT"
+            raise InputError("--signals-to-handle", text, f"{remedy}; {name!r} is none")
+        numbers.append(int(number))
+    return tuple(numbers)
+
+
+def _shutdown_seconds(flag: int | None, environ: Mapping[str, str]) -> float:
+    name, value = "--shutdown-timeout", str(flag)
+    if flag is None:
+        name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+        value = environ.get(name, "30")
+    if not value.strip().isdecimal():
+        raise InputError(name, value, "whole seconds, 0 or more")
+    return float(value)
+
+
+def _logs(args: argparse.Namespace, environ: Mapping[str, str]) -> LogFlags:
+    template = args.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    if args.log_dir and Path(args.log_dir).is_file():
+        raise InputError("--log-dir", args.log_dir, "a directory, this is a file")
+    return LogFlags(
+        log_dir=args.log_dir,
+        redirects=_std("--redirects", args.redirects),
+        tee=_std("--tee", args.tee),
+        ranks_filter=_ranks_filter(args.local_ranks_filter),
+        prefix_template=template,
+        stdout_filters=_words(args.duplicate_stdout_filters),
+        stderr_filters=_words(args.duplicate_stderr_filters),
+        specs=args.logs_specs,
+    )
+
+
+def _std(name: str, text: str) -> str:
+    from torch.distributed.elastic.multiprocessing import Std
+
+    try:
+        Std.from_str(text)
+    except ValueError as error:
+        raise InputError(name, text, "0 to 3, or a list such as 0:1,1:3") from error
+    return text
+
+
+def _ranks_filter(text: str) -> frozenset[int] | None:
+    if not text:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise InputError("--local-ranks-filter", text, "local ranks, for example 0,2")
+    return frozenset(int(part) for part in parts)
+
+
+def _words(value: Sequence[str] | str) -> tuple[str, ...]:
+    # A PET_* default arrives as the plain text, a flag as torch's list.
+    return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+
+
+def _check_command(args: argparse.Namespace) -> None:
+    """Refuse a command that cannot be started, while it costs nothing."""
+    script = args.training_script
+    if args.module and args.no_python:
+        raise InputError("--no-python", "--module", "one of the two, not both")
+    if args.module:
+        if not _module_exists(script):
+            raise InputError("-m", script, "a module that Python finds from this directory")
+    elif args.no_python and not args.run_path:
+        if shutil.which(script) is None:
+            raise InputError("--no-python", script, "a program that is on PATH or a path to one")
+    elif not Path(script).exists():
+        raise InputError("training_script", script, f"a file; there is none in {Path.cwd()}")
+
+
+def _module_exists(name: str) -> bool:
+    top = name.partition(".")[0]
+    # `python -m` looks in the working directory first, which sys.path here may not hold.
+    if Path(f"{top}.py").exists() or Path(top).is_dir():
+        return True
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,91 @@
+"""Makes the hello: everything that a master without memory needs to know of this agent."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Mapping
+from importlib import metadata
+
+from holdfast.page import Page
+from holdfast_agent.config import Settings
+from holdfast_agent.decide import ranks
+from holdfast_agent.rounds import Round
+from holdfast_wire.messages import ClassSeconds, Hello, StateDigest, StorePrepared
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Self:
+    """What never changes about this agent process."""
+
+    agent_id: str
+    address: str
+    """IP at which other nodes reach this one."""
+    peer_address: str
+    devices: tuple[str, ...]
+    unmanaged: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What this agent keeps for a master, as it is now."""
+
+    warm: bool
+    round: int
+    done_command_ids: tuple[int, ...]
+    goodput: tuple[ClassSeconds, ...]
+    digest: StateDigest | None
+    store: StorePrepared | None
+
+
+def hello(
+    settings: Settings, own: Self, memory: Memory, current: Round | None, page: Page
+) -> Hello:
+    """Return the hello of this moment."""
+    ended = current is not None and (current.kill_ordered or current.stop_ordered)
+    shown = None if ended else current
+    return Hello(
+        job_uid=settings.job_uid,
+        node_rank=settings.node_rank,
+        pod_uid=settings.pod_uid or own.agent_id,
+        agent_id=own.agent_id,
+        agent_pid=os.getpid(),
+        host=socket.gethostname(),
+        address=own.address,
+        local_world_size=settings.launch.local_world_size,
+        topology=settings.topology,
+        devices=own.devices,
+        version=version(),
+        warm=memory.warm,
+        workers=current.running() if current is not None else (),
+        round=memory.round,
+        step=ranks.common_step(shown.ranks(page), shown.number) if shown else 0,
+        done_command_ids=memory.done_command_ids,
+        goodput=memory.goodput,
+        digest=memory.digest,
+        store=memory.store,
+        assignment=shown.assignment if shown else None,
+        peer_address=own.peer_address,
+        unmanaged=own.unmanaged,
+        max_restarts=settings.launch.max_restarts,
+    )
+
+
+def version() -> str:
+    """Return this release's version."""
+    try:
+        return metadata.version("holdfast")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of this node's accelerators, without starting a CUDA context."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ("cpu",)
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else map(str, range(torch.cuda.device_count()))
+    return tuple(f"cuda:{name}" for name in names)

@@ -1,0 +1,122 @@
+"""`holdfast-run`: the order in which an agent starts, and the code with which it ends.
+
+Flags and environment first (nothing is started when they are wrong), then torch, the page, the
+zygote from this very thread, and only then grpc: forking a process that has loaded grpc is unsafe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.page import Page
+from holdfast_agent import config, zygote
+from holdfast_agent.config import Settings
+from holdfast_agent.decide.leaving import ExitCode
+from holdfast_agent.errors import AgentError, InputError
+from holdfast_agent.flags import PROGRAM
+from holdfast_agent.logs import LogKeeper
+
+if TYPE_CHECKING:
+    from holdfast_agent.standalone import Standalone
+
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Makes torch count devices without starting CUDA, which a later fork would not survive."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the agent and exit with its code (see `decide.leaving.ExitCode`)."""
+    sys.exit(start(sys.argv[1:] if argv is None else argv))
+
+
+def start(argv: Sequence[str]) -> int:
+    """Run the agent; return its exit code.
+
+    Raises:
+        SystemExit: from torch's parser, for --help and unknown flags.
+    """
+    inherited = dict(os.environ)
+    try:
+        config.check(inherited)
+        variables = zygote.import_torch()
+        settings = _load(argv, inherited)
+        for note in settings.notes:
+            sys.stderr.write(f"{PROGRAM}: {note}\n")
+        _set_up_logging(settings)
+        return _run(settings, inherited, variables)
+    except InputError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return ExitCode.BAD_INPUT
+    except (AgentError, zygote.ZygoteError) as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return ExitCode.FAILED
+
+
+def _load(argv: Sequence[str], inherited: Mapping[str, str]) -> Settings:
+    os.environ.setdefault(NVML_CHECK, "1")
+    try:
+        return config.load(argv, inherited)
+    finally:
+        if NVML_CHECK not in inherited:
+            del os.environ[NVML_CHECK]
+
+
+def _set_up_logging(settings: Settings) -> None:
+    name = PROGRAM if settings.standalone else f"{PROGRAM} node {settings.node_rank}"
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.log_level,
+        format=f"%(asctime)s %(levelname).1s {name}: %(message)s",
+    )
+
+
+def _run(
+    settings: Settings, inherited: Mapping[str, str], variables: Mapping[str, str | None]
+) -> int:
+    """Start what must be started before grpc, then work; nothing is left behind."""
+    logs = LogKeeper(settings.launch.logs, settings.launch.role)
+    page = Page.create(settings.launch.local_world_size)
+    process = zygote.Zygote()
+    process.start(_zygote_settings(settings, variables), page)
+    code = int(ExitCode.FAILED)
+    own_master: Standalone | None = None
+    try:
+        own_master = _own_master(settings)
+        # grpc's own lines about refused handshakes repeat what the agent says once.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        from holdfast_agent.work import work
+
+        code = asyncio.run(work(settings, inherited, page, process, logs, own_master))
+    finally:
+        process.shutdown()
+        process.kill_orphans(own_master.pids if own_master else ())
+        if own_master is not None:
+            own_master.close()
+        kept = logs.close(keep=code != 0)
+        if kept is not None:
+            sys.stderr.write(f"{PROGRAM}: logs and error files: {kept}\n")
+    return code
+
+
+def _zygote_settings(
+    settings: Settings, variables: Mapping[str, str | None]
+) -> zygote.ZygoteSettings:
+    return zygote.ZygoteSettings(
+        local_world_size=settings.launch.local_world_size,
+        user_variables=variables,
+        user_preload=settings.preload,
+        fork=settings.fork,
+    )
+
+
+def _own_master(settings: Settings) -> Standalone | None:
+    """Start a job master where none was given, from this thread: it dies with it."""
+    if not settings.standalone:
+        return None
+    from holdfast_agent.standalone import Standalone
+
+    return Standalone(settings)

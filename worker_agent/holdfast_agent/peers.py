@@ -1,0 +1,93 @@
+"""Agent to agent: answer which round runs here, ask others while there is no master.
+
+What the answers lead to is `decide.masterless`. Imports grpc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from holdfast_agent.decide.fence import Accepted
+from holdfast_wire import channel, codec, keys
+from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress
+from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+ASK_DEADLINE_SECONDS = 0.8
+"""For one answer; all peers are asked at once, every second."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+Known = Callable[[], tuple[Accepted, bool]]
+"""Returns the newest accepted fence and whether there is a master right now."""
+
+
+class PeerServer(peer_pb2_grpc.PeerServiceServicer):
+    """Answers other agents of the job, on a port of its own."""
+
+    def __init__(self, known: Known) -> None:
+        """`known` says what this agent knows."""
+        self._known = known
+        self._server: grpc.aio.Server | None = None
+        self.refused = 0
+        """Calls by something else than an agent."""
+
+    async def start(self, address: str, tls_dir: Path) -> str:
+        """Listen and return host:port for others to reach."""
+        host = f"[{address}]" if ":" in address else address
+        server = grpc.aio.server(options=channel.SERVER_OPTIONS)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(self, server)
+        bind = host if address in LOOPBACK else ("[::]" if ":" in address else "0.0.0.0")  # noqa: S104 - peers reach it by the pod's address, mTLS guards it
+        port = server.add_secure_port(f"{bind}:0", channel.server_credentials(tls_dir))
+        await server.start()
+        self._server = server
+        return f"{host}:{port}"
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def GetRound(self, request: Any, context: Any) -> peer_pb2.GetRoundResponse:
+        """Return the newest fence that this agent has accepted."""
+        peer = channel.peer_identity(context.auth_context())
+        if peer is None or peer.role != keys.ROLE_AGENT:
+            self.refused += 1
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "agents only")
+        accepted, has_master = self._known()
+        answer = GetRoundResponse(fence=accepted.fence(), has_master=has_master)
+        response: peer_pb2.GetRoundResponse = codec.to_proto(answer)
+        return response
+
+
+async def ask(
+    peers: Sequence[PeerAddress], request: GetRoundRequest, job_uid: str, tls_dir: Path
+) -> list[GetRoundResponse]:
+    """Return the answers of those peers that answer in time."""
+    answers = await asyncio.gather(
+        *(_ask_one(peer, request, job_uid, tls_dir) for peer in peers), return_exceptions=False
+    )
+    return [answer for answer in answers if answer is not None]
+
+
+async def _ask_one(
+    peer: PeerAddress, request: GetRoundRequest, job_uid: str, tls_dir: Path
+) -> GetRoundResponse | None:
+    try:
+        options = channel.peer_channel_options(job_uid)
+        credentials = channel.channel_credentials(tls_dir)
+        async with grpc.aio.secure_channel(peer.address, credentials, options) as link:
+            stub: Any = peer_pb2_grpc.PeerServiceStub(link)
+            message = await stub.GetRound(codec.to_proto(request), timeout=ASK_DEADLINE_SECONDS)
+            answer: GetRoundResponse = codec.from_proto(message)
+            return answer
+    except (grpc.RpcError, OSError, codec.WireError, channel.CredentialsError) as error:
+        code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        log.info("peer %d at %s did not answer: %s", peer.node_rank, peer.address, code)
+        return None

@@ -1,0 +1,86 @@
+"""One round on this node: what was ordered, which processes run, how they ended.
+
+A record and views of it; orders are carried out in `runner`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast.page import Page
+from holdfast_agent.decide.ranks import Rank
+from holdfast_agent.logs import RoundLogs
+from holdfast_wire.messages import RunningWorker, WorldAssignment
+
+READ_TIMEOUT_SECONDS = 0.0002
+"""For one slot: a write lasts a microsecond, and a stopped writer must not hold the event loop."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Round:
+    """A round whose processes were started here."""
+
+    number: int
+    assignment: WorldAssignment
+    ordered_at: float
+    """Monotonic time at which the assignment arrived, s."""
+    logs: RoundLogs
+    killed_seconds: float
+    """From the assignment's arrival until nothing of the round before lived."""
+    pids: dict[int, int] = dataclasses.field(default_factory=dict)
+    started_ns: dict[int, int] = dataclasses.field(default_factory=dict)
+    exits: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Exit code by local rank, -N for signal N."""
+    cold: bool = False
+    """A process was not forked from the zygote."""
+    kill_ordered: bool = False
+    """The agent killed it, so SIGKILL is no evidence."""
+    stop_ordered: bool = False
+    """The agent asked it to end, so no exit is evidence."""
+    lease_expired: bool = False
+    dead: bool = False
+    """Nothing of it lives, descendants included."""
+    started_reported: bool = False
+    first_step_reported: bool = False
+    boundary_reported: bool = False
+    armed: int = 0
+    """Newest arm id."""
+    echoed: int = 0
+    """Newest arm id whose echo was sent."""
+
+    @property
+    def size(self) -> int:
+        """Local ranks."""
+        return self.assignment.local_world_size
+
+    @property
+    def all_started(self) -> bool:
+        """Every local rank has, or had, a process."""
+        return len(self.pids) == self.size
+
+    @property
+    def all_exited(self) -> bool:
+        """Every local rank has ended."""
+        return len(self.exits) == self.size
+
+    def running(self) -> tuple[RunningWorker, ...]:
+        """Return the living workers."""
+        if self.dead:
+            return ()
+        return tuple(
+            RunningWorker(local_rank=rank, pid=pid, round=self.number)
+            for rank, pid in sorted(self.pids.items())
+            if rank not in self.exits
+        )
+
+    def rank(self, page: Page, local_rank: int) -> Rank:
+        """Read one rank's slot."""
+        return Rank(
+            page.read(local_rank, READ_TIMEOUT_SECONDS),
+            self.started_ns.get(local_rank, 0),
+            self.exits.get(local_rank),
+        )
+
+    def ranks(self, page: Page) -> dict[int, Rank]:
+        """Read every rank's slot."""
+        return {rank: self.rank(page, rank) for rank in range(self.size)}

@@ -1,0 +1,253 @@
+"""The stream to the master: connect, say hello, carry messages, reconnect.
+
+What a message means is `agent`'s. Imports grpc, so it must not be imported before the zygote runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from holdfast_agent.errors import RefusedError
+from holdfast_wire import channel, codec, errors
+from holdfast_wire.messages import Heartbeat, SessionRequest, SessionResponse, Welcome
+from holdfast_wire.v1 import agent_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY_SECONDS = 0.05
+MAX_DELAY_SECONDS = 1.0
+WELCOME_DEADLINE_SECONDS = 5.0
+"""From dialling to the Welcome: a frozen master accepts connections and says nothing."""
+COMPLAIN_SECONDS = 10.0
+"""The same reason for a failed connection is logged this often."""
+MAX_QUEUE = 1_000
+"""Messages that wait while the master does not read; more means that the stream is useless."""
+PERMANENT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+"""Refusals that another try would meet again."""
+
+
+class Listener(Protocol):
+    """Who uses the stream."""
+
+    def hello(self) -> SessionRequest:
+        """Return the first message of a stream."""
+
+    def on_response(self, response: SessionResponse) -> bool:
+        """A message came (the first of a stream is a Welcome); return whether it was accepted."""
+
+    def on_down(self, reason: str) -> None:
+        """The stream ended after a Welcome."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dial:
+    """Where the master is and how to reach it."""
+
+    endpoint: Callable[[], str | None]
+    """host:port right now; None: not known yet (a master that is still starting)."""
+    job_uid: str
+    tls_dir: Path
+
+
+class Outbox:
+    """Messages to send. A heartbeat that waits is replaced by a newer one."""
+
+    def __init__(self) -> None:
+        self._queue: deque[SessionRequest] = deque()
+        self._ready = asyncio.Event()
+        self.closed = False
+
+    def put(self, request: SessionRequest) -> bool:
+        """Add a message; False when too many wait."""
+        queue = self._queue
+        if isinstance(request.message, Heartbeat):
+            if queue and isinstance(queue[-1].message, Heartbeat):
+                queue.pop()
+        elif len(queue) >= MAX_QUEUE:
+            return False
+        queue.append(request)
+        self._ready.set()
+        return True
+
+    def close(self) -> None:
+        """No more messages: what waits is still sent."""
+        self.closed = True
+        self._ready.set()
+
+    async def get(self) -> SessionRequest | None:
+        """Wait for the next message; None at the end."""
+        while not self._queue:
+            if self.closed:
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        return self._queue.popleft()
+
+
+class Session:
+    """One agent's stream, renewed until `close`."""
+
+    def __init__(self, dial: Dial, listener: Listener, jitter: random.Random) -> None:
+        """Connect by `dial`; `jitter` spreads reconnects."""
+        self._dial = dial
+        self._listener = listener
+        self._jitter = jitter
+        self._outbox: Outbox | None = None
+        self._closing = False
+        self._down = asyncio.Event()
+        self._complained = ("", 0.0)
+        self.connected = False
+        """A Welcome came and the stream has not ended since."""
+        self.reconnects = 0
+        """Streams that ended after a Welcome."""
+        self.malformed = 0
+        """Messages that could not be read."""
+
+    def send(self, request: SessionRequest) -> None:
+        """Send soon; dropped without a stream (state is told again by the next hello)."""
+        outbox = self._outbox
+        if outbox is not None and not outbox.put(request):
+            log.warning("%d messages wait for the master: starting a new stream", MAX_QUEUE)
+            self._outbox = None
+            outbox.close()
+
+    async def run(self) -> None:
+        """Connect again and again until `close`.
+
+        Raises:
+            RefusedError: the master refused this agent for good.
+        """
+        attempt = 0
+        while not self._closing:
+            welcomed = False
+            try:
+                welcomed = await self._one_stream()
+            except (grpc.RpcError, OSError, TimeoutError, channel.CredentialsError) as error:
+                welcomed = self._went_down(error)
+            attempt = 0 if welcomed else attempt + 1
+            if not self._closing:
+                delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt, 8))
+                await asyncio.sleep(delay * self._jitter.uniform(0.5, 1.0))
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Send what waits and end the stream; the caller then awaits or cancels `run`."""
+        self._closing = True
+        outbox = self._outbox
+        if outbox is None:
+            return
+        self._down.clear()
+        outbox.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._down.wait(), timeout_seconds)
+
+    async def _one_stream(self) -> bool:
+        endpoint = self._dial.endpoint()
+        if endpoint is None:
+            raise TimeoutError("the master's address is not known yet")
+        options = channel.master_channel_options(self._dial.job_uid)
+        credentials = channel.channel_credentials(self._dial.tls_dir)
+        async with grpc.aio.secure_channel(endpoint, credentials, options) as link:
+            call = agent_pb2_grpc.AgentServiceStub(link).Session()
+            outbox = Outbox()
+            writer = asyncio.create_task(self._write(call, outbox))
+            try:
+                await self._read(call, outbox)
+            finally:
+                self._outbox = None
+                self._down.set()
+                writer.cancel()
+                with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
+                    await writer
+                call.cancel()
+        return self._went_down(None)
+
+    async def _read(self, call: Any, outbox: Outbox) -> None:
+        outbox.put(self._listener.hello())
+        async with asyncio.timeout(WELCOME_DEADLINE_SECONDS):
+            first = await call.read()
+        if first is grpc.aio.EOF:
+            await self._raise_status(call)
+            return
+        self._begin(self._decode(first), outbox)
+        while (message := await call.read()) is not grpc.aio.EOF:
+            response = self._decode(message)
+            if response is not None:
+                self._listener.on_response(response)
+        await self._raise_status(call)
+
+    def _begin(self, first: SessionResponse | None, outbox: Outbox) -> None:
+        if first is None or not isinstance(first.message, Welcome):
+            raise ConnectionError("the master's first message is no Welcome")
+        self._outbox = outbox
+        self.connected = True
+        if not self._listener.on_response(first):
+            self._outbox = None
+            self.connected = False
+            raise ConnectionError("its Welcome was not accepted (an older master?)")
+
+    def _decode(self, message: Any) -> SessionResponse | None:
+        try:
+            response: SessionResponse = codec.from_proto(message)
+        except codec.WireError as error:
+            self.malformed += 1
+            log.warning("a message of the master was dropped: %s", error)
+            return None
+        return response
+
+    async def _write(self, call: Any, outbox: Outbox) -> None:
+        while (request := await outbox.get()) is not None:
+            await call.write(codec.to_proto(request))
+        await call.done_writing()
+
+    async def _raise_status(self, call: Any) -> None:
+        code = await call.code()
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(
+                code,
+                await call.initial_metadata(),
+                await call.trailing_metadata(),
+                details=await call.details(),
+            )
+
+    def _went_down(self, error: BaseException | None) -> bool:
+        """Note the end of a stream; return whether it had been welcomed."""
+        reason, permanent = _describe(error)
+        if permanent:
+            raise RefusedError(reason) from error
+        if self.connected:
+            self.connected = False
+            self.reconnects += 1
+            self._listener.on_down(reason)
+            return True
+        self._complain(reason)
+        return False
+
+    def _complain(self, reason: str) -> None:
+        known, said_at = self._complained
+        now = time.monotonic()
+        if reason != known or now - said_at >= COMPLAIN_SECONDS:
+            self._complained = (reason, now)
+            log.warning("no master at %s yet: %s", self._dial.endpoint(), reason)
+
+
+def _describe(error: BaseException | None) -> tuple[str, bool]:
+    """Return the reason for people, and whether another try is pointless."""
+    if error is None:
+        return "the stream ended", False
+    if isinstance(error, grpc.RpcError):
+        refusal = errors.read(error)
+        return f"{refusal.code.name}: {refusal.text}", refusal.code in PERMANENT
+    if isinstance(error, TimeoutError):
+        return str(error) or f"no Welcome within {WELCOME_DEADLINE_SECONDS:.0f} s", False
+    return str(error), False

@@ -1,0 +1,96 @@
+"""The part of an agent's life inside the event loop: wiring, signals, children, the summary.
+
+Imports grpc by way of `agent`, so it must not be imported before the zygote runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import signal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from holdfast.page import Page
+from holdfast_agent import address, family, greeting, summary, zygote
+from holdfast_agent.agent import Agent
+from holdfast_agent.config import Settings
+from holdfast_agent.control import Control
+from holdfast_agent.decide.leaving import ExitCode
+from holdfast_agent.greeting import Self
+from holdfast_agent.logs import LogKeeper
+from holdfast_agent.peers import PeerServer
+from holdfast_agent.runner import Tools
+from holdfast_agent.session import Dial
+
+if TYPE_CHECKING:
+    from holdfast_agent.standalone import Standalone
+
+log = logging.getLogger(__name__)
+
+ZYGOTE_END_SECONDS = 5.0
+
+
+async def work(
+    settings: Settings,
+    inherited: Mapping[str, str],
+    page: Page,
+    process: zygote.Zygote,
+    logs: LogKeeper,
+    own_master: Standalone | None,
+) -> int:
+    """Run one agent; return its exit code."""
+    if own_master is not None:
+        settings = own_master.settings
+    tools = Tools(
+        settings=settings,
+        page=page,
+        process=process,
+        control=Control(process),
+        logs=logs,
+        inherited=inherited,
+        spare=frozenset(own_master.pids if own_master else ()),
+    )
+    dial = Dial(
+        endpoint=own_master.endpoint if own_master else lambda: settings.master,
+        job_uid=settings.job_uid,
+        tls_dir=settings.tls_dir,
+    )
+    own_address = await asyncio.to_thread(_address, settings)
+    served: list[Agent] = []
+    peers = PeerServer(lambda: (served[0].accepted, served[0].session.connected))
+    own = Self(
+        agent_id=secrets.token_hex(8),
+        address=own_address,
+        peer_address=await peers.start(own_address, settings.tls_dir),
+        devices=greeting.devices(inherited),
+        unmanaged=settings.standalone,
+    )
+    agent = Agent(tools, own, dial, random.Random(os.urandom(8)))  # noqa: S311 - only jitter
+    served.append(agent)
+    return await _until_end(agent, tools, peers)
+
+
+async def _until_end(agent: Agent, tools: Tools, peers: PeerServer) -> int:
+    loop = asyncio.get_running_loop()
+    for number in tools.settings.launch.signals:
+        loop.add_signal_handler(number, agent.on_signal, number)
+    others = {tools.process.pid, *tools.spare}
+    loop.add_signal_handler(signal.SIGCHLD, family.reap_adopted, others)
+    try:
+        end = await agent.run()
+    finally:
+        await peers.stop()
+    if end.code == ExitCode.FAILED:
+        summary.show(agent.runner, end, tools.settings.launch.script)
+    await agent.close_zygote(ZYGOTE_END_SECONDS)
+    return end.code
+
+
+def _address(settings: Settings) -> str:
+    if settings.launch.local_addr is not None:
+        return address.resolve(settings.launch.local_addr)
+    return address.towards(settings.master) if settings.master else address.LOOPBACK
