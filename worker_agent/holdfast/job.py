@@ -164,7 +164,8 @@ def init() -> Job:
     global _job  # noqa: PLW0603 - one process is one rank
     if _job is None:
         environment = Environment.read()
-        writer = _adopted or _attach(environment.round)
+        mine = _adopted is not None and _adopted.pid == os.getpid()
+        writer = _adopted if mine else _attach(environment.round)
         if writer is not None:
             writer.attach()
         _job = Job(environment, writer)

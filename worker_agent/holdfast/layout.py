@@ -15,7 +15,6 @@ from __future__ import annotations
 import enum
 import platform
 import threading
-from collections.abc import Callable
 from typing import Final
 
 PAGE_BYTES: Final = 4096
@@ -85,26 +84,22 @@ class Section(enum.IntEnum):
     FINISHING = 5
 
 
-def _no_fence() -> None:
-    """x86-64 keeps loads in order and stores in order: nothing to do."""
+NEEDS_FENCE: Final = platform.machine() not in ("x86_64", "AMD64")
+"""x86-64 keeps loads in order and stores in order; other machines need `fence` between them."""
+
+_lock: Final = threading.Lock()
 
 
-def _lock_fence() -> Callable[[], None]:
-    """A fence for weakly ordered machines: release then acquire of one lock."""
-    lock = threading.Lock()
-    lock.acquire()
+def fence() -> None:
+    """Order the loads and stores before it against those after it.
 
-    def fence() -> None:
-        lock.release()
-        lock.acquire()
-
-    return fence
-
-
-fence: Final[Callable[[], None]] = (
-    _no_fence if platform.machine() in ("x86_64", "AMD64") else _lock_fence()
-)
-"""Orders the loads and stores before it against those after it."""
+    Nothing before passes the first release downwards, nothing after passes the second acquire
+    upwards. Call it as `if NEEDS_FENCE: fence()`, so that it costs nothing where it is not needed.
+    """
+    with _lock:
+        pass
+    with _lock:
+        pass
 
 
 def arm_check(arm_id: int, arm_step: int) -> int:

@@ -18,6 +18,7 @@ from holdfast.layout import (
     DEFAULT_LEASE_LIMIT_NS,
     MAGIC,
     MEMFD_NAME,
+    NEEDS_FENCE,
     NOTICE_BYTES,
     NOTICE_OFFSET,
     PAGE_BYTES,
@@ -72,7 +73,8 @@ class Page:
         page.words[Header.SLOTS] = slots
         page.words[Header.AGENT_PID] = os.getpid()
         page.words[Header.LEASE_LIMIT_NS] = lease_limit_ns
-        fence()
+        if NEEDS_FENCE:
+            fence()
         page.words[Header.MAGIC] = MAGIC
         return page
 
@@ -179,10 +181,12 @@ class Page:
                 "and both be within 1 … 2**63"
             )
         self.words[base + Word.ARM_CHECK] = 0
-        fence()
+        if NEEDS_FENCE:
+            fence()
         self.words[base + Word.ARM_STEP] = step
         self.words[base + Word.ARM_ID] = arm_id
-        fence()
+        if NEEDS_FENCE:
+            fence()
         self.words[base + Word.ARM_CHECK] = arm_check(arm_id, step)
 
     def reset(self, slot: int, round_number: int) -> None:
@@ -202,9 +206,11 @@ class Page:
         deadline = time.monotonic() + timeout_s
         while True:
             before = self.words[base]
-            fence()
+            if NEEDS_FENCE:
+                fence()
             copy = self._bytes[base * 8 : base * 8 + PAGE_BYTES].tobytes()
-            fence()
+            if NEEDS_FENCE:
+                fence()
             consistent = before == self.words[base] and before % 2 == 0
             if consistent or time.monotonic() >= deadline:
                 return decode(copy, consistent=consistent)
@@ -215,5 +221,6 @@ class Page:
         start = self.index(slot, Word.SEQUENCE) * 8 + NOTICE_OFFSET
         text = name.encode()[: NOTICE_BYTES - 1]
         self._bytes[start : start + len(text)] = text
-        fence()
+        if NEEDS_FENCE:
+            fence()
         self.words[self.index(slot, Word.IMPORT_VARIABLE)] = len(text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Final
 
-from holdfast.layout import SLOT_WORDS, Header, Section, Word, arm_check, fence
+from holdfast.layout import NEEDS_FENCE, SLOT_WORDS, Header, Section, Word, arm_check, fence
 from holdfast.page import Page, PageError
 
 # Plain integers: an enum's member costs two look-ups, and `step` uses ten of them.
@@ -42,7 +42,7 @@ class SlotWriter:
             raise PageError(f"slot {slot}: of round {assigned}, this process of {round_number}")
         if owner not in (0, os.getpid()) and Path(f"/proc/{owner}").exists():
             raise PageError(f"slot {slot} belongs to process {owner}")
-        self._page, self._slot = page, slot
+        self.pid = os.getpid()
         self._header = page.words
         self._words = words
         self._reals = page.reals[base : base + SLOT_WORDS]
@@ -55,7 +55,7 @@ class SlotWriter:
         self._has_loss = False
         self._answered: int = words[Word.ANSWERED_ID]
         self.section = Section(words[Word.SECTION])
-        self._store((Word.PID, os.getpid()), (Word.ROUND, round_number))
+        self._store((Word.PID, self.pid), (Word.ROUND, round_number))
         if not words[Word.SECTION_NS]:
             self.enter(Section.INIT)
 
@@ -63,10 +63,12 @@ class SlotWriter:
         """Store words inside one turn of the sequence lock."""
         words = self._words
         words[_SEQUENCE] = self._sequence + 1
-        fence()
+        if NEEDS_FENCE:
+            fence()
         for word, value in values:
             words[word] = value
-        fence()
+        if NEEDS_FENCE:
+            fence()
         self._sequence += 2
         words[_SEQUENCE] = self._sequence
 
@@ -103,12 +105,13 @@ class SlotWriter:
         now = monotonic_ns()
         renewed = self._header[_LEASE]
         if now - renewed > self._lease_limit and renewed:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
         words, last, sequence = self._words, self._last_ns, self._sequence
         self._samples += samples
         self._last_ns = now
         words[_SEQUENCE] = sequence + 1
-        fence()
+        if NEEDS_FENCE:
+            fence()
         words[_STEP] = n
         words[_STEP_NS] = now
         words[_SAMPLES] = self._samples
@@ -122,7 +125,8 @@ class SlotWriter:
         else:
             self._first_step(n, now)
         answer = words[_ARM_ID] != 0 and self._look_at_arm(n)
-        fence()
+        if NEEDS_FENCE:
+            fence()
         self._sequence = words[_SEQUENCE] = sequence + 2
         return answer
 
@@ -146,7 +150,8 @@ class SlotWriter:
         arm_id: int = words[_ARM_ID]
         if arm_id > self._seen_id:
             step: int = words[Word.ARM_STEP]
-            fence()
+            if NEEDS_FENCE:
+                fence()
             if words[Word.ARM_CHECK] != arm_check(arm_id, step):
                 return False  # half written: the next step sees it whole
             self._seen_id, self._arm_step = arm_id, step
