@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -41,9 +42,11 @@ def status(refusal: Refusal) -> grpc.Status:
 def read(error: grpc.RpcError) -> Refusal:
     """Return what a failed call said; a reason of `UNKNOWN` where the peer attached none."""
     code, text = error.code(), error.details() or ""
-    for entry in error.trailing_metadata() or ():
-        if entry.key == "grpc-status-details-bin" and isinstance(entry.value, bytes):
-            return _read_details(code, text, entry.value)
+    # The stubs know the sync API only: there pairs are named tuples, in the asyncio API plain ones.
+    metadata: Any = error.trailing_metadata()
+    for key, value in metadata or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            return _read_details(code, text, value)
     return Refusal(code, "UNKNOWN", text)
 
 

@@ -1,0 +1,193 @@
+"""The journal's writer: one segment file for this master's epoch, group commit, trouble survived.
+
+Belongs here: blocking writes, meant for a thread of their own. Does not belong here: reading old
+segments (see `history`) and what is worth recording (the core decides).
+
+A job must not stop because a disk does: what cannot be written is kept, bounded, and tried again
+each second; the master goes on meanwhile, and says so. Then an effect may precede its record, and
+a master that is restarted in this state learns from the agents what the journal does not hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from holdfast_master import framing
+from holdfast_master.history import EpochRefusedError, epochs, read_segment, segment_path
+
+MAX_PENDING_BYTES = 8 * 1024 * 1024
+"""Kept while the disk refuses; beyond this the journal of this epoch is given up. Default: days of
+an ordinary job's records."""
+SYNC_BYTES = 256 * 1024
+"""Records that nobody waits for are synced at the latest when this much has gathered."""
+RETRY_SECONDS = 1.0
+"""Between two attempts at a disk that refused."""
+
+
+class Journal:
+    """Appends records to the segment of one epoch. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        directory: Path,
+        epoch: int,
+        incarnation: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the segment of `epoch`; a disk that refuses to be written is tried again later.
+
+        Raises:
+            EpochRefusedError: the segment is another master's, or one of a newer epoch exists.
+            JournalError: the segment is there and cannot be read.
+        """
+        self._path = segment_path(directory, epoch)
+        self._incarnation = incarnation
+        self._clock = clock
+        self._file: int | None = None
+        self._durable_bytes = 0
+        self._pending = bytearray()
+        self._written = 0
+        self._retry_at = 0.0
+        self._trouble = ""
+        self._abandoned = False
+        self._refuse_newer(epoch)
+        if self._path.exists():
+            # Also where nothing can be written: a lost race is better found late than never.
+            self._check_owner()
+        with self._minding_trouble():
+            self._take()
+
+    @property
+    def trouble(self) -> str:
+        """Why records are not on disk at this time, for people; empty: they are."""
+        return self._trouble
+
+    @property
+    def abandoned(self) -> bool:
+        """True: the journal of this epoch was given up and is not tried again."""
+        return self._abandoned
+
+    def commit(self, records: Sequence[bytes], *, durable: bool) -> None:
+        """Append `records` in one write, and sync where one of them is `durable`.
+
+        Returns also when the disk refuses: see `trouble`. Called with no records it tries again
+        what is pending.
+        """
+        if self._abandoned:
+            return
+        self._pending += b"".join(map(framing.frame, records))
+        if self._trouble and self._clock() < self._retry_at:
+            self._give_up_beyond_bound()
+            return
+        with self._minding_trouble():
+            file = self._take() if self._file is None else self._file
+            self._write(file)
+            if durable or self._trouble or self._written >= SYNC_BYTES:
+                self._sync(file)
+            self._trouble = ""
+
+    def close(self) -> None:
+        """Sync what is pending and close the file."""
+        self.commit([], durable=True)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self._abandoned = True
+
+    @contextlib.contextmanager
+    def _minding_trouble(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._trouble = f"journal {self._path}: {error.strerror} ({type(error).__name__})"
+            self._retry_at = self._clock() + RETRY_SECONDS
+            self._cut_back()
+            self._give_up_beyond_bound()
+
+    def _refuse_newer(self, epoch: int) -> None:
+        newest = max(epochs(self._path.parent), default=0)
+        if newest > epoch:
+            raise EpochRefusedError(
+                f"{self._path.parent} has a segment of epoch {newest}, this master has epoch "
+                f"{epoch}; a newer master exists or existed: start with a newer epoch"
+            )
+
+    def _take(self) -> int:
+        directory = self._path.parent
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock(file)
+            end = self._check_owner()
+            os.ftruncate(file, end)
+            _sync_directory(directory)
+        except BaseException:
+            os.close(file)
+            raise
+        self._file, self._durable_bytes = file, end
+        return file
+
+    def _lock(self, file: int) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EpochRefusedError(
+                f"{self._path} is being written by another master of the same epoch; "
+                "give each master process its own epoch"
+            ) from error
+
+    def _check_owner(self) -> int:
+        segment = read_segment(self._path)
+        opened = segment.opened
+        if opened is not None and opened.incarnation != self._incarnation:
+            raise EpochRefusedError(
+                f"{self._path} was written by the master {opened.incarnation}, this one is "
+                f"{self._incarnation}; give each master process its own epoch"
+            )
+        return segment.intact_bytes
+
+    def _write(self, file: int) -> None:
+        view = memoryview(self._pending)
+        with view, view[self._written :] as rest:
+            offset, done = self._durable_bytes + self._written, 0
+            while done < len(rest):
+                done += os.pwrite(file, rest[done:], offset + done)
+        self._written = len(self._pending)
+
+    def _sync(self, file: int) -> None:
+        try:
+            os.fdatasync(file)
+        except OSError:
+            # After a failed sync the kernel may have dropped the pages: write them all anew.
+            self._written = 0
+            raise
+        self._durable_bytes += self._written
+        self._pending.clear()
+        self._written = 0
+
+    def _cut_back(self) -> None:
+        # Half a frame must not stay behind: the next write begins where the last good one ended.
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._durable_bytes + self._written)
+
+    def _give_up_beyond_bound(self) -> None:
+        if self._trouble and len(self._pending) > MAX_PENDING_BYTES:
+            self._abandoned = True
+            self._pending.clear()
+            self._written = 0
+            self._trouble += f"; more than {MAX_PENDING_BYTES} bytes are waiting: given up"
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

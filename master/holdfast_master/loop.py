@@ -1,0 +1,246 @@
+"""The one task that owns the core: inputs, records, effects, deadlines, in this order.
+
+Belongs here: batching, the clock, and noticing that this process itself stood still. Does not
+belong here: where inputs come from, how instructions are carried out, and any decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from holdfast_master.inputs import Input, Moment, Stalled, Ticked
+from holdfast_master.instructions import Instruction, Record, StepDown
+from holdfast_master.watchdog import Watchdog
+from holdfast_wire import codec
+
+log = logging.getLogger(__name__)
+
+INPUT_LIMIT = 10_000
+"""Inputs that wait; beyond this the streams are not read on, so that their senders wait."""
+BATCH_LIMIT = 1_000
+"""Inputs of one batch: bounds what one sync and one round of effects carry."""
+SETTLE_SECONDS = 0.05
+"""After a stall, input counts as drained when none has come for this long."""
+SETTLE_LIMIT_SECONDS = 1.0
+"""After a stall, timers wait at most this long for input that still arrives."""
+IDLE_SECONDS = 0.5
+"""Longest sleep of the loop: pending journal writes are tried again this often."""
+
+
+class Decider(Protocol):
+    """What the loop needs of a core."""
+
+    def open(self, now: Moment) -> list[Instruction]:
+        """Return the first batch."""
+
+    def handle(self, event: Input, now: Moment) -> list[Instruction]:
+        """Return the batch that one input leads to."""
+
+    def next_deadline(self) -> float | None:
+        """Return when a Ticked is due."""
+
+
+class Recorder(Protocol):
+    """What the loop needs of a journal."""
+
+    @property
+    def trouble(self) -> str:
+        """Why records are not on disk."""
+
+    def commit(self, records: Sequence[bytes], *, durable: bool) -> None:
+        """Append records; blocks."""
+
+
+Effect = Callable[[Any], None]
+
+
+@dataclasses.dataclass(slots=True)
+class LoopCounters:
+    """What the loop has done."""
+
+    inputs: int = 0
+    batches: int = 0
+    records: int = 0
+    core_errors: int = 0
+    effect_errors: int = 0
+    stalls: int = 0
+
+
+class Loop:
+    """Feeds the core and carries out what it wants."""
+
+    def __init__(
+        self,
+        core: Decider,
+        journal: Recorder | None,
+        after_batch: Callable[[Sequence[Record]], None],
+    ) -> None:
+        """Prepare a loop.
+
+        Args:
+            core: decides.
+            journal: takes the records; None: nothing is recorded.
+            after_batch: told of a batch's records once they are written.
+        """
+        self._core = core
+        self._journal = journal
+        self.effects: Mapping[type, Effect] = {}
+        """Carries out each kind of instruction but Record; never blocks. Set before `run`."""
+        self._after_batch = after_batch
+        self._inputs: collections.deque[Input] = collections.deque()
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._watchdog = Watchdog(time.monotonic())
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._stepped_down = False
+        self._pushed = 0
+        self._taken = 0
+        self._tick_after: int | None = None
+        self.opened = asyncio.Event()
+        """Set once the core's first batch has been carried out."""
+        self.counters = LoopCounters()
+
+    def push(self, event: Input) -> None:
+        """Take an input now, also where others wait: for what must not be lost."""
+        self._inputs.append(event)
+        self._pushed += 1
+        self._arrived.set()
+
+    async def put(self, event: Input) -> None:
+        """Take an input; waits while too many wait already."""
+        while len(self._inputs) >= INPUT_LIMIT:
+            self._room.clear()
+            await self._room.wait()
+        self.push(event)
+
+    async def run(self) -> None:
+        """Run until cancelled, or until the core steps down."""
+        beat = asyncio.create_task(self._watchdog.run(), name="watchdog")
+        try:
+            await self._carry_out(self._core.open(now()))
+            self.opened.set()
+            while not self._stepped_down:
+                await self._turn()
+        finally:
+            beat.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+            self._writer.shutdown()
+
+    async def _turn(self) -> None:
+        await self._wait(self._sleep_seconds())
+        stalled = self._watchdog.take(time.monotonic())
+        instructions: list[Instruction] = []
+        if stalled:
+            self.counters.stalls += 1
+            log.warning("this process stood still", extra={"seconds": round(stalled, 3)})
+            await self._settle()
+            instructions += self._decide(Stalled(stalled))
+        for event in self._drain(len(self._inputs) if stalled else BATCH_LIMIT):
+            instructions += self._decide(event)
+        if self._tick_due():
+            instructions += self._decide(Ticked())
+        await self._carry_out(instructions)
+
+    def _tick_due(self) -> bool:
+        """Whether a deadline has come and everything that had arrived by then has been heard."""
+        deadline = self._core.next_deadline()
+        if deadline is None or deadline > time.monotonic():
+            self._tick_after = None
+            return False
+        if self._tick_after is None:
+            self._tick_after = self._pushed
+        if self._taken < self._tick_after:
+            return False
+        self._tick_after = None
+        return True
+
+    def _sleep_seconds(self) -> float:
+        deadline = self._core.next_deadline()
+        if deadline is None:
+            return IDLE_SECONDS
+        return min(IDLE_SECONDS, max(0.0, deadline - time.monotonic()))
+
+    async def _wait(self, seconds: float) -> bool:
+        """Return whether there is input."""
+        if not self._inputs:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    async def _settle(self) -> None:
+        # What was sent while this process stood still lies in sockets and must be heard first.
+        end = time.monotonic() + SETTLE_LIMIT_SECONDS
+        seen = -1
+        while seen != len(self._inputs) and time.monotonic() < end:
+            seen = len(self._inputs)
+            await asyncio.sleep(SETTLE_SECONDS)
+
+    def _drain(self, limit: int) -> list[Input]:
+        taken = [self._inputs.popleft() for _ in range(min(limit, len(self._inputs)))]
+        self._taken += len(taken)
+        self._room.set()
+        return taken
+
+    def _decide(self, event: Input) -> list[Instruction]:
+        self.counters.inputs += 1
+        try:
+            return self._core.handle(event, now())
+        except Exception:
+            # One input that the core cannot take must not end the job.
+            self.counters.core_errors += 1
+            log.exception("the core failed", extra={"input": type(event).__name__})
+            return []
+
+    async def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        records = [item for item in instructions if isinstance(item, Record)]
+        await self._record(records)
+        if not instructions:
+            return
+        self.counters.batches += 1
+        for item in instructions:
+            if isinstance(item, StepDown):
+                self._stepped_down = True
+            if not isinstance(item, Record):
+                self._perform(item)
+            if self._stepped_down:
+                return
+        self._after_batch(records)
+
+    async def _record(self, records: Sequence[Record]) -> None:
+        journal = self._journal
+        if journal is None or not (records or journal.trouble):
+            return
+        self.counters.records += len(records)
+        encoded = [codec.encode(record.journal()) for record in records]
+        durable = any(record.durable for record in records)
+        before = journal.trouble
+        await asyncio.get_running_loop().run_in_executor(
+            self._writer, lambda: journal.commit(encoded, durable=durable)
+        )
+        if journal.trouble != before:
+            text = journal.trouble or "the journal is written again, nothing is missing"
+            log.warning(text, extra={"pending": bool(journal.trouble)})
+
+    def _perform(self, instruction: Instruction) -> None:
+        try:
+            self.effects[type(instruction)](instruction)
+        except Exception:
+            self.counters.effect_errors += 1
+            log.exception("an effect failed", extra={"effect": type(instruction).__name__})
+
+
+def now() -> Moment:
+    """Return the time on both clocks."""
+    return Moment(time.monotonic(), time.time())

@@ -1,0 +1,102 @@
+"""`holdfast-master`: one job master, until its job has ended.
+
+Exit codes: 0 the job has ended, or SIGTERM or SIGINT came (agents train on); 1 an error of ours;
+2 the configuration, the port or the journal cannot be used; 3 a newer master exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import importlib.metadata
+import logging
+import os
+import sys
+from pathlib import Path
+
+from holdfast_master import config as configuration
+from holdfast_master import handshakes, logs, process
+from holdfast_master.config import ConfigError, MasterConfig
+from holdfast_master.history import EpochRefusedError, History, JournalError, join, read_segments
+from holdfast_master.journal import Journal
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_ZOMBIE = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a master; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="holdfast-master", description="The job master of one Holdfast job."
+    )
+    parser.add_argument("--config", type=Path, required=True, help="JSON file; see the reference")
+    parser.add_argument("--version", action="version", version=_version())
+    options = parser.parse_args(arguments)
+    try:
+        config = configuration.load(options.config)
+    except ConfigError as error:
+        sys.stderr.write(f"holdfast-master: {error}\n")
+        return EXIT_USAGE
+    if config.die_with_parent and not process.die_with_parent():
+        return 0
+    handshakes.arm(os.environ)
+    with handshakes.CapturedStderr(handshakes.HandshakeLog()) as captured:
+        try:
+            logs.start(config.log_level.value, config.log_file, captured.stream)
+        except OSError as error:
+            captured.stream.write(
+                f"holdfast-master: log_file is {config.log_file}, which cannot be opened "
+                f"({error.strerror}); name a writable file\n"
+            )
+            return EXIT_USAGE
+        faulthandler.enable(captured.stream)
+        return _run(config)
+
+
+def _run(config: MasterConfig) -> int:
+    # Only now: gRPC reads its settings from the environment when it is loaded.
+    from holdfast_master.serving import Ending, ServeError, serve  # noqa: PLC0415
+    from holdfast_wire.channel import CredentialsError  # noqa: PLC0415
+
+    codes = {
+        Ending.FINISHED: 0,
+        Ending.STOPPED: 0,
+        Ending.STEPPED_DOWN: EXIT_ZOMBIE,
+        Ending.FAILED: EXIT_FAILED,
+    }
+    try:
+        history, journal = _journal(config)
+        ending = asyncio.run(serve(config, history, journal))
+    except EpochRefusedError as error:
+        log.critical("%s", error)
+        return EXIT_ZOMBIE
+    except (JournalError, CredentialsError, ServeError) as error:
+        log.critical("%s", error)
+        return EXIT_USAGE
+    log.info("exiting: %s", ending.value)
+    return codes[ending]
+
+
+def _journal(config: MasterConfig) -> tuple[History, Journal | None]:
+    if config.journal_dir is None:
+        return History(), None
+    # The lock first: nobody else writes the segment that is read.
+    journal = Journal(config.journal_dir, config.epoch, config.incarnation)
+    history = join(read_segments(config.journal_dir), config.job_uid)
+    for note in history.notes:
+        log.warning("journal: %s", note)
+    if journal.trouble:
+        log.error("%s; going on without it, trying again", journal.trouble)
+    return history, journal
+
+
+def _version() -> str:
+    return importlib.metadata.version("holdfast")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

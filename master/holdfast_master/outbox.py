@@ -1,0 +1,60 @@
+"""Messages that wait for one peer: bounded, with stale ones replaced by their successors.
+
+Belongs here: the queue. Does not belong here: gRPC, and who the peer is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entry(Generic[Item]):
+    kind: type
+    item: Item
+
+
+class Outbox(Generic[Item]):
+    """A queue with one reader. Items of a coalesced kind replace the one that still waits."""
+
+    def __init__(self, limit: int, coalesced: frozenset[type]) -> None:
+        """Make a queue of at most `limit` items; `coalesced` kinds are in it once at most."""
+        self._limit = limit
+        self._coalesced = coalesced
+        self._entries: collections.deque[_Entry[Item]] = collections.deque()
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, kind: type, item: Item) -> bool:
+        """Queue `item`; False where the queue is full, and the item is not taken."""
+        if kind in self._coalesced:
+            stale = next((entry for entry in self._entries if entry.kind is kind), None)
+            if stale is not None:
+                self._entries.remove(stale)
+        if len(self._entries) >= self._limit:
+            return False
+        self._entries.append(_Entry(kind, item))
+        self._changed.set()
+        return True
+
+    def close(self) -> None:
+        """Let the reader end once it has taken what is queued."""
+        self._closed = True
+        self._changed.set()
+
+    async def get(self) -> Item | None:
+        """Return the oldest item; None once the queue is closed and empty."""
+        while not self._entries:
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._entries.popleft().item

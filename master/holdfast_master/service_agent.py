@@ -1,0 +1,159 @@
+"""AgentService: the agents' streams between gRPC and the loop.
+
+Belongs here: the first message and its identity check, reading, writing, ending. Does not belong
+here: what any message means (the core decides).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from holdfast_master import calls
+from holdfast_master.calls import CallCounters, Context, RefusedError
+from holdfast_master.inputs import Connected, DisconnectCause, Disconnected, Input, Received
+from holdfast_master.sessions import Ending, Session, SessionTable
+from holdfast_wire import codec
+from holdfast_wire.errors import Refusal
+from holdfast_wire.identity import Identity
+from holdfast_wire.messages import Hello, SessionRequest
+
+log = logging.getLogger(__name__)
+
+SERVICE = "holdfast.v1.AgentService"
+HELLO_SECONDS = 10.0
+"""A stream that has not said hello after this long is ended: it holds memory for nobody."""
+RESET_SECONDS = 0.005
+"""After the end of the requests, a broken transport shows itself within this long; a half-closed
+stream stays as it is."""
+
+
+class AgentService:
+    """Serves `Session` to the agents of one job."""
+
+    def __init__(
+        self,
+        job_uid: str,
+        table: SessionTable,
+        put: Callable[[Input], Awaitable[None]],
+        push: Callable[[Input], None],
+        counters: CallCounters,
+    ) -> None:
+        """Make the service.
+
+        Args:
+            job_uid: the job whose agents are served.
+            table: where sessions are kept for the loop.
+            put: hands an input to the loop, waiting while that is full.
+            push: hands it over at once.
+            counters: takes what is refused.
+        """
+        self._job_uid = job_uid
+        self._table = table
+        self._put = put
+        self._push = push
+        self._counters = counters
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return what a server registers. Messages stay bytes, so that decoding errors are ours."""
+        method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._serve
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Session": method})
+
+    async def _serve(self, _requests: object, context: Context) -> None:
+        try:
+            request = await self._first(context)
+            hello = _checked_hello(request, calls.caller(context), self._job_uid)
+        except RefusedError as error:
+            await calls.refuse(context, error.refusal, self._counters)
+        session = self._table.open()
+        ending = Ending(DisconnectCause.RESET)
+        try:
+            await self._put(Connected(session.number, hello, request.fence))
+            ending = await self._converse(session, context)
+        finally:
+            self._table.remove(session)
+            if ending.tell_core:
+                self._push(Disconnected(session.number, ending.cause))
+        if ending.refusal is not None:
+            await calls.refuse(context, ending.refusal, self._counters)
+
+    async def _first(self, context: Context) -> SessionRequest:
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                data = await context.read()
+        except TimeoutError as error:
+            text = f"no hello within {HELLO_SECONDS} s"
+            refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "NO_HELLO", text)
+            raise RefusedError(refusal) from error
+        if data is grpc.aio.EOF:
+            raise calls.malformed("the stream ended before its hello")
+        return calls.decode(SessionRequest, data)
+
+    async def _converse(self, session: Session, context: Context) -> Ending:
+        tasks = (
+            asyncio.create_task(self._read(session, context)),
+            asyncio.create_task(_write(session, context)),
+        )
+        try:
+            for task in tasks:
+                task.add_done_callback(session.end_on_error)
+            return await session.ended
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, session: Session, context: Context) -> None:
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                await self._put(_received(session, calls.decode(SessionRequest, data)))
+        except RefusedError as error:
+            session.end(Ending(DisconnectCause.REFUSED, error.refusal))
+        except grpc.aio.UsageError:
+            session.end(Ending(DisconnectCause.RESET))
+        else:
+            # A dead peer looks like an orderly end; the cancellation of the call follows at once.
+            await asyncio.sleep(RESET_SECONDS)
+            session.end_after_queue(Ending(DisconnectCause.CLOSED))
+
+
+async def _write(session: Session, context: Context) -> None:
+    while (response := await session.outbox.get()) is not None:
+        await context.write(codec.encode(response))
+    if session.after_queue is not None:
+        session.end(session.after_queue)
+
+
+def _received(session: Session, request: SessionRequest) -> Received:
+    message = request.message
+    if message is None:
+        raise calls.malformed("SessionRequest.message is not set, or is of a newer release")
+    if isinstance(message, Hello):
+        raise calls.malformed("SessionRequest.hello came twice; open a new stream instead")
+    return Received(session.number, request.fence, message)
+
+
+def _checked_hello(request: SessionRequest, peer: Identity, job_uid: str) -> Hello:
+    hello: Any = request.message
+    if not isinstance(hello, Hello):
+        kind = "nothing" if hello is None else type(hello).__name__
+        raise calls.malformed(f"the first SessionRequest must be a Hello, it is {kind}")
+    if hello.job_uid != job_uid:
+        text = f"Hello.job_uid is {hello.job_uid!r}, this master serves {job_uid!r}"
+        raise _denied("OTHER_JOB", text)
+    if hello.node_rank != peer.index:
+        text = f"Hello.node_rank is {hello.node_rank}, the certificate is of {peer.describe()}"
+        raise _denied("RANK_MISMATCH", text)
+    if not hello.agent_id:
+        raise calls.malformed("Hello.agent_id is empty; it must be a random id of the process")
+    return hello
+
+
+def _denied(reason: str, text: str) -> RefusedError:
+    return RefusedError(Refusal(grpc.StatusCode.PERMISSION_DENIED, reason, text))

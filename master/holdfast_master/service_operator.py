@@ -1,0 +1,194 @@
+"""OperatorService: the operator's stream between gRPC and the loop.
+
+Belongs here: the one current stream, its queue, reading and writing. Does not belong here: what a
+spec or a pod means for the job (the core decides).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from holdfast_master import calls
+from holdfast_master.calls import CallCounters, Context, RefusedError
+from holdfast_master.inputs import (
+    Input,
+    OperatorConnected,
+    OperatorDisconnected,
+    PodListDone,
+    PodSeen,
+    ScaleAnswered,
+    SpecArrived,
+    StopWished,
+)
+from holdfast_master.instructions import Tell
+from holdfast_master.outbox import Outbox
+from holdfast_master.spec_check import spec_problem
+from holdfast_wire import codec, messages
+from holdfast_wire.errors import Refusal
+from holdfast_wire.messages import JobStatus, MasterSpec, SyncRequest, SyncResponse
+
+log = logging.getLogger(__name__)
+
+SERVICE = "holdfast.v1.OperatorService"
+OUTBOX_LIMIT = 1_000
+"""Decisions that wait for the operator; more than a job of this size ever has open."""
+FIRST_SECONDS = 10.0
+"""A stream that has not brought a spec after this long is ended."""
+
+
+class OperatorService:
+    """Serves `Sync`; a later stream takes the place of an earlier one."""
+
+    def __init__(
+        self,
+        put: Callable[[Input], Awaitable[None]],
+        push: Callable[[Input], None],
+        counters: CallCounters,
+    ) -> None:
+        """Make the service; `put` and `push` hand inputs to the loop, `put` waits for room."""
+        self._put = put
+        self._push = push
+        self._counters = counters
+        self._current: _Sync | None = None
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return what a server registers."""
+        method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._serve
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Sync": method})
+
+    def tell(self, instruction: Tell) -> None:
+        """Queue a message for the operator; without one it is dropped."""
+        if self._current is not None:
+            self._current.send(instruction.response)
+
+    async def drained(self) -> None:
+        """Wait until the current stream has read everything, or has ended."""
+        if self._current is not None:
+            self._current.outbox.close()
+            await self._current.over.wait()
+
+    async def _serve(self, _requests: object, context: Context) -> None:
+        try:
+            first = await _first(context)
+        except RefusedError as error:
+            await calls.refuse(context, error.refusal, self._counters)
+        sync = _Sync()
+        if self._current is not None:
+            self._current.replace()
+        self._current = sync
+        refusal: Refusal | None = None
+        try:
+            await self._put(OperatorConnected())
+            await self._put(SpecArrived(first))
+            refusal = await self._converse(sync, context)
+        finally:
+            sync.over.set()
+            if self._current is sync:
+                self._current = None
+                self._push(OperatorDisconnected())
+        if refusal is not None:
+            await calls.refuse(context, refusal, self._counters)
+
+    async def _converse(self, sync: _Sync, context: Context) -> Refusal | None:
+        tasks = (
+            asyncio.create_task(self._read(sync, context)),
+            asyncio.create_task(_write(sync, context)),
+        )
+        try:
+            for task in tasks:
+                task.add_done_callback(sync.end_on_error)
+            return await sync.ended
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, sync: _Sync, context: Context) -> None:
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                event = _event(calls.decode(SyncRequest, data))
+                if self._current is sync:
+                    await self._put(event)
+        except RefusedError as error:
+            sync.end(error.refusal)
+        else:
+            sync.end(None)
+
+
+class _Sync:
+    """One stream of the operator."""
+
+    def __init__(self) -> None:
+        self.outbox: Outbox[SyncResponse] = Outbox(OUTBOX_LIMIT, frozenset({JobStatus}))
+        self.ended: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.Event()
+
+    def send(self, response: SyncResponse) -> None:
+        if not self.outbox.put(type(response.message), response):
+            text = f"{OUTBOX_LIMIT} messages were waiting; the operator does not read its stream"
+            log.warning("cut off: %s", text)
+            self.end(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER", text))
+
+    def replace(self) -> None:
+        text = "a later Sync stream has taken this one's place"
+        self.end(Refusal(grpc.StatusCode.ABORTED, "REPLACED", text))
+
+    def end(self, refusal: Refusal | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(refusal)
+
+    def end_on_error(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the operator's stream failed", exc_info=task.exception())
+            self.end(None)
+
+
+async def _write(sync: _Sync, context: Context) -> None:
+    while (response := await sync.outbox.get()) is not None:
+        await context.write(codec.encode(response))
+    sync.end(None)
+
+
+async def _first(context: Context) -> MasterSpec:
+    try:
+        async with asyncio.timeout(FIRST_SECONDS):
+            data = await context.read()
+    except TimeoutError as error:
+        text = f"no spec within {FIRST_SECONDS} s"
+        refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "NO_SPEC", text)
+        raise RefusedError(refusal) from error
+    if data is grpc.aio.EOF:
+        raise calls.malformed("the stream ended before its spec")
+    spec = calls.decode(SyncRequest, data).message
+    if not isinstance(spec, MasterSpec):
+        raise calls.malformed("the first SyncRequest must carry a spec")
+    return _checked(spec)
+
+
+def _checked(spec: MasterSpec) -> MasterSpec:
+    problem = spec_problem(spec)
+    if problem:
+        raise RefusedError(Refusal(grpc.StatusCode.INVALID_ARGUMENT, "WRONG_SPEC", problem))
+    return spec
+
+
+def _event(request: SyncRequest) -> Input:
+    match request.message:
+        case MasterSpec() as spec:
+            return SpecArrived(_checked(spec))
+        case messages.PodObservation() as observation:
+            return PodSeen(observation)
+        case messages.ScaleResult() as result:
+            return ScaleAnswered(result)
+        case messages.StopWish() as wish:
+            return StopWished(wish)
+        case messages.PodListDone():
+            return PodListDone()
+        case None:
+            raise calls.malformed("SyncRequest.message is not set, or is of a newer release")

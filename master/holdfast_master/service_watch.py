@@ -1,0 +1,274 @@
+"""JobService.WatchJob: a snapshot, then every event and incident, and the status now and then.
+
+Belongs here: the ring of recent news that all watchers share, their cursors, resume tokens. Does
+not belong here: what an event says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import grpc
+
+from holdfast_master import calls
+from holdfast_master.calls import CallCounters, Context, RefusedError
+from holdfast_master.inputs import Moment
+from holdfast_master.instructions import Record
+from holdfast_master.message_size import fitting
+from holdfast_master.watch_token import Token, parse_token
+from holdfast_wire import codec
+from holdfast_wire.errors import Refusal
+from holdfast_wire.messages import (
+    EventRecorded,
+    Incident,
+    JobEvent,
+    JobSnapshot,
+    JobStatus,
+    NodeInfo,
+    WatchJobRequest,
+    WatchJobResponse,
+    WatchReset,
+)
+
+RING_ITEMS = 10_000
+"""News kept for watchers that are behind: as many as the core keeps events."""
+SNAPSHOT_EVENTS = 100
+"""Newest events in a snapshot: what a screen shows; ListEvents has the rest."""
+DEFAULT_INTERVAL_SECONDS = 0.5
+"""Between two status deltas where the watcher names none, as job.proto says."""
+LEAST_INTERVAL_SECONDS = 0.05
+"""No watcher gets the status more often: the eye does not see it."""
+STATUS_AGE_SECONDS = 0.05
+"""A status is computed once for all watchers that want one within this long."""
+WRITE_SECONDS = 30.0
+"""A watcher that does not take one message in this long is cut off."""
+
+
+class WatchViews(Protocol):
+    """What of the core watchers are shown."""
+
+    def status(self, now: Moment) -> JobStatus:
+        """Return the whole small truth."""
+
+    def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:
+        """Return every known node."""
+
+    def events_after(self, sequence: int, limit: int) -> tuple[JobEvent, ...]:
+        """Return events, oldest first."""
+
+    def newest_event(self) -> int:
+        """Return the newest event's sequence."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _News:
+    """One message for every watcher, encoded once."""
+
+    sequence: int
+    """Newest event once this has been read."""
+    is_event: bool
+    body: bytes
+
+
+@dataclasses.dataclass(slots=True)
+class _Watcher:
+    """How far one watcher has come."""
+
+    cursor: int
+    sequence: int
+    interval: float
+    status: JobStatus | None = None
+    status_due: float = 0.0
+
+
+class WatchService:
+    """Serves every watcher from one ring; memory does not grow with slow ones."""
+
+    def __init__(
+        self,
+        views: WatchViews,
+        own: tuple[int, str],
+        ancestors: Mapping[tuple[int, str], int],
+        clock: Callable[[], Moment],
+        counters: CallCounters,
+    ) -> None:
+        """Make the service.
+
+        Args:
+            views: the core, which has been restored but not opened.
+            own: epoch and incarnation of this master.
+            ancestors: of each earlier master whose journal was read: its newest kept event.
+            clock: the loop's.
+            counters: takes what is refused.
+        """
+        self._views = views
+        self._own = own
+        self._ancestors = ancestors
+        self._clock = clock
+        self._counters = counters
+        self._ring: collections.deque[_News] = collections.deque(maxlen=RING_ITEMS)
+        self._total = 0
+        self._newest = views.newest_event()
+        self._changed: set[asyncio.Event] = set()
+        self._status = JobStatus()
+        self._status_body = b""
+        self._status_made = float("-inf")
+        self._finished = False
+        for event in views.events_after(max(0, self._newest - RING_ITEMS), RING_ITEMS):
+            self._append(_News(event.sequence, True, _body(event)))
+
+    def publish(self, records: Sequence[Record]) -> None:
+        """Show what a batch recorded."""
+        before = self._total
+        for record in records:
+            fact = record.fact
+            if isinstance(fact, EventRecorded) and fact.event is not None:
+                self._newest = fact.event.sequence
+                self._append(_News(self._newest, True, _body(fact.event)))
+            elif isinstance(fact, Incident):
+                self._append(_News(self._newest, False, _body(fact)))
+        if self._total != before:
+            self._wake()
+
+    def finish(self) -> None:
+        """Send everybody what is left and the last status, and end the streams in order."""
+        self._finished = True
+        self._wake()
+
+    async def serve(self, data: bytes, context: Context) -> None:
+        """Handle one WatchJob call until the watcher leaves."""
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            request = calls.decode(WatchJobRequest, data)
+            watcher = await self._begin(request, context)
+            while not await self._continue(watcher, context, changed):
+                pass
+        except RefusedError as error:
+            await calls.refuse(context, error.refusal, self._counters)
+        finally:
+            self._changed.discard(changed)
+
+    async def _begin(self, request: WatchJobRequest, context: Context) -> _Watcher:
+        interval = request.min_interval_seconds or DEFAULT_INTERVAL_SECONDS
+        watcher = _Watcher(self._total, self._newest, max(interval, LEAST_INTERVAL_SECONDS))
+        if not request.resume_token:
+            await self._snapshot(watcher, context)
+            return watcher
+        found = self._position(request.resume_token)
+        if isinstance(found, str):
+            await self._reset(watcher, context, found)
+        else:
+            watcher.cursor, watcher.sequence = found
+        return watcher
+
+    async def _continue(self, watcher: _Watcher, context: Context, changed: asyncio.Event) -> bool:
+        """Send what is new, then wait for more; True once all is over."""
+        finished = self._finished
+        changed.clear()
+        await self._send_news(watcher, context)
+        if finished or self._clock().mono >= watcher.status_due:
+            await self._send_status(watcher, context)
+        if finished or changed.is_set():
+            return finished
+        try:
+            async with asyncio.timeout(max(0.0, watcher.status_due - self._clock().mono)):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        return False
+
+    async def _send_news(self, watcher: _Watcher, context: Context) -> None:
+        while watcher.cursor < self._total:
+            oldest = self._total - len(self._ring)
+            if watcher.cursor < oldest:
+                await self._reset(watcher, context, "the watcher fell too far behind")
+                continue
+            news = self._ring[watcher.cursor - oldest]
+            watcher.cursor += 1
+            watcher.sequence = news.sequence
+            await self._write(watcher, context, news.body)
+
+    async def _send_status(self, watcher: _Watcher, context: Context) -> None:
+        now = self._clock()
+        watcher.status_due = now.mono + watcher.interval
+        if now.mono - self._status_made > STATUS_AGE_SECONDS or self._finished:
+            self._status_made = now.mono
+            self._status = self._views.status(now)
+            self._status_body = _body(self._status)
+        # The job's own clock alone is no news.
+        status = dataclasses.replace(self._status, job_seconds=0.0)
+        if status != watcher.status:
+            watcher.status = status
+            await self._write(watcher, context, self._status_body)
+
+    async def _reset(self, watcher: _Watcher, context: Context, reason: str) -> None:
+        watcher.cursor, watcher.sequence = self._total, self._newest
+        await self._write(watcher, context, _body(WatchReset(reason=reason)))
+        await self._snapshot(watcher, context)
+
+    async def _snapshot(self, watcher: _Watcher, context: Context) -> None:
+        now = self._clock()
+        events = self._views.events_after(max(0, self._newest - SNAPSHOT_EVENTS), SNAPSHOT_EVENTS)
+        status = self._views.status(now)
+        watcher.status = dataclasses.replace(status, job_seconds=0.0)
+        watcher.status_due = now.mono + watcher.interval
+        snapshot = JobSnapshot(
+            status=status,
+            nodes=fitting(self._views.nodes(now)),
+            # What is decided and not yet written comes as news later.
+            events=tuple(event for event in events if event.sequence <= self._newest),
+        )
+        await self._write(watcher, context, _body(snapshot))
+
+    async def _write(self, watcher: _Watcher, context: Context, body: bytes) -> None:
+        token = Token(*self._own, watcher.sequence)
+        # Encoded messages that are joined are one message: the body is shared, the token is not.
+        data = body + codec.encode(WatchJobResponse(resume_token=str(token)))
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await context.write(data)
+        except TimeoutError as error:
+            text = f"one message was not read within {WRITE_SECONDS} s"
+            refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER", text)
+            raise RefusedError(refusal) from error
+
+    def _position(self, text: str) -> tuple[int, int] | str:
+        """Return cursor and sequence at which the token's holder goes on, or why it cannot."""
+        token = parse_token(text)
+        if token is None:
+            raise calls.malformed(f"resume_token is {text!r}; take one from a WatchJobResponse")
+        master = (token.epoch, token.incarnation)
+        kept = self._newest if master == self._own else self._ancestors.get(master)
+        if kept is None:
+            return f"epoch {token.epoch} is of a master whose journal this one does not have"
+        if token.sequence > kept:
+            return f"events after {kept} were lost with the master of epoch {token.epoch}"
+        return self._after(token.sequence)
+
+    def _after(self, sequence: int) -> tuple[int, int] | str:
+        oldest = self._total - len(self._ring)
+        for at in range(len(self._ring) - 1, -1, -1):
+            news = self._ring[at]
+            if news.is_event and news.sequence <= sequence:
+                return oldest + at + 1, sequence
+        first = next((news.sequence for news in self._ring if news.is_event), self._newest + 1)
+        if sequence >= first - 1:
+            return oldest, sequence
+        return f"events up to {first - 1} are no longer kept"
+
+    def _append(self, news: _News) -> None:
+        self._ring.append(news)
+        self._total += 1
+
+    def _wake(self) -> None:
+        for changed in self._changed:
+            changed.set()
+
+
+def _body(message: JobEvent | Incident | JobSnapshot | JobStatus | WatchReset) -> bytes:
+    return codec.encode(WatchJobResponse(message=message))
