@@ -58,7 +58,7 @@ demo: $(STAMP) ## Train the example on 2 local nodes, kill a worker and a node, 
 
 .PHONY: bench-recovery
 bench-recovery: $(STAMP) ## Measure recovery beside torchrun and DLRover (long; wants a quiet machine)
-	$(BIN)/python bench/recovery/run.py
+	$(BIN)/python -m bench.recovery
 
 .PHONY: wheel
 wheel: $(STAMP) ## Build the wheel into dist/
