@@ -1,0 +1,58 @@
+"""Where local jobs keep their files, and how they are found again."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from holdfast_cli import home
+from holdfast_cli.failures import JobNotFoundError
+
+
+def _record(name: str, pid: int, started: int) -> home.JobRecord:
+    return home.JobRecord(
+        name=name, uid="u", runner_pid=pid, runner_started=started, job_file="/x.yaml"
+    )
+
+
+def test_state_root_prefers_our_variable_over_xdg_and_home() -> None:
+    """HOLDFAST_HOME wins, then XDG_STATE_HOME, then the home directory."""
+    assert home.state_root({"HOLDFAST_HOME": "/a", "XDG_STATE_HOME": "/b"}) == Path("/a")
+    assert home.state_root({"XDG_STATE_HOME": "/b", "HOME": "/c"}) == Path("/b/holdfast")
+    assert home.state_root({"HOME": "/c"}) == Path("/c/.local/state/holdfast")
+
+
+def test_unknown_job_is_refused_with_the_names_that_exist(tmp_path: Path) -> None:
+    """A typo shows which jobs there are."""
+    environ = {"HOLDFAST_HOME": str(tmp_path)}
+    known = home.job_home(environ, "gpt")
+    known.create()
+    known.write_record(_record("gpt", 1, 1))
+    with pytest.raises(JobNotFoundError, match="known jobs: gpt"):
+        home.find_job(environ, "gtp")
+    assert home.find_job(environ, "gpt").record().name == "gpt"
+
+
+def test_a_jobs_files_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
+    """Directories are 0700 and records 0600, whatever the umask is."""
+    before = os.umask(0)
+    try:
+        job = home.job_home({"HOLDFAST_HOME": str(tmp_path)}, "gpt")
+        job.create()
+        job.write_record(_record("gpt", 1, 1))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(job.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(job.record_file.stat().st_mode) == 0o600
+
+
+def test_a_reused_pid_is_not_taken_for_the_runner() -> None:
+    """A process with the recorded pid but another start time is somebody else."""
+    started = home.process_started(os.getpid())
+    assert started is not None
+    assert home.is_running(_record("gpt", os.getpid(), started))
+    assert not home.is_running(_record("gpt", os.getpid(), started + 1))
+    assert home.process_started(2**22 + 1) is None
