@@ -141,7 +141,7 @@ class Agent:
         self.report(Warmed(seconds=seconds, cold_reason=self.runner.cold_reason))
 
     def on_zygote_lost(self, event: zygote.ZygoteExited) -> None:
-        """The zygote is gone and its workers with it; grpc is loaded, so none can be forked anew."""
+        """The zygote is gone and its workers with it; with grpc loaded none can be forked anew."""
         found = self._tools.process.kill_orphans(self._tools.spare)
         self.runner.zygote_lost()
         if not self.ending.begun:

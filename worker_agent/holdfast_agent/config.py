@@ -99,6 +99,28 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     return settings if standalone else _with_identity(settings, environ)
 
 
+def for_torchrun(environ: Mapping[str, str], endpoint: str, nproc: str | None) -> Settings:
+    """Return the settings of a rendezvous handler inside an unmodified torchrun.
+
+    Args:
+        environ: the environment; HOLDFAST_MASTER gives way to `endpoint`.
+        endpoint: --rdzv-endpoint, may be empty.
+        nproc: processes of this node as text; None: from the environment, else 1.
+
+    Raises:
+        InputError: a variable is missing or wrong.
+    """
+    variables = {**environ}
+    if endpoint:
+        variables[keys.ENV_MASTER] = endpoint
+    if not variables.get(keys.ENV_MASTER):
+        raise InputError("--rdzv-endpoint", endpoint, "the job master's host:port")
+    check(variables)
+    text = nproc or environ.get(keys.PET_NPROC_PER_NODE) or environ.get(keys.ENV_NPROC_PER_NODE)
+    launch = Launch(script="torchrun", local_world_size=flags.local_world_size(text or "1"))
+    return _with_identity(Settings(launch=launch, standalone=False), variables)
+
+
 def check(environ: Mapping[str, str]) -> None:
     """Refuse what can be refused before torch is imported, which takes seconds.
 

@@ -79,7 +79,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | 
         min_nodes=low,
         max_nodes=high,
         nnodes_given="nnodes" in given,
-        local_world_size=_local_world_size(args.nproc_per_node),
+        local_world_size=local_world_size(args.nproc_per_node),
         max_restarts=_max_restarts(args.max_restarts) if "max_restarts" in given else None,
         role=args.role,
         rdzv_id=args.rdzv_id if "rdzv_id" in given else None,
@@ -163,7 +163,8 @@ def _nnodes(text: str) -> tuple[int, int]:
     return low, high
 
 
-def _local_world_size(text: str) -> int:
+def local_world_size(text: str) -> int:
+    """Return what --nproc-per-node means on this machine; raises InputError."""
     from torch.distributed.run import determine_local_world_size
 
     try:

@@ -104,7 +104,8 @@ class Session:
         self._listener = listener
         self._jitter = jitter
         self._outbox: Outbox | None = None
-        self._closing = False
+        self.closing = False
+        """`close` was called."""
         self._down = asyncio.Event()
         self._complained = ("", 0.0)
         self.connected = False
@@ -129,20 +130,20 @@ class Session:
             RefusedError: the master refused this agent for good.
         """
         attempt = 0
-        while not self._closing:
+        while not self.closing:
             welcomed = False
             try:
                 welcomed = await self._one_stream()
             except (grpc.RpcError, OSError, TimeoutError, channel.CredentialsError) as error:
                 welcomed = self._went_down(error)
             attempt = 0 if welcomed else attempt + 1
-            if not self._closing:
+            if not self.closing:
                 delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt, 8))
                 await asyncio.sleep(delay * self._jitter.uniform(0.5, 1.0))
 
     async def close(self, timeout_seconds: float) -> None:
         """Send what waits and end the stream; the caller then awaits or cancels `run`."""
-        self._closing = True
+        self.closing = True
         outbox = self._outbox
         if outbox is None:
             return

@@ -1,0 +1,233 @@
+"""`torchrun --rdzv-backend=holdfast`: torch's rendezvous interface on a job master.
+
+What torchrun calls, from its own thread; the session with the master lives in `torchrun_node`.
+torch and grpc are imported inside functions: torch loads this module whenever its own launcher is
+imported, also inside an agent whose zygote must not have grpc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import secrets
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast_agent import address, config
+from holdfast_agent.config import Settings
+from holdfast_wire.keys import RDZV_BACKEND
+from holdfast_wire.messages import LeaveOutcome, RoundStarted, WorkerExited
+
+if TYPE_CHECKING:
+    from holdfast_agent.torchrun_node import Place, TorchrunNode
+
+log = logging.getLogger(__name__)
+
+JOIN_SECONDS = 600.0
+"""How long a rendezvous may take; --rdzv-conf join_timeout=… changes it (torch's own default)."""
+LEAVE_SECONDS = 5.0
+"""After success: how long the master's Leave is waited for."""
+CLOSE_SECONDS = 2.0
+KEPT_STORES = 2
+"""The running round's and the next one's."""
+STORE_SECONDS = 60.0
+"""For a client to reach the store."""
+
+
+def register() -> Callable[[Any], Any]:
+    """Return the creator of handlers: entry point of the group `torchrun.handlers`."""
+    return create
+
+
+def create(params: Any) -> HoldfastHandler:
+    """Return a handler for torch's RendezvousParameters.
+
+    Raises:
+        ValueError: the environment does not say which master, job and node this is.
+    """
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+    # A virtual subclass, so that this module can be imported without torch.
+    RendezvousHandler.register(HoldfastHandler)
+    text = params.get("nproc") or nproc_of(sys.argv[1:])
+    settings = config.for_torchrun(os.environ, params.endpoint, text)
+    own = address.resolve(params.local_addr) if params.local_addr else None
+    own = own or address.towards(settings.master)
+    timeout = float(params.get("join_timeout", JOIN_SECONDS))
+    return HoldfastHandler(settings, params.run_id, own, timeout)
+
+
+def nproc_of(argv: Sequence[str]) -> str | None:
+    """Return --nproc-per-node of torchrun's command line, which torch does not hand on.
+
+    None where this is no torchrun (its launcher was called by another program).
+    """
+    from torch.distributed.run import get_args_parser
+
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        return str(get_args_parser().parse_args(list(argv)).nproc_per_node)
+    return None
+
+
+class HoldfastHandler:
+    """Joins worlds through the job master."""
+
+    def __init__(self, settings: Settings, run_id: str, own: str, join_seconds: float) -> None:
+        """Nothing is connected before the first rendezvous. `own`: this node's IP."""
+        self._settings = settings
+        self._run_id = run_id
+        self._own = own
+        self._join_seconds = join_seconds
+        self._node: TorchrunNode | None = None
+        self._joined: Place | None = None
+        self._stores: OrderedDict[str, Any] = OrderedDict()
+        self._closed = False
+
+    use_agent_store = True
+    """Trainers use the store that `next_rendezvous` returns."""
+
+    def get_backend(self) -> str:
+        """Return the name of this backend."""
+        return RDZV_BACKEND
+
+    def get_run_id(self) -> str:
+        """Return the run id, as torchrun was told."""
+        return self._run_id
+
+    def next_rendezvous(self) -> Any:
+        """Wait for the next world and return torch's RendezvousInfo.
+
+        Called again while the last world is still the newest one, it means that torchrun's own
+        workers have failed: the master is told, and decides on a new round.
+        """
+        node = self._started()
+        with node.changed:
+            current = node.place is not None and node.place is self._joined
+        if current and self._joined is not None:
+            failed = _exited(self._joined, 0, 1, "torchrun restarts its workers")
+            node.report(failed, self._joined.round)
+        place = self._wait(node)
+        self._joined = place
+        info = self._info(place)
+        node.report(RoundStarted(), place.round)
+        return info
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 when the master has a newer world, or wants this node to leave."""
+        node = self._node
+        if node is None:
+            return 0
+        with node.changed:
+            return int(node.left is not None or node.place is not self._joined)
+
+    def is_closed(self) -> bool:
+        """Return whether there will be no further world here."""
+        return self._closed or (self._node is not None and self._node.left is not None)
+
+    def set_closed(self) -> None:
+        """Take part in no further world."""
+        self._closed = True
+
+    def shutdown(self) -> bool:
+        """Tell the master how torchrun ended and close the session."""
+        self._closed = True
+        node, place = self._node, self._joined
+        if node is None:
+            return True
+        # torchrun calls this in a `finally`: an exception on its way means that the run failed.
+        error = sys.exc_info()[1]
+        if place is not None:
+            code, text = (0, "") if error is None else (1, str(error))
+            for local_rank in range(self._settings.launch.local_world_size):
+                node.report(_exited(place, local_rank, code, text), place.round)
+        if error is None and place is not None:
+            with node.changed:
+                node.changed.wait_for(lambda: node.left or node.fault, LEAVE_SECONDS)
+        return node.stop(CLOSE_SECONDS)
+
+    def _started(self) -> TorchrunNode:
+        if self._node is None:
+            from holdfast_agent.torchrun_node import TorchrunNode
+
+            agent_id = secrets.token_hex(8)
+            self._node = TorchrunNode(self._settings, agent_id, self._own, self._make_store)
+            self._node.start()
+        return self._node
+
+    def _wait(self, node: TorchrunNode) -> Place:
+        from torch.distributed.elastic.rendezvous import (
+            RendezvousClosedError,
+            RendezvousConnectionError,
+            RendezvousGracefulExitError,
+            RendezvousTimeoutError,
+        )
+
+        deadline = time.monotonic() + self._join_seconds
+        with node.changed:
+            while True:
+                if node.fault:
+                    raise RendezvousConnectionError(f"no job master: {node.fault}")
+                if node.left is not None:
+                    graceful = node.left.outcome is not LeaveOutcome.FAILED
+                    kind = RendezvousGracefulExitError if graceful else RendezvousClosedError
+                    raise kind(node.left.reason)
+                if self._closed:
+                    raise RendezvousClosedError("the rendezvous is closed")
+                if node.place is not None and node.place is not self._joined:
+                    return node.place
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise RendezvousTimeoutError(
+                        f"no world within {self._join_seconds:.0f} s from {self._settings.master}"
+                    )
+                # In turns, so that torchrun's signal handlers run.
+                node.changed.wait(min(left, 0.5))
+
+    def _info(self, place: Place) -> Any:
+        from torch.distributed import PrefixStore
+        from torch.distributed.elastic.rendezvous import RendezvousInfo
+        from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+        world = place.assignment
+        store = PrefixStore(f"holdfast/{place.round}", self._store(place))
+        return RendezvousInfo(
+            store,
+            world.group_rank,
+            world.group_world_size,
+            RendezvousStoreInfo(world.store_host, world.store_port),
+        )
+
+    def _store(self, place: Place) -> Any:
+        from datetime import timedelta
+
+        from torch.distributed import TCPStore
+
+        world = place.assignment
+        own = self._stores.get(world.store_id)
+        if own is not None:
+            return own
+        limit = timedelta(seconds=STORE_SECONDS)
+        return TCPStore(world.store_host, world.store_port, is_master=False, timeout=limit)
+
+    def _make_store(self, store_id: str) -> int:
+        from torch.distributed import TCPStore
+
+        store = TCPStore(self._own, 0, is_master=True, wait_for_workers=False)
+        self._stores[store_id] = store
+        while len(self._stores) > KEPT_STORES:
+            self._stores.popitem(last=False)
+        return int(store.port)
+
+
+def _exited(place: Place, local_rank: int, code: int, text: str) -> WorkerExited:
+    return WorkerExited(
+        local_rank=local_rank,
+        rank=place.assignment.base_rank + local_rank,
+        exit_code=code,
+        error_message=text[-4096:],
+    )
