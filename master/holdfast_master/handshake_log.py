@@ -30,6 +30,19 @@ class HandshakeReason(enum.Enum):
     OTHER = "other"
 
 
+MEANING = {
+    HandshakeReason.EXPIRED: "the client's certificate has expired or is not valid yet",
+    HandshakeReason.UNKNOWN_AUTHORITY: "the client's certificate is of another job's authority",
+    HandshakeReason.NO_CERTIFICATE: "the client showed no certificate",
+    HandshakeReason.PLAINTEXT: "the client spoke no TLS",
+    HandshakeReason.CLIENT_LEFT: (
+        "the client closed the connection: it does not trust this job's authority, "
+        "as an agent of another job, or it probes ports"
+    ),
+    HandshakeReason.TIMED_OUT: "the client did not go on with the handshake",
+    HandshakeReason.OTHER: "see detail",
+}
+"""For people."""
 _REASONS: tuple[tuple[str, HandshakeReason], ...] = (
     ("certificate has expired", HandshakeReason.EXPIRED),
     ("certificate is not yet valid", HandshakeReason.EXPIRED),

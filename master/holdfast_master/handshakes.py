@@ -19,7 +19,7 @@ import time
 from collections.abc import MutableMapping
 from typing import Self, TextIO
 
-from holdfast_master.handshake_log import HandshakeReason, LogSorter, Passed, Refused
+from holdfast_master.handshake_log import MEANING, HandshakeReason, LogSorter, Passed, Refused
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class HandshakeLog:
                 continue
             log.warning(
                 "TLS handshake refused: %s",
-                reason.value,
+                MEANING[reason],
                 extra={
                     "reason": reason.value,
                     "peer": tally.newest.peer,

@@ -86,7 +86,12 @@ def _journal(config: MasterConfig) -> tuple[History, Journal | None]:
         return History(), None
     # The lock first: nobody else writes the segment that is read.
     journal = Journal(config.journal_dir, config.epoch, config.incarnation)
-    history = join(read_segments(config.journal_dir), config.job_uid)
+    segments = [
+        segment
+        for segment in read_segments(config.journal_dir)
+        if segment.records or segment.epoch != config.epoch
+    ]
+    history = join(segments, config.job_uid)
     for note in history.notes:
         log.warning("journal: %s", note)
     if journal.trouble:
