@@ -161,7 +161,9 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
                 await self._joined.wait()
         return self.streams[number]
 
-    async def Session(self, request_iterator: Any, context: Any) -> None:
+    async def Session(  # type: ignore[override] - writes by the context, which ends with it
+        self, request_iterator: Any, context: Any
+    ) -> None:
         """Serve one agent."""
         first: SessionRequest = codec.from_proto(await anext(request_iterator))
         stream = AgentStream(first, self)

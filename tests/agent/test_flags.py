@@ -1,0 +1,305 @@
+"""The command line and the environment: what is accepted, what it means, what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from holdfast_agent import config
+from holdfast_agent.config import Settings
+from holdfast_agent.errors import InputError
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """A script that exists."""
+    path = tmp_path / "train.py"
+    path.write_text("")
+    return str(path)
+
+
+@pytest.fixture
+def managed(tmp_path: Path) -> dict[str, str]:
+    """The environment that an operator gives an agent."""
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        (tmp_path / name).write_text("")
+    return {
+        "HOLDFAST_MASTER": "10.0.0.7:7777",
+        "HOLDFAST_JOB": "gpt",
+        "HOLDFAST_JOB_UID": "6f1e",
+        "HOLDFAST_NODE_RANK": "3",
+        "HOLDFAST_TLS_DIR": str(tmp_path),
+    }
+
+
+@pytest.fixture
+def pet(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """Torch's parser reads PET_* from os.environ itself."""
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        monkeypatch.delenv(name)
+    return {}
+
+
+def _load(*argv: str, **environ: str) -> Settings:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environ.items():
+            if name.startswith("PET_"):
+                patch.setenv(name, value)
+        return config.load(argv, environ)
+
+
+def test_every_torchrun_flag_is_taken(script: str, tmp_path: Path, pet: object) -> None:
+    """A torchrun command line works unchanged."""
+    from torch.distributed.run import get_args_parser
+
+    argv = []
+    values = {
+        "nnodes": "1:1",
+        "nproc_per_node": "2",
+        "max_restarts": "3",
+        "redirects": "3",
+        "tee": "0:1,1:3",
+        "local_ranks_filter": "0,1",
+        "log_dir": str(tmp_path / "logs"),
+        "numa_binding": "node",
+        "signals_to_handle": "SIGTERM,SIGUSR1",
+        "rdzv_conf": "timeout=30",
+    }
+    skipped = {"help", "print_completion", "no_python", "logs_specs"}
+    for action in get_args_parser()._actions:
+        if not action.option_strings or action.dest in skipped:
+            continue
+        flag = action.option_strings[-1]
+        if action.nargs == 0:
+            argv.append(flag) if action.dest != "module" else None
+        elif action.choices is not None:
+            argv.append(f"{flag}={values.get(action.dest, next(iter(action.choices)))}")
+        else:
+            argv.append(f"{flag}={values.get(action.dest, '1')}")
+    launch = _load(*argv, script, "--lr", "0.1").launch
+    assert (launch.local_world_size, launch.max_restarts) == (2, 3)
+    assert launch.args == ("--lr", "0.1")
+    assert (launch.logs.redirects, launch.logs.tee) == ("3", "0:1,1:3")
+    assert launch.logs.ranks_filter == frozenset({0, 1})
+    assert launch.signals == (signal.SIGTERM, signal.SIGUSR1)
+    assert launch.virtual_local_rank
+    assert launch.numa == "node"
+
+
+def test_pet_variables_are_defaults(script: str, pet: object) -> None:
+    """PET_* stand in for flags that are not given, and flags win."""
+    assert _load(script, PET_NPROC_PER_NODE="3").launch.local_world_size == 3
+    given = _load("--nproc-per-node=2", script, PET_NPROC_PER_NODE="3").launch
+    assert given.local_world_size == 2
+
+
+def test_the_operators_process_count_is_the_last_default(script: str, pet: object) -> None:
+    """HOLDFAST_NPROC_PER_NODE gives way to the flag and to PET_NPROC_PER_NODE."""
+    assert _load(script, HOLDFAST_NPROC_PER_NODE="4").launch.local_world_size == 4
+    both = _load(script, HOLDFAST_NPROC_PER_NODE="4", PET_NPROC_PER_NODE="3")
+    assert both.launch.local_world_size == 3
+    assert _load(script).launch.local_world_size == 1
+
+
+def test_cpu_means_a_process_for_each_core(script: str, pet: object) -> None:
+    """--nproc-per-node takes torchrun's words."""
+    import torch
+
+    assert _load("--nproc-per-node=cpu", script).launch.local_world_size == torch._utils.cpu_count()
+
+
+def test_max_restarts_is_unknown_unless_given(script: str, pet: object) -> None:
+    """Where torchrun would assume 0, the job's own failure budget holds."""
+    assert _load(script).launch.max_restarts is None
+    assert _load("--max-restarts=0", script).launch.max_restarts == 0
+    assert _load(script, PET_MAX_RESTARTS="2").launch.max_restarts == 2
+
+
+def test_a_masters_environment_is_taken_over(
+    script: str, managed: dict[str, str], pet: object
+) -> None:
+    """The variables of an operator become the settings."""
+    settings = _load(
+        script,
+        **managed,
+        HOLDFAST_TOPOLOGY="zone=a,rack=7",
+        HOLDFAST_GRACE_SECONDS="25",
+        HOLDFAST_POD_UID="p1",
+    )
+    assert not settings.standalone
+    assert (settings.master, settings.job, settings.job_uid) == ("10.0.0.7:7777", "gpt", "6f1e")
+    assert (settings.node_rank, settings.pod_uid, settings.grace_seconds) == (3, "p1", 25.0)
+    assert settings.topology == {"zone": "a", "rack": "7"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "note"),
+    [
+        pytest.param(["--rdzv-backend=c10d"], {}, "--rdzv-backend has no effect", id="backend"),
+        pytest.param(["--rdzv-endpoint=h:1"], {}, "--rdzv-endpoint has no effect", id="endpoint"),
+        pytest.param(["--rdzv-id=x"], {}, "--rdzv-id has no effect", id="id"),
+        pytest.param(["--rdzv-conf=a=b"], {}, "--rdzv-conf has no effect", id="conf"),
+        pytest.param(["--master-addr=h"], {}, "--master-addr has no effect", id="addr"),
+        pytest.param(["--master-port=1"], {}, "--master-port has no effect", id="port"),
+        pytest.param(["--node-rank=1"], {}, "--node-rank has no effect", id="node-rank"),
+        pytest.param(["--standalone"], {}, "--standalone has no effect", id="standalone"),
+        pytest.param(
+            ["--monitor-interval=1"], {}, "--monitor-interval has no effect", id="interval"
+        ),
+        pytest.param([], {"PET_MASTER_PORT": "1"}, "PET_MASTER_PORT has no effect", id="pet"),
+        pytest.param(
+            ["--nnodes=2"], {"HOLDFAST_NNODES": "1:4"}, "the job says 1:4", id="other-nnodes"
+        ),
+    ],
+)
+def test_flags_without_effect_under_a_master_are_named(
+    argv: list[str],
+    environ: dict[str, str],
+    note: str,
+    script: str,
+    managed: dict[str, str],
+    pet: object,
+) -> None:
+    """Nothing that the user typed is ignored silently."""
+    notes = _load(*argv, script, **managed, **environ).notes
+    assert len(notes) == 1
+    assert note in notes[0]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        pytest.param({"PET_RDZV_BACKEND": "holdfast"}, id="backend"),
+        pytest.param({"PET_RDZV_ENDPOINT": "10.0.0.7:7777"}, id="endpoint"),
+        pytest.param({"PET_NODE_RANK": "3"}, id="node-rank"),
+        pytest.param({"PET_NNODES": "1:4", "HOLDFAST_NNODES": "1:4"}, id="nnodes"),
+    ],
+)
+def test_the_operators_own_variables_are_no_news(
+    environ: dict[str, str], script: str, managed: dict[str, str], pet: object
+) -> None:
+    """What an operator sets for an unmodified torchrun is not complained about."""
+    assert _load(script, **managed, **environ).notes == ()
+
+
+def test_a_standalone_run_complains_only_of_what_it_ignores(script: str, pet: object) -> None:
+    """--standalone and an unused rendezvous are what torchrun users write."""
+    assert _load("--standalone", "--rdzv-id=x", script).notes == ()
+    assert _load("--standalone", "--rdzv-id=x", script).launch.rdzv_id == "x"
+    assert len(_load("--monitor-interval=1", script).notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "parts"),
+    [
+        pytest.param(["--nnodes=0"], {}, ["--nnodes", "'0'", "MIN"], id="nnodes-zero"),
+        pytest.param(["--nnodes=3:2"], {}, ["--nnodes", "'3:2'"], id="nnodes-reversed"),
+        pytest.param(["--nnodes=x"], {}, ["--nnodes", "'x'"], id="nnodes-text"),
+        pytest.param(["--nnodes=2"], {}, ["--nnodes", "HOLDFAST_MASTER"], id="nnodes-standalone"),
+        pytest.param(["--nproc-per-node=0"], {}, ["--nproc-per-node", "'0'"], id="nproc-zero"),
+        pytest.param(["--nproc-per-node=many"], {}, ["--nproc-per-node", "many"], id="nproc"),
+        pytest.param(["--max-restarts=-1"], {}, ["--max-restarts", "-1"], id="restarts"),
+        pytest.param(["--redirects=9"], {}, ["--redirects", "'9'"], id="redirects"),
+        pytest.param(["--tee=0:7"], {}, ["--tee", "'0:7'"], id="tee"),
+        pytest.param(["--local-ranks-filter=a"], {}, ["--local-ranks-filter", "'a'"], id="filter"),
+        pytest.param(
+            ["--signals-to-handle=SIGKILL"], {}, ["--signals-to-handle", "SIGKILL"], id="sigkill"
+        ),
+        pytest.param(
+            ["--signals-to-handle=TERM"], {}, ["--signals-to-handle", "'TERM'"], id="no-signal"
+        ),
+        pytest.param(["--shutdown-timeout=-1"], {}, ["--shutdown-timeout", "-1"], id="shutdown"),
+        pytest.param([], {"PET_STANDALONE": "yes"}, ["PET_STANDALONE", "'yes'"], id="pet-bool"),
+        pytest.param([], {"HOLDFAST_GRACE_SECONDS": "x"}, ["GRACE_SECONDS", "'x'"], id="grace"),
+        pytest.param([], {"HOLDFAST_GRACE_SECONDS": "nan"}, ["GRACE_SECONDS"], id="grace-nan"),
+        pytest.param([], {"HOLDFAST_TOPOLOGY": "zone"}, ["TOPOLOGY", "key=value"], id="topology"),
+        pytest.param([], {"HOLDFAST_FORK": "no"}, ["HOLDFAST_FORK", "'no'"], id="fork"),
+        pytest.param([], {"HOLDFAST_LOG_LEVEL": "loud"}, ["LOG_LEVEL", "'loud'"], id="level"),
+        pytest.param([], {"HOLDFAST_MASTER": "host"}, ["HOLDFAST_MASTER", "host:port"], id="host"),
+        pytest.param([], {"HOLDFAST_MASTER": "h:0"}, ["HOLDFAST_MASTER", "'h:0'"], id="port"),
+        pytest.param([], {"PYTHON_EXEC": "/no/python"}, ["PYTHON_EXEC", "/no/python"], id="python"),
+    ],
+)
+def test_bad_input_is_refused_by_name_value_and_remedy(
+    argv: list[str], environ: dict[str, str], parts: list[str], script: str, pet: object
+) -> None:
+    """One clear error, before anything starts."""
+    with pytest.raises(InputError) as caught:
+        _load(*argv, script, **environ)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOLDFAST_JOB", ""),
+        ("HOLDFAST_JOB_UID", ""),
+        ("HOLDFAST_NODE_RANK", ""),
+        ("HOLDFAST_NODE_RANK", "-1"),
+        ("HOLDFAST_NODE_RANK", "4294967296"),
+        ("HOLDFAST_TLS_DIR", "/nowhere"),
+        ("HOLDFAST_TLS_DIR", ""),
+        ("HOLDFAST_NNODES", "a:b"),
+    ],
+)
+def test_an_incomplete_identity_is_refused_by_name(
+    name: str, value: str, script: str, managed: dict[str, str], pet: object
+) -> None:
+    """With a master given, everything that the hello needs must be there and right."""
+    with pytest.raises(InputError, match=name):
+        _load(script, **{**managed, name: value})
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        pytest.param(["no_such_file.py"], "training_script='no_such_file.py'", id="script"),
+        pytest.param(["-m", "no_such_module"], "-m='no_such_module'", id="module"),
+        pytest.param(["--no-python", "no-such-program"], "--no-python=", id="program"),
+        pytest.param(["--no-python", "-m", "json"], "not both", id="both"),
+    ],
+)
+def test_a_command_that_cannot_start_is_refused(argv: list[str], part: str, pet: object) -> None:
+    """A missing script is told at once instead of after a rendezvous."""
+    with pytest.raises(InputError) as caught:
+        _load(*argv)
+    assert part in str(caught.value)
+
+
+def test_unknown_flags_are_the_parsers_to_refuse(
+    script: str, pet: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch's own parser answers with its usage and exit code 2."""
+    with pytest.raises(SystemExit) as caught:
+        _load("--no-such-flag", script)
+    assert caught.value.code == 2
+    assert "holdfast-run" in capsys.readouterr().err
+
+
+def test_help_says_what_differs_from_torchrun(
+    pet: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--help names the difference in --max-restarts and the exit codes."""
+    with pytest.raises(SystemExit) as caught:
+        _load("--help")
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "torchrun's default is 0" in text
+    assert "Exit codes: 0 success" in text
+
+
+def test_torchruns_handler_needs_an_endpoint(managed: dict[str, str]) -> None:
+    """An unmodified torchrun names the master by --rdzv-endpoint, else by HOLDFAST_MASTER."""
+    assert config.for_torchrun(managed, "", "2").master == "10.0.0.7:7777"
+    settings = config.for_torchrun(managed, "other:1", None)
+    assert (settings.master, settings.launch.local_world_size) == ("other:1", 1)
+    without = {name: value for name, value in managed.items() if name != "HOLDFAST_MASTER"}
+    with pytest.raises(InputError, match="--rdzv-endpoint"):
+        config.for_torchrun(without, "", None)

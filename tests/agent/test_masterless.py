@@ -1,0 +1,38 @@
+"""What an agent without a master does with its workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_agent.decide import masterless
+from holdfast_wire.messages import Fence, GetRoundResponse
+
+
+def _answer(epoch: int, round_number: int) -> GetRoundResponse:
+    return GetRoundResponse(fence=Fence(epoch=epoch, incarnation="x", round=round_number))
+
+
+@pytest.mark.parametrize(
+    ("silent", "answers", "kill", "why"),
+    [
+        pytest.param(1.0, [], False, "no peer", id="no-answers"),
+        pytest.param(1.0, [_answer(2, 5)], False, "no peer", id="same-round"),
+        pytest.param(1.0, [_answer(2, 4)], False, "no peer", id="older-round"),
+        pytest.param(1.0, [_answer(2, 6)], True, "round 6", id="newer-round"),
+        pytest.param(1.0, [_answer(3, 6)], True, "round 6", id="newer-master"),
+        pytest.param(1.0, [_answer(1, 6)], False, "no peer", id="an-older-master's-round"),
+        pytest.param(1.0, [_answer(2, 5), _answer(2, 7)], True, "round 7", id="one-of-two"),
+        pytest.param(1.0, [GetRoundResponse()], False, "no peer", id="no-fence"),
+        pytest.param(600.0, [], True, "limit", id="limit"),
+        pytest.param(599.9, [_answer(2, 5)], False, "no peer", id="just-below"),
+    ],
+)
+def test_workers_without_a_master_train_on_until_a_peer_or_the_limit_says_no(
+    *, silent: float, answers: list[GetRoundResponse], kill: bool, why: str
+) -> None:
+    """Only a newer round among the peers, or the declared limit, kills the workers."""
+    verdict = masterless.judge(
+        silent_seconds=silent, limit_seconds=600.0, epoch=2, own_round=5, answers=answers
+    )
+    assert verdict.kill is kill
+    assert why in verdict.reason

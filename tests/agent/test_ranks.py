@@ -1,0 +1,134 @@
+"""What the samples of a node's ranks add up to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from holdfast.layout import Section
+from holdfast.sample import RankSample
+from holdfast_agent.decide import ranks
+from holdfast_agent.decide.ranks import FirstStep, Rank
+from holdfast_wire.messages import ArmEcho, BoundaryReached, RankSection
+
+BLANK = RankSample(
+    consistent=True,
+    pid=100,
+    round=3,
+    attached=True,
+    step=0,
+    step_ns=0,
+    step_duration_ns=0,
+    samples=0,
+    loss=None,
+    section=Section.INIT,
+    section_ns=0,
+    first_step=0,
+    first_step_ns=0,
+    echo_id=0,
+    echo_step=0,
+    answered_id=0,
+    answered_step=0,
+    boundary_complete=False,
+    clean_exit=False,
+    import_variable="",
+)
+
+
+def _rank(exit_code: int | None = None, **fields: Any) -> Rank:
+    return Rank(dataclasses.replace(BLANK, **fields), 1_000_000_000, exit_code)
+
+
+def test_progress_tells_what_the_page_says() -> None:
+    """Steps, times in seconds, loss and section arrive as they were written."""
+    rank = _rank(
+        step=12,
+        step_ns=5_000_000_000,
+        step_duration_ns=30_000_000,
+        samples=96,
+        loss=2.5,
+        section=Section.TRAIN,
+        first_step=11,
+        first_step_ns=1_500_000_000,
+    )
+    found = ranks.progress(1, rank, 3, 5_200_000_000)
+    assert (found.local_rank, found.step, found.samples, found.loss) == (1, 12, 96, 2.5)
+    assert found.step_seconds == pytest.approx(0.03)
+    assert found.since_step_seconds == pytest.approx(0.2)
+    assert found.first_step_seconds == pytest.approx(0.5)
+    assert found.section is RankSection.TRAIN
+    assert found.has_sdk
+
+
+def test_a_rank_that_has_not_claimed_its_slot_reports_no_steps() -> None:
+    """What an older process left in the page is not this round's progress."""
+    found = ranks.progress(0, _rank(round=2, step=99, attached=True), 3, 0)
+    assert (found.round, found.step, found.has_sdk) == (3, 0, False)
+    assert found.section is RankSection.INIT
+
+
+def test_a_rank_before_its_first_step_has_no_times() -> None:
+    """Zero means none, not the age of the machine."""
+    found = ranks.progress(0, _rank(), 3, 9_000_000_000)
+    assert (found.since_step_seconds, found.first_step_seconds, found.loss) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("section", list(Section))
+def test_every_section_has_its_name_on_the_wire(section: Section) -> None:
+    """The page's sections and the wire's are the same list."""
+    assert ranks.progress(0, _rank(section=section), 3, 0).section.name == section.name
+
+
+def test_the_first_step_is_the_last_ranks() -> None:
+    """A round has its first step when every rank has; the time is the latest one's."""
+    early = _rank(first_step=5, first_step_ns=10)
+    late = _rank(first_step=5, first_step_ns=30)
+    assert ranks.first_step({0: early}, 3) == FirstStep(5, 10)
+    assert ranks.first_step({0: early, 1: late}, 3) == FirstStep(5, 30)
+    assert ranks.first_step({0: early, 1: _rank()}, 3) is None
+    assert ranks.first_step({0: early, 1: dataclasses.replace(late)}, 4) is None
+    assert ranks.first_step({}, 3) is None
+
+
+def test_the_common_step_is_the_slowest_ranks() -> None:
+    """Progress of a node is what all of its ranks have completed."""
+    assert ranks.common_step({0: _rank(step=9), 1: _rank(step=8)}, 3) == 8
+    assert ranks.common_step({0: _rank(step=9), 1: _rank(round=2, step=8)}, 3) == 0
+    assert ranks.common_step({}, 3) == 0
+
+
+def test_an_arm_is_echoed_once_every_rank_has_seen_it() -> None:
+    """The echo is the latest step at which a rank saw it; one rank that has not holds it back."""
+    seen, later = _rank(echo_id=4, echo_step=20), _rank(echo_id=4, echo_step=22)
+    assert ranks.arm_echo({0: seen, 1: later}, 4) == ArmEcho(arm_id=4, seen_at_step=22)
+    assert ranks.arm_echo({0: seen, 1: _rank(echo_id=3, echo_step=9)}, 4) is None
+    assert ranks.arm_echo({}, 4) is None
+
+
+def _answered(step: int = 30, arm: int = 4, **fields: Any) -> Rank:
+    return _rank(answered_id=arm, answered_step=step, **fields)
+
+
+@pytest.mark.parametrize(
+    ("found", "reached"),
+    [
+        pytest.param([_answered(exit_code=0), _answered(exit_code=0)], True, id="all-exited"),
+        pytest.param([_answered(boundary_complete=True)], True, id="flushed-but-not-gone"),
+        pytest.param([_answered(exit_code=0), _answered()], False, id="one-still-saves"),
+        pytest.param([_answered(exit_code=0), _answered(exit_code=1)], False, id="one-failed"),
+        pytest.param([_answered(exit_code=-9)], False, id="one-was-killed"),
+        pytest.param([_rank(exit_code=0)], False, id="ended-without-an-arm"),
+        pytest.param(
+            [_answered(exit_code=0), _answered(step=31, exit_code=0)], False, id="other-steps"
+        ),
+        pytest.param([], False, id="no-ranks"),
+    ],
+)
+def test_a_boundary_is_reached_when_all_ranks_saved_the_same_step(
+    *, found: list[Rank], reached: bool
+) -> None:
+    """A node may only report a boundary from which nothing has to be redone."""
+    expected = BoundaryReached(arm_id=4, step=30) if reached else None
+    assert ranks.boundary(dict(enumerate(found))) == expected
