@@ -107,8 +107,7 @@ def change_job(
     new["spec"].update({name: value for name, value in wanted.items() if value is not None})
     schema = _schema(crd)
     shown = {name: value for name, value in new.items() if name != "status"}
-    problems = list(check_structure(shown, schema))
-    problems += check_relations(new, schema, problems, old=old)
+    problems = list(check_structure(shown, schema)) or list(check_relations(new, schema, old=old))
     if problems:
         raise InvalidJobError(job.name, problems)
     return _job(new, job.notices)

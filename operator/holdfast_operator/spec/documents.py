@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from holdfast_operator.spec.nodes import DEEPEST, Mark, NodeLoader, NodeReader
+from holdfast_operator.spec.nodes import Mark, NodeLoader, NodeReader
 from holdfast_operator.spec.problems import (
     InvalidJobError,
     Path,
@@ -83,8 +83,6 @@ def read_documents(text: str, source: str) -> tuple[Document, ...]:
                 problems.append(_syntax((), fault, node.start_mark.line + 1))
     except yaml.YAMLError as error:
         problems.append(_broken(error))
-    except RecursionError:
-        problems.append(_syntax((), f"is nested more than {DEEPEST} deep", None))
     if problems:
         raise InvalidJobError(source, problems)
     return tuple(found)

@@ -19,6 +19,7 @@ MOST_VALUES: Final = 100_000
 """Values in a document after its aliases are expanded."""
 DEEPEST: Final = 100
 """Mappings and lists inside each other."""
+TOO_DEEP: Final = f"nested more than {DEEPEST} deep"
 
 _TAG: Final = "tag:yaml.org,2002:"
 _FORMS: Final[tuple[tuple[str, str, str], ...]] = (
@@ -48,6 +49,17 @@ class NodeLoader(yaml.SafeLoader):
     """PyYAML's parser with the scalar forms of Kubernetes."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next node; refuses early what would overflow the stack of a recursive reader."""
+        if self._depth > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 for _name, _form, _first in _FORMS:
@@ -90,7 +102,7 @@ class NodeReader:
             self._fault(path, node, "is an alias of what it stands in")
             return None
         if len(path) > DEEPEST:
-            self._fault(path, node, f"is nested more than {DEEPEST} deep")
+            self._fault(path, node, f"is {TOO_DEEP}")
             return None
         self._open.add(id(node))
         value = (
@@ -170,8 +182,8 @@ class NodeReader:
         except ValueError:
             self._fault(path, node, f"{node.value} is not a number")
             return None
-        if not math.isfinite(value):
-            self._fault(path, node, f"{node.value} is a number that JSON does not have")
+        if not math.isfinite(value) or (kind == "int" and not -(2**63) <= value < 2**63):
+            self._fault(path, node, f"{node.value} is a number that does not fit into 64 bits")
             return None
         return value
 

@@ -30,20 +30,21 @@ def check_relations(
     """Every rule of `schema` and below that does not hold.
 
     Args:
-        new: The object, with defaults filled in.
+        new: The object, with defaults filled in; numbers fit into 64 bits.
         schema: The schema with the rules.
         known: What `structure` found; rules about unreadable fields are skipped.
         old: The object as it was, for an update; None when it is new.
         path: Where `new` stands.
     """
-    for rule in schema.rules:
-        if rule.about_change and old is None:
-            continue
-        if not _readable(rule, path, known):
-            continue
-        problem = _broken(rule, new, old, path, certain=not known)
-        if problem is not None:
-            yield problem
+    rules = [
+        rule
+        for rule in schema.rules
+        if not (rule.about_change and old is None) and _readable(rule, path, known)
+    ]
+    if rules:
+        values = {"self": json_to_cel(new)} | ({} if old is None else {"oldSelf": json_to_cel(old)})
+        broken = (_broken(rule, new, values, path, certain=not known) for rule in rules)
+        yield from (problem for problem in broken if problem is not None)
     if schema.kind is Kind.OBJECT and isinstance(new, dict):
         for name, child in schema.properties.items():
             if name in new:
@@ -77,10 +78,9 @@ def _places(problem: Problem) -> tuple[Path, ...]:
     return (problem.path,) if problem.meant is None else (problem.path, problem.meant)
 
 
-def _broken(rule: Rule, new: Any, old: Any, path: Path, *, certain: bool) -> Problem | None:
-    values = {"self": json_to_cel(new)}
-    if rule.about_change:
-        values["oldSelf"] = json_to_cel(old)
+def _broken(
+    rule: Rule, new: Any, values: dict[str, celtypes.Value], path: Path, *, certain: bool
+) -> Problem | None:
     try:
         if _program(rule.expression).evaluate(values):
             return None

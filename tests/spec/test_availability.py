@@ -1,0 +1,103 @@
+"""What this version does not have is refused by name where it is asked for, and off elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast_operator.spec.availability import NOT_BUILT, describe
+from holdfast_operator.spec.job import Mode
+from holdfast_operator.spec.problems import ProblemKind
+from holdfast_operator.spec.schema import parse_crd
+from job_files import CRD, faults_of, fields_of, job, read
+
+
+def _unavailable(body: dict[str, Any]) -> list[str]:
+    found = faults_of(body, built=[ProblemKind.UNAVAILABLE])
+    return fields_of(one for one in found if one.kind is ProblemKind.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"elasticPolicy__scaler": "Master"}, "spec.elasticPolicy.scaler"),
+        ({"health__preflight__mode": "Act"}, "spec.health.preflight.mode"),
+        ({"health__preflight__mode": "Report"}, "spec.health.preflight.mode"),
+        ({"health__preflight__networkCheck": False}, "spec.health.preflight.networkCheck"),
+        ({"health__hang__mode": "Act"}, "spec.health.hang.mode"),
+        ({"health__hang__minSeconds": 61}, "spec.health.hang.minSeconds"),
+        ({"health__straggler__mode": "Act"}, "spec.health.straggler.mode"),
+        ({"health__straggler__votes": 2}, "spec.health.straggler.votes"),
+        ({"checkpoint__path": "/x"}, "spec.checkpoint.path"),
+        ({"checkpoint__memory__interval": 5}, "spec.checkpoint.memory.interval"),
+        ({"checkpoint__memory__copies": 0}, "spec.checkpoint.memory.copies"),
+        ({"checkpoint__storage__keepLast": 9}, "spec.checkpoint.storage.keepLast"),
+        ({"checkpoint__onSuspend": False}, "spec.checkpoint.onSuspend"),
+        ({"scheduling__gang__backend": "Volcano"}, "spec.scheduling.gang.backend"),
+    ],
+)
+def test_a_field_of_a_missing_feature_is_refused(fields: dict[str, Any], refused: str) -> None:
+    """Asking for what is not there is a fault, not something that silently does nothing."""
+    assert _unavailable(job(**fields)) == [refused]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"elasticPolicy__scaler": "External"},
+        {"health__preflight": {"mode": "Disabled", "networkCheck": True}},
+        {"health__hang": {"mode": "Report", "minSeconds": 60}},
+        {"health__straggler": {"mode": "Disabled", "votes": 3}},
+        {"checkpoint": {"memory": {"interval": "Auto", "copies": 1}, "onDelete": False}},
+        {"checkpoint": {}},
+        {"scheduling__gang": {"backend": "None", "timeoutSeconds": 5}},
+        {"scheduling__gang__backend": "Auto"},
+        {
+            "failurePolicy__rules": [
+                {"action": "ReplaceOnOtherNode", "onPodConditions": [{"type": "DiskPressure"}]}
+            ]
+        },
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
+    """Defaults that are written down, and modes that are there, are no fault."""
+    assert _unavailable(job(**fields)) == []
+
+
+def test_a_field_that_is_wrong_anyway_is_told_once() -> None:
+    """Nobody needs to hear that a value is wrong and that its feature is missing."""
+    assert fields_of(faults_of(job(checkpoint__path=""), built=ProblemKind)) == [
+        "spec.checkpoint.path"
+    ]
+
+
+def test_by_default_what_is_missing_is_off() -> None:
+    """The schema's defaults ask for more than there is; the effective ones do not."""
+    health = read(job()).spec.health
+    assert (health.preflight, health.hang, health.straggler) == (
+        Mode.DISABLED,
+        Mode.REPORT,
+        Mode.REPORT,
+    )
+    kept = read(job(health__hang__mode="Disabled", health__straggler__mode="Disabled")).spec.health
+    assert (kept.hang, kept.straggler) == (Mode.DISABLED, Mode.DISABLED)
+
+
+@pytest.mark.parametrize("row", NOT_BUILT, ids=[row.path for row in NOT_BUILT])
+def test_every_row_is_about_a_field_of_the_crd(row: Any) -> None:
+    """A row whose field was renamed would refuse nothing."""
+    node = parse_crd(CRD).schema
+    for step in row.steps:
+        node = node.properties[step]
+    assert set(row.allowed) <= set(node.choices)
+    assert row.effective is None or row.effective in row.allowed
+    assert row.remedy
+    assert describe(row.path) == row.feature
+
+
+def test_a_field_that_is_there_is_described_as_such() -> None:
+    """The reference page marks only what is missing."""
+    assert describe("replicas") is None
+    assert describe("checkpoint.memory.copies") == "flash checkpoints"
