@@ -1,0 +1,122 @@
+"""What is measured, how often, and in which order. Pure.
+
+Trials are interleaved: one repetition of every row, then the next, so that a machine that slows
+down or warms up does so for all. A row with fewer trials is spread over the whole run.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from bench.recovery.results import Case
+
+DEFAULT_LIMIT_S = 90.0
+"""For a peer with its own time-outs: longer than any of them that a recovery waits for."""
+TUNED_LIMIT_S = 30.0
+"""For a peer with its time-outs as low as it accepts, and for Holdfast."""
+UNNOTICED_LIMIT_S = 20.0
+"""For a fault that a peer has no means to notice while its workers train on."""
+
+EITHER = -1
+"""Target: rank 0 in even repetitions, rank 1 in odd ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One scenario under one system."""
+
+    scenario: str
+    system: str
+    variant: str
+    trials: int
+    target: int = EITHER
+    restore: str = "torch"
+    limit_s: float = TUNED_LIMIT_S
+    seconds: float = 20.0
+    """What one trial takes on an idle machine of two cores, start included; for the estimate."""
+
+    def case(self, repetition: int) -> Case:
+        """Return the trial of this ``repetition``."""
+        return Case(
+            scenario=self.scenario,
+            system=self.system,
+            variant=self.variant,
+            restore=self.restore,
+            target=repetition % 2 if self.target == EITHER else self.target,
+            repetition=repetition,
+            limit_s=self.limit_s,
+        )
+
+
+# A crash trial measures two crashes, a node-lost trial the loss and the return.
+RECORD = (
+    Row("crash", "holdfast", "default", 4, seconds=9),
+    Row("crash", "torchrun", "default", 4, limit_s=DEFAULT_LIMIT_S, seconds=34),
+    Row("crash", "torchrun", "tuned", 4, seconds=20),
+    Row("crash", "dlrover", "default", 4, limit_s=DEFAULT_LIMIT_S, seconds=26),
+    Row("crash", "holdfast", "default", 4, restore="dcp", seconds=10),
+    Row("crash", "torchrun", "tuned", 2, restore="dcp", seconds=22),
+    Row("crash", "dlrover", "default", 2, restore="dcp", limit_s=DEFAULT_LIMIT_S, seconds=27),
+    Row("node-lost", "holdfast", "default", 8, target=0, seconds=13),
+    Row("node-lost", "torchrun", "default", 2, target=0, limit_s=DEFAULT_LIMIT_S, seconds=9),
+    Row("node-lost", "torchrun", "tuned", 4, target=0, seconds=22),
+    Row("node-lost", "dlrover", "default", 1, target=0, limit_s=DEFAULT_LIMIT_S, seconds=90),
+    Row("node-lost", "dlrover", "tuned", 4, target=0, seconds=35),
+    Row("node-lost", "holdfast", "default", 8, target=1, seconds=13),
+    Row("node-lost", "torchrun", "default", 1, target=1, limit_s=DEFAULT_LIMIT_S, seconds=122),
+    Row("node-lost", "torchrun", "tuned", 4, target=1, seconds=22),
+    Row("node-lost", "dlrover", "tuned", 4, target=1, seconds=35),
+    Row("node-lost", "holdfast", "default", 8, restore="dcp", seconds=13),
+    Row("agent-frozen", "holdfast", "default", 8, seconds=15),
+    Row("agent-frozen", "torchrun", "tuned", 1, limit_s=UNNOTICED_LIMIT_S, seconds=28),
+    Row("agent-frozen", "dlrover", "tuned", 1, limit_s=UNNOTICED_LIMIT_S, seconds=32),
+    Row("node-frozen", "holdfast", "default", 4, seconds=15),
+    Row("node-frozen", "torchrun", "default", 1, limit_s=DEFAULT_LIMIT_S, seconds=98),
+    Row("node-frozen", "torchrun", "tuned", 2, seconds=19),
+    Row("node-frozen", "dlrover", "default", 1, limit_s=DEFAULT_LIMIT_S, seconds=102),
+    Row("node-frozen", "dlrover", "tuned", 2, seconds=27),
+)
+"""The run that the published page is made of: at most 35 min."""
+
+QUICK = (
+    Row("crash", "holdfast", "default", 1, target=0, seconds=9),
+    Row("crash", "torchrun", "tuned", 1, target=0, seconds=20),
+    Row("crash", "dlrover", "default", 1, target=0, seconds=26),
+    Row("node-lost", "holdfast", "default", 1, target=1, seconds=13),
+    Row("node-lost", "torchrun", "tuned", 1, target=1, seconds=22),
+    Row("node-lost", "dlrover", "tuned", 1, target=1, seconds=35),
+    Row("agent-frozen", "holdfast", "default", 1, target=1, seconds=15),
+)
+"""Everything once, without the long waits: at most 6 min also on a busy machine."""
+
+PLANS = {"record": RECORD, "quick": QUICK}
+
+
+def chosen(
+    rows: Iterable[Row], systems: Collection[str] = (), scenarios: Collection[str] = ()
+) -> list[Row]:
+    """Return the rows of these systems and scenarios; an empty choice leaves nothing out."""
+    return [
+        row
+        for row in rows
+        if (not systems or row.system in systems) and (not scenarios or row.scenario in scenarios)
+    ]
+
+
+def cases(rows: Iterable[Row], repetitions: int | None = None) -> list[Case]:
+    """Return the trials in their order; ``repetitions`` replaces every row's own number."""
+    wanted = [(row, row.trials if repetitions is None else repetitions) for row in rows]
+    most = max((trials for _, trials in wanted), default=0)
+    ordered: list[Case] = []
+    done = dict.fromkeys(range(len(wanted)), 0)
+    for turn in range(1, most + 1):
+        for index, (row, trials) in enumerate(wanted):
+            # Spread: after `turn` of `most` turns a row has done its share of trials, rounded up.
+            if done[index] < -(-turn * trials // most):
+                ordered.append(row.case(done[index]))
+                done[index] += 1
+    return ordered
+
+
+def estimate_s(rows: Iterable[Row], repetitions: int | None = None) -> float:
+    """Return how long a run of ``rows`` takes on an idle machine, seconds."""
+    return sum(row.seconds * (row.trials if repetitions is None else repetitions) for row in rows)

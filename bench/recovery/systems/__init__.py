@@ -1,0 +1,1 @@
+"""The systems under test: how each is started, found, hurt and ended."""
