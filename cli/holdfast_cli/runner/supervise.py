@@ -34,6 +34,7 @@ _INTERRUPT_GRACE_S = 10.0
 _LEAVE_S = 45.0
 """From the job's end to the last agent's: their own grace for SIGTERM is 30 s."""
 _EXIT_INTERRUPTED = 130
+_POLL_S = 0.05
 
 Director = Callable[[JobHome, watching.View, Callable[[], bool]], None]
 """Acts on the running job from a thread of its own until the last argument says True (the demo)."""
@@ -146,6 +147,8 @@ class Supervisor:
         return 0 if outcome is not None and outcome.succeeded else 1
 
     def _follow(self, view: watching.View) -> None:
+        while self._home.endpoint() is None and not self._ended:
+            time.sleep(_POLL_S)
         with view, contextlib.suppress(CliError):
             watching.Follower(self._home, view, give_up_s=60.0).run(lambda: self._ended)
 
