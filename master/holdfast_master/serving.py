@@ -84,21 +84,22 @@ class Master:
     ) -> None:
         """Wire the parts; needs a running event loop. Nothing is started yet."""
         self._config = config
-        self._counters = CallCounters()
+        self.counters = CallCounters()
+        """What was refused."""
         self._table = SessionTable()
         self._finished = asyncio.Event()
         self._stop = asyncio.Event()
         self._file_limit = process.raise_file_limit()
-        self._loop = Loop(core, journal, self._after_batch)
+        self._loop = Loop(core, journal, self.after_batch)
         put, push = self._loop.put, self._loop.push
         self._questions = Questions(put)
-        self._operator = OperatorService(put, push, self._counters)
-        self._agents = AgentService(config.job_uid, self._table, put, push, self._counters)
+        self._operator = OperatorService(put, push, self.counters)
+        self._agents = AgentService(config.job_uid, self._table, put, push, self.counters)
         ancestors = {(past.epoch, past.incarnation): past.newest_event for past in history.masters}
         own = (config.epoch, config.incarnation)
         ancestors.pop(own, None)
-        self._watch = WatchService(core, own, ancestors, now, self._counters)
-        self._jobs = JobService(core, self._questions, self._watch, now, self._counters)
+        self._watch = WatchService(core, own, ancestors, now, self.counters)
+        self._jobs = JobService(core, self._questions, self._watch, now, self.counters)
         self._health = health.aio.HealthServicer()
         self._loop.effects = {
             Send: self._table.send,
@@ -119,7 +120,7 @@ class Master:
         server, port = self._server()
         running = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            running.add_signal_handler(number, self._stop.set)
+            running.add_signal_handler(number, self.stop)
         loop_task = asyncio.create_task(self._loop.run(), name="loop")
         waits = [asyncio.create_task(self._begin(server, port)), loop_task]
         try:
@@ -134,10 +135,14 @@ class Master:
             await server.stop(0)
             await asyncio.gather(*waits, return_exceptions=True)
 
+    def stop(self) -> None:
+        """Ask for an orderly end, as SIGTERM does: agents train on without a master."""
+        self._stop.set()
+
     def _server(self) -> tuple[grpc.aio.Server, int]:
         config = self._config
         server = grpc.aio.server(
-            interceptors=[RoleGate(config.job_uid, self._counters, self._report)],
+            interceptors=[RoleGate(config.job_uid, self.counters, self._report)],
             options=[
                 *channel.SERVER_OPTIONS,
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
@@ -221,7 +226,8 @@ class Master:
             {"host": host, "port": port, "pid": process.own_pid(), "epoch": config.epoch},
         )
 
-    def _after_batch(self, records: Sequence[Record]) -> None:
+    def after_batch(self, records: Sequence[Record]) -> None:
+        """Show watchers what a batch recorded, and look at what a new spec needs."""
         self._watch.publish(records)
         for record in records:
             fact = record.fact

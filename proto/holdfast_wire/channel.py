@@ -47,7 +47,9 @@ def channel_options(host: str) -> Options:
         ("grpc.ssl_target_name_override", host),
         # gRPC's own default waits 1 s after the first refusal.
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        # Despite its name the time that one attempt may take. A herd's handshakes need seconds, and
+        # an attempt that is given up too early only adds to the herd.
+        ("grpc.min_reconnect_backoff_ms", 10_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # Each session owns its connection: a shared subchannel would share its back-off.
         ("grpc.use_local_subchannel_pool", 1),
