@@ -6,14 +6,17 @@ right here. Running the script itself is `script`; the zygote's own loop never c
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import job
@@ -25,6 +28,7 @@ from holdfast_agent.zygote.tree import die_with_parent, name_process
 from holdfast_wire.keys import ENV_PAGE, ENV_ROUND
 
 _BOOTSTRAP = "holdfast_agent.zygote.bootstrap"
+_STATUS = {errno.ENOENT: 127, errno.EACCES: 126}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +65,8 @@ def worker_environment(
 def become(worker: Worker) -> NoReturn:
     """Turn this freshly forked process into the worker; never returns.
 
-    An error before the script starts is the worker's failure: a line on stderr, status 1 (127 for
-    a program that cannot be found).
+    An error before the script starts is the worker's failure: a line on stderr and, as in a shell,
+    status 127 for what is not there, 126 for what may not be run, else 1.
     """
     try:
         _leave_the_zygote(worker)
@@ -74,7 +78,7 @@ def become(worker: Worker) -> NoReturn:
             _exec(worker, _bootstrap_command(worker))
     except OSError as error:
         os.write(2, f"holdfast: worker {worker.rank.local_rank}: {error}\n".encode())
-        os._exit(127 if isinstance(error, FileNotFoundError) else 1)
+        os._exit(_STATUS.get(error.errno or 0, 1))
     os._exit(1)
 
 
@@ -89,6 +93,7 @@ def _leave_the_zygote(worker: Worker) -> None:
     files.redirect(worker.rank.stdout, 1)
     files.redirect(worker.rank.stderr, 2)
     preload.close_unknown(known=())
+    os.set_inheritable(worker.page.fd, True)  # a script may exec itself anew
     if worker.rank.cwd is not None:
         os.chdir(worker.rank.cwd)
 
@@ -107,8 +112,16 @@ def _exec(worker: Worker, command: list[str]) -> NoReturn:
     """Replace this process by another program, the shared page's descriptor included."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # python ignores them, other programs do not
         signal.signal(number, signal.SIG_DFL)
-    os.set_inheritable(worker.page.fd, True)
-    os.execvpe(command[0], command, worker.environment)
+    os.execve(_found(command[0], worker.environment), command, worker.environment)
+
+
+def _found(program: str, environment: Mapping[str, str]) -> str:
+    """Return the path of a program on PATH; raises the OSError that says why there is none."""
+    path = shutil.which(program, path=environment.get("PATH", os.defpath))
+    if path is None:
+        number = errno.EACCES if Path(program).exists() else errno.ENOENT
+        raise OSError(number, os.strerror(number), program)
+    return path
 
 
 def _bootstrap_command(worker: Worker) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from holdfast_agent.zygote.messages import Event, RoundDead, SpawnRank, WorkerExited
-from holdfast_agent.zygote.tree import children, descendants, kill_below, signal_each
+from holdfast_agent.zygote.tree import children, descendants, kill_below, signal_each, signal_group
 
 _LOOK_AGAIN_S = 0.003
 """Between two looks at processes that are being killed; their deaths wake the loop anyway."""
@@ -76,8 +76,8 @@ class Rounds:
         if sig == signal.SIGKILL:
             kill_below(os.getpid(), self._spared())
             return
-        groups = list(current.workers)
-        signal_each([-pid for pid in groups], sig)
+        for pid in current.workers:
+            signal_group(pid, sig)
         signal_each(descendants(self._orphans()), sig)
 
     def _orphans(self) -> list[int]:

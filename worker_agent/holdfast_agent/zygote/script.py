@@ -26,6 +26,7 @@ from holdfast_agent.zygote.failure import write_error_file
 from holdfast_agent.zygote.files import flush_files
 from holdfast_agent.zygote.messages import Mode
 
+_EXIT_NO_SCRIPT = 2  # python's own
 _PACKAGE = str(Path(__file__).parent)
 
 
@@ -69,6 +70,8 @@ def _run_main(mode: Mode, argv: Sequence[str]) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing's second name for it, set at its import
+        sys.modules["__mp_main__"] = main
     sys.argv = list(argv)
     target = Path(argv[0])
     if mode is Mode.MODULE:
@@ -89,10 +92,18 @@ def _run_file(main: types.ModuleType, path: str) -> None:
         "__main__", path
     )
     main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
-    if compiled:
-        code = loader.get_code("__main__")
-    else:  # never from a cache: python compiles its main script anew, too
-        code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    try:
+        source = loader.get_data(path)
+    except OSError as error:
+        reason = f"[Errno {error.errno}] {error.strerror}"
+        print(f"{sys.executable}: can't open file {path!r}: {reason}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(_EXIT_NO_SCRIPT) from error
+    # Never from a cache: python compiles its main script anew, too.
+    code = (
+        loader.get_code("__main__")
+        if compiled
+        else compile(source, path, "exec", dont_inherit=True)
+    )
     if code is not None:
         exec(code, main.__dict__)  # noqa: S102 - running the user's script is what this is for
 

@@ -87,6 +87,14 @@ def signal_each(pids: Iterable[int], sig: int) -> None:
             os.kill(pid, sig)
 
 
+def signal_group(leader: int, sig: int) -> None:
+    """Signal a process group, or its leader alone when that has not opened the group yet."""
+    try:
+        os.killpg(leader, sig)
+    except ProcessLookupError:
+        signal_each([leader], sig)
+
+
 def kill_below(pid: int, spare: Collection[int] = ()) -> list[int]:
     """SIGKILL every descendant of `pid` except the trees of the children in `spare`.
 

@@ -1,0 +1,119 @@
+"""An agent that is frozen loses its workers in time, and may start again when it wakes up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from daemons import STAY
+from holdfast_agent.zygote import Failure, LeaseExpired, RoundDead, WorkerExited
+from holdfast_agent.zygote.messages import Spawn, SpawnRound
+from zygote_driver import Driver, agent, ready
+
+STEPPING = """
+    import time, holdfast
+    job = holdfast.init()
+    n = 0
+    print("up", flush=True)
+    while True:
+        n += 1
+        job.step(n)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("workers_stopped", [False, True], ids=["running", "stopped"])
+def test_workers_of_a_frozen_agent_are_dead_after_the_lease(
+    driver: Driver, *, workers_stopped: bool
+) -> None:
+    """SIGSTOP of the agent: all its workers and their daemons are dead 4.0 to 4.6 s later."""
+    driver.start(STAY)
+    if workers_stopped:
+        for pid in driver.family():
+            os.kill(pid, signal.SIGSTOP)
+    os.kill(driver.process.pid, signal.SIGSTOP)
+    frozen = time.monotonic_ns()
+    renewed = frozen - (driver.page.lease_age_ns(frozen) or 0)
+    driver.until(lambda: not driver.family(), "the workers' death", 10.0)
+    assert 4.0 <= (time.monotonic_ns() - renewed) / 1e9 < 4.6
+    os.kill(driver.process.pid, signal.SIGCONT)
+    assert driver.wait(LeaseExpired).rounds == (1,)
+    assert driver.wait(WorkerExited).signal == signal.SIGKILL
+    driver.wait(RoundDead)
+
+
+def test_a_woken_agent_starts_again_after_a_new_lease(tmp_path: Path) -> None:
+    """Until it begins a lease its spawns are refused with the reason; then the next round runs."""
+    with agent(tmp_path, lease_limit_s=0.5) as driver:
+        ready(driver)
+        driver.start(STAY)
+        os.kill(driver.process.pid, signal.SIGSTOP)
+        driver.until(lambda: not driver.family(), "the workers' death", 5.0)
+        os.kill(driver.process.pid, signal.SIGCONT)
+        driver.wait(LeaseExpired)
+        driver.wait(RoundDead)
+        rank = driver.rank(argv=(driver.script("print('again')"),))
+        driver.send(Spawn(SpawnRound(round=2, ranks=(rank,))))
+        assert "lease has expired" in driver.wait(Failure).text
+        assert driver.wait(RoundDead).round == 2
+        driver.send("begin-lease")
+        driver.round = 2
+        assert driver.run("print('again')").out == "again\n"
+
+
+def test_a_silent_agent_is_as_good_as_frozen(tmp_path: Path) -> None:
+    """An agent whose loop is stuck, so that it renews nothing, loses its workers as well."""
+    with agent(tmp_path, lease_limit_s=0.5) as driver:
+        ready(driver)
+        driver.start(STAY)
+        driver.send("stop-renewing")
+        assert driver.wait(LeaseExpired).age_s >= 0.5
+        driver.wait(RoundDead)
+        assert driver.family() == []
+
+
+def test_a_node_frozen_whole_wakes_up_without_its_workers(tmp_path: Path) -> None:
+    """Agent, zygote and workers stopped, then continued: no worker completes many more steps.
+
+    Nobody could kill anybody during the freeze. Whoever wakes first, the lease stays stale: the
+    worker's next step or the zygote's next look ends it.
+    """
+    with agent(tmp_path, lease_limit_s=0.5) as driver:
+        ready(driver)
+        for freeze in range(1, 4):
+            driver.start(STEPPING)
+            driver.until(lambda: driver.page.read(0).step > 0, "steps")
+            everybody = driver.alive()
+            for pid in everybody:
+                os.kill(pid, signal.SIGSTOP)
+            before = driver.page.read(0).step
+            time.sleep(0.8)  # the freeze itself
+            for pid in everybody:  # the agent first: it must not renew
+                os.kill(pid, signal.SIGCONT)
+            driver.wait(LeaseExpired)
+            driver.wait(RoundDead, round=freeze)
+            assert driver.page.read(0).step <= before + 1
+            driver.send("begin-lease")
+            driver.until(lambda: not driver.page.lease_is_stale(time.monotonic_ns()), "a new lease")
+
+
+def test_a_worker_kills_itself_when_its_zygote_cannot(tmp_path: Path) -> None:
+    """With the zygote stopped for good, the next step under a stale lease is the last."""
+    with agent(tmp_path, lease_limit_s=0.5) as driver:
+        ready(driver)
+        driver.start(STEPPING)
+        zygote = driver.zygote()
+        os.kill(zygote, signal.SIGSTOP)
+        driver.send("stop-renewing")
+        worker = driver.page.read(0).pid
+        driver.until(lambda: _state(worker) == "Z", "the worker's end", 5.0)
+        os.kill(zygote, signal.SIGCONT)
+        assert driver.wait(WorkerExited).signal == signal.SIGKILL
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
