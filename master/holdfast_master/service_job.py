@@ -31,10 +31,10 @@ from holdfast_wire.messages import (
     ListEventsResponse,
     ListNodesRequest,
     ListNodesResponse,
+    MasterSpec,
     NodeInfo,
     RestartWorkerRequest,
     ScaleRequest,
-    StateDigest,
     StopJobRequest,
 )
 
@@ -68,8 +68,8 @@ class Views(Protocol):
     def goodput(self, now: Moment) -> GetGoodputResponse:
         """Return node-seconds by class."""
 
-    def digest(self, now: Moment) -> StateDigest:
-        """Return what a successor would need; its spec is the one in force."""
+    def spec(self) -> MasterSpec | None:
+        """Return the spec in force."""
 
 
 class JobService:
@@ -110,8 +110,7 @@ class JobService:
         )
 
     async def _get_job(self, request: GetJobRequest, context: Context) -> GetJobResponse:
-        now = self._clock()
-        return GetJobResponse(status=self._views.status(now), spec=self._views.digest(now).spec)
+        return GetJobResponse(status=self._views.status(self._clock()), spec=self._views.spec())
 
     async def _list_nodes(self, request: ListNodesRequest, context: Context) -> ListNodesResponse:
         return ListNodesResponse(nodes=fitting(self._views.nodes(self._clock())))

@@ -124,7 +124,7 @@ async def test_a_status_comes_when_it_changed_and_not_more_often_than_asked(
         watcher = Watcher(served, interval=0.1)
         await watcher.next()
         begin = asyncio.get_running_loop().time()
-        seen = []
+        seen: list[JobStatus] = []
         while not seen or seen[-1].step < 100:
             core.step = min(100, core.step + 10)
             status = await watcher.next()

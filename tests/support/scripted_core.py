@@ -16,7 +16,6 @@ from holdfast_wire.messages import (
     MasterSpec,
     NodeInfo,
     SessionResponse,
-    StateDigest,
     Welcome,
 )
 
@@ -78,5 +77,5 @@ class ScriptedCore:
     def goodput(self, now: Moment) -> GetGoodputResponse:
         return GetGoodputResponse(goodput=0.5)
 
-    def digest(self, now: Moment) -> StateDigest:
-        return StateDigest(spec=MasterSpec(generation=7))
+    def spec(self) -> MasterSpec | None:
+        return MasterSpec(generation=7)
