@@ -1,0 +1,61 @@
+"""After which step every rank is to save and stop.
+
+Belongs here: the estimate of how far the ranks are and the margin. Does not belong here: why they
+are stopped, and what happens if they are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """The last progress that one rank reported."""
+
+    step: int
+    """Completed steps."""
+    step_seconds: float
+    """Time of its last step, s; 0: not known."""
+    since_step_seconds: float
+    """Since its last completed step when it was reported, s."""
+    age: float
+    """Since the report, s."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArmStep:
+    """The step to arm, and when it should have been reached."""
+
+    step: int
+    expected_seconds: float
+    """From now until the estimate says that the step is complete, s."""
+    reason: str
+
+
+def choose(
+    sightings: Iterable[Sighting],
+    *,
+    latency: float,
+    tries: int,
+    not_before: int = 0,
+) -> ArmStep:
+    """A step that no rank has begun when the arm reaches it.
+
+    The newest step is extrapolated from each rank's last report; the margin is twice the latency
+    (s, from here to the rank's page, heartbeat interval included) in steps, plus two. Each earlier
+    try that came too late doubles the margin. `not_before`: a step that some rank has passed.
+    """
+    newest, fastest = not_before, math.inf
+    for item in sightings:
+        pace = item.step_seconds if item.step_seconds > 0 else math.inf
+        ahead = 0 if math.isinf(pace) else int((item.age + item.since_step_seconds) / pace)
+        newest = max(newest, item.step + ahead)
+        fastest = min(fastest, pace)
+    steps = 0 if math.isinf(fastest) else math.ceil(2 * latency / fastest)
+    margin = (steps + 2) << tries
+    expected = 0.0 if math.isinf(fastest) else margin * fastest
+    text = f"step {newest} is the newest, the margin is {margin} steps"
+    return ArmStep(newest + margin, expected, text)

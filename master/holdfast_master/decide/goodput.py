@@ -1,0 +1,91 @@
+"""Where every second of every node goes: each into exactly one class, exact to the microsecond.
+
+Belongs here: the classes, what a node's activity counts as, sums. Does not belong here: the
+accounts of the nodes (`ledger`), when an incident begins or ends.
+
+Times are whole microseconds, so that sums are exact and replay gives the same figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from holdfast_wire.messages import ClassSeconds, GoodputClass, GoodputEntry, RankSection
+
+MICROS = 1_000_000
+
+CLASSES = tuple(kind for kind in GoodputClass if kind is not GoodputClass.UNSPECIFIED)
+"""Every class, in the order in which they are shown."""
+
+Totals = dict[GoodputClass, int]
+"""Microseconds by class."""
+
+
+def micros(seconds: float) -> int:
+    """Whole microseconds."""
+    return round(seconds * MICROS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What a node that has a place in a training world is doing."""
+
+    sections: frozenset[RankSection]
+    since_step_seconds: float
+    """Longest time since a completed step among its ranks, s."""
+    usual_step_seconds: float
+    """A usual step of this world, s; 0: not known."""
+
+
+def classify(activity: Activity, *, stall_seconds: float, stall_steps: float) -> GoodputClass:
+    """The class of a node whose world trains.
+
+    A rank in a checkpoint makes it CHECKPOINT. It hangs when it trains and no step was completed
+    for `stall_seconds` and for `stall_steps` usual steps.
+    """
+    if RankSection.CHECKPOINT in activity.sections:
+        return GoodputClass.CHECKPOINT
+    limit = max(stall_seconds, stall_steps * activity.usual_step_seconds)
+    stepping = activity.sections <= {RankSection.TRAIN, RankSection.UNSPECIFIED}
+    if stepping and activity.usual_step_seconds > 0 and activity.since_step_seconds > limit:
+        return GoodputClass.HANG
+    return GoodputClass.PRODUCTIVE
+
+
+def entries(totals: Mapping[GoodputClass, int]) -> tuple[GoodputEntry, ...]:
+    """Totals as messages, in node-seconds, classes in their order, empty ones left out."""
+    return tuple(
+        GoodputEntry(kind=kind, node_seconds=totals[kind] / MICROS)
+        for kind in CLASSES
+        if totals.get(kind)
+    )
+
+
+def from_entries(items: Iterable[GoodputEntry]) -> Totals:
+    """The reverse of `entries`."""
+    return {item.kind: micros(item.node_seconds) for item in items}
+
+
+def summed(many: Iterable[Mapping[GoodputClass, int]]) -> Totals:
+    """The sum over nodes, by class."""
+    total: Totals = {}
+    for totals in many:
+        for kind, spent in totals.items():
+            total[kind] = total.get(kind, 0) + spent
+    return total
+
+
+def ratio(totals: Mapping[GoodputClass, int]) -> float:
+    """Productive share of all node-seconds, 0 to 1; 0 when nothing was counted."""
+    whole = sum(totals.values())
+    return totals.get(GoodputClass.PRODUCTIVE, 0) / whole if whole else 0.0
+
+
+def class_seconds(totals: Mapping[GoodputClass, int]) -> tuple[ClassSeconds, ...]:
+    """Totals as a digest carries them."""
+    return tuple(
+        ClassSeconds(name=kind.name, seconds=totals[kind] / MICROS)
+        for kind in CLASSES
+        if totals.get(kind)
+    )

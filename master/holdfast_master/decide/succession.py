@@ -1,0 +1,72 @@
+"""Which of two agents holds a node rank.
+
+Belongs here: the choice between an agent that is known and one that says hello. Does not belong
+here: what the loss of the former leads to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Standing(enum.Enum):
+    """What a hello means."""
+
+    NEW = "new"
+    """Nobody held the rank."""
+    RETURNED = "returned"
+    """The same agent is back."""
+    SUCCESSOR = "successor"
+    """It takes the rank; the agent before counts as gone."""
+    OUTDATED = "outdated"
+    """It must leave; the rank belongs to somebody newer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """An agent's claim to a node rank."""
+
+    pod_uid: str
+    agent_id: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Succession:
+    """Who holds the rank."""
+
+    standing: Standing
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What the operator and the past say about a node rank."""
+
+    newest_pod: str | None = None
+    """The newest pod of the rank while an operator watches; None: nobody can tell."""
+    superseded: frozenset[str] = frozenset()
+    """Pods of the rank that were followed by another."""
+    dismissed: frozenset[str] = frozenset()
+    """Agents that were told to leave and must not return."""
+
+
+def decide(incumbent: Claim | None, hello: Claim, knowledge: Knowledge) -> Succession:
+    """Who holds the rank after this hello.
+
+    The newest pod that the operator knows wins; where it cannot tell, the newest hello wins.
+    """
+    if hello.agent_id in knowledge.dismissed:
+        return Succession(Standing.OUTDATED, "this agent was told to leave before")
+    if incumbent is not None and incumbent.agent_id == hello.agent_id:
+        return Succession(Standing.RETURNED, "the same agent")
+    if hello.pod_uid in knowledge.superseded:
+        text = f"pod {hello.pod_uid} was followed by a newer one"
+        return Succession(Standing.OUTDATED, text)
+    if incumbent is None:
+        return Succession(Standing.NEW, "nobody held the rank")
+    if incumbent.pod_uid == knowledge.newest_pod != hello.pod_uid:
+        text = f"the rank belongs to pod {incumbent.pod_uid}, the newest that exists"
+        return Succession(Standing.OUTDATED, text)
+    text = f"agent {hello.agent_id} takes the rank over from {incumbent.agent_id}"
+    return Succession(Standing.SUCCESSOR, text)

@@ -1,0 +1,326 @@
+"""The master's working papers: its state, its nodes, its deadlines, and the batch being written.
+
+Belongs here: what every handler needs to read, and the few ways to change something durable, to
+send, and to tell people. Does not belong here: decisions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_master.case import Case
+from holdfast_master.decide.liveness import Limits
+from holdfast_master.decide.rendezvous import Bounds
+from holdfast_master.instructions import Fact, Instruction, Record, Send, Tell
+from holdfast_master.job_clock import JobClock
+from holdfast_master.ledger import Ledger
+from holdfast_master.operator_view import OperatorView
+from holdfast_master.roster import Node, Roster
+from holdfast_master.settings import CoreIdentity, CoreSettings
+from holdfast_master.state import JobState
+from holdfast_master.timers import Timers
+from holdfast_master.transitions import ENDED, Trigger, advance
+from holdfast_master.world import World
+from holdfast_wire.messages import (
+    CommandIssued,
+    EventRecorded,
+    EventSeverity,
+    Fence,
+    GoodputClass,
+    JobEvent,
+    JobPhase,
+    MasterSpec,
+    NodeStacks,
+    PhaseChanged,
+    SessionResponse,
+    StopRequested,
+    SyncResponse,
+)
+from holdfast_wire.reasons import EndReason, EventReason
+
+Warn = EventSeverity.WARNING
+
+
+@dataclasses.dataclass(slots=True)
+class Boundary:
+    """Ranks are on their way to save and stop after the same step."""
+
+    reason: str
+    arm_id: int
+    step: int
+    patience: float
+    """How long after the expected time it may take, s."""
+    tries: int = 0
+    echoed: set[int] = dataclasses.field(default_factory=set)
+    passed: int = 0
+    """Newest step that a rank had completed when it saw an arm."""
+
+
+@dataclasses.dataclass(slots=True)
+class StackCall:
+    """A user waits for the stacks of these nodes."""
+
+    request_id: int
+    commands: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Command id to node rank, those that have not answered."""
+    answers: list[NodeStacks] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Desk:
+    """Everything that the handlers share."""
+
+    identity: CoreIdentity
+    settings: CoreSettings
+    state: JobState
+    clock: JobClock = dataclasses.field(default_factory=JobClock)
+    roster: Roster = dataclasses.field(default_factory=Roster)
+    timers: Timers = dataclasses.field(default_factory=Timers)
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)
+    operator: OperatorView = dataclasses.field(default_factory=OperatorView)
+    world: World | None = None
+    """The newest decided world."""
+    broken: str = ""
+    """Why the newest world cannot go on; empty: it can, or there is none."""
+    recovering: bool = False
+    """The last world was interrupted: the next one is not held up by the join window."""
+    case: Case | None = None
+    """The incident that the job has not recovered from."""
+    cooling: list[Case] = dataclasses.field(default_factory=list)
+    """Incidents whose new world trains, while evidence still counts."""
+    boundary: Boundary | None = None
+    spares: set[int] = dataclasses.field(default_factory=set)
+    """Candidates outside the newest world."""
+    surplus: set[int] = dataclasses.field(default_factory=set)
+    """Present nodes that the spec does not ask for any more."""
+    release_due: bool = False
+    """Surplus nodes go although the new world does not train yet."""
+    enough_since: float | None = None
+    """Since when there are enough nodes for the least world."""
+    spare_since: float | None = None
+    """Since when there is a node that the world could grow by."""
+    newest_round_seen: int = 0
+    """Newest round that any agent has named."""
+    rescale_cost: float = 0.0
+    """Measured pause of a rescale, s."""
+    heartbeat: float = 0.0
+    """Interval that agents are given, s."""
+    stop_grace: float = 0.0
+    """SIGTERM to SIGKILL when the job is stopped, s."""
+    end_text: str = ""
+    calls: dict[int, StackCall] = dataclasses.field(default_factory=dict)
+    stepped_down: bool = False
+    dirty: bool = False
+    """Something changed that decisions depend on."""
+    _records: list[Instruction] = dataclasses.field(default_factory=list)
+    _rest: list[Instruction] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rescale_cost = self.settings.rescale_cost_seconds
+        self.heartbeat = self.settings.heartbeat_seconds
+        self.stop_grace = self.settings.stop_grace_seconds
+
+    @property
+    def limits(self) -> Limits:
+        """Time limits of liveness."""
+        settings = self.settings
+        return Limits(lease=settings.lease_seconds, reconnect=settings.reconnect_seconds)
+
+    @property
+    def now(self) -> float:
+        """The patient clock, s."""
+        return self.clock.patient
+
+    # ---------------------------------------------------------------------------------- writing
+
+    def record(self, fact: Fact, *, durable: bool = False) -> None:
+        """Change the durable state, and have the journal say so."""
+        record = Record(
+            fact,
+            durable,
+            self.state.sequence + 1,
+            self.clock.moment.unix,
+            self.clock.job_seconds,
+        )
+        self.state.apply(record.journal())
+        self._records.append(record)
+
+    def event(
+        self,
+        reason: str,
+        text: str,
+        severity: EventSeverity = EventSeverity.NORMAL,
+        *,
+        node: int | None = None,
+        incident: str = "",
+    ) -> None:
+        """Tell people."""
+        event = JobEvent(
+            sequence=self.state.event_sequence + 1,
+            unix_time=self.clock.moment.unix,
+            severity=severity,
+            reason=reason,
+            text=text,
+            round=self.state.round,
+            node="" if node is None else str(node),
+            incident_id=incident,
+        )
+        self.record(EventRecorded(event=event))
+
+    def move(self, trigger: Trigger, reason: str, text: str) -> None:
+        """Take a step of the state machine; one that changes nothing is not written."""
+        following = advance(self.state.phase, trigger, self.story())
+        same = (self.state.phase, self.state.reason, self.state.text)
+        if same != (following, reason, text):
+            self.record(PhaseChanged(phase=following, reason=reason, text=text))
+
+    def story(self) -> list[str]:
+        """The newest events, for the message of a fault."""
+        newest = list(self.state.events)[-20:]
+        return [f"{event.sequence} {event.reason}: {event.text}" for event in newest]
+
+    def command(self, kind: str, rank: int) -> int:
+        """A new command id; it is written down so that it is never used again."""
+        number = self.state.next_command_id
+        self.record(CommandIssued(command_id=number, node_rank=rank, kind=kind))
+        return number
+
+    def request_end(self, *, succeeded: bool, reason: str, text: str, now: bool = True) -> None:
+        """Decide the job's end. The first decision stands, unless success comes before it."""
+        before = self.state.stop
+        if self.state.phase in ENDED or self.state.phase is JobPhase.STOPPING:
+            return
+        if before is not None and not (succeeded and not before.succeeded):
+            if now and not before.now:
+                self.record(dataclasses.replace(before, now=True), durable=True)
+            return
+        self.end_text = text
+        self.dirty = True
+        self.record(StopRequested(reason=reason, succeeded=succeeded, now=now), durable=True)
+        if reason not in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}:
+            return
+        self.event(EventReason.STOP_REQUESTED, text)
+
+    # ---------------------------------------------------------------------------------- sending
+
+    def fence(self, round_number: int = 0) -> Fence:
+        """This master's fence."""
+        return Fence(
+            epoch=self.identity.epoch,
+            incarnation=self.identity.incarnation,
+            group=0,
+            round=round_number,
+        )
+
+    def send(self, node: Node, message: object, round_number: int = 0) -> None:
+        """Send to a node's agent, if it has a stream."""
+        if node.session is not None:
+            self.send_session(node.session, message, round_number)
+
+    def send_session(self, session: int, message: object, round_number: int = 0) -> None:
+        """Send on a stream."""
+        response = SessionResponse(fence=self.fence(round_number), message=message)  # type: ignore[arg-type]
+        self._rest.append(Send(session, response))
+
+    def tell(self, message: object) -> None:
+        """Send to the operator, if one is connected."""
+        if self.operator.connected:
+            self._rest.append(Tell(SyncResponse(message=message)))  # type: ignore[arg-type]
+
+    def put(self, instruction: Instruction) -> None:
+        """Add any other instruction to the batch."""
+        self._rest.append(instruction)
+
+    def finish(self) -> list[Instruction]:
+        """The batch: records first."""
+        batch = self._records + self._rest
+        self._records, self._rest = [], []
+        return batch
+
+    # ---------------------------------------------------------------------------------- reading
+
+    @property
+    def spec(self) -> MasterSpec:
+        """The spec in force; an empty one before the first has come."""
+        return self.state.spec or MasterSpec()
+
+    @property
+    def bounds(self) -> Bounds:
+        """Allowed sizes of a world."""
+        spec = self.spec
+        return Bounds(
+            minimum=spec.min_replicas,
+            replicas=spec.replicas,
+            maximum=spec.max_replicas,
+            unit=max(1, spec.node_unit),
+        )
+
+    @property
+    def wanted(self) -> int:
+        """Node ranks from this one on are surplus: replicas and standbys together."""
+        return self.spec.replicas + self.spec.standbys
+
+    def running(self) -> World | None:
+        """The world whose processes run and may go on; None: there is none."""
+        world = self.world
+        return world if world is not None and world.assigned and not self.broken else None
+
+    def member(self, node: Node) -> World | None:
+        """The running world, if this agent is in it."""
+        world = self.running()
+        return world if world is not None and world.holds(node.rank, node.agent_id) else None
+
+    def open_cases(self) -> list[Case]:
+        """Every incident that is not closed."""
+        return [*self.cooling, *([self.case] if self.case else [])]
+
+    # ------------------------------------------------------------------------------ bookkeeping
+
+    def refresh(self, node: Node) -> None:
+        """Work out anew whether the node is a candidate."""
+        if self.is_surplus(node):
+            self.surplus.add(node.rank)
+        else:
+            self.surplus.discard(node.rank)
+        fit = self._is_candidate(node)
+        was = node.rank in self.roster.candidates
+        if fit:
+            self.roster.candidates.add(node.rank)
+        else:
+            self.roster.candidates.discard(node.rank)
+        world = self.world
+        if fit and (world is None or not world.holds(node.rank, node.agent_id)):
+            self.spares.add(node.rank)
+        else:
+            self.spares.discard(node.rank)
+        self.dirty |= fit is not was
+
+    def _is_candidate(self, node: Node) -> bool:
+        world = self.state.assigned
+        ready = node.warm or (world is not None and self._in_assigned(node))
+        marked = node.rank in self.state.draining or node.rank in self.state.released
+        marked |= node.rank in self.surplus
+        host = self.operator.host_of(node.rank)
+        excluded = bool(host) and host in self.state.excluded
+        return node.session is not None and ready and not marked and not excluded
+
+    def is_surplus(self, node: Node) -> bool:
+        """Whether the spec asks for fewer nodes than would include this one."""
+        unmanaged = node.hello is not None and node.hello.unmanaged
+        known = self.operator.ever and not unmanaged and self.state.spec is not None
+        return known and node.rank >= self.wanted
+
+    def _in_assigned(self, node: Node) -> bool:
+        world = self.world
+        return world is not None and world.assigned and world.holds(node.rank, node.agent_id)
+
+    def drop(self, node: Node) -> None:
+        """The node is gone: forget it."""
+        self.roster.remove(node)
+        self.spares.discard(node.rank)
+        self.surplus.discard(node.rank)
+        self.dirty = True
+
+    def turn(self, rank: int, kind: GoodputClass, incident: str = "") -> None:
+        """From now on the node's time is of another class."""
+        self.ledger.turn(rank, kind, self.clock.micros, incident)

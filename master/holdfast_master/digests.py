@@ -1,0 +1,53 @@
+"""The state digest: what a master without a journal would need, kept by three agents.
+
+Belongs here: building and placing it. Does not belong here: rebuilding a job from one.
+"""
+
+from __future__ import annotations
+
+from holdfast_master.decide.goodput import class_seconds, summed
+from holdfast_master.desk import Desk
+from holdfast_wire.messages import StateDigest
+
+_KEEPERS = 3
+_CHARGES = 500
+"""Newest charges that fit; older ones are outside of any sensible window."""
+_EXCLUDED = 200
+
+
+def build(desk: Desk) -> StateDigest:
+    """The digest as of now."""
+    state = desk.state
+    gone = [totals for rank, totals in state.goodput.items() if rank not in desk.roster.nodes]
+    cases = desk.open_cases()
+    members = state.assigned.members if state.assigned else ()
+    return StateDigest(
+        fence=desk.fence(state.round),
+        sequence=state.sequence,
+        spec=state.spec,
+        charges=tuple(state.charges[-_CHARGES:]),
+        excluded_nodes=tuple(sorted(state.excluded)[:_EXCLUDED]),
+        event_sequence=state.event_sequence,
+        job_seconds=desk.clock.job_seconds,
+        restart_count=state.assigned.restart_count if state.assigned else 0,
+        next_command_id=state.next_command_id,
+        world_members=tuple(member.node_rank for member in members),
+        goodput=class_seconds(summed(gone)),
+        open_incident_id=cases[-1].id if cases else "",
+    )
+
+
+def place(desk: Desk) -> None:
+    """Give the digest to the first three members of the newest world."""
+    assigned = desk.state.assigned
+    if assigned is None:
+        return
+    digest = build(desk)
+    placed = 0
+    for member in assigned.members:
+        node = desk.roster.nodes.get(member.node_rank)
+        if node is not None and node.session is not None:
+            desk.send(node, digest)
+            placed += 1
+        if placed == _KEEPERS:
+            return

@@ -1,0 +1,220 @@
+"""Nodes that go: silent, disconnected, ended, superseded, or asked to leave.
+
+Belongs here: telling a blip from a loss and what follows for the node itself. Does not belong here:
+the limits (`decide.liveness`), what follows for the job (`incidents`, `rounds`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master import incidents, replacements
+from holdfast_master.decide import liveness
+from holdfast_master.decide.failure import Evidence, EvidenceKind, is_preemption
+from holdfast_master.decide.goodput import entries
+from holdfast_master.decide.liveness import Health
+from holdfast_master.desk import Desk, Warn
+from holdfast_master.instructions import CloseSession, RefusalCode
+from holdfast_master.operator_view import is_over
+from holdfast_master.roster import Node
+from holdfast_master.state import DRAINING
+from holdfast_master.timers import Timer
+from holdfast_master.wording import pod_end
+from holdfast_wire.messages import (
+    GoodputMarked,
+    JobPhase,
+    NodeGone,
+    NodeGoodput,
+    NodeMarked,
+    PodObservation,
+    PodPhase,
+)
+from holdfast_wire.reasons import EventReason
+
+_QUIET_PHASES = frozenset({JobPhase.STOPPING, JobPhase.SUCCEEDED, JobPhase.FAILED})
+
+
+def disconnected(desk: Desk, session: int) -> None:
+    """A stream ended. Without evidence the node is away, not lost.
+
+    How it ended says nothing: the stream of a killed agent can look like an orderly end.
+    """
+    node = desk.roster.by_session(session)
+    if node is None:
+        return
+    desk.roster.attach(node, None)
+    node.disconnected_at = desk.now
+    node.away_told = False
+    desk.refresh(node)
+    desk.dirty = True
+    if node.rank in desk.state.released or desk.state.phase in _QUIET_PHASES:
+        lose(desk, node, EvidenceKind.NODE_REMOVED, "it was told to leave and left")
+        return
+    watch(desk, node)
+
+
+def watch(desk: Desk, node: Node) -> None:
+    """Judge whether the node lives, and look again when that may have changed."""
+    judgement = liveness.judge(node.pulse, desk.limits, desk.now)
+    if judgement.health is Health.LOST:
+        text = f"node {node.rank} is {judgement.reason}"
+        lose(desk, node, EvidenceKind.AGENT_SILENT, text, at=node.last_heard)
+        return
+    if judgement.health is Health.SUSPECT and node.rank not in desk.roster.quiet:
+        desk.roster.quiet.add(node.rank)
+    if judgement.health is Health.AWAY and not node.away_told:
+        node.away_told = True
+        text = f"node {node.rank} is {judgement.reason}"
+        desk.event(EventReason.NODE_DISCONNECTED, text, Warn, node=node.rank)
+    desk.timers.set(Timer.SILENCE, judgement.until, node.rank)
+
+
+def silence_due(desk: Desk, rank: int) -> None:
+    """The time to look at a node has come."""
+    node = desk.roster.nodes.get(rank)
+    if node is not None:
+        watch(desk, node)
+
+
+def heard(desk: Desk, node: Node) -> None:
+    """Any message of a node."""
+    node.last_heard = desk.now
+    if node.rank in desk.roster.quiet:
+        desk.roster.quiet.discard(node.rank)
+        desk.dirty = True
+
+
+def lose(
+    desk: Desk,
+    node: Node,
+    kind: EvidenceKind,
+    text: str,
+    *,
+    at: float | None = None,
+    pod: PodObservation | None = None,
+) -> None:
+    """The node is gone. If it was in the world, that is an incident."""
+    planned = node.rank in desk.state.released or desk.state.phase in _QUIET_PHASES
+    world = desk.world
+    member = world is not None and world.holds(node.rank, node.agent_id)
+    _remove(desk, node, text)
+    if not planned:
+        desk.event(EventReason.NODE_LOST, text, Warn, node=node.rank)
+    if planned:
+        return
+    item = Evidence(
+        kind=node.draining or kind,
+        text=text,
+        at=desk.now if at is None else at,
+        node_rank=node.rank,
+        agent_id=node.agent_id,
+        exit_code=pod.exit_code if pod else None,
+        conditions=pod.conditions if pod else (),
+    )
+    if world is not None and member and node.rank not in world.finished:
+        incidents.report_loss(desk, item, world, node.rank)
+    if item.kind is not EvidenceKind.NODE_REMOVED:
+        replacements.ask(desk, node.rank, node.pod_uid, text)
+
+
+def _remove(desk: Desk, node: Node, text: str) -> None:
+    if node.session is not None:
+        desk.put(CloseSession(node.session, RefusalCode.ABORTED, "NODE_LOST", text))
+    desk.drop(node)
+    for timer in (Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY):
+        desk.timers.cancel(timer, node.rank)
+    totals = desk.ledger.close(node.rank, desk.clock.micros)
+    marked = NodeGoodput(node_rank=node.rank, classes=entries(totals))
+    desk.record(GoodputMarked(nodes=(marked,)))
+    desk.record(NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text), durable=True)
+
+
+def drain(desk: Desk, node: Node, kind: EvidenceKind, text: str) -> None:
+    """The node is to leave at the next boundary; the strongest reason for it counts."""
+    if node.draining is not None:
+        node.draining = incidents.planned_kind([node.draining, kind])
+        return
+    node.draining = kind
+    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=DRAINING, value=True)
+    desk.record(mark, durable=True)
+    desk.event(EventReason.NODE_DRAINING, text, node=node.rank)
+    desk.refresh(node)
+    desk.dirty = True
+
+
+def pod_seen(desk: Desk, pod: PodObservation) -> None:
+    """What the operator sees of a pod is evidence about its node."""
+    view = desk.operator
+    if view.is_old(pod):
+        _late(desk, pod)
+        return
+    view.note(pod)
+    replacements.settle(desk, pod)
+    desk.dirty = True
+    node = desk.roster.nodes.get(pod.node_rank)
+    if node is None:
+        _late(desk, pod)
+    elif node.pod_uid == pod.pod_uid:
+        _own_pod(desk, node, pod)
+    elif node.pod_uid in view.superseded.get(node.rank, ()):
+        text = f"pod {node.pod_uid} of node {node.rank} was followed by {pod.pod_uid}"
+        lose(desk, node, EvidenceKind.AGENT_REPLACED, text)
+
+
+def _own_pod(desk: Desk, node: Node, pod: PodObservation) -> None:
+    if is_over(pod):
+        lose(desk, node, pod_kind(pod), pod_end(pod), pod=pod)
+    elif pod.terminating:
+        kind = EvidenceKind.NODE_REMOVED if pod.wanted else EvidenceKind.PREEMPTED
+        why = "the operator removes it" if pod.wanted else "its pod is being deleted"
+        drain(desk, node, kind, f"node {node.rank} leaves: {why}")
+    else:
+        desk.refresh(node)
+
+
+def _late(desk: Desk, pod: PodObservation) -> None:
+    gone = desk.state.departed.get(pod.node_rank)
+    if gone is None or gone.pod_uid != pod.pod_uid or not is_over(pod):
+        return
+    item = Evidence(
+        kind=pod_kind(pod),
+        text=pod_end(pod),
+        at=desk.now,
+        node_rank=pod.node_rank,
+        agent_id=gone.agent_id,
+        exit_code=pod.exit_code,
+        conditions=pod.conditions,
+    )
+    incidents.report_late(desk, item, pod.node_rank)
+
+
+def pod_kind(pod: PodObservation) -> EvidenceKind:
+    """What a pod's end is evidence of."""
+    if pod.wanted:
+        return EvidenceKind.NODE_REMOVED
+    deleted = pod.phase is PodPhase.GONE and pod.exit_code == 0 and not pod.reason
+    if deleted or is_preemption(pod.reason, pod.conditions):
+        return EvidenceKind.PREEMPTED
+    if pod.phase is PodPhase.SUCCEEDED:
+        return EvidenceKind.AGENT_LEFT
+    return EvidenceKind.POD_FAILED
+
+
+def pods_listed(desk: Desk) -> None:
+    """Every pod has been named: pods and away nodes that were not do not exist."""
+    view = desk.operator
+    view.list_done = True
+    for rank in sorted(set(view.pods) - view.listed):
+        pod = view.pods[rank]
+        if not is_over(pod):
+            gone = PodObservation(
+                node_rank=rank,
+                pod_uid=pod.pod_uid,
+                name=pod.name,
+                phase=PodPhase.GONE,
+                node=pod.node,
+            )
+            pod_seen(desk, gone)
+    for rank in sorted(desk.roster.away - view.listed):
+        node = desk.roster.nodes[rank]
+        if node.hello is None or not node.hello.unmanaged:
+            lose(desk, node, EvidenceKind.PREEMPTED, f"the pod of node {rank} does not exist")
+    desk.dirty = True

@@ -1,0 +1,77 @@
+"""What the operator has told, and what it was asked for and has not done yet.
+
+Belongs here: pods by node rank, decisions that are outstanding. Does not belong here: what the
+master makes of a pod's end (`losses`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_wire.messages import PodObservation, PodPhase, ReplaceDecision
+
+_COMING = frozenset({PodPhase.PENDING, PodPhase.RUNNING})
+_OVER = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE})
+
+
+def is_over(pod: PodObservation) -> bool:
+    """Whether the pod's processes have ended for certain."""
+    return pod.phase in _OVER
+
+
+@dataclasses.dataclass(slots=True)
+class ScaleWish:
+    """A user's Scale that waits for the operator."""
+
+    request_id: int
+    replicas: int
+    decision_id: int
+    accepted: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class OperatorView:
+    """The operator as the master knows it."""
+
+    connected: bool = False
+    ever: bool = False
+    """An operator has connected at least once: somebody makes and deletes pods."""
+    list_done: bool = False
+    listed: set[int] = dataclasses.field(default_factory=set)
+    """Node ranks named since the stream began."""
+    pods: dict[int, PodObservation] = dataclasses.field(default_factory=dict)
+    """The newest pod of each node rank."""
+    superseded: dict[int, set[str]] = dataclasses.field(default_factory=dict)
+    replacing: dict[int, ReplaceDecision] = dataclasses.field(default_factory=dict)
+    """Replacements that have not been seen yet."""
+    replace_commands: dict[int, int] = dataclasses.field(default_factory=dict)
+    scale_wishes: list[ScaleWish] = dataclasses.field(default_factory=list)
+
+    def newest_pod(self, rank: int) -> str | None:
+        """Uid of the rank's newest pod, if somebody watches who can tell."""
+        pod = self.pods.get(rank)
+        if not (self.connected and self.list_done) or pod is None or is_over(pod):
+            return None
+        return pod.pod_uid
+
+    def note(self, pod: PodObservation) -> None:
+        """Keep an observation; another uid follows the one before."""
+        self.listed.add(pod.node_rank)
+        before = self.pods.get(pod.node_rank)
+        if before is not None and before.pod_uid != pod.pod_uid:
+            self.superseded.setdefault(pod.node_rank, set()).add(before.pod_uid)
+        self.pods[pod.node_rank] = pod
+
+    def is_old(self, pod: PodObservation) -> bool:
+        """Whether a newer pod of the rank is known."""
+        return pod.pod_uid in self.superseded.get(pod.node_rank, ())
+
+    def is_coming(self, rank: int) -> bool:
+        """Whether the rank has a pod that lives and stays."""
+        pod = self.pods.get(rank)
+        return pod is not None and pod.phase in _COMING and not pod.terminating
+
+    def host_of(self, rank: int) -> str:
+        """Kubernetes node of the rank's newest pod; empty: not known."""
+        pod = self.pods.get(rank)
+        return "" if pod is None else pod.node

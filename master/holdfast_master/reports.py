@@ -1,0 +1,289 @@
+"""What agents report on their streams.
+
+Belongs here: one handler for each message. Does not belong here: hellos (`hellos`), the ends of
+streams (`losses`), what is done next (`steering`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast_master import incidents, losses, rescale, rounds, stores, users
+from holdfast_master.decide import failure, goodput, success
+from holdfast_master.decide.failure import Evidence, EvidenceKind
+from holdfast_master.decide.goodput import Activity
+from holdfast_master.decide.success import Tally
+from holdfast_master.desk import Desk, Warn
+from holdfast_master.inputs import AgentMessage
+from holdfast_master.roster import Node
+from holdfast_master.state import FINISHED
+from holdfast_master.timers import Timer
+from holdfast_master.wording import short, worker_end
+from holdfast_master.world import World
+from holdfast_wire.messages import (
+    ArmEcho,
+    BoundaryReached,
+    BudgetKind,
+    CommandDone,
+    CommandFinished,
+    Fence,
+    Goodbye,
+    GoodputClass,
+    Heartbeat,
+    NodeMarked,
+    RankProgress,
+    RoundStarted,
+    RoundStopped,
+    StorePrepared,
+    Warmed,
+    WorkerExited,
+    WorldTraining,
+)
+from holdfast_wire.reasons import EndReason, EventReason
+
+_STALL_SECONDS = 10.0
+_STALL_STEPS = 20.0
+_SHOWN_EXITS = 20
+_COUNTED = frozenset({GoodputClass.PRODUCTIVE, GoodputClass.CHECKPOINT, GoodputClass.HANG})
+
+
+def received(desk: Desk, node: Node, fence: Fence | None, message: AgentMessage) -> None:
+    """Any message of a known agent; its fence names the round that it is about."""
+    losses.heard(desk, node)
+    number = fence.round if fence is not None else 0
+    _HANDLERS[type(message)](desk, node, number, message)
+
+
+def _heartbeat(desk: Desk, node: Node, _: int, message: Heartbeat) -> None:
+    world = desk.member(node)
+    if world is None or not message.ranks:
+        return
+    ranks = tuple(item for item in message.ranks if item.round == world.round)
+    if not ranks:
+        return
+    _note_samples(desk, node, ranks)
+    node.ranks, node.ranks_at = ranks, desk.now
+    for item in ranks:
+        world.reached = max(world.reached, item.step)
+        world.learn_pace(item.step_seconds)
+        world.sdk_ranks += item.has_sdk
+    _note_progress(desk, world)
+    if world.training and desk.ledger.kind(node.rank) in _COUNTED:
+        _classify(desk, node, world)
+
+
+def _note_samples(desk: Desk, node: Node, ranks: tuple[RankProgress, ...]) -> None:
+    samples = sum(item.samples for item in ranks)
+    span = desk.now - node.ranks_at
+    if node.ranks and samples >= node.samples and span > 0:
+        rate = (samples - node.samples) / span
+        old = node.samples_per_second
+        node.samples_per_second = old + 0.3 * (rate - old) if old else rate
+    else:
+        node.samples_per_second = 0.0
+    node.samples = samples
+
+
+def _note_progress(desk: Desk, world: World) -> None:
+    """A step beyond the last failure's is written down: no-progress charges end there."""
+    failed = desk.state.failed_step
+    if failed is None or not world.training or not world.marked <= failed < world.reached:
+        return
+    world.marked = world.reached
+    if any(charge.kind is BudgetKind.NO_PROGRESS for charge in desk.state.charges):
+        desk.record(WorldTraining(round=world.round, step=world.reached))
+
+
+def _classify(desk: Desk, node: Node, world: World) -> None:
+    activity = Activity(
+        sections=frozenset(item.section for item in node.ranks),
+        since_step_seconds=max(item.since_step_seconds for item in node.ranks),
+        usual_step_seconds=world.step_seconds,
+    )
+    kind = goodput.classify(activity, stall_seconds=_STALL_SECONDS, stall_steps=_STALL_STEPS)
+    desk.turn(node.rank, kind)
+    stalled = kind is GoodputClass.HANG
+    if stalled and not node.stalled:
+        text = f"node {node.rank} completed no step for {activity.since_step_seconds:.0f} s"
+        desk.event(EventReason.STEP_STALLED, text, Warn, node=node.rank)
+    node.stalled = stalled
+
+
+def _exited(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:
+    desk.timers.cancel(Timer.MISSING, node.rank)
+    world = desk.member(node)
+    current = world is not None and world.round == number
+    if message.boundary:
+        return
+    if world is not None and current:
+        world.reached = max(world.reached, message.step)
+        if message.exit_code == 0:
+            _finished(desk, node, world, message)
+            return
+    if message.exit_code == 0:
+        return
+    patterns = tuple(
+        node.patterns[index] for index in message.matched_patterns if index < len(node.patterns)
+    )
+    text = worker_end(message, node.rank, message.rank)
+    item = Evidence(
+        kind=failure.worker_kind(message.exit_code, message.error_type),
+        text=text,
+        at=desk.now - max(0.0, message.age_seconds),
+        node_rank=node.rank,
+        agent_id=node.agent_id,
+        rank=message.rank,
+        exit_code=message.exit_code,
+        patterns=patterns,
+    )
+    case = desk.case
+    if case is None or case.count < _SHOWN_EXITS:
+        desk.event(EventReason.WORKER_FAILED, text, Warn, node=node.rank)
+    incidents.report_process(desk, item, number)
+
+
+def _finished(desk: Desk, node: Node, world: World, message: WorkerExited) -> None:
+    if not 0 <= message.local_rank < node.local_world_size:
+        return
+    if world.finish(node.rank, message.local_rank):
+        mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=FINISHED, value=True)
+        desk.record(mark, durable=True)
+        desk.event(
+            EventReason.WORKER_FINISHED, f"all ranks of node {node.rank} finished", node=node.rank
+        )
+        desk.turn(node.rank, GoodputClass.WAITING)
+        desk.dirty = True
+    check_success(desk, world)
+    if desk.state.stop is None:
+        rounds.settle(desk, world)
+        rescale.check_complete(desk, world)
+
+
+def check_success(desk: Desk, world: World) -> None:
+    """Whether the success policy is met now."""
+    tally = Tally(world_size=world.size, ranks_done=world.ranks_done, rank0_done=world.rank0_done)
+    verdict = success.decide(desk.spec.success_policy, tally)
+    if verdict.met:
+        desk.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=verdict.reason)
+
+
+def _round_started(desk: Desk, node: Node, number: int, message: RoundStarted) -> None:
+    world = desk.member(node)
+    if world is None or world.round != number:
+        return
+    if message.cold_reason and message.cold_reason != node.cold_reason:
+        _note_cold(desk, node, message.cold_reason)
+    if message.first_step:
+        rounds.stepped(desk, world, node.rank, message.step)
+    else:
+        rounds.started(desk, world, node.rank)
+
+
+def _round_stopped(desk: Desk, node: Node, number: int, message: RoundStopped) -> None:
+    if message.lease_expired:
+        item = Evidence(
+            kind=EvidenceKind.LEASE_EXPIRED,
+            text=f"node {node.rank} stood still; its processes were killed at its lease's end",
+            at=desk.now,
+            node_rank=node.rank,
+            agent_id=node.agent_id,
+        )
+        incidents.report_process(desk, item, number)
+        return
+    world = desk.member(node)
+    if world is not None and world.round == number:
+        # Exits and boundaries are reported by messages of their own, which may be on their way.
+        miss_soon(desk, node)
+
+
+def miss_soon(desk: Desk, node: Node) -> None:
+    """The node's processes are gone; unless it says why soon, that is an incident."""
+    world = desk.member(node)
+    if world is not None and node.rank not in world.saved and node.rank not in world.finished:
+        until = desk.now + desk.settings.terminal_seconds
+        desk.timers.ensure(Timer.MISSING, until, node.rank)
+
+
+def missing_due(desk: Desk, rank: int) -> None:
+    """A node without processes has not said why."""
+    node = desk.roster.nodes.get(rank)
+    world = desk.member(node) if node is not None else None
+    if node is None or world is None or rank in world.saved or rank in world.finished:
+        return
+    item = Evidence(
+        kind=EvidenceKind.WORKERS_MISSING,
+        text=f"node {rank} has no processes of round {world.round} and did not say why",
+        at=desk.now,
+        node_rank=rank,
+        agent_id=node.agent_id,
+    )
+    incidents.report_process(desk, item, world.round)
+
+
+def _store(desk: Desk, node: Node, _: int, message: StorePrepared) -> None:
+    stores.prepared(desk, node, message)
+
+
+def _boundary(desk: Desk, node: Node, number: int, message: BoundaryReached) -> None:
+    world = desk.member(node)
+    if world is not None and world.round == number:
+        desk.timers.cancel(Timer.MISSING, node.rank)
+        rescale.saved(desk, node, message)
+
+
+def _echo(desk: Desk, node: Node, _: int, message: ArmEcho) -> None:
+    rescale.echoed(desk, node, message)
+
+
+def _command_done(desk: Desk, node: Node, _: int, message: CommandDone) -> None:
+    if message.command_id in desk.state.commands:
+        desk.record(CommandFinished(command_id=message.command_id, ok=message.ok))
+    users.stacks_arrived(desk, node, message)
+
+
+def _warmed(desk: Desk, node: Node, _: int, message: Warmed) -> None:
+    if node.warm:
+        return
+    node.warm = True
+    if message.cold_reason:
+        _note_cold(desk, node, message.cold_reason)
+    else:
+        text = f"node {node.rank} is ready after {message.seconds:.1f} s"
+        desk.event(EventReason.NODE_WARM, text, node=node.rank)
+    desk.refresh(node)
+
+
+def _note_cold(desk: Desk, node: Node, reason: str) -> None:
+    node.cold_reason = reason
+    text = f"node {node.rank} starts its processes cold: {short(reason)}"
+    desk.event(EventReason.NODE_COLD, text, node=node.rank)
+
+
+def _goodbye(desk: Desk, node: Node, _: int, message: Goodbye) -> None:
+    why = f": {short(message.reason)}" if message.reason else ""
+    if node.rank in desk.state.released:
+        losses.lose(desk, node, EvidenceKind.NODE_REMOVED, f"it was told to leave and left{why}")
+    elif message.terminated:
+        kind = EvidenceKind.PREEMPTED
+        pod = desk.operator.pods.get(node.rank)
+        if pod is not None and pod.pod_uid == node.pod_uid and pod.wanted:
+            kind = EvidenceKind.NODE_REMOVED
+        text = f"node {node.rank} was asked by SIGTERM to end{why}"
+        losses.drain(desk, node, kind, text)
+    else:
+        losses.lose(desk, node, EvidenceKind.AGENT_LEFT, f"node {node.rank} left{why}")
+
+
+_HANDLERS: dict[type, Callable[[Desk, Node, int, Any], None]] = {
+    Heartbeat: _heartbeat,
+    WorkerExited: _exited,
+    RoundStarted: _round_started,
+    RoundStopped: _round_stopped,
+    StorePrepared: _store,
+    BoundaryReached: _boundary,
+    ArmEcho: _echo,
+    CommandDone: _command_done,
+    Warmed: _warmed,
+    Goodbye: _goodbye,
+}

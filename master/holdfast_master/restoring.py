@@ -1,0 +1,114 @@
+"""Taking up a job that an earlier master left.
+
+Belongs here: what the working papers look like after the journal was read. Does not belong here:
+reading it (`state` folds the facts), decisions.
+
+Nothing here restarts anybody: known nodes are away until they say hello or their silence ends, and
+the world is taken to run until a member says otherwise.
+"""
+
+from __future__ import annotations
+
+from holdfast_master import hellos, incidents
+from holdfast_master.case import Case
+from holdfast_master.decide import failure
+from holdfast_master.decide.failure import Evidence, EvidenceKind
+from holdfast_master.desk import Desk
+from holdfast_master.replacements import REPLACE
+from holdfast_master.timers import Timer
+from holdfast_master.transitions import ENDED
+from holdfast_master.world import World
+from holdfast_wire.messages import GoodputClass, Incident, JobPhase, ReplaceDecision
+from holdfast_wire.reasons import PhaseReason
+
+
+def take_up(desk: Desk) -> None:
+    """Set the working papers up from the durable state."""
+    state = desk.state
+    desk.ledger.bring(state.goodput)
+    if state.phase in ENDED:
+        return
+    hellos.restore_nodes(desk)
+    _restore_cases(desk)
+    _restore_world(desk)
+    _restore_replacements(desk)
+    if state.phase is JobPhase.STOPPING:
+        desk.timers.set(Timer.END, desk.now + desk.settings.silence_seconds)
+    desk.dirty = True
+
+
+def _restore_world(desk: Desk) -> None:
+    state = desk.state
+    if state.assigned is None:
+        desk.world = World(state.world) if state.world else None
+        desk.broken = "a new master took over" if desk.world else ""
+        return
+    world = World(state.assigned, assigned=True, training=state.training)
+    world.first_step = world.reached = world.marked = state.best_step if state.training else 0
+    for rank in sorted(state.finished):
+        world.finish_node(rank)
+    desk.world = world
+    waits = state.reason == PhaseReason.WAITING_FOR_NODES
+    if state.ended:
+        desk.broken = "the last world had ended when a new master took over"
+        desk.recovering = not waits
+    elif state.phase is JobPhase.SAVING:
+        incidents.break_world(desk, "a new master took over during a boundary")
+    for rank in world.places:
+        if not desk.broken and state.training:
+            desk.turn(rank, GoodputClass.PRODUCTIVE)
+
+
+def _restore_cases(desk: Desk) -> None:
+    for fact in desk.state.incidents.values():
+        if not fact.open:
+            continue
+        case = _case(desk, fact)
+        if fact.first_step_seconds:
+            desk.cooling.append(case)
+            until = desk.now + desk.settings.evidence_seconds
+            desk.timers.set(Timer.EVIDENCE, until, case.id)
+        else:
+            desk.case = case
+
+
+def _case(desk: Desk, fact: Incident) -> Case:
+    """An open incident as far as its record tells."""
+    best = Evidence(
+        kind=EvidenceKind(fact.cause),
+        text=fact.text,
+        at=desk.now,
+        node_rank=int(fact.culprit_node) if fact.culprit_node else None,
+        rank=int(fact.culprit_rank) if fact.culprit_rank else None,
+    )
+    ended = fact.from_round in desk.state.ended_steps
+    case = Case(
+        id=fact.id,
+        best=best,
+        opened_at=desk.now,
+        opened_unix=fact.opened_unix,
+        from_round=fact.from_round,
+        broken={fact.from_round} if ended else set(),
+        progressed=desk.state.progressed(fact.from_round),
+        seen=list(fact.evidence),
+        count=len(fact.evidence),
+        detection=fact.detection_seconds,
+        to_round=fact.to_round,
+        reached=desk.state.ended_steps.get(fact.from_round, 0),
+        steps_redone=fact.steps_redone,
+    )
+    case.response = failure.respond(best, desk.spec.failure_rules)
+    case.involve(best)
+    return case
+
+
+def _restore_replacements(desk: Desk) -> None:
+    for number, command in desk.state.commands.items():
+        gone = desk.state.departed.get(command.node_rank)
+        if command.kind == REPLACE and gone is not None:
+            desk.operator.replacing[command.node_rank] = ReplaceDecision(
+                decision_id=number,
+                node_rank=command.node_rank,
+                pod_uid=gone.pod_uid,
+                reason="asked for by an earlier master",
+            )

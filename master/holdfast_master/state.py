@@ -1,0 +1,281 @@
+"""The durable state of a job: the fold of the journal's facts.
+
+Belongs here: what must survive the master's process, changed by `apply` alone. Does not belong
+here: decisions, and what agents say again when they reconnect (`roster`, `world`).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from typing import Any, Final
+
+from holdfast_master.decide.goodput import Totals, from_entries
+from holdfast_master.transitions import ENDED
+from holdfast_wire.messages import (
+    BudgetCharge,
+    BudgetKind,
+    CommandFinished,
+    CommandIssued,
+    EventRecorded,
+    GoodputMarked,
+    Incident,
+    JobEvent,
+    JobPhase,
+    JournalRecord,
+    MasterSpec,
+    NodeExcluded,
+    NodeGone,
+    NodeJoined,
+    NodeMarked,
+    PhaseChanged,
+    SegmentOpened,
+    SpecAccepted,
+    StopRequested,
+    WorldDecided,
+    WorldEnded,
+    WorldMember,
+    WorldTraining,
+)
+from holdfast_wire.reasons import PhaseReason
+
+DRAINING: Final = "draining"
+FINISHED: Final = "finished"
+RELEASED: Final = "released"
+_KEPT_ENDS = 16
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class JobState:
+    """Everything that the journal rebuilds. Two folds of the same records are equal."""
+
+    event_limit: int
+    incident_limit: int
+
+    sequence: int = 0
+    job_seconds: float = 0.0
+    """The job's own time at the newest record, s."""
+    epoch: int = 0
+    started_unix: float = 0.0
+    finished_unix: float = 0.0
+    spec: MasterSpec | None = None
+    phase: JobPhase = JobPhase.WAITING
+    reason: str = PhaseReason.WAITING_FOR_SPEC
+    text: str = ""
+    active_since: float = 0.0
+    """The job's own time when it last began or was resumed, s."""
+    stop: StopRequested | None = None
+
+    nodes: dict[int, NodeJoined] = dataclasses.field(default_factory=dict)
+    departed: dict[int, NodeJoined] = dataclasses.field(default_factory=dict)
+    """The last agent of each node rank that went."""
+    draining: set[int] = dataclasses.field(default_factory=set)
+    finished: set[int] = dataclasses.field(default_factory=set)
+    """Nodes of the assigned world whose processes ended with exit code 0, gone or not."""
+    released: set[int] = dataclasses.field(default_factory=set)
+    dismissed: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Ids of agents that must not return, with their node rank."""
+    excluded: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Kubernetes nodes that replacements avoid, with the reason."""
+
+    round: int = 0
+    world: WorldDecided | None = None
+    """The newest world; without a store address its assignments are not out."""
+    assigned: WorldDecided | None = None
+    """The newest world whose assignments are out."""
+    assigned_replicas: int = 0
+    """Wanted replicas when it was assigned."""
+    training: bool = False
+    """All ranks of the assigned world completed a step (or it cannot be seen)."""
+    ended: bool = True
+    """The assigned world is over."""
+    best_step: int = 0
+    """Newest step that was ever known to be completed."""
+    failed_step: int | None = None
+    """Newest step before any failure so far; None: nothing has failed yet."""
+    ended_steps: dict[int, int] = dataclasses.field(default_factory=dict)
+    trained_rounds: dict[int, bool] = dataclasses.field(default_factory=dict)
+
+    charges: list[BudgetCharge] = dataclasses.field(default_factory=list)
+    incidents: dict[str, Incident] = dataclasses.field(default_factory=dict)
+    incident_count: int = 0
+    events: collections.deque[JobEvent] = dataclasses.field(default_factory=collections.deque)
+    event_sequence: int = 0
+    commands: dict[int, CommandIssued] = dataclasses.field(default_factory=dict)
+    next_command_id: int = 1
+    goodput: dict[int, Totals] = dataclasses.field(default_factory=dict)
+
+    restarts_in_place: int = 0
+    nodes_replaced: int = 0
+    nodes_disrupted: int = 0
+    rescales: int = 0
+
+    def apply(self, record: JournalRecord) -> None:
+        """Fold one record in."""
+        self.sequence = record.sequence
+        self.job_seconds = record.job_seconds
+        self._fold(record.fact, record)
+
+    @functools.singledispatchmethod
+    def _fold(self, fact: None, record: JournalRecord) -> None:
+        """A record without a fact changes nothing."""
+
+    @_fold.register
+    def _(self, fact: SegmentOpened, record: JournalRecord) -> None:
+        self.epoch = fact.epoch
+        self.started_unix = self.started_unix or record.unix_time
+
+    @_fold.register
+    def _(self, fact: SpecAccepted, _: JournalRecord) -> None:
+        self.spec = fact.spec
+
+    @_fold.register
+    def _(self, fact: NodeJoined, _: JournalRecord) -> None:
+        self._unmark(fact.node_rank)
+        self.nodes[fact.node_rank] = fact
+
+    @_fold.register
+    def _(self, fact: NodeGone, _: JournalRecord) -> None:
+        known = self.nodes.get(fact.node_rank)
+        if known is None or known.agent_id != fact.agent_id:
+            return
+        self.departed[fact.node_rank] = self.nodes.pop(fact.node_rank)
+        self._unmark(fact.node_rank)
+        for number in [n for n, c in self.commands.items() if c.node_rank == fact.node_rank]:
+            if self.commands[number].kind != "replace":
+                del self.commands[number]
+
+    def _unmark(self, rank: int) -> None:
+        self.draining.discard(rank)
+        self.released.discard(rank)
+
+    @_fold.register
+    def _(self, fact: NodeMarked, _: JournalRecord) -> None:
+        if fact.mark == RELEASED and fact.value:
+            self.dismissed[fact.agent_id] = fact.node_rank
+        known = self.nodes.get(fact.node_rank)
+        if known is None or known.agent_id != fact.agent_id:
+            return
+        marks = {DRAINING: self.draining, FINISHED: self.finished, RELEASED: self.released}
+        if fact.value:
+            marks[fact.mark].add(fact.node_rank)
+        else:
+            marks[fact.mark].discard(fact.node_rank)
+
+    @_fold.register
+    def _(self, fact: NodeExcluded, _: JournalRecord) -> None:
+        self.excluded[fact.node] = fact.reason
+
+    @_fold.register
+    def _(self, fact: WorldDecided, _: JournalRecord) -> None:
+        self.round = fact.round
+        self.world = fact
+        if fact.store_port == 0:
+            return
+        self._count(self.assigned, fact)
+        self.assigned = fact
+        self.assigned_replicas = self.spec.replicas if self.spec else 0
+        self.training, self.ended = False, False
+        self.finished.clear()
+
+    def _count(self, before: WorldDecided | None, after: WorldDecided) -> None:
+        if before is None:
+            return
+        if len(before.members) != len(after.members):
+            self.rescales += 1
+        elif _who(before.members) == _who(after.members):
+            self.restarts_in_place += 1
+        else:
+            self.nodes_replaced += len(_who(after.members) - _who(before.members))
+
+    @_fold.register
+    def _(self, fact: WorldTraining, _: JournalRecord) -> None:
+        if self.assigned is None or fact.round != self.assigned.round:
+            return
+        self.training = True
+        _keep(self.trained_rounds, fact.round, value=True)
+        self.best_step = max(self.best_step, fact.step)
+        if self.failed_step is not None and self._progress(fact.step, trained=True):
+            self.charges = [c for c in self.charges if c.kind is not BudgetKind.NO_PROGRESS]
+
+    def _progress(self, step: int, *, trained: bool) -> bool:
+        if self.failed_step is None:
+            return True
+        return step > self.failed_step if self.best_step else trained
+
+    def progressed(self, ended_round: int) -> bool:
+        """Whether that world got further than any world before that failed.
+
+        Where steps are not known, a world that trained at all did.
+        """
+        trained = self.trained_rounds.get(ended_round, False)
+        return self._progress(self.ended_steps.get(ended_round, 0), trained=trained)
+
+    @_fold.register
+    def _(self, fact: WorldEnded, _: JournalRecord) -> None:
+        self.ended = True
+        _keep(self.ended_steps, fact.round, value=fact.step)
+        self.best_step = max(self.best_step, fact.step)
+
+    @_fold.register
+    def _(self, fact: Incident, _: JournalRecord) -> None:
+        if fact.id not in self.incidents:
+            self.incident_count += 1
+        self.incidents[fact.id] = fact
+        if not fact.open and fact.charged in {BudgetKind.FAILURES, BudgetKind.NO_PROGRESS}:
+            step = self.ended_steps.get(fact.from_round, 0)
+            self.failed_step = max(self.failed_step or 0, step)
+        while len(self.incidents) > self.incident_limit:
+            del self.incidents[next(iter(self.incidents))]
+
+    @_fold.register
+    def _(self, fact: BudgetCharge, _: JournalRecord) -> None:
+        self.charges.append(fact)
+        if fact.kind is BudgetKind.PREEMPTIONS:
+            self.nodes_disrupted += 1
+
+    @_fold.register
+    def _(self, fact: EventRecorded, _: JournalRecord) -> None:
+        if fact.event is None:
+            return
+        self.event_sequence = fact.event.sequence
+        self.events.append(fact.event)
+        while len(self.events) > self.event_limit:
+            self.events.popleft()
+
+    @_fold.register
+    def _(self, fact: PhaseChanged, record: JournalRecord) -> None:
+        if self.phase is JobPhase.SUSPENDED and fact.phase is JobPhase.WAITING:
+            self.active_since = record.job_seconds
+        self.phase, self.reason, self.text = fact.phase, fact.reason, fact.text
+        if fact.phase in ENDED:
+            self.finished_unix = record.unix_time
+
+    @_fold.register
+    def _(self, fact: CommandIssued, _: JournalRecord) -> None:
+        self.commands[fact.command_id] = fact
+        self.next_command_id = max(self.next_command_id, fact.command_id + 1)
+
+    @_fold.register
+    def _(self, fact: CommandFinished, _: JournalRecord) -> None:
+        self.commands.pop(fact.command_id, None)
+
+    @_fold.register
+    def _(self, fact: GoodputMarked, _: JournalRecord) -> None:
+        for node in fact.nodes:
+            self.goodput[node.node_rank] = from_entries(node.classes)
+
+    @_fold.register
+    def _(self, fact: StopRequested, _: JournalRecord) -> None:
+        self.stop = fact
+
+
+def _who(members: tuple[WorldMember, ...]) -> set[tuple[int, str]]:
+    return {(member.node_rank, member.agent_id) for member in members}
+
+
+def _keep(kept: dict[int, Any], number: int, *, value: Any) -> None:
+    kept[number] = value
+    while len(kept) > _KEPT_ENDS:
+        del kept[next(iter(kept))]

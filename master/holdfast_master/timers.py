@@ -1,0 +1,109 @@
+"""Deadlines of the core, in a heap.
+
+Belongs here: setting, moving, cancelling and popping deadlines. Does not belong here: what they
+lead to, and any clock.
+
+Times are on the patient clock: the monotonic clock without the time in which the master itself
+stood still. So a stall puts off every deadline without touching one.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterator
+
+Subject = int | str
+
+
+class Timer(enum.Enum):
+    """What a deadline is for; in brackets what its subject is."""
+
+    SILENCE = "silence"
+    """(node rank) Look whether the node has been heard."""
+    MISSING = "missing"
+    """(node rank) An agent came back without its processes and has not said why."""
+    STORE = "store"
+    """The first node should have had its store by now."""
+    STORE_RETRY = "store retry"
+    """(node rank) Ask a node again whose store could not start."""
+    JOIN_WINDOW = "join window"
+    """Form the world with the nodes that are there."""
+    BELOW_MIN = "below min"
+    """Too few nodes for too long."""
+    START = "start"
+    """A world without the SDK counts as training."""
+    GROW = "grow"
+    """Nodes that were expected have had their time."""
+    ECHO = "echo"
+    """Every rank should have seen the arm by now."""
+    BOUNDARY = "boundary"
+    """Every rank should have saved and stopped by now."""
+    TERMINAL = "terminal"
+    """(incident) No better evidence came: the job ends."""
+    EVIDENCE = "evidence"
+    """(incident) Evidence does not count any more: close it."""
+    REQUEST = "request"
+    """(request) A user has waited long enough."""
+    RELEASE = "release"
+    """Surplus nodes go although the new world does not train yet."""
+    END = "end"
+    """Agents have had their time to leave."""
+    ACTIVE_DEADLINE = "active deadline"
+    """The job has run longer than it may."""
+    MARK = "mark"
+    """Write the goodput down."""
+
+
+Key = tuple[Timer, Subject]
+
+
+class Timers:
+    """Deadlines by key; setting a key again moves it."""
+
+    def __init__(self) -> None:
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._count = 0
+
+    def set(self, timer: Timer, at: float, subject: Subject = 0) -> None:
+        """Set or move a deadline."""
+        key = (timer, subject)
+        if self._due.get(key) == at:
+            return
+        self._due[key] = at
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, key))
+
+    def ensure(self, timer: Timer, at: float, subject: Subject = 0) -> None:
+        """Set a deadline unless one of this key is running."""
+        if (timer, subject) not in self._due:
+            self.set(timer, at, subject)
+
+    def cancel(self, timer: Timer, subject: Subject = 0) -> None:
+        """Forget a deadline, if it is set."""
+        self._due.pop((timer, subject), None)
+
+    def running(self, timer: Timer, subject: Subject = 0) -> bool:
+        """Whether a deadline of this key is set."""
+        return (timer, subject) in self._due
+
+    def next(self) -> float | None:
+        """The earliest deadline."""
+        while self._heap:
+            at, _, key = self._heap[0]
+            if self._due.get(key) == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
+
+    def pop_due(self, now: float) -> Iterator[Key]:
+        """Every key whose deadline has come, earliest first; what is set meanwhile counts too."""
+        while (at := self.next()) is not None and at <= now:
+            _, _, key = heapq.heappop(self._heap)
+            del self._due[key]
+            yield key
+
+    def __len__(self) -> int:
+        """Number of running deadlines."""
+        return len(self._due)

@@ -1,0 +1,82 @@
+"""Sentences about processes and nodes for events and incidents.
+
+Belongs here: turning reports into words. Does not belong here: what is made of them.
+"""
+
+from __future__ import annotations
+
+from holdfast_wire.messages import PodObservation, PodPhase, WorkerExited
+
+_SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+}
+_LONGEST = 300
+
+
+def ending(exit_code: int) -> str:
+    """How a process ended."""
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    if exit_code < 0 or number in _SIGNALS:
+        name = f" ({_SIGNALS[number]})" if number in _SIGNALS else ""
+        return f"was ended by signal {number}{name}"
+    return f"ended with exit code {exit_code}"
+
+
+def short(text: str) -> str:
+    """The first line, cut to a length that fits a terminal."""
+    lines = text.strip().splitlines()
+    line = lines[0].strip() if lines else ""
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+def worker_end(exited: WorkerExited, node: int, rank: int) -> str:
+    """What happened to a training process."""
+    who = f"rank {rank} on node {node}"
+    if exited.error_type and exited.exit_code >= 0:
+        return f"{who} raised {exited.error_type}: {short(exited.error_message)}"
+    tail = short(exited.stderr_tail.strip().rpartition("\n")[2])
+    said = f": {tail}" if tail and exited.exit_code > 0 else ""
+    return f"{who} {ending(exited.exit_code)}{said}"
+
+
+def pod_end(pod: PodObservation) -> str:
+    """What happened to a pod."""
+    name = pod.name or f"pod {pod.pod_uid}"
+    why = f" ({pod.reason})" if pod.reason else ""
+    if pod.phase is PodPhase.SUCCEEDED:
+        return f"{name} of node {pod.node_rank} ended with exit code 0{why}"
+    if pod.exit_code:
+        return f"{name} of node {pod.node_rank} {ending(pod.exit_code)}{why}"
+    state = "is gone" if pod.phase is PodPhase.GONE else "failed"
+    return f"{name} of node {pod.node_rank} {state}{why}"
+
+
+def listing(numbers: list[int]) -> str:
+    """Node ranks in ascending order, runs of three and more as a range."""
+    parts: list[str] = []
+    for run in _runs(sorted(numbers)):
+        if len(run) > 2:
+            parts.append(f"{run[0]}-{run[-1]}")
+        else:
+            parts += [str(number) for number in run]
+    return ", ".join(parts)
+
+
+def _runs(numbers: list[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
