@@ -89,10 +89,15 @@ def next_step(events: Sequence[Event], moment: float, world: int | None = None) 
     return None
 
 
-def went_on(events: Sequence[Event], moment: float) -> int:
-    """Return how many steps counted after ``moment`` in rounds begun before it."""
+def went_on(events: Sequence[Event], moment: float, until: float) -> int:
+    """Return how many steps counted after ``moment`` in rounds begun before it.
+
+    0 where the last of them was not within a second of ``until``: whoever stopped training has
+    noticed something.
+    """
     old = rounds_before(events, moment)
-    return sum(done.t > moment and done.round in old for done in completed_steps(events))
+    times = [d.t for d in completed_steps(events) if d.round in old and moment < d.t <= until]
+    return len(times) if times and until - times[-1] < 1.0 else 0
 
 
 def recovery(

@@ -106,7 +106,7 @@ class Trial:
         seen = self.follower.wait(look, moment + self.case.limit_s)
         if seen is not None:
             return seen
-        steps = measure.went_on(self.follower.events(), moment)
+        steps = measure.went_on(self.follower.events(), moment, moment + self.case.limit_s)
         if steps > SETTLED_STEPS:
             return answer(UNNOTICED, reason=f"{steps} more steps in the old round")
         return answer(NEVER, reason=f"no step of a new round within {self.case.limit_s:.0f} s")

@@ -73,7 +73,13 @@ def test_steps_of_the_old_round_are_no_recovery() -> None:
     """A rank that goes on in the round of the fault has not recovered."""
     events = [*_both(1.0, step=1, round_id=1), *_both(3.0, step=2, round_id=1)]
     assert next_step(events, 2.0) is None
-    assert went_on(events, 2.0) == 1
+    assert went_on(events, 2.0, until=3.5) == 1
+
+
+def test_a_round_that_stopped_has_noticed_the_fault() -> None:
+    """A recovery that was too slow for the limit is not a fault that nobody saw."""
+    events = [*_both(1.0, step=1, round_id=1), *_both(3.0, step=2, round_id=1)]
+    assert went_on(events, 2.0, until=30.0) == 0
 
 
 def test_a_round_that_only_one_rank_reached_is_no_recovery() -> None:
