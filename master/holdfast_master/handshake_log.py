@@ -57,7 +57,7 @@ _REASONS: tuple[tuple[str, HandshakeReason], ...] = (
     ("imed out", HandshakeReason.TIMED_OUT),
     ("imeout", HandshakeReason.TIMED_OUT),
 )
-_RECORD = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w.]+):\d+\] ")
+_RECORD = re.compile(rb"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w.]+):\d+\] ")
 _FAILED = re.compile(r"CallNextHandshakerLocked: error=(?!OK)(.+?)(?:\n|$)")
 _PEER = re.compile(r"endpoint_peer_address=(?:ipv[46]:)?([^,}\s]+)")
 _CONTINUATIONS = (b"=== Source Location Trace", b"src/core/", b" shutdown=", b"\n")
@@ -78,9 +78,21 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Passed:
-    """Bytes that are about something else."""
+    """Bytes that gRPC did not write."""
 
     data: bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Said:
+    """A record of gRPC's about something else."""
+
+    severity: str
+    """I, W, E or F."""
+    text: str
+
+
+Found = Refused | Passed | Said
 
 
 class LogSorter:
@@ -90,11 +102,11 @@ class LogSorter:
         self._rest = b""
         self._traced = False
 
-    def feed(self, data: bytes) -> list[Refused | Passed]:
+    def feed(self, data: bytes) -> list[Found]:
         """Take more bytes and return what they complete."""
         self._rest += data
         whole, newline, self._rest = self._rest.rpartition(b"\n")
-        found: list[Refused | Passed] = []
+        found: list[Found] = []
         records = _split(whole + newline)
         # The last record may go on: its other lines are perhaps not here yet.
         if records and _continues(records[-1]):
@@ -103,17 +115,17 @@ class LogSorter:
             found += self._sort(record)
         return found
 
-    def flush(self) -> list[Refused | Passed]:
+    def flush(self) -> list[Found]:
         """Return what is kept: nothing more of it is coming."""
         rest, self._rest = self._rest, b""
         return [item for record in _split(rest) for item in self._sort(record)]
 
-    def _sort(self, record: bytes) -> list[Refused | Passed]:
+    def _sort(self, record: bytes) -> list[Found]:
         match = _RECORD.match(record)
         if match is None:
             return [Passed(record)] if record else []
         text = record.decode(errors="replace")
-        if match[1] == b"handshaker.cc":
+        if match[2] == b"handshaker.cc":
             self._traced = True
             return _traced(text)
         if _SSL in text:
@@ -123,7 +135,7 @@ class LogSorter:
         lowered = text.lower()
         if any(noise in lowered for noise in _NOISE):
             return []
-        return [Passed(record)]
+        return [Said(match[1].decode(), text.partition("] ")[2].strip())]
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -143,7 +155,7 @@ def _continues(record: bytes) -> bool:
     )
 
 
-def _traced(text: str) -> list[Refused | Passed]:
+def _traced(text: str) -> list[Found]:
     failed = _FAILED.search(text)
     if failed is None or "shutdown=true" in text:
         return []

@@ -19,9 +19,17 @@ import time
 from collections.abc import MutableMapping
 from typing import Self, TextIO
 
-from holdfast_master.handshake_log import MEANING, HandshakeReason, LogSorter, Passed, Refused
+from holdfast_master.handshake_log import MEANING, Found, HandshakeReason, LogSorter, Refused, Said
 
 log = logging.getLogger(__name__)
+_GRPC_LOG = logging.getLogger("grpc.core")
+# Its information is about single connections, which the services log as far as it matters.
+_LEVELS = {
+    "I": logging.DEBUG,
+    "W": logging.WARNING,
+    "E": logging.ERROR,
+    "F": logging.CRITICAL,
+}
 
 PIPE_BYTES = 1024 * 1024
 """Room for the lines of a thousand connections at once."""
@@ -130,11 +138,13 @@ class CapturedStderr:
                 self._take(self._sorter.feed(data) if ready else self._sorter.flush())
         self._take(self._sorter.flush())
 
-    def _take(self, found: list[Refused | Passed]) -> None:
+    def _take(self, found: list[Found]) -> None:
         now = time.monotonic()
         for item in found:
             if isinstance(item, Refused):
                 self._handshakes.note(item, now)
+            elif isinstance(item, Said):
+                _GRPC_LOG.log(_LEVELS[item.severity], "%s", item.text)
             else:
                 os.write(self._saved, item.data)
         self._handshakes.write_due(now)

@@ -164,6 +164,15 @@ class PeerRefused:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class JournalNoted:
+    """The shell found something about the journal that people must know; it becomes an event."""
+
+    reason: str
+    """`EventReason.JOURNAL_DAMAGED`, `JOURNAL_TROUBLED` or `JOURNAL_MENDED`."""
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Ticked:
     """A deadline (see Core.next_deadline) has come; the shell has drained its input before."""
 
@@ -188,6 +197,7 @@ Input = (
     | StopWished
     | Asked
     | PeerRefused
+    | JournalNoted
     | Ticked
     | Stalled
 )

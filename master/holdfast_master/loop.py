@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from holdfast_master.inputs import Input, Moment, Stalled, Ticked
+from holdfast_master.inputs import Input, JournalNoted, Moment, Stalled, Ticked
 from holdfast_master.instructions import Instruction, Record, StepDown
 from holdfast_master.watchdog import Watchdog
 from holdfast_wire import codec
+from holdfast_wire.reasons import EventReason
 
 log = logging.getLogger(__name__)
 
@@ -230,8 +231,16 @@ class Loop:
             self._writer, lambda: journal.commit(encoded, durable=durable)
         )
         if journal.trouble != before:
-            text = journal.trouble or "the journal is written again, nothing is missing"
-            log.warning(text, extra={"pending": bool(journal.trouble)})
+            self._note_journal(journal.trouble)
+
+    def _note_journal(self, trouble: str) -> None:
+        if trouble:
+            log.error("%s; training goes on", trouble)
+            self.push(JournalNoted(EventReason.JOURNAL_TROUBLED, trouble))
+        else:
+            text = "the journal is written again and nothing is missing"
+            log.warning(text)
+            self.push(JournalNoted(EventReason.JOURNAL_MENDED, text))
 
     def _perform(self, instruction: Instruction) -> None:
         try:

@@ -22,7 +22,7 @@ from holdfast_master.config import MasterConfig
 from holdfast_master.core import Core
 from holdfast_master.gate import RoleGate
 from holdfast_master.history import History
-from holdfast_master.inputs import PeerRefused, SpecArrived
+from holdfast_master.inputs import JournalNoted, PeerRefused, SpecArrived
 from holdfast_master.instructions import (
     CloseSession,
     Finished,
@@ -44,6 +44,7 @@ from holdfast_master.sessions import SessionTable
 from holdfast_master.settings import CoreIdentity
 from holdfast_wire import channel
 from holdfast_wire.messages import SpecAccepted
+from holdfast_wire.reasons import EventReason
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Master:
     ) -> None:
         """Wire the parts; needs a running event loop. Nothing is started yet."""
         self._config = config
+        self._notes = history.notes
         self.counters = CallCounters()
         """What was refused."""
         self._table = SessionTable()
@@ -164,6 +166,8 @@ class Master:
 
     async def _begin(self, server: grpc.aio.Server, port: int) -> None:
         await self._loop.opened.wait()
+        for note in self._notes:
+            self._loop.push(JournalNoted(EventReason.JOURNAL_DAMAGED, note))
         if self._config.initial_spec is not None:
             self._loop.push(SpecArrived(self._config.initial_spec))
         await server.start()
