@@ -135,7 +135,7 @@ def _scratch() -> Iterator[Path]:
     """Make an empty directory, in memory where there is a /dev/shm, and remove it afterwards."""
     memory = Path("/dev/shm")  # noqa: S108 - on purpose, with a fresh 0700 directory in it
     parent = memory if os.access(memory, os.W_OK) else None
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=parent))
+    directory = Path(tempfile.mkdtemp(prefix=f"holdfast-bench-{os.getpid()}-", dir=parent))
     try:
         yield directory
     finally:

@@ -1,10 +1,11 @@
 """The faults. Each waits for a settled world, does one thing to it and says what was measured."""
 
+import itertools
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.recovery import measure, processes
@@ -23,6 +24,8 @@ START_LIMIT_S = 180.0
 """The longest that a system may take until both ranks train: slow disks, cold caches."""
 SETTLED_STEPS = 25
 """Steps of one round before a fault: at least two checkpoints at one every 10 steps."""
+_RECENT_EVENTS = 4 * NODES * SETTLED_STEPS
+"""Enough to hold so many steps of all ranks, with the checkpoints between them."""
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class Trial:
         begun = time.monotonic()
 
         def look(events: list[Event]) -> bool | None:
-            done = measure.completed_steps(events)[-SETTLED_STEPS:]
+            done = measure.completed_steps(events[-_RECENT_EVENTS:])[-SETTLED_STEPS:]
             recent = bool(done) and time.monotonic() - done[-1].t < 1.0
             same = len({(step.round, step.world) for step in done}) == 1
             if recent and same and len(done) == SETTLED_STEPS and done[-1].world == world:
@@ -82,9 +85,12 @@ class Trial:
     ) -> Result:
         """Wait for the recovery from the fault at ``moment``, to the case's limit."""
         load = os.getloadavg()[0]
+        old = measure.rounds_before(self.follower.events(), moment)
 
         def look(events: list[Event]) -> Result | None:
-            found = measure.recovery(events, moment, world=world, quiet_from=quiet_from)
+            found = None
+            if _stepped_in_another_round(events, moment, old):  # cheap; the next line is not
+                found = measure.recovery(events, moment, world=world, quiet_from=quiet_from)
             if found is not None:
                 return answer(RECOVERED, recovery=found)
             ended = self.system.ended()
@@ -113,6 +119,11 @@ class Trial:
 
     def _since(self, moment: float) -> str:
         return f"{time.monotonic() - moment:.1f} s later"
+
+
+def _stepped_in_another_round(events: Sequence[Event], moment: float, old: set[int]) -> bool:
+    since = itertools.takewhile(lambda event: event.t > moment, reversed(events))
+    return any(event.event == "step" and event.round not in old for event in since)
 
 
 def crash(trial: Trial) -> Iterator[Result]:

@@ -53,13 +53,11 @@ class StepLog:
 
 
 class Saves(Protocol):
-    """A way to save and to restore model and optimizer."""
+    """A way to save and to restore; a save is whole or not there, and every rank calls it."""
 
-    def save(self, step: int, model: Any, optimizer: Any) -> None:
-        """Write a checkpoint of ``step``, whole or not at all; every rank calls this."""
+    def save(self, step: int, model: Any, optimizer: Any) -> None: ...
 
-    def load(self, model: Any, optimizer: Any) -> int:
-        """Fill both from the newest checkpoint; its step, or 0 where there is none."""
+    def load(self, model: Any, optimizer: Any) -> int: ...
 
 
 class TorchSaves:
@@ -211,13 +209,6 @@ def join_world(log: StepLog, timeout_s: float | None) -> Any:
     return dist.new_group(timeout=timedelta(seconds=timeout_s))
 
 
-def sdk_job() -> Any:
-    """Return the Holdfast job of this process."""
-    import holdfast
-
-    return holdfast.init()
-
-
 def restore(log: StepLog, saves: Saves, model: Any, optimizer: Any) -> int:
     """Load the newest checkpoint and log how long that took; the step it holds."""
     begun = time.monotonic()
@@ -282,7 +273,11 @@ def main() -> None:
     from torch import distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    job = sdk_job() if options.sdk else None
+    job = None
+    if options.sdk:
+        import holdfast
+
+        job = holdfast.init()
     training, saves, group = prepare(options, log)
     parallel = DistributedDataParallel(training.model, process_group=group)
     train = make_step(parallel, training.optimizer, dist.get_rank(), group)

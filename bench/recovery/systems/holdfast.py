@@ -29,7 +29,7 @@ class Holdfast(System):
         """Write the job file and run it in the foreground."""
         file = self.setting.directory / "job.yaml"
         file.write_text(json.dumps(self._job()))  # YAML includes JSON
-        command = [self.setting.python, "-m", "holdfast_cli.main", "run", "--logs", str(file)]
+        command = [self.setting.python, "-m", "holdfast_cli.main", "run", str(file)]
         with (self.setting.directory / "runner.log").open("ab") as log:
             self._runner = subprocess.Popen(
                 command,
