@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 STARTED = time.monotonic()
 
@@ -50,14 +50,6 @@ class StepLog:
         stamp = time.monotonic() if at is None else at
         line = json.dumps({"t": round(stamp, 6), "event": event, **self._fixed, **fields})
         os.write(self._fd, line.encode() + b"\n")
-
-
-class Saves(Protocol):
-    """A way to save and to restore; a save is whole or not there, and every rank calls it."""
-
-    def save(self, step: int, model: Any, optimizer: Any) -> None: ...
-
-    def load(self, model: Any, optimizer: Any) -> int: ...
 
 
 class TorchSaves:
@@ -129,6 +121,10 @@ class DistributedSaves:
         checkpoint.load(state, checkpoint_id=saves[-1], no_dist=True)
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
         return int(saves[-1].name.removeprefix("step-"))
+
+
+Saves = TorchSaves | DistributedSaves
+"""Every rank calls both methods; a save is whole or not there."""
 
 
 def make_saves(kind: str, directory: Path, rank: int) -> Saves:
