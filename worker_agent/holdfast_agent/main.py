@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.page import Page
-from holdfast_agent import config, zygote
+from holdfast_agent import config, contract, zygote
 from holdfast_agent.config import Settings
 from holdfast_agent.decide.leaving import ExitCode
 from holdfast_agent.errors import AgentError, InputError
@@ -80,6 +80,8 @@ def _run(
     """Start what must be started before grpc, then work; nothing is left behind."""
     logs = LogKeeper(settings.launch.logs, settings.launch.role)
     page = Page.create(settings.launch.local_world_size)
+    for name in contract.WITHHELD:
+        os.environ.pop(name, None)
     process = zygote.Zygote()
     process.start(_zygote_settings(settings, variables), page)
     code = int(ExitCode.FAILED)

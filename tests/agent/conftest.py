@@ -1,0 +1,69 @@
+"""A scripted master and real agents for these tests; everything is ended afterwards."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_process import AgentProcess, environment
+from scripted_master import AgentStream, Identities, ScriptedMaster
+
+StartAgent = Callable[..., AgentProcess]
+
+
+@pytest.fixture
+def identities(tmp_path: Path) -> Identities:
+    """Certificates of a job."""
+    return Identities(tmp_path / "tls", f"uid-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+async def master(identities: Identities) -> AsyncIterator[ScriptedMaster]:
+    """A master that listens and does nothing by itself."""
+    scripted = ScriptedMaster(identities)
+    await scripted.start()
+    yield scripted
+    await scripted.stop()
+
+
+@pytest.fixture
+def start_agent(
+    identities: Identities, master: ScriptedMaster, tmp_path: Path
+) -> Iterator[StartAgent]:
+    """Start holdfast-run with arguments; `env=` adds variables, `node_rank=` picks the node."""
+    started: list[AgentProcess] = []
+
+    def start(
+        *args: str, node_rank: int = 0, env: dict[str, str] | None = None, endpoint: str = ""
+    ) -> AgentProcess:
+        variables = environment(identities, endpoint or master.endpoint, node_rank)
+        name = f"agent-{len(started)}"
+        agent = AgentProcess(args, {**variables, **(env or {})}, tmp_path, name)
+        started.append(agent)
+        return agent
+
+    yield start
+    for agent in started:
+        agent.end()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Write a training script and return its path."""
+
+    def write(text: str, name: str = "train.py") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+async def begin(master: ScriptedMaster, number: int = 0) -> AgentStream:
+    """Return an agent's stream once it is warm."""
+    stream = await master.stream(number)
+    await stream.warm()
+    return stream
