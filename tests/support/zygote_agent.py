@@ -72,6 +72,7 @@ def main() -> None:
     zygote = Zygote()
     zygote.start(ZygoteSettings(user_variables=user, **options["settings"]), page)
     Agent(page, zygote, options["events"]).run()
+    os._exit(0)  # torch's teardown would only keep the test waiting
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ from holdfast_agent.zygote.messages import Command, KillRound, Spawn
 
 AGENT = Path(__file__).with_name("zygote_agent.py")
 MARK = "HOLDFAST_TEST_MARK"
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
+"""For one event; a busy machine needs half a minute to import torch in a helper."""
+_SENTINEL = 10**9
 
 E = TypeVar("E", bound=Event)
 
@@ -120,6 +122,13 @@ class Driver:
         """End the last round."""
         self.send(KillRound(self.round, sig, grace_s))
 
+    def settle(self) -> None:
+        """End what a test has left running, and forget the events that it has not waited for."""
+        for number in (self.round, _SENTINEL):
+            self.send(KillRound(number, signal.SIGKILL, 0.0))
+            self.wait(RoundDead, round=number)
+        self.unread.clear()
+
     # --- what is seen -----------------------------------------------------------------------
 
     def wait(self, kind: type[E], timeout_s: float = PATIENCE_S, **fields: Any) -> E:
@@ -192,6 +201,11 @@ def _text(path: str | None) -> str:
     return Path(path).read_text() if path else ""
 
 
+def _environment() -> dict[str, str]:
+    """Return this process's environment without thread counts, which tests set themselves."""
+    return {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+
+
 @contextmanager
 def agent(
     folder: Path,
@@ -221,7 +235,7 @@ def agent(
             stdin=subprocess.PIPE,
             stderr=errors,
             pass_fds=[page.fd, writer],
-            env=os.environ | (environment or {}) | {MARK: mark},
+            env=_environment() | (environment or {}) | {MARK: mark},
         ) as process,
     ):
         os.close(writer)

@@ -18,7 +18,28 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """The same, shared by the tests of a module that leave it as they found it."""
+def small_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """The same for a whole module."""
     with agent(tmp_path_factory.mktemp("agent")) as running:
         yield ready(running)
+
+
+@pytest.fixture
+def shared(small_agent: Driver) -> Iterator[Driver]:
+    """The module's agent, without what the last test may have left running."""
+    yield small_agent
+    small_agent.settle()
+
+
+@pytest.fixture(scope="module")
+def torch_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """An agent whose zygote has imported the default preload list."""
+    with agent(tmp_path_factory.mktemp("warm"), torch=True) as running:
+        yield ready(running)
+
+
+@pytest.fixture
+def warm(torch_agent: Driver) -> Iterator[Driver]:
+    """The module's agent with torch, without what the last test may have left running."""
+    yield torch_agent
+    torch_agent.settle()
