@@ -142,7 +142,7 @@ class Agent:
 
     def on_zygote_lost(self, event: zygote.ZygoteExited) -> None:
         """The zygote is gone and its workers with it; with grpc loaded none can be forked anew."""
-        found = self._tools.process.kill_orphans(self._tools.spare)
+        found = self._tools.process.kill_orphans(self._tools.spared())
         self.runner.zygote_lost()
         if not self.ending.begun:
             cause = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"

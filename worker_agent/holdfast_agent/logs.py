@@ -57,7 +57,11 @@ class LogKeeper:
         self.scratch = Path(tempfile.mkdtemp(prefix="holdfast_"))
         """0700; stack dumps and unasked captures, removed at the end."""
         self._own_logs = None if flags.log_dir else self.scratch / "logs"
-        self._specs = self._make_specs()
+        try:
+            self._specs = self._make_specs()
+        except InputError:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            raise
 
     def open_round(
         self, envs: dict[int, dict[str, str]], round_number: int, *, capture_stderr: bool

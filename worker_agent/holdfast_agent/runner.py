@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from holdfast.page import Page
@@ -57,8 +57,8 @@ class Tools:
     logs: LogKeeper
     inherited: Mapping[str, str]
     """The agent's own environment, with the user's thread counts."""
-    spare: frozenset[int] = frozenset()
-    """Children of the agent that are no part of a round (a standalone run's master)."""
+    spared: Callable[[], Collection[int]] = tuple
+    """Returns the children of the agent that are no part of a round (a standalone run's master)."""
 
 
 class RoundRunner:

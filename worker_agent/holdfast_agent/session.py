@@ -155,7 +155,7 @@ class Session:
     async def _one_stream(self) -> bool:
         endpoint = self._dial.endpoint()
         if endpoint is None:
-            raise TimeoutError("the master's address is not known yet")
+            return False
         options = channel.master_channel_options(self._dial.job_uid)
         credentials = channel.channel_credentials(self._dial.tls_dir)
         async with grpc.aio.secure_channel(endpoint, credentials, options) as link:

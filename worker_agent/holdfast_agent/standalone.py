@@ -1,7 +1,7 @@
 """A run without a job master: makes certificates and a master process of its own, for one node.
 
-Started from the agent's main thread before grpc is imported, because the parent-death signal that
-ends the master for certain follows the thread that started it.
+Started from the agent's main thread, because the parent-death signal that ends the master for
+certain follows the thread that started it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import sys
 import tempfile
 import uuid
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast_agent.config import Settings
+from holdfast_agent.errors import StandaloneError
 from holdfast_agent.zygote.tree import die_with_parent
 from holdfast_wire import keys
 from holdfast_wire.authority import JobAuthority, new_root_key
@@ -36,13 +38,15 @@ CERTIFICATE_LIFETIME = dt.timedelta(days=365)
 DEFAULT_MAX_RESTARTS = 10
 """Failure budget where --max-restarts is not given (torchrun's default is 0: no restart)."""
 NO_PROGRESS_LIMIT = 3
-"""Failures in a row without a new step."""
+"""Failures in a row without a new step, where --max-restarts is not given."""
 UNBOUNDED = 1_000_000
 """Budgets that a single node cannot spend in earnest."""
 BELOW_MIN_SECONDS = 30.0
 """How long the only node may be gone before the run fails."""
 LINGER_SECONDS = 2.0
 """The master serves on this long after the job's end, for an agent that has just reconnected."""
+MAX_SUCCESSORS = 3
+"""Masters after the first one."""
 END_SECONDS = 5.0
 """SIGTERM to SIGKILL for the master."""
 
@@ -62,6 +66,7 @@ class Standalone:
             settings, job=run_id, job_uid=uid, tls_dir=self._home / "agent"
         )
         """The agent's settings, with this run's identity."""
+        self._epoch, self._port = 1, 0
         self._process = self._start()
 
     @property
@@ -77,15 +82,33 @@ class Standalone:
             return None
         return f"{found['host']}:{found['port']}"
 
-    def exit_code(self) -> int | None:
-        """Return how the master ended; None while it runs."""
-        return self._process.poll()
+    def revive(self) -> str:
+        """Start a successor where the master has ended; return what happened, empty: nothing.
 
-    def last_words(self) -> str:
-        """Return the end of the master's log, for the person who wants to know why it ended."""
+        Call from the main thread. A successor reads the journal and serves on the same port.
+
+        Raises:
+            StandaloneError: it has ended too often.
+        """
+        code = self._process.poll()
+        if code is None:
+            return ""
+        if self._epoch > MAX_SUCCESSORS:
+            raise StandaloneError(
+                f"the job master ended with {code}, its {self._epoch} lives are spent: "
+                f"{self._last_words()}"
+            )
+        found = self.endpoint()
+        self._port = int(found.rpartition(":")[2]) if found else 0
+        self._endpoint_file.unlink(missing_ok=True)
+        self._epoch += 1
+        self._process = self._start()
+        return f"the job master ended with {code}: epoch {self._epoch} begins"
+
+    def _last_words(self) -> str:
         with suppress(OSError):
             return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-5:])
-        return ""
+        return "it left no log"
 
     def close(self) -> None:
         """End the master and remove its files."""
@@ -112,23 +135,27 @@ class Standalone:
         config = self._home / "master.json"
         config.write_text(json.dumps(self._config()))
         config.chmod(0o600)
-        agent = os.getpid()
         return subprocess.Popen(
             # -P: a file in the user's directory must not shadow a module of the master.
             [sys.executable, "-P", "-m", "holdfast_master.main", "--config", str(config)],
             stdin=subprocess.DEVNULL,
-            # One thread so far, so running Python between fork and exec is safe here.
-            preexec_fn=lambda: _follow(agent),  # noqa: PLW1509
+            # A terminal's Ctrl-C is the agent's business.
+            start_new_session=True,
+            # The master ties itself to its parent too, but only once Python runs. The first one
+            # is started before there is a second thread, when code after the fork is safe.
+            preexec_fn=partial(die_with_parent, os.getpid()) if self._epoch == 1 else None,  # noqa: PLW1509
         )
 
     def _config(self) -> dict[str, Any]:
         return {
             "job_name": self.settings.job,
             "job_uid": self.settings.job_uid,
-            "epoch": 1,
+            "epoch": self._epoch,
             "incarnation": secrets.token_hex(16),
             "tls_dir": str(self._home / "master"),
             "bind_host": LOOPBACK,
+            "port": self._port,
+            "die_with_parent": True,
             "endpoint_file": str(self._endpoint_file),
             "journal_dir": str(self._home / "journal"),
             "initial_spec": initial_spec(self.settings.launch.max_restarts),
@@ -139,12 +166,16 @@ class Standalone:
 
 def initial_spec(max_restarts: int | None) -> dict[str, Any]:
     """Return the spec of a job of one node, as the master's configuration file has it."""
-    failures = DEFAULT_MAX_RESTARTS if max_restarts is None else max_restarts
+    failures, no_progress = DEFAULT_MAX_RESTARTS, NO_PROGRESS_LIMIT
+    if max_restarts is not None:
+        # A script that always fails at once spends one failure and then no-progress restarts: so
+        # it is started as often as under torchrun.
+        failures, no_progress = max_restarts, max(0, max_restarts - 1)
     limits = {
         "FAILURES": failures,
         "PREEMPTIONS": UNBOUNDED,
         "RESCALES": UNBOUNDED,
-        "NO_PROGRESS": max(NO_PROGRESS_LIMIT, failures),
+        "NO_PROGRESS": no_progress,
     }
     return {
         "generation": 1,
@@ -158,9 +189,3 @@ def initial_spec(max_restarts: int | None) -> dict[str, Any]:
         "below_min_timeout_seconds": BELOW_MIN_SECONDS,
         "budgets": [{"kind": kind, "limit": limit} for kind, limit in limits.items()],
     }
-
-
-def _follow(agent: int) -> None:
-    """Between fork and exec: die with the agent, and leave its terminal's Ctrl-C to it."""
-    die_with_parent(agent)
-    os.setsid()

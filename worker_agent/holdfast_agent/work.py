@@ -20,6 +20,7 @@ from holdfast_agent.agent import Agent
 from holdfast_agent.config import Settings
 from holdfast_agent.control import Control
 from holdfast_agent.decide.leaving import ExitCode
+from holdfast_agent.errors import StandaloneError
 from holdfast_agent.greeting import Self
 from holdfast_agent.logs import LogKeeper
 from holdfast_agent.peers import PeerServer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ZYGOTE_END_SECONDS = 5.0
+MASTER_CHECK_SECONDS = 0.2
 
 
 async def work(
@@ -52,7 +54,7 @@ async def work(
         control=Control(process),
         logs=logs,
         inherited=inherited,
-        spare=frozenset(own_master.pids if own_master else ()),
+        spared=(lambda: own_master.pids) if own_master else tuple,
     )
     dial = Dial(
         endpoint=own_master.endpoint if own_master else lambda: settings.master,
@@ -71,15 +73,34 @@ async def work(
     )
     agent = Agent(tools, own, dial, random.Random(os.urandom(8)))  # noqa: S311 - only jitter
     served.append(agent)
-    return await _until_end(agent, tools, peers)
+    guard = asyncio.create_task(_keep_master(own_master, agent)) if own_master else None
+    try:
+        return await _until_end(agent, tools, peers)
+    finally:
+        if guard is not None:
+            guard.cancel()
+
+
+async def _keep_master(own_master: Standalone, agent: Agent) -> None:
+    """Give a master that ended on its own a successor; without one the run has failed."""
+    while not agent.ending.begun:
+        await asyncio.sleep(MASTER_CHECK_SECONDS)
+        try:
+            news = own_master.revive()
+        except StandaloneError as error:
+            agent.ending.fail(str(error))
+            return
+        if news:
+            log.warning("%s", news)
 
 
 async def _until_end(agent: Agent, tools: Tools, peers: PeerServer) -> int:
     loop = asyncio.get_running_loop()
     for number in tools.settings.launch.signals:
         loop.add_signal_handler(number, agent.on_signal, number)
-    others = {tools.process.pid, *tools.spare}
-    loop.add_signal_handler(signal.SIGCHLD, family.reap_adopted, others)
+    loop.add_signal_handler(
+        signal.SIGCHLD, lambda: family.reap_adopted({tools.process.pid, *tools.spared()})
+    )
     try:
         end = await agent.run()
     finally:
