@@ -32,8 +32,10 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
     """Start a job of the example; ended at the test's end whatever happens."""
     jobs: list[RunningJob] = []
 
-    def start(*more: str, steps: int = STEPS, **spec: Any) -> RunningJob:
-        script = [
+    def start(
+        *more: str, steps: int = STEPS, script: list[str] | None = None, **spec: Any
+    ) -> RunningJob:
+        example = [
             *TRAIN,
             f"--steps={steps}",
             f"--loss-log={tmp_path / 'loss.jsonl'}",
@@ -41,7 +43,7 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
             *more,
         ]
         name = f"test-{len(jobs)}"
-        jobs.append(RunningJob(elastic_job(name, script, **spec), tmp_path))
+        jobs.append(RunningJob(elastic_job(name, script or example, **spec), tmp_path))
         return jobs[-1]
 
     yield start

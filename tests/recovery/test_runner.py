@@ -1,0 +1,71 @@
+"""The local runner itself: interrupted, killed, detached; what it leaves behind is nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast_cli.runner.processes import descendants
+from local_job import StartJob, alive
+
+pytestmark = pytest.mark.train
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108 - it is what is tested
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_and_no_shared_memory(
+    start_job: StartJob, number: signal.Signals
+) -> None:
+    """Ctrl-C: exit code 130, every process of the job gone, nothing left in /dev/shm."""
+    before = _shared_memory()
+    job = start_job(steps=5000)
+    job.wait_step(5)
+    tree = descendants(job.process.pid)
+    assert len(tree) >= 6
+    os.kill(job.process.pid, number)
+    assert job.finish(60) == 130, job.evidence()
+    assert [pid for pid in tree if alive(pid)] == []
+    assert _shared_memory() - before == set()
+
+
+def test_killing_the_runner_ends_the_whole_job(start_job: StartJob) -> None:
+    """Kill -9 of `holdfast run`: master, agents, zygotes and ranks end as well."""
+    job = start_job(steps=5000)
+    job.wait_step(5)
+    tree = descendants(job.process.pid)
+    job.process.kill()
+    job.process.wait()
+    deadline = time.monotonic() + 15
+    while any(map(alive, tree)):
+        assert time.monotonic() < deadline, [pid for pid in tree if alive(pid)]
+        time.sleep(0.02)
+
+
+def test_a_killed_master_is_replaced_and_the_ranks_train_on(start_job: StartJob) -> None:
+    """Kill -9 of the master: its successor reads the journal, no rank is restarted."""
+    job = start_job(steps=5000)
+    before = job.wait_step(15)
+    ranks = {job.rank_pid(0), job.rank_pid(1)}
+    old = job.home.endpoint()
+    assert old is not None
+    os.kill(old.pid, signal.SIGKILL)
+    job.wait_for("a new epoch", lambda: job.status().epoch > before.epoch)
+    after = job.wait_step(before.step + 10)
+    assert after.round == before.round
+    assert {job.rank_pid(0), job.rank_pid(1)} == ranks
+
+
+def test_a_second_job_of_the_same_name_is_refused(start_job: StartJob, tmp_path: Path) -> None:
+    """Two jobs cannot share a directory: exit code 2, and what to do."""
+    job = start_job(steps=5000)
+    job.wait_step(2)
+    done = job.cli("run", str(tmp_path / "job.yaml"))
+    assert done.returncode == 2
+    assert f"holdfast stop {job.name}" in done.stderr
