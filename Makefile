@@ -14,6 +14,13 @@ FAST := not train and not slow and not kube
 # Two, also on a big machine: the fast tests watch deadlines of their own processes.
 WORKERS ?= 2
 
+# uv takes interpreters from the machine only, and trusts the certificates that the machine trusts,
+# as pip does: behind a company's proxy its own list is not enough.
+export UV_PYTHON_DOWNLOADS := never
+ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt),)
+export UV_SYSTEM_CERTS ?= 1
+endif
+
 .PHONY: help
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,12 +1,9 @@
 #!/usr/bin/env bash
 # Makes .venv with every extra. Needs a Python from 3.11 on with pip or venv, and a package index.
-# Quick when nothing changed: `make` calls this only when pyproject.toml or this file is newer
-# than the stamp that it leaves.
+# `make setup` calls this, with its settings for uv, when pyproject.toml or this file is newer than
+# the stamp that it leaves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-# Interpreters come from the machine: uv would otherwise fetch one from a place that is no index.
-export UV_PYTHON_DOWNLOADS=never
 
 fail() {
   printf 'setup: %s\n' "$*" >&2
