@@ -121,7 +121,9 @@ def recovery(
         save_s=max((e.seconds or 0.0 for e in between if e.event == "saved" and e.last), default=0),
         redone_steps=_redone(events, reached, restored),
         world=reached.world,
-        false_starts=len({e.pid for e in between if e.event == "started"} - members),
+        false_starts=len(
+            {e.pid for e in between if e.event == "started" and e.t > quiet_from} - members
+        ),
         stages=_stages([e for e in between if e.pid in members], moment, reached.t),
     )
 

@@ -28,7 +28,6 @@ CONTEXT = 32
 BATCH = 4
 WIDTH = 96
 SAVE_EVERY = 10
-KEEP_SAVES = 3
 
 
 class StepLog:
@@ -69,7 +68,7 @@ class TorchSaves:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, temporary)
         temporary.rename(self._directory / f"step-{step:08d}")
-        for old in _saves(self._directory)[:-KEEP_SAVES]:
+        for old in _saves(self._directory)[:-3]:
             old.unlink(missing_ok=True)
 
     def load(self, model: Any, optimizer: Any) -> int:
@@ -105,7 +104,7 @@ class DistributedSaves:
         final = self._directory / f"step-{step:08d}"
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        for old in _saves(self._directory)[:-KEEP_SAVES]:
+        for old in _saves(self._directory)[:-3]:
             shutil.rmtree(old, ignore_errors=True)
 
     def load(self, model: Any, optimizer: Any) -> int:
