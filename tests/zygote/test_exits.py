@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_agent.zygote import Mode, RoundDead
+from holdfast_agent.zygote import Mode, RoundDead, SpawnRound, WorkerExited
+from holdfast_agent.zygote.messages import Spawn
 from zygote_driver import Driver
 
 
@@ -193,3 +194,36 @@ def test_a_boundary_is_complete_after_exit_status_0(
     sample = shared.page.read(0)
     assert (sample.answered_step, sample.boundary_complete) == (50, complete)
     assert saved.read_text() == "saved 50,hook,"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("import atexit, sys\natexit.register(sys.exit, 9)", id="exit-hook-exits"),
+        pytest.param(
+            "import os, signal, sys, threading, time\n"
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+            "def later():\n"
+            "    time.sleep(0.1); os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.2)\n"
+            "threading.Thread(target=later).start()",
+            id="handler-exits-while-threads-are-joined",
+        ),
+    ],
+)
+def test_an_exit_while_ending_stays_in_the_worker(shared: Driver, code: str) -> None:
+    """Whatever is raised after the script's end, the worker ends with the script's own status."""
+    assert shared.run(code).status == 0
+    assert shared.run("print('next')").out == "next\n"
+
+
+def test_a_slot_that_was_not_reset_is_named(shared: Driver) -> None:
+    """The agent must reset the slot for the round; if not, the worker says so and fails."""
+    rank = shared.rank(argv=(shared.script(""),))
+    number = shared.round = shared.round + 1
+    shared.page.reset(0, number + 5)
+    shared.send(Spawn(SpawnRound(round=number, ranks=(rank,))))
+    assert shared.wait(WorkerExited).exit_code == 1
+    assert (
+        f"slot 0: of round {number + 5}, this process of {number}"
+        in Path(rank.stderr or "").read_text()
+    )

@@ -139,12 +139,31 @@ def test_a_script_that_sets_an_import_variable_is_warned_and_spawned_next_time(
     assert Path(rank.stderr or "").read_text() == ""
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "os.environ['OMP_NUM_THREADS'] = '7'",
+        "os.putenv('OMP_NUM_THREADS', '7')",
+        "del os.environ['MKL_DYNAMIC']",
+        "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'",
+    ],
+)
+def test_every_way_to_set_an_import_variable_is_seen(tmp_path: Path, statement: str) -> None:
+    """Through os.environ or past it, set or removed."""
+    with agent(tmp_path, environment={"MKL_DYNAMIC": "FALSE"}) as driver:
+        assert driver.wait(Ready).fork_ok
+        assert "has no effect" in driver.run(f"import os\n{statement}").err
+        driver.wait(ForkDisabled)
+
+
 def test_a_script_that_sets_other_variables_is_left_alone(driver: Driver) -> None:
     """Variables that are read later are no news."""
     ended = driver.run(
         """
         import os
         os.environ["NCCL_DEBUG"] = "INFO"
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/tmp"
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         """,
         env={"MASTER_PORT": "1"},

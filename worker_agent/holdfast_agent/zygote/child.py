@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import job
-from holdfast.page import Page
+from holdfast.page import Page, PageError
 from holdfast.slot import SlotWriter
 from holdfast_agent.zygote import channel, files, preload, script, threads, variables
 from holdfast_agent.zygote.messages import Mode, Spawn, SpawnRank, SpawnRound
@@ -76,9 +76,9 @@ def become(worker: Worker) -> NoReturn:
             _run_here(worker)
         else:
             _exec(worker, _bootstrap_command(worker))
-    except OSError as error:
+    except (OSError, PageError) as error:
         os.write(2, f"holdfast: worker {worker.rank.local_rank}: {error}\n".encode())
-        os._exit(_STATUS.get(error.errno or 0, 1))
+        os._exit(_STATUS.get(getattr(error, "errno", 0), 1))
     os._exit(1)
 
 
@@ -194,10 +194,11 @@ def _watch_variables(worker: Worker) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal noted
-        if event != "os.putenv" or noted:
+        if noted or event not in ("os.putenv", "os.unsetenv"):
             return
-        name, value = os.fsdecode(arguments[0]), os.fsdecode(arguments[1])
-        if variables.counts_at_import(name) and worker.environment.get(name) != value:
+        name = os.fsdecode(arguments[0])
+        value = os.fsdecode(arguments[1]) if event == "os.putenv" else ""
+        if variables.counts_at_import(name, value) and worker.environment.get(name, "") != value:
             noted = True
             worker.page.note_import_variable(worker.rank.slot, name)
             with suppress(OSError):

@@ -30,8 +30,11 @@ def unbuffer() -> None:
     sys.stderr = sys.__stderr__ = _unbuffered(2, sys.__stderr__)  # type: ignore[misc]
 
 
-def _unbuffered(fd: int, old: io.TextIOWrapper | None) -> io.TextIOWrapper:
-    raw = io.FileIO(fd, "w", closefd=False)
+def _unbuffered(fd: int, old: io.TextIOWrapper | None) -> io.TextIOWrapper | None:
+    try:
+        raw = io.FileIO(fd, "w", closefd=False)
+    except OSError:  # closed, as with `>&-`: python has no stream then either
+        return None
     raw.name = "<stdout>" if fd == 1 else "<stderr>"
     return io.TextIOWrapper(
         raw,

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT)
@@ -23,13 +24,19 @@ class InChild(BaseException):
         self.task = task
 
 
+def flush_streams() -> None:
+    """Write out what is buffered, or parent and child would both do so later."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # closed, or nobody reads
+            stream.flush()
+
+
 def fork(task: Callable[[], NoReturn]) -> int:
     """Fork; return the child's pid in the parent, raise `InChild` in the child.
 
     Signals that could end the child are held back until it has its own handlers; it unblocks them.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         pid = os.fork()

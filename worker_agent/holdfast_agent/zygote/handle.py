@@ -16,6 +16,7 @@ from typing import cast
 from holdfast.page import Page
 from holdfast_agent.zygote import channel, loop
 from holdfast_agent.zygote.errors import ZygoteError
+from holdfast_agent.zygote.forking import flush_streams
 from holdfast_agent.zygote.messages import (
     Command,
     DumpStacks,
@@ -67,12 +68,14 @@ class Zygote:
         become_subreaper()
         ours, theirs = channel.pair()
         agent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_streams()
         pid = os.fork()
         if pid == 0:
-            ours.close()
-            loop.live(theirs, page, settings, agent, problem)
+            try:
+                ours.close()
+                loop.live(theirs, page, settings, agent, problem)
+            finally:  # nothing may return into the agent's frames
+                os._exit(1)
         theirs.close()
         self.pid, self._channel = pid, ours
 

@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from holdfast.page import Page
@@ -74,8 +75,17 @@ def live(
         os._exit(_EXIT_DEFECT)
     del zygote
     if task is not None:
-        task()
+        _carry_out(task)
     os._exit(0)
+
+
+def _carry_out(task: Callable[[], NoReturn]) -> NoReturn:
+    """Run a child's task; whatever it raises must not reach the agent's frames below."""
+    try:
+        task()
+    except BaseException:  # noqa: BLE001 - a defect, or an exit in an exit handler
+        traceback.print_exc()
+    os._exit(_EXIT_DEFECT)
 
 
 class Loop:
@@ -116,7 +126,8 @@ class Loop:
 
     def log(self, text: str) -> None:
         """Write a line to the log, or the agent's stderr."""
-        os.write(self._log_fd, f"holdfast zygote: {text}\n".encode())
+        with suppress(OSError):  # nobody may read any more: no reason to end
+            os.write(self._log_fd, f"holdfast zygote: {text}\n".encode())
 
     def prepare(self, problem: str, started: float) -> None:
         """Import what workers need, and report `Ready`."""

@@ -6,11 +6,13 @@ forkable) nor a worker (its script may still choose devices) may initialise.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import select
 import signal
 from collections.abc import Iterable
+from typing import Any
 
 from holdfast_agent.zygote.tree import die_with_parent
 
@@ -45,11 +47,11 @@ def _answer(mode: str, local_ranks: list[int], writer: int) -> None:
         from torch.numa import binding
 
         options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+        cpus_of: Any = binding._get_logical_cpus_to_bind_to  # noqa: SLF001 - the answer without the act
+        names = inspect.signature(cpus_of).parameters
+        device = "device_index" if "device_index" in names else "gpu_index"  # before torch 2.10
         found: object = {
-            rank: sorted(
-                binding._get_logical_cpus_to_bind_to(device_index=rank, numa_options=options)  # noqa: SLF001
-            )
-            for rank in local_ranks
+            rank: sorted(cpus_of(**{device: rank, "numa_options": options})) for rank in local_ranks
         }
     except Exception as error:  # noqa: BLE001 - becomes the text of a NumaError
         found = f"{type(error).__name__}: {error}"

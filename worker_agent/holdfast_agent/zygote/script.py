@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import threading
+import traceback
 import types
 import zipfile
 from collections.abc import Callable, Sequence
@@ -55,8 +56,8 @@ def run(mode: Mode, argv: Sequence[str], writer: SlotWriter) -> NoReturn:
     ending.status = _status_of(lambda: _run_main(mode, argv))
     writer.enter(Section.FINISHING)
     # As the interpreter does at its end: join threads, then run exit hooks.
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
-    atexit._run_exitfuncs()  # noqa: SLF001
+    _quietly(threading._shutdown)  # type: ignore[attr-defined]  # noqa: SLF001
+    _quietly(atexit._run_exitfuncs)  # noqa: SLF001
     flush_files()
     if ending.status == 0:
         writer.clean()
@@ -64,6 +65,14 @@ def run(mode: Mode, argv: Sequence[str], writer: SlotWriter) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(ending.status & 0xFF)  # the interpreter's teardown would only cost time
+
+
+def _quietly(step: Callable[[], None]) -> None:
+    """Take a step of the ending; a signal handler that raises in it changes nothing any more."""
+    try:
+        step()
+    except BaseException:  # noqa: BLE001 - python itself prints and goes on
+        traceback.print_exc()
 
 
 def _run_main(mode: Mode, argv: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ _HANDLED: Final = frozenset({OMP_THREADS, OPENBLAS_THREADS, MKL_THREADS})
 _NAMES: Final = frozenset(
     {
         "ATEN_CPU_CAPABILITY",
+        "PYTORCH_JIT",
         "TORCH_CPP_LOG_LEVEL",
         "TORCH_DISTRIBUTED_DEBUG",
         "TORCH_LOGS",
@@ -27,6 +28,14 @@ _NAMES: Final = frozenset(
         "TORCH_TRACE",
     }
 )
+_ALLOCATOR: Final = frozenset(
+    {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+)
+"""Read at the first use of the allocator, but for its `backend`, which is chosen at import."""
+_LATE: Final = frozenset(
+    {"KMP_DUPLICATE_LIB_OK", "MKL_SERVICE_FORCE_INTEL", "TORCHINDUCTOR_CACHE_DIR"}
+)
+"""Read late in spite of their prefix, and set by torch itself while it runs."""
 _PREFIXES: Final = (
     "DNNL_",
     "GOMP_",
@@ -35,16 +44,17 @@ _PREFIXES: Final = (
     "OMP_",
     "ONEDNN_",
     "OPENBLAS_",
-    "PYTORCH_",
     "TORCHDYNAMO_",
     "TORCHINDUCTOR_",
     "TORCH_COMPILE",
 )
 
 
-def counts_at_import(name: str) -> bool:
-    """Return whether a variable is read when torch, OpenMP or a BLAS loads, and never again."""
-    return name in _NAMES or name.startswith(_PREFIXES)
+def counts_at_import(name: str, value: str) -> bool:
+    """Return whether a setting is read when torch, OpenMP or a BLAS loads, and never again."""
+    if name in _ALLOCATOR:
+        return "backend" in value
+    return name in _NAMES or (name.startswith(_PREFIXES) and name not in _LATE)
 
 
 def differing(wanted: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
@@ -52,5 +62,5 @@ def differing(wanted: Mapping[str, str], present: Mapping[str, str]) -> list[str
     return sorted(
         name
         for name, value in wanted.items()
-        if name not in _HANDLED and counts_at_import(name) and present.get(name) != value
+        if name not in _HANDLED and counts_at_import(name, value) and present.get(name) != value
     )
