@@ -28,7 +28,8 @@ SPEC: dict[str, Any] = {
     "max_replicas": 4,
     "node_unit": 1,
     "success_policy": "ALL_WORKERS",
-    "join_window_seconds": 0.2,
+    # Longer than any start on a busy machine: the first world has every agent that it wants.
+    "join_window_seconds": 30,
     "scale_down_grace_seconds": 5,
     "below_min_timeout_seconds": 60,
     "budgets": [
