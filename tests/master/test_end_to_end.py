@@ -148,24 +148,24 @@ def test_a_stop_by_a_person_ends_agents_watchers_and_master(tmp_path: Path) -> N
 @contextlib.contextmanager
 def with_operator(directory: Path, **settings: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Run a master with an operator and two agents whose pods it reports."""
-    with master_process(directory, **settings) as master:
-        with master.channel(Identity("j1", "operator")) as made:
-            operator = ScriptedOperator(made)
-            operator.send(spec_of())
-            agents = [
-                ScriptedAgent(directory, master.port, rank, unmanaged=False) for rank in (0, 1)
-            ]
-            try:
-                for agent in agents:
-                    operator.send(pod(agent, PodPhase.RUNNING))
-                operator.send(PodListDone())
-                for agent in agents:
-                    agent.wait_for(lambda agent=agent: agent.assignments)
-                yield master, operator, agents
-            finally:
-                for agent in agents:
-                    agent.close()
-                operator.close()
+    with (
+        master_process(directory, **settings) as master,
+        master.channel(Identity("j1", "operator")) as made,
+    ):
+        operator = ScriptedOperator(made)
+        operator.send(spec_of())
+        agents = [ScriptedAgent(directory, master.port, rank, unmanaged=False) for rank in (0, 1)]
+        try:
+            for agent in agents:
+                operator.send(pod(agent, PodPhase.RUNNING))
+            operator.send(PodListDone())
+            for agent in agents:
+                agent.wait_for(lambda agent=agent: agent.assignments)
+            yield master, operator, agents
+        finally:
+            for agent in agents:
+                agent.close()
+            operator.close()
 
 
 def pod(agent: ScriptedAgent, phase_: PodPhase, **fields: Any) -> PodObservation:

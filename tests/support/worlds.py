@@ -18,17 +18,17 @@ from holdfast_wire.messages import (
 from master_process import SPEC, MasterProcess, master_process
 from scripted_agent import ScriptedAgent
 
-QUICK = {"core": {"silence_seconds": 1.5, "lease_seconds": 1.0, "heartbeat_seconds": 0.2}}
+QUICK: dict[str, Any] = {
+    "core": {"silence_seconds": 1.5, "lease_seconds": 1.0, "heartbeat_seconds": 0.2}
+}
 
 
 @contextlib.contextmanager
 def world(directory: Path, size: int = 2, **settings: Any) -> Iterator[tuple[Any, Any]]:
     """Run a master with `size` agents that train together."""
     spec = SPEC | {"replicas": size}
-    journal = str(directory / "journal")
-    with master_process(
-        directory, **{"initial_spec": spec, "journal_dir": journal, **settings}
-    ) as master:
+    base = {"initial_spec": spec, "journal_dir": str(directory / "journal")}
+    with master_process(directory, **{**base, **settings}) as master:
         agents = [ScriptedAgent(directory, master.port, rank) for rank in range(size)]
         try:
             for agent in agents:
