@@ -51,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except sandbox.SandboxError as error:
         print(f"bench.recovery: {error}", file=sys.stderr)
         return 2
-    _run(options, rows, todo)
+    try:
+        _run(options, rows, todo)
+    except KeyboardInterrupt:
+        print(f"bench.recovery: interrupted; the results so far: {options.out}", file=sys.stderr)
+        return 130
     text = options.out.read_text()
     finished = page(*read(text.splitlines()))
     print(finished)

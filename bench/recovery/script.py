@@ -293,8 +293,7 @@ def asks_to_leave(job: Any, step: int, loss: float) -> bool:
     """Report ``step`` to Holdfast; whether it wants a checkpoint and the end of this process."""
     import holdfast
 
-    answer = job.step(step, samples=BATCH, loss=loss)
-    return answer is holdfast.SAVE_AND_STOP
+    return bool(job.step(step, samples=BATCH, loss=loss) is holdfast.SAVE_AND_STOP)
 
 
 if __name__ == "__main__":
