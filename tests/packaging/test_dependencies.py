@@ -10,7 +10,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 
 import pytest
@@ -48,13 +49,18 @@ def _declared(extra: str | None) -> set[str]:
     return {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in lines}
 
 
+@cache
+def _providers() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
 def _distributions(module: str) -> set[str]:
     """Names those that provide a module; several share `google`, so its submodules are asked."""
     known = {"google.protobuf": "protobuf", "google.rpc": "googleapis-common-protos"}
     for prefix, name in known.items():
         if module == prefix or module.startswith(prefix + "."):
             return {name}
-    names = packages_distributions().get(module.partition(".")[0], [])
+    names = _providers().get(module.partition(".")[0], [])
     return {name.lower().replace("_", "-") for name in names}
 
 
