@@ -137,6 +137,19 @@ def test_files_left_open_are_flushed(shared: Driver, tmp_path: Path) -> None:
     assert file.read_text() == "kept"
 
 
+def test_dead_weak_references_do_not_disturb_the_end(shared: Driver) -> None:
+    """Looking for open files must not touch what is gone."""
+    ended = shared.run(
+        """
+        import weakref
+        class Thing: pass
+        proxies = [weakref.proxy(Thing()) for _ in range(3)]
+        file = open("/dev/null", "wb"); pipe = __import__("os").pipe()
+        """
+    )
+    assert (ended.status, ended.err) == (0, "")
+
+
 def test_threads_and_exit_hooks_run_to_their_end(shared: Driver) -> None:
     """Non-daemon threads are joined, then exit hooks run, the last one first."""
     ended = shared.run(

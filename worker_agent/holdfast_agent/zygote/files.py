@@ -54,7 +54,7 @@ def flush_files() -> None:
         _flush(stream)
     if any(fd > 2 and _holds_output(fd) for fd in open_descriptors()):
         for thing in gc.get_objects():
-            if isinstance(thing, _WRITERS):
+            if issubclass(type(thing), _WRITERS):  # isinstance would ask dead weak proxies
                 _flush(thing)
 
 

@@ -58,7 +58,7 @@ def run(mode: Mode, argv: Sequence[str], writer: SlotWriter) -> NoReturn:
     # As the interpreter does at its end: join threads, then run exit hooks.
     _quietly(threading._shutdown)  # type: ignore[attr-defined]  # noqa: SLF001
     _quietly(atexit._run_exitfuncs)  # noqa: SLF001
-    flush_files()
+    _quietly(flush_files)
     if ending.status == 0:
         writer.clean()
     if ending.status == -signal.SIGINT:
