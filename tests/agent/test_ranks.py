@@ -38,7 +38,7 @@ BLANK = RankSample(
 
 
 def _rank(exit_code: int | None = None, **fields: Any) -> Rank:
-    return Rank(dataclasses.replace(BLANK, **fields), 1_000_000_000, exit_code)
+    return Rank(dataclasses.replace(BLANK, **fields), 77, 1_000_000_000, exit_code)
 
 
 def test_progress_tells_what_the_page_says() -> None:
@@ -55,6 +55,7 @@ def test_progress_tells_what_the_page_says() -> None:
     )
     found = ranks.progress(1, rank, 3, 5_200_000_000)
     assert (found.local_rank, found.step, found.samples, found.loss) == (1, 12, 96, 2.5)
+    assert found.pid == 77
     assert found.step_seconds == pytest.approx(0.03)
     assert found.since_step_seconds == pytest.approx(0.2)
     assert found.first_step_seconds == pytest.approx(0.5)

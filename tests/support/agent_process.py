@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -93,6 +95,15 @@ class AgentProcess:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
+
+
+async def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
+    """Return what `look` gives once it is true; fail at the deadline with what it gave last."""
+    deadline = time.monotonic() + within
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"still {seen!r} after {within} s"
+        await asyncio.sleep(0.02)
+    return seen
 
 
 def wait_gone(processes: Iterable[psutil.Process], within: float) -> list[psutil.Process]:

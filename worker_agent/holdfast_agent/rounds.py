@@ -77,6 +77,7 @@ class Round:
         """Read one rank's slot."""
         return Rank(
             page.read(local_rank, READ_TIMEOUT_SECONDS),
+            self.pids.get(local_rank, 0),
             self.started_ns.get(local_rank, 0),
             self.exits.get(local_rank),
         )

@@ -18,9 +18,7 @@ class Sample(Protocol):
     """A reading of one rank's slot, as `holdfast.sample.RankSample` has it (times in ns)."""
 
     @property
-    def pid(self) -> int: ...  # noqa: D102 - fields of the protocol are the sample's own
-    @property
-    def round(self) -> int: ...  # noqa: D102
+    def round(self) -> int: ...  # noqa: D102 - fields of the protocol are the sample's own
     @property
     def attached(self) -> bool: ...  # noqa: D102
     @property
@@ -58,6 +56,8 @@ class Rank:
     """One local rank of the running round."""
 
     sample: Sample
+    pid: int
+    """Its process; 0: not started."""
     started_ns: int
     """When its process was started."""
     exit_code: int | None = None
@@ -86,7 +86,7 @@ def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> Ran
     if sample.round != round_number:
         # The process has not claimed its slot yet.
         return RankProgress(
-            local_rank=local_rank, round=round_number, section=RankSection.INIT, pid=sample.pid
+            local_rank=local_rank, round=round_number, section=RankSection.INIT, pid=rank.pid
         )
     first = sample.first_step_ns - rank.started_ns if sample.first_step_ns else 0
     return RankProgress(
@@ -99,7 +99,7 @@ def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> Ran
         loss=sample.loss if sample.loss is not None else 0.0,
         section=RankSection(int(sample.section) + 1),
         has_sdk=sample.attached,
-        pid=sample.pid,
+        pid=rank.pid,
         first_step=sample.first_step,
         first_step_seconds=max(0, first) * NS,
     )
