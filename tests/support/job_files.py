@@ -67,3 +67,8 @@ def faults_of(body: dict[str, Any], *, built: Iterable[ProblemKind] = ()) -> lis
 def fields_of(problems: Iterable[Problem]) -> list[str]:
     """Which fields the problems are about."""
     return [problem.field for problem in problems]
+
+
+# Compiles the rules before any test: cel-python raises the interpreter's recursion limit then,
+# and Hypothesis minds that during a test.
+read(job())

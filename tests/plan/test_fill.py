@@ -1,0 +1,344 @@
+"""Every wanted place has exactly one living pod; who left is succeeded, and by what rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from holdfast_operator.plan.actions import CreatePod, DeletePod, ScaleJob
+from holdfast_operator.plan.history import LONGEST_WAIT_S, SETTLED_S, wait_after
+from holdfast_operator.plan.pods import Role, Slot
+from holdfast_wire.messages import ExcludeDecision, PodPhase, ReplaceDecision, ScaleDecision
+from job_files import TEMPLATE
+from planned import World, creates, deletes, running, worker
+
+
+def _roles(policy: str) -> dict[str, Any]:
+    role = {"name": "eval", "replicas": 2, "restartPolicy": policy, "template": TEMPLATE}
+    return {"replicas": 1, "extraRoles": [role]}
+
+
+def test_a_new_job_gets_its_master_then_workers_by_rank_then_extra_roles() -> None:
+    """Standbys have the ranks after replicas; names are made of job, role, rank, incarnation."""
+    world = World({**_roles("Never"), "replicas": 2, "worker__standbys": 1})
+    made = world.look()
+    assert creates(made) == [
+        "t-master-0-0",
+        "t-worker-0-0",
+        "t-worker-1-0",
+        "t-worker-2-0",
+        "t-eval-0-0",
+        "t-eval-1-0",
+    ]
+    assert [action.slot.role for action in made.actions if isinstance(action, CreatePod)] == [
+        Role.MASTER,
+        *[Role.WORKER] * 3,
+        *[Role.EXTRA] * 2,
+    ]
+    assert made.requeue_after is None
+
+
+def test_a_running_job_is_left_alone() -> None:
+    """Where everything is as wanted, there is nothing to do."""
+    assert running(replicas=3).look().actions == ()
+
+
+def test_a_failed_worker_gets_a_successor_of_the_next_incarnation() -> None:
+    """The reason says how the last pod ended."""
+    world = running(replicas=2)
+    world.end("t-worker-1-0", 137, reason="OOMKilled")
+    (action,) = world.look().actions
+    assert isinstance(action, CreatePod)
+    assert (action.slot, action.incarnation) == (worker(1), 1)
+    assert action.reason == "t-worker-1-0 ended with exit code 137 (OOMKilled)"
+
+
+def test_a_vanished_worker_gets_a_successor() -> None:
+    """A pod that was there and is missing is as good as failed; its number is not used again."""
+    world = running(replicas=2)
+    del world.pods["t-worker-0-0"]
+    (action,) = world.look().actions
+    assert isinstance(action, CreatePod)
+    assert (action.name, action.reason) == ("t-worker-0-1", "t-worker-0-0 is gone")
+
+
+def test_a_master_that_ended_is_made_again_whatever_its_exit_code() -> None:
+    """A job without a master cannot end."""
+    world = running(replicas=1)
+    world.end("t-master-0-0", 0)
+    assert creates(world.look()) == ["t-master-0-1"]
+
+
+def test_a_worker_that_succeeded_is_not_made_again() -> None:
+    """Its ranks are done; only the master knows if a later world needs the node."""
+    world = running(replicas=2)
+    world.end("t-worker-1-0", 0)
+    assert world.look().actions == ()
+    del world.pods["t-worker-1-0"]
+    assert world.look().actions == ()
+
+
+def test_the_master_can_have_a_succeeded_worker_made_again() -> None:
+    """A replace decision about that very pod overrules its success."""
+    world = running(replicas=2)
+    uid = world.pods["t-worker-1-0"].uid
+    world.end("t-worker-1-0", 0)
+    world.hear(ReplaceDecision(decision_id=1, node_rank=1, pod_uid=uid, reason="a new world"))
+    (action,) = world.look().actions
+    assert isinstance(action, CreatePod)
+    assert action.name == "t-worker-1-1"
+    assert "the master wants t-worker-1-0 made anew: a new world" in action.reason
+    world.carry_out(action)
+    assert world.look().actions == ()
+
+
+def test_a_replaced_worker_is_deleted_first_and_made_anew_once_it_is_gone() -> None:
+    """Two pods of one rank never live at a time; a newer pod satisfies the decision."""
+    world = running(replicas=2)
+    uid = world.pods["t-worker-1-0"].uid
+    world.hear(ReplaceDecision(decision_id=1, node_rank=1, pod_uid=uid, reason="slow"))
+    made = world.look()
+    assert deletes(made) == {"t-worker-1-0": "Replaced"}
+    assert creates(made) == []
+    (action,) = made.actions
+    assert isinstance(action, DeletePod)
+    assert (action.uid, action.grace_s) == (uid, 1)
+    world.carry_out(action)
+    assert world.look().actions == ()
+    world.finish_deletions()
+    assert creates(world.look()) == ["t-worker-1-1"]
+    world.settle()
+    assert world.look().actions == ()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_replace_decision_about_an_older_pod_is_satisfied(rank: int) -> None:
+    """The decision names a pod, not a rank: the master of rank 0's namesake is not meant either."""
+    world = running(replicas=2)
+    world.hear(ReplaceDecision(decision_id=1, node_rank=rank, pod_uid="long gone"))
+    assert world.look().actions == ()
+
+
+def test_a_pod_that_is_being_deleted_is_waited_for() -> None:
+    """Whoever deletes it: the successor comes when it is gone."""
+    world = running(replicas=2)
+    world.change("t-worker-0-0", deleting=True)
+    assert world.look().actions == ()
+    world.finish_deletions()
+    assert creates(world.look()) == ["t-worker-0-1"]
+
+
+def test_a_lost_node_does_not_hold_up_the_successor() -> None:
+    """Nobody can say whether the old pod lives, but its lease is over: it is replaced."""
+    world = running(replicas=2)
+    world.change("t-worker-1-0", lost=True)
+    made = world.look()
+    assert deletes(made) == {"t-worker-1-0": "NodeLost"}
+    assert creates(made) == ["t-worker-1-1"]
+    (create,) = [action for action in made.actions if isinstance(action, CreatePod)]
+    assert create.reason == "t-worker-1-0 is on node-1, which does not answer"
+
+
+def test_a_lost_pod_that_comes_back_is_deleted_for_its_successor() -> None:
+    """The newest pod of a place stays."""
+    world = running(replicas=2)
+    world.change("t-worker-1-0", lost=True, node="")
+    assert "which does not answer" in str(world.look().actions)
+    world.make(worker(1), 1)
+    world.change("t-worker-1-0", lost=False)
+    assert deletes(world.look()) == {"t-worker-1-0": "Duplicate"}
+
+
+def test_only_the_last_dead_pod_of_a_place_is_kept() -> None:
+    """Its log may explain something; those before it have been explained."""
+    world = running(replicas=1)
+    for incarnation in range(3):
+        world.now += SETTLED_S
+        world.end(f"t-worker-0-{incarnation}")
+        world.make(worker(0), incarnation + 1)
+    assert deletes(world.look()) == {"t-worker-0-0": "Superseded", "t-worker-0-1": "Superseded"}
+
+
+def test_pods_that_are_said_to_be_gone_do_not_exist() -> None:
+    """A runner may pass on a pod with the phase GONE: it is as if it were not there."""
+    world = running(replicas=1)
+    world.change("t-worker-0-0", phase=PodPhase.GONE)
+    assert creates(world.look()) == ["t-worker-0-1"]
+
+
+def test_nothing_is_made_for_a_job_that_somebody_stops() -> None:
+    """Who is about to end needs no new pods."""
+    world = running(replicas=2)
+    world.stopping = True
+    world.end("t-worker-0-0")
+    assert world.look().actions == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "exit_code", "again"),
+    [
+        ("Never", 1, False),
+        ("Never", 0, False),
+        ("OnFailure", 1, True),
+        ("OnFailure", 0, False),
+        ("Always", 0, True),
+        ("Always", 1, True),
+    ],
+)
+def test_an_extra_role_follows_its_restart_policy(
+    policy: str,
+    exit_code: int,
+    again: bool,  # noqa: FBT001
+) -> None:
+    """Whether its pods get successors depends on how they ended."""
+    world = running(**_roles(policy))
+    world.now += SETTLED_S
+    world.end("t-eval-1-0", exit_code)
+    assert creates(world.look()) == (["t-eval-1-1"] if again else [])
+
+
+def test_an_extra_pod_that_was_taken_away_comes_back() -> None:
+    """Being deleted is no end of its own, whatever the policy."""
+    world = running(**_roles("Never"))
+    world.change("t-eval-0-0", deleting=True)
+    world.look()
+    world.finish_deletions()
+    assert creates(world.look()) == ["t-eval-0-1"]
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "avoided"),
+    [
+        ({}, ("n1", "n2", "n3")),
+        ({"maxExcludedNodes": 2}, ("n2", "n3")),
+        ({"maxExcludedNodes": 0}, ()),
+        ({"excludeFailedNodes": False}, ()),
+    ],
+)
+def test_a_successor_avoids_the_excluded_nodes(
+    scheduling: dict[str, Any], avoided: tuple[str, ...]
+) -> None:
+    """At most so many, the oldest forgotten first; none where the spec does not want it."""
+    world = World({"replicas": 1, "scheduling": scheduling})
+    for node in ("n1", "n2", "n3"):
+        world.hear(ExcludeDecision(node=node))
+    found = {a.avoid_nodes for a in world.look().actions if isinstance(a, CreatePod)}
+    assert found == {avoided}
+
+
+def test_a_wish_for_another_size_is_handed_on_until_it_is_answered() -> None:
+    """The planner never changes the size itself: there is one writer of it."""
+    world = running(replicas=2)
+    world.hear(ScaleDecision(decision_id=7, replicas=3, reason="a person"))
+    made = world.look()
+    assert made.actions == (ScaleJob(decision_id=7, replicas=3, reason="a person"),)
+    world.master = world.master.answered(6)
+    assert len(world.look().actions) == 1
+    world.carry_out(made.actions[0])
+    assert creates(world.look()) == ["t-worker-2-0"]
+
+
+# --- pods that fail at once ----------------------------------------------------------------------
+
+
+def test_waits_double_up_to_a_cap() -> None:
+    """The second pod comes at once, the third after a second, and never later than a minute."""
+    waits = [wait_after(quick) for quick in range(12)]
+    assert waits == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert wait_after(10**6) == LONGEST_WAIT_S
+
+
+def test_a_pod_that_fails_at_once_again_and_again_is_waited_for() -> None:
+    """Each wait is told as the time of the next plan, and counts from the pod's end."""
+    world = World({"replicas": 1})
+    world.settle()
+    del world.pods["t-worker-0-0"]
+    world.history = {}
+    waited = []
+    for incarnation in range(6):
+        world.make(worker(0), incarnation)
+        world.look()
+        world.now += 0.5
+        world.end(f"t-worker-0-{incarnation}")
+        made = world.look()
+        waited.append(made.requeue_after or 0.0)
+        assert creates(made) == ([] if made.requeue_after else [f"t-worker-0-{incarnation + 1}"])
+        world.now += waited[-1]
+        assert creates(world.look()) == [f"t-worker-0-{incarnation + 1}"]
+    assert waited == [0, 1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize(
+    "lived",
+    [
+        pytest.param({"ready": True}, id="its agent was connected"),
+        pytest.param({"after": SETTLED_S}, id="it lived for a while"),
+        pytest.param({"ended_ready": True}, id="it was connected when it ended"),
+    ],
+)
+def test_a_pod_that_had_settled_ends_the_row_of_quick_failures(lived: dict[str, Any]) -> None:
+    """A fault after a good start says nothing about whether a pod can start."""
+    world = running(replicas=1)
+    slot = worker(0)
+    entry = dataclasses.replace(world.history[slot], incarnation=4, ended=4, quick=5)
+    world.history = {**world.history, slot: entry}
+    del world.pods["t-worker-0-0"]
+    world.make(slot, 5)
+    world.change("t-worker-0-5", ready=bool(lived.get("ready")))
+    if "ready" in lived:
+        world.look()
+        assert world.history[slot].quick == 0
+    world.now += lived.get("after", 0.1)
+    world.end("t-worker-0-5", ready=bool(lived.get("ended_ready")))
+    made = world.look()
+    assert creates(made) == ["t-worker-0-6"]
+    assert made.history[slot].quick == 0
+
+
+def test_a_pod_that_was_taken_away_young_is_no_quick_failure() -> None:
+    """Preemption and deletion prove nothing about the pod."""
+    world = World({"replicas": 1})
+    world.settle()
+    slot = worker(0)
+    del world.pods["t-worker-0-0"]
+    for incarnation in range(1, 5):
+        world.make(slot, incarnation)
+        world.change(f"t-worker-0-{incarnation}", deleting=True)
+        world.look()
+        world.finish_deletions()
+        assert creates(world.look()) == [f"t-worker-0-{incarnation + 1}"]
+
+
+def test_each_place_waits_for_itself() -> None:
+    """A worker that cannot start holds up no other."""
+    world = World({"replicas": 2})
+    world.settle()
+    for name in ("t-worker-0-0", "t-worker-1-0"):
+        del world.pods[name]
+    world.history = {}
+    for incarnation in range(2):
+        world.make(worker(0), incarnation)
+        world.end(f"t-worker-0-{incarnation}")
+        world.look()
+    made = world.look()
+    assert creates(made) == ["t-worker-1-0"]
+    assert made.requeue_after == 1.0
+
+
+def test_a_planner_that_was_just_started_goes_on_from_what_there_is() -> None:
+    """Without its history it gives the next number after the pods that exist."""
+    world = running(replicas=1)
+    world.make(worker(0), 3)
+    world.end("t-worker-0-3")
+    world.pods.pop("t-worker-0-0")
+    world.history = {}
+    assert creates(world.look()) == ["t-worker-0-4"]
+
+
+def test_a_place_knows_its_role_by_its_name() -> None:
+    """Extra roles cannot be called master or worker, so the name is enough."""
+    assert Slot("master", 0).role is Role.MASTER
+    assert worker(3).role is Role.WORKER
+    assert Slot("eval", 0).role is Role.EXTRA
