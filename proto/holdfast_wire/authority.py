@@ -161,6 +161,8 @@ def _write_private(path: Path, data: bytes) -> None:
     # A new file under another name, then rename: a reader never sees half a key, and the mode is
     # right from the first byte on.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # In a container every process has the same number: a crash may have left this behind.
+    temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

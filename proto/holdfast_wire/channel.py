@@ -17,7 +17,9 @@ from holdfast_wire.identity import Identity, IdentityError, agent_host, master_h
 Options = list[tuple[str, int | str]]
 
 _KEEPALIVE: Options = [
-    # A vanished peer is noticed after 2 + 2 s even where nothing is sent.
+    # A vanished peer is noticed after 2 + 2 s even where nothing is sent. A frozen one is not: its
+    # kernel still answers TCP, and gRPC gives the ping itself 60 s. That is what is wanted: a
+    # frozen agent falls silent, which the master judges, and a frozen master keeps its agents.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 1),
