@@ -1,0 +1,110 @@
+"""Every method of a running master, called by every role, and what reflection tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2
+
+from holdfast_master.inputs import PeerRefused
+from holdfast_wire import keys, roles
+from holdfast_wire.identity import Identity
+from scripted_core import ScriptedCore
+from served import DEADLINE, JOB, OPERATOR, USER, Served, agent, refusal_of, serve
+
+IDENTITIES = {
+    keys.ROLE_AGENT: agent(0),
+    keys.ROLE_USER: USER,
+    keys.ROLE_OPERATOR: OPERATOR,
+    keys.ROLE_MASTER: Identity(JOB, "master"),
+}
+NOT_SERVED = {"/holdfast.v1.PeerService/GetRound", "/grpc.health.v1.Health/List"}
+
+
+async def outcome(served: Served, method: str, role: str) -> tuple[str, str]:
+    """Call a method with wrong bytes; return the status code's name and ErrorInfo's reason."""
+    # As a stream of one: every method is served as some kind of stream on the wire.
+    made = served.channel(IDENTITIES[role])
+    call: Any = made.stream_stream(method)(iter_once(), timeout=1.0)
+    try:
+        await call.read()
+    except grpc.RpcError as error:
+        refusal = await refusal_of(raising(error))
+        return refusal.code.name, refusal.reason
+    return "OK", ""
+
+
+async def iter_once() -> Any:
+    """Send bytes that are no message."""
+    yield b"\xff\xff"
+
+
+async def raising(error: grpc.RpcError) -> None:
+    """Raise what was caught."""
+    raise error
+
+
+@pytest.mark.parametrize("role", keys.ROLES)
+async def test_the_table_of_roles_is_what_the_server_enforces(tmp_path: Path, role: str) -> None:
+    """Refused with PERMISSION_DENIED where the table says so, and nowhere else."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        refused = set()
+        for method, allowed in roles.ALLOWED.items():
+            code, reason = await outcome(served, method, role)
+            if method in NOT_SERVED:
+                assert code == "UNIMPLEMENTED", method
+            elif role in allowed:
+                assert reason != "WRONG_ROLE", method
+            else:
+                assert (code, reason) == ("PERMISSION_DENIED", "WRONG_ROLE"), method
+                refused.add(method)
+        told = [item for item in served.core.inputs if isinstance(item, PeerRefused)]
+        assert len(told) == len(refused)
+
+
+async def test_a_peer_that_insists_is_counted_each_time_and_reported_once(tmp_path: Path) -> None:
+    """A broken client does not fill the list of events."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        for _ in range(5):
+            code, _ = await outcome(served, "/holdfast.v1.JobService/Scale", keys.ROLE_AGENT)
+            assert code == "PERMISSION_DENIED"
+        assert served.master is not None
+        assert served.master.counters.refused["WRONG_ROLE"] == 5
+        told = [item for item in served.core.inputs if isinstance(item, PeerRefused)]
+        assert [item.text.partition(":")[0] for item in told] == ["agent 0"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services_and_their_files(tmp_path: Path, version: str) -> None:
+    """What grpcurl asks first: the services, then the file of one."""
+    method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    async with serve(tmp_path, ScriptedCore()) as served:
+        call: Any = served.channel(USER).stream_stream(
+            method,
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )(timeout=DEADLINE)
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        names = {service.name for service in (await call.read()).list_services_response.service}
+        assert {
+            "holdfast.v1.AgentService",
+            "holdfast.v1.OperatorService",
+            "holdfast.v1.JobService",
+            "grpc.health.v1.Health",
+        } <= names
+        symbol = "holdfast.v1.JobService"
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+        files = (await call.read()).file_descriptor_response.file_descriptor_proto
+        assert any(b"holdfast_wire/v1/job.proto" in file for file in files)
+        await call.done_writing()
+
+
+async def test_a_method_that_does_not_exist_is_unimplemented(tmp_path: Path) -> None:
+    """For every role the same."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        for role in keys.ROLES:
+            code, _ = await outcome(served, "/holdfast.v1.JobService/Nothing", role)
+            assert code == "UNIMPLEMENTED"
