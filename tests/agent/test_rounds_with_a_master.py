@@ -114,7 +114,7 @@ async def test_a_boundary_loses_no_step(
     echo = await stream.wait(ArmEcho)
     assert echo.seen_at_step < 60
     assert await stream.wait(BoundaryReached) == BoundaryReached(arm_id=1, step=60)
-    exits = [await stream.wait(WorkerExited, lambda m, r=r: m.rank == r) for r in (0, 1)]
+    exits = [await stream.exited(r) for r in (0, 1)]
     assert all((m.exit_code, m.boundary, m.step) == (0, True, 60) for m in exits)
 
     stream.send(Leave(command_id=9, outcome=LeaveOutcome.RELEASED, reason="done"))
@@ -196,7 +196,7 @@ stuck_here()
     await asyncio.sleep(0.5)  # into the script: nothing tells when it is inside the function
     for command in (11, 12):
         stream.send(DumpStacks(command_id=command))
-        done = await stream.wait(CommandDone, lambda m, c=command: m.command_id == c)
+        done = await stream.done(command)
         assert done.ok
         assert [stack.rank for stack in done.stacks] == [0, 1]
         assert all(stack.text.count("in stuck_here") == 1 for stack in done.stacks)

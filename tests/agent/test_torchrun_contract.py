@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_process import AgentProcess, environment
-from holdfast_wire.messages import Leave, LeaveOutcome, RoundStarted, WorkerExited
+from holdfast_wire.messages import Leave, LeaveOutcome, RoundStarted
 from scripted_master import Identities, ScriptedMaster, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
@@ -77,7 +77,7 @@ async def _holdfast(
         await stream.warm()
         stream.send(assignment(await stream.prepare_store("s"), nproc=nproc), 1)
         for rank in range(nproc):
-            await stream.wait(WorkerExited, lambda m, rank=rank: m.rank == rank)
+            await stream.exited(rank)
         stream.send(Leave(command_id=1, outcome=LeaveOutcome.SUCCEEDED, reason="done"))
         assert await asyncio.to_thread(agent.wait) == 0
         return agent.errors()
@@ -140,7 +140,7 @@ async def test_a_place_in_a_larger_world_shows(
         stream.send(world, 9)
         await stream.wait(RoundStarted)
         for rank in (3, 4):
-            await stream.wait(WorkerExited, lambda m, rank=rank: m.rank == rank)
+            await stream.exited(rank)
         for local_rank, rank in enumerate((3, 4)):
             found = json.loads((tmp_path / f"out.{rank}").read_text())["environ"]
             expected = {

@@ -18,6 +18,7 @@ from holdfast_wire import channel, codec, keys
 from holdfast_wire.authority import JobAuthority, new_root_key
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
+    CommandDone,
     Fence,
     Hello,
     PrepareStore,
@@ -26,6 +27,7 @@ from holdfast_wire.messages import (
     StorePrepared,
     Warmed,
     Welcome,
+    WorkerExited,
     WorldAssignment,
 )
 from holdfast_wire.v1 import agent_pb2_grpc
@@ -102,6 +104,14 @@ class AgentStream:
                     if accept(message):
                         return message
                 await self._changed.wait()
+
+    async def exited(self, rank: int) -> WorkerExited:
+        """Wait for the exit of a global rank."""
+        return await self.wait(WorkerExited, lambda m: m.rank == rank)
+
+    async def done(self, command_id: int) -> CommandDone:
+        """Wait for the answer to a command."""
+        return await self.wait(CommandDone, lambda m: m.command_id == command_id)
 
     async def prepare_store(self, store_id: str) -> StorePrepared:
         """Have the agent prepare a store."""
