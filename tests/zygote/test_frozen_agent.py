@@ -26,6 +26,7 @@ STEPPING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers_stopped", [False, True], ids=["running", "stopped"])
 def test_workers_of_a_frozen_agent_are_dead_after_the_lease(
     driver: Driver, *, workers_stopped: bool

@@ -90,6 +90,17 @@ def test_grpc_before_the_zygote_is_refused(tmp_path: Path) -> None:
     assert "grpc is imported already: start the zygote before importing it" in log
 
 
+def test_a_missing_torch_is_named(tmp_path: Path) -> None:
+    """With what to install, and where."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    with agent(tmp_path, torch=True, environment={"PYTHONPATH": str(tmp_path)}) as driver:
+        assert driver.process.wait(60) == 1
+    log = (tmp_path / "agent.err").read_text()
+    assert (
+        f"torch cannot be imported: No module named 'torch'; install it for {sys.executable}" in log
+    )
+
+
 def test_a_zygote_is_started_once_and_from_the_main_thread() -> None:
     """Both mistakes are named; a child of another thread would die with that thread."""
     code = """

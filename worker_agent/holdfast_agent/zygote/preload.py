@@ -17,6 +17,7 @@ from typing import Final
 
 from holdfast.layout import MEMFD_NAME
 from holdfast_agent.zygote import variables
+from holdfast_agent.zygote.errors import ZygoteError
 from holdfast_agent.zygote.tree import task_count
 
 THREAD_VARIABLES: Final = (variables.OMP_THREADS, variables.OPENBLAS_THREADS)
@@ -29,12 +30,17 @@ def import_torch() -> dict[str, str | None]:
 
     The agent calls this first of all, before anything else imports torch or numpy, and hands the
     result on in `ZygoteSettings.user_variables`. The variables stay at 1 in this process.
+    Raises `ZygoteError` when torch cannot be imported.
     """
     values = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     for name in THREAD_VARIABLES:
         os.environ[name] = "1"
-    import torch  # noqa: F401 - lazily: other parts of the agent work without torch
-
+    try:
+        import torch  # noqa: F401 - lazily: other parts of the agent work without torch
+    except ImportError as error:
+        raise ZygoteError(
+            f"torch cannot be imported: {error}; install it for {sys.executable}"
+        ) from error
     return values
 
 
