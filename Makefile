@@ -43,12 +43,17 @@ check: $(STAMP) ## Lint, types, layers, generated code, links
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/proto.py --check
+	$(BIN)/python scripts/reference.py --check
 	$(BIN)/python scripts/links.py
 	scripts/buf_lint.sh
 
 .PHONY: proto
 proto: $(STAMP) ## Generate the wire's Python code from its .proto files
 	$(BIN)/python scripts/proto.py
+
+.PHONY: manifests
+manifests: $(STAMP) ## Write the reference page of ElasticJob from its CRD
+	$(BIN)/python scripts/reference.py
 
 .PHONY: test
 test: check ## Check, then run every test (under 40 minutes on 2 cores)

@@ -97,27 +97,26 @@ def test_an_extra_pod_learns_only_whose_it_is() -> None:
 
 def test_command_arguments_and_environment_are_put_together() -> None:
     """Values may use what stands before them and Holdfast's own; the last of a name wins."""
-    process = build_process(
-        _job(
-            {
-                "command": ["run", "--rank=$(HOLDFAST_NODE_RANK)"],
-                "args": ["$(B)", "$(NOT)", "$$(B)"],
-                "workingDir": "/w",
-                "env": [
-                    {"name": "A", "value": "1"},
-                    {"name": "B", "value": "$(A)-$(C)"},
-                    {"name": "C", "value": "3"},
-                    {"name": "A", "value": "2"},
-                    {"name": "EMPTY"},
-                    {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-                    {"name": "NS", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
-                    {"name": "UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-                ],
-            },
-            terminationGracePeriodSeconds=5,
-        ).spec,
-        _who(),
+    found = _job(
+        {
+            "command": ["run", "--rank=$(HOLDFAST_NODE_RANK)"],
+            "args": ["$(B)", "$(NOT)", "$$(B)"],
+            "workingDir": "/w",
+            "env": [
+                {"name": "A", "value": "1"},
+                {"name": "B", "value": "$(A)-$(C)"},
+                {"name": "C", "value": "3"},
+                {"name": "A", "value": "2"},
+                {"name": "EMPTY"},
+                {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                {"name": "NS", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+                {"name": "UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            ],
+        },
+        terminationGracePeriodSeconds=5,
     )
+    assert check_job(found) == ()
+    process = build_process(found.spec, _who())
     assert process.argv == ("run", "--rank=3", "1-$(C)", "$(NOT)", "$(B)")
     own = {name: value for name, value in process.env.items() if name not in RESERVED}
     assert own == {

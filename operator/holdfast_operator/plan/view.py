@@ -79,8 +79,7 @@ class MasterView:
             case ExcludeDecision():
                 kept = tuple(node for node in self.excluded if node != said.node)
                 return dataclasses.replace(self, connected=True, excluded=(*kept, said.node))
-            case FinishDecision():
-                return self._finish(said, now)
+        return self._finish(said, now)
 
     def answered(self, decision_id: int) -> MasterView:
         """The view after a ScaleResult was sent for that decision."""
