@@ -7,6 +7,7 @@ itself has one line for all of them and, without a flag, nothing is changed.
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import os
 import signal
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,8 +49,10 @@ class Fault:
             return False
         if not self.once:
             return True
+        file = Path(self.once)
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))
+            file.touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
@@ -62,11 +66,14 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add("--raise-at", type=_at_step, metavar="STEP[WHO]", help="raise an exception in a step")
     add("--exit-at", type=_at_step_with_code, metavar="STEP:CODE[WHO]", help="exit with a code")
     add("--crash-in", type=_in_phase, metavar="PHASE[WHO]", help=f"kill -9 in {', '.join(PHASES)}")
-    add("--extra-work-ms", type=_extra_work, metavar="MS[:RANK]", help="slow every step down")
+    add("--extra-work-ms", type=_lasting, metavar="MS[:RANK]", help="sleep in every step")
+    add("--linger-ms", type=_lasting, metavar="MS[:RANK]", help="sleep when training is done")
     args = parser.parse_args()
     _arm_steps(args)
     for fault in args.crash_in:
         _arm_phase(fault)
+    if linger := _milliseconds(args.linger_ms):
+        atexit.register(time.sleep, linger / 1000)
     return args
 
 
@@ -91,10 +98,10 @@ def _arm_steps(args: argparse.Namespace) -> None:
     armed = [args.crash_at, args.raise_at, args.exit_at, args.extra_work_ms]
     if not any(armed):
         return
-    milliseconds = sum(float(work.when) for work in args.extra_work_ms if work.is_due())
+    pause = _milliseconds(args.extra_work_ms) / 1000
 
     def at_step(_: holdfast.Job, step: int, **__: object) -> None:
-        time.sleep(milliseconds / 1000)
+        time.sleep(pause)
         for fault in _due(args.crash_at, step):
             _say(f"kill -9 in step {fault.when}")
             _kill()
@@ -105,6 +112,11 @@ def _arm_steps(args: argparse.Namespace) -> None:
             sys.exit(fault.code)
 
     _wrap(holdfast.Job, "step", before=at_step)
+
+
+def _milliseconds(faults: list[Fault]) -> int:
+    """Return the sum of those that mean this rank."""
+    return sum(int(fault.when) for fault in faults if fault.is_due())
 
 
 def _due(faults: list[Fault], step: int) -> list[Fault]:
@@ -161,7 +173,7 @@ def _in_phase(text: str) -> Fault:
     return _fault(phase, who)
 
 
-def _extra_work(text: str) -> Fault:
+def _lasting(text: str) -> Fault:
     milliseconds, *rank = text.split(":", 1)
     return Fault(_whole("MS", milliseconds), rank=int(_whole("RANK", rank[0])) if rank else None)
 

@@ -1,4 +1,4 @@
-"""A small byte-level GPT in plain PyTorch: 282,000 parameters, 128 bytes of context.
+"""A small byte-level GPT in plain PyTorch: 282,624 parameters, 128 bytes of context.
 
 Only the model; how it is trained is `train_gpt.py`. The norms have no weights: fewer tensors,
 which is what a checkpoint of a small model spends its time on.
