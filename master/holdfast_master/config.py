@@ -68,6 +68,9 @@ class MasterConfig:
     longer than any reconnect back-off."""
     die_with_parent: bool = False
     """Be killed when the process that started this one ends. Default: live on."""
+    parent_pid: int = 0
+    """Process id of that parent: where it has ended already, this process ends too. Default: not
+    known, and then a parent that ends before this process reads its configuration is missed."""
     log_level: LogLevel = LogLevel.INFO
     """Least severe level that is logged. Default: one line for each thing that happened."""
     log_file: Path | None = None

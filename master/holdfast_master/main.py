@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"holdfast-master: {error}\n")
         return EXIT_USAGE
-    if config.die_with_parent and not process.die_with_parent():
+    if config.die_with_parent and not process.die_with_parent(config.parent_pid):
         return 0
     handshakes.arm(os.environ)
     with handshakes.CapturedStderr(handshakes.HandshakeLog()) as captured:

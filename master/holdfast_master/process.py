@@ -23,9 +23,13 @@ FILES_BESIDE = 200
 """Open files for everything else: users, the journal, gRPC's own."""
 
 
-def die_with_parent() -> bool:
-    """Have the kernel kill this process when its parent ends; False where it has ended already."""
-    parent = os.getppid()
+def die_with_parent(expected: int = 0) -> bool:
+    """Have the kernel kill this process when its parent ends; False where it has ended already.
+
+    Args:
+        expected: the parent's process id; 0: whoever is the parent now.
+    """
+    parent = expected or os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         number = ctypes.get_errno()

@@ -165,6 +165,18 @@ def test_the_master_dies_with_its_parent_where_it_was_told_to(tmp_path: Path) ->
         os.close(watch)
 
 
+def test_a_master_whose_parent_has_gone_already_does_not_begin(tmp_path: Path) -> None:
+    """The runner was killed while Python was starting: its number is not the parent's any more."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    master = MasterProcess(tmp_path, parent_pid=gone.pid)
+    try:
+        assert master.process.wait(timeout=START_SECONDS) == 0
+        assert not (tmp_path / "endpoint-1").exists()
+    finally:
+        master.end()
+
+
 def test_no_torch_in_a_master(tmp_path: Path) -> None:
     """Neither its modules nor its memory know torch."""
     with master_process(tmp_path, initial_spec=SPEC) as master:
