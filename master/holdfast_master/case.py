@@ -41,6 +41,8 @@ class Case:
     count: int = 0
     involved: dict[int, float] = dataclasses.field(default_factory=dict)
     """Node ranks that are part of it, with the time of their first evidence."""
+    replaced: set[int] = dataclasses.field(default_factory=set)
+    """Node ranks that a failure rule has replaced."""
     lost: set[int] = dataclasses.field(default_factory=set)
     """Node ranks whose loss is part of it."""
     detection: float = 0.0
@@ -55,6 +57,8 @@ class Case:
     step_seconds: float = 0.0
     """A usual step of the interrupted world, s."""
     steps_redone: int = 0
+    broken_at: float | None = None
+    """When the last world that it has interrupted stopped."""
     smooth: bool = False
     """All ranks saved and stopped together before the change."""
     terminal: str = ""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast_master import (
+    charges,
     digests,
     ending,
     hellos,
-    incidents,
     invariants,
     losses,
     operators,
@@ -21,6 +21,7 @@ from holdfast_master import (
     rescale,
     restoring,
     rounds,
+    starting,
     steering,
     users,
     views,
@@ -118,7 +119,6 @@ class Core:
             text = f"epoch {identity.epoch} goes on from round {desk.state.round}"
             desk.event(EventReason.MASTER_RESTORED, text)
             restoring.take_up(desk)
-            ending.watch_deadline(desk)
         else:
             desk.event(EventReason.MASTER_STARTED, f"epoch {identity.epoch} begins")
         desk.timers.set(Timer.MARK, desk.now + desk.settings.goodput_mark_seconds)
@@ -271,12 +271,12 @@ _DEADLINES: dict[Timer, Callable[[Desk, Any], None]] = {
     Timer.STORE_RETRY: _reconsider,
     Timer.JOIN_WINDOW: _reconsider,
     Timer.BELOW_MIN: lambda desk, _: ending.below_min_due(desk),
-    Timer.START: lambda desk, _: rounds.start_due(desk),
+    Timer.START: lambda desk, _: starting.start_due(desk),
     Timer.GROW: _reconsider,
     Timer.ECHO: lambda desk, _: rescale.echo_due(desk),
     Timer.BOUNDARY: lambda desk, _: rescale.boundary_due(desk),
-    Timer.TERMINAL: incidents.end_terminal,
-    Timer.EVIDENCE: incidents.end_evidence,
+    Timer.TERMINAL: charges.end_terminal,
+    Timer.EVIDENCE: charges.end_evidence,
     Timer.REQUEST: users.request_due,
     Timer.RELEASE: lambda desk, _: operators.release_due(desk),
     Timer.END: lambda desk, _: ending.conclude(desk),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from holdfast_master.boundary import Boundary
 from holdfast_master.case import Case
 from holdfast_master.decide.liveness import Limits
 from holdfast_master.decide.rendezvous import Bounds
@@ -20,6 +21,7 @@ from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_master.state import JobState
 from holdfast_master.timers import Timers
 from holdfast_master.transitions import ENDED, Trigger, advance
+from holdfast_master.waiting_requests import StackCall
 from holdfast_master.world import World
 from holdfast_wire.messages import (
     CommandIssued,
@@ -30,7 +32,6 @@ from holdfast_wire.messages import (
     JobEvent,
     JobPhase,
     MasterSpec,
-    NodeStacks,
     PhaseChanged,
     SessionResponse,
     StopRequested,
@@ -39,31 +40,6 @@ from holdfast_wire.messages import (
 from holdfast_wire.reasons import EndReason, EventReason
 
 Warn = EventSeverity.WARNING
-
-
-@dataclasses.dataclass(slots=True)
-class Boundary:
-    """Ranks are on their way to save and stop after the same step."""
-
-    reason: str
-    arm_id: int
-    step: int
-    patience: float
-    """How long after the expected time it may take, s."""
-    tries: int = 0
-    echoed: set[int] = dataclasses.field(default_factory=set)
-    passed: int = 0
-    """Newest step that a rank had completed when it saw an arm."""
-
-
-@dataclasses.dataclass(slots=True)
-class StackCall:
-    """A user waits for the stacks of these nodes."""
-
-    request_id: int
-    commands: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Command id to node rank, those that have not answered."""
-    answers: list[NodeStacks] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -169,14 +145,15 @@ class Desk:
 
     def move(self, trigger: Trigger, reason: str, text: str) -> None:
         """Take a step of the state machine; one that changes nothing is not written."""
-        following = advance(self.state.phase, trigger, self.story())
+        following = advance(self.state.phase, trigger, self.story)
         same = (self.state.phase, self.state.reason, self.state.text)
         if same != (following, reason, text):
             self.record(PhaseChanged(phase=following, reason=reason, text=text))
 
     def story(self) -> list[str]:
         """The newest events, for the message of a fault."""
-        newest = list(self.state.events)[-20:]
+        events = self.state.events
+        newest = [events[-back] for back in range(min(20, len(events)), 0, -1)]
         return [f"{event.sequence} {event.reason}: {event.text}" for event in newest]
 
     def command(self, kind: str, rank: int) -> int:

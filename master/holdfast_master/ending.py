@@ -6,7 +6,7 @@ whether the job has succeeded (`decide.success`) or failed (`incidents`).
 
 from __future__ import annotations
 
-from holdfast_master import incidents, replacements, rescale
+from holdfast_master import charges, incidents, replacements, rescale
 from holdfast_master.decide.goodput import entries
 from holdfast_master.desk import Desk
 from holdfast_master.instructions import Finished
@@ -38,7 +38,7 @@ def toward_end(desk: Desk, stop: StopRequested) -> None:
 
 
 def _text(desk: Desk, stop: StopRequested) -> str:
-    return desk.end_text or stop.reason
+    return desk.end_text or desk.state.text or stop.reason
 
 
 def _at_boundary(desk: Desk, reason: str) -> bool:
@@ -46,7 +46,7 @@ def _at_boundary(desk: Desk, reason: str) -> bool:
     world = desk.running()
     if world is None or not world.training or world.finished:
         return False
-    if desk.boundary is None and not world.saved:
+    if desk.boundary is None:
         rescale.stop(desk, world, reason, desk.stop_grace)
     return desk.running() is not None
 
@@ -55,7 +55,7 @@ def _end_now(desk: Desk, stop: StopRequested) -> None:
     text = _text(desk, stop)
     desk.move(Trigger.END_DECIDED, stop.reason, text)
     incidents.break_world(desk, text)
-    incidents.close_all(desk)
+    charges.close_all(desk)
     desk.timers.cancel(Timer.BELOW_MIN)
     desk.timers.cancel(Timer.ACTIVE_DEADLINE)
     for node in list(desk.roster.nodes.values()):
@@ -143,7 +143,7 @@ def toward_suspend(desk: Desk) -> None:
     if _at_boundary(desk, "the job is suspended"):
         return
     incidents.break_world(desk, "the job is suspended")
-    incidents.close_all(desk)
+    charges.close_all(desk)
     if desk.state.stop is not None:
         return
     desk.timers.cancel(Timer.BELOW_MIN)

@@ -7,13 +7,15 @@ belong here: who holds a node rank (`decide.succession`).
 from __future__ import annotations
 
 from holdfast_master import (
+    assignments,
+    charges,
     ending,
     incidents,
     losses,
     replacements,
     reports,
     rescale,
-    rounds,
+    starting,
     stores,
 )
 from holdfast_master.decide import liveness, succession
@@ -146,7 +148,7 @@ def _joined(desk: Desk, session: int, hello: Hello) -> None:
     _stretch_heartbeats(desk)
     _welcome(desk, node, round_number=0)
     losses.watch(desk, node)
-    stores.present(node, hello.store)
+    stores.present(desk, node, hello.store)
     desk.refresh(node)
     desk.dirty = True
     if desk.state.phase in _OVER:
@@ -161,15 +163,12 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
     desk.roster.attach(node, session)
     losses.heard(desk, node)
     node.hello, node.warm = hello, node.warm or hello.warm
-    stores.present(node, hello.store)
+    stores.present(desk, node, hello.store)
     if node.away_told:
         node.away_told = False
         desk.event(EventReason.NODE_RECONNECTED, f"node {node.rank} is back", node=node.rank)
     world = desk.world
-    member = world is not None and world.holds(node.rank, node.agent_id)
-    assigned = desk.state.assigned
-    number = assigned.round if member and assigned is not None else 0
-    _welcome(desk, node, number)
+    _welcome(desk, node, _round_to_keep(desk, node))
     losses.watch(desk, node)
     desk.refresh(node)
     desk.dirty = True
@@ -181,12 +180,22 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
         _take_up(desk, node, world, hello)
 
 
+def _round_to_keep(desk: Desk, node: Node) -> int:
+    """The round whose processes a returning agent leaves alone; 0: none."""
+    assigned = desk.state.assigned
+    given_up = bool(desk.broken) and not desk.recovering
+    if assigned is None or given_up:
+        return 0
+    members = {member.node_rank: member.agent_id for member in assigned.members}
+    return assigned.round if members.get(node.rank) == node.agent_id else 0
+
+
 def _take_up(desk: Desk, node: Node, world: World, hello: Hello) -> None:
     """Compare what a member runs with what it should run."""
     if hello.round == world.round:
         workers = sum(1 for worker in hello.workers if worker.round == world.round)
         if workers >= node.local_world_size:
-            rounds.started(desk, world, node.rank)
+            starting.started(desk, world, node.rank)
         else:
             reports.miss_soon(desk, node)
         world.reached = max(world.reached, hello.step)
@@ -194,7 +203,7 @@ def _take_up(desk: Desk, node: Node, world: World, hello: Hello) -> None:
             world.stepped.add(node.rank)
         rescale.send_arm(desk, node)
     elif hello.round < world.round and node.rank not in world.started and world.store_id:
-        rounds.send_assignment(desk, node)
+        assignments.send_assignment(desk, node, charges.failure_limit(desk))
     else:
         item = Evidence(
             kind=EvidenceKind.ROUND_LOST,

@@ -20,6 +20,7 @@ def check(desk: Desk) -> None:
     Raises:
         BrokenInvariantError: one does not hold.
     """
+    ensure(not desk.dirty, "the policies did not come to rest")
     _phases(desk)
     _world(desk)
     _nodes(desk)
@@ -56,6 +57,9 @@ def _world(desk: Desk) -> None:
     ensure(ranks == list(range(world.size)), f"ranks {ranks} are not 0 to {world.size - 1}")
     groups = [place.group_rank for place in world.places.values()]
     ensure(groups == list(range(len(groups))), f"group ranks {groups} are not contiguous")
+    bounds = world.bounds
+    fits = bounds is None or bounds.fit(len(groups)) == len(groups)
+    ensure(fits, f"a world of {len(groups)} nodes does not fit {bounds}")
     members = world.places.keys()
     for name in ("started", "stepped", "finished"):
         ensure(getattr(world, name) <= members, f"{name} holds nodes that are no members")

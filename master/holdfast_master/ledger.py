@@ -7,7 +7,7 @@ belong here: which class a node's time is of (`decide.goodput` and whoever chang
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from holdfast_master.decide.goodput import Totals, entries
 from holdfast_master.faults import ensure
@@ -38,27 +38,46 @@ class Ledger:
 
     def __init__(self) -> None:
         self._open: dict[int, Account] = {}
-        self._closed: dict[int, Totals] = {}
+        self._closed: dict[int, Account] = {}
         self._costs: dict[str, Totals] = {}
+        self._sums: Totals = {}
+        self._running: dict[GoodputClass, tuple[int, int]] = {}
+        """Class to the number of accounts in it and the sum of their starts."""
 
     def bring(self, totals: Mapping[int, Totals]) -> None:
         """Take over what an earlier master counted; the accounts stay closed."""
-        self._closed = {rank: dict(classes) for rank, classes in totals.items()}
+        for rank, classes in totals.items():
+            brought = sum(classes.values())
+            kind = GoodputClass.WAITING
+            self._closed[rank] = Account(kind, 0, dict(classes), 0, brought)
+            self._add_all(classes)
+
+    def _add_all(self, classes: Mapping[GoodputClass, int]) -> None:
+        for kind, spent in classes.items():
+            self._sums[kind] = self._sums.get(kind, 0) + spent
 
     def open(self, rank: int, kind: GoodputClass, at: int) -> None:
         """Begin to count a node; one that is counted already goes on."""
         if rank in self._open:
             return
-        totals = self._closed.pop(rank, {})
+        before = self._closed.pop(rank, None)
+        totals = before.totals if before is not None else {}
         self._open[rank] = Account(kind, at, totals, at, sum(totals.values()))
+        self._run(kind, 1, at)
+
+    def _run(self, kind: GoodputClass, count: int, start: int) -> None:
+        running, starts = self._running.get(kind, (0, 0))
+        self._running[kind] = (running + count, starts + start)
 
     def close(self, rank: int, at: int) -> Totals:
         """Stop counting a node; its totals so far."""
         account = self._open.pop(rank, None)
         if account is None:
-            return dict(self._closed.get(rank, {}))
+            closed = self._closed.get(rank)
+            return dict(closed.totals) if closed is not None else {}
         self._settle(account, at)
-        self._closed[rank] = account.totals
+        self._run(account.kind, -1, -account.since)
+        self._closed[rank] = account
         return dict(account.totals)
 
     def turn(self, rank: int, kind: GoodputClass, at: int, incident: str = "") -> None:
@@ -67,47 +86,62 @@ class Ledger:
         if account is None or (account.kind is kind and account.incident == incident):
             return
         self._settle(account, at)
+        self._run(account.kind, -1, -account.since)
         account.kind, account.incident = kind, incident
+        self._run(account.kind, 1, account.since)
 
     def kind(self, rank: int) -> GoodputClass:
         """The running class; UNSPECIFIED: the node is not counted."""
         account = self._open.get(rank)
         return GoodputClass.UNSPECIFIED if account is None else account.kind
 
-    def begin_world(self, ranks: Iterable[int], at: int) -> None:
+    def begin_world(self, at: int) -> None:
         """A new world trains: what was productive before cannot be taken away any more."""
-        for rank in ranks:
-            account = self._open.get(rank)
-            if account is not None:
-                self._settle(account, at)
-                account.recent = 0
+        for account in self._open.values():
+            self._settle(account, at)
+            account.recent = 0
+        for account in self._closed.values():
+            account.recent = 0
 
     def reclassify(
         self, rank: int, amount: int, kind: GoodputClass, at: int, incident: str = ""
     ) -> int:
-        """Move up to `amount` PRODUCTIVE microseconds of the newest world to `kind`."""
+        """Move up to `amount` PRODUCTIVE microseconds of the newest world to `kind`.
+
+        Also of a node that is gone: its work is lost as well.
+        """
         account = self._open.get(rank)
+        if account is not None:
+            self._settle(account, at)
+        else:
+            account = self._closed.get(rank)
         if account is None:
             return 0
-        self._settle(account, at)
         moved = max(0, min(amount, account.recent))
         if moved:
             account.recent -= moved
-            account.totals[GoodputClass.PRODUCTIVE] -= moved
-            account.totals[kind] = account.totals.get(kind, 0) + moved
+            self._count(account, GoodputClass.PRODUCTIVE, -moved)
+            self._count(account, kind, moved)
             self._cost(incident, kind, moved)
         return moved
 
     def _settle(self, account: Account, at: int) -> None:
-        spent = max(0, at - account.since)
-        account.since = max(at, account.since)
-        account.totals[account.kind] = account.totals.get(account.kind, 0) + spent
+        spent = at - account.since
+        if not spent:
+            return
+        account.since = at
+        self._run(account.kind, 0, spent)
+        self._count(account, account.kind, spent)
         if account.kind is GoodputClass.PRODUCTIVE:
             account.recent += spent
         self._cost(account.incident, account.kind, spent)
 
+    def _count(self, account: Account, kind: GoodputClass, spent: int) -> None:
+        account.totals[kind] = account.totals.get(kind, 0) + spent
+        self._sums[kind] = self._sums.get(kind, 0) + spent
+
     def _cost(self, incident: str, kind: GoodputClass, spent: int) -> None:
-        if incident and spent:
+        if incident:
             costs = self._costs.setdefault(incident, {})
             costs[kind] = costs.get(kind, 0) + spent
 
@@ -125,13 +159,19 @@ class Ledger:
             if account.incident == incident:
                 account.incident = ""
 
+    def whole(self, at: int) -> Totals:
+        """Microseconds by class of all nodes together, without a look at each."""
+        totals = dict(self._sums)
+        for kind, (count, starts) in self._running.items():
+            totals[kind] = totals.get(kind, 0) + count * at - starts
+        return {kind: spent for kind, spent in totals.items() if spent}
+
     def totals(self, at: int) -> dict[int, Totals]:
-        """Microseconds by node rank and class, open and closed accounts."""
+        """Microseconds by node rank and class, nodes that are gone included."""
         for account in self._open.values():
             self._settle(account, at)
-        both = {rank: dict(totals) for rank, totals in self._closed.items()}
-        both.update((rank, dict(account.totals)) for rank, account in self._open.items())
-        return dict(sorted(both.items()))
+        accounts = {**self._closed, **self._open}
+        return {rank: dict(accounts[rank].totals) for rank in sorted(accounts)}
 
     def check(self) -> None:
         """Every account's classes sum to its wall time, exactly.

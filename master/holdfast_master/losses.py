@@ -128,9 +128,8 @@ def _remove(desk: Desk, node: Node, text: str) -> None:
 
 
 def drain(desk: Desk, node: Node, kind: EvidenceKind, text: str) -> None:
-    """The node is to leave at the next boundary; the strongest reason for it counts."""
+    """The node is to leave at the next boundary. The first reason explains what follows."""
     if node.draining is not None:
-        node.draining = incidents.planned_kind([node.draining, kind])
         return
     node.draining = kind
     mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=DRAINING, value=True)
@@ -163,11 +162,18 @@ def _own_pod(desk: Desk, node: Node, pod: PodObservation) -> None:
     if is_over(pod):
         lose(desk, node, pod_kind(pod), pod_end(pod), pod=pod)
     elif pod.terminating:
-        kind = EvidenceKind.NODE_REMOVED if pod.wanted else EvidenceKind.PREEMPTED
-        why = "the operator removes it" if pod.wanted else "its pod is being deleted"
-        drain(desk, node, kind, f"node {node.rank} leaves: {why}")
+        drain(desk, node, taken_kind(desk, node), f"node {node.rank} leaves: its pod is deleted")
     else:
         desk.refresh(node)
+
+
+def taken_kind(desk: Desk, node: Node) -> EvidenceKind:
+    """Why a node that was asked to end was asked: by a person's wish, or by somebody else."""
+    pod = desk.operator.pods.get(node.rank)
+    wanted = pod is not None and pod.pod_uid == node.pod_uid and pod.wanted
+    replacing = desk.operator.replacing.get(node.rank)
+    replaced = replacing is not None and replacing.pod_uid == node.pod_uid
+    return EvidenceKind.NODE_REMOVED if wanted or replaced else EvidenceKind.PREEMPTED
 
 
 def _late(desk: Desk, pod: PodObservation) -> None:

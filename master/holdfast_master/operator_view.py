@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from holdfast_master.waiting_requests import ScaleWish
 from holdfast_wire.messages import PodObservation, PodPhase, ReplaceDecision
 
 _COMING = frozenset({PodPhase.PENDING, PodPhase.RUNNING})
@@ -17,16 +18,6 @@ _OVER = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE})
 def is_over(pod: PodObservation) -> bool:
     """Whether the pod's processes have ended for certain."""
     return pod.phase in _OVER
-
-
-@dataclasses.dataclass(slots=True)
-class ScaleWish:
-    """A user's Scale that waits for the operator."""
-
-    request_id: int
-    replicas: int
-    decision_id: int
-    accepted: bool = False
 
 
 @dataclasses.dataclass(slots=True)

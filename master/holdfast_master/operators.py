@@ -6,7 +6,7 @@ Belongs here: one handler for each of its messages. Does not belong here: what a
 
 from __future__ import annotations
 
-from holdfast_master import ending, incidents, replacements, users
+from holdfast_master import charges, ending, replacements, users
 from holdfast_master.desk import Desk
 from holdfast_master.timers import Timer
 from holdfast_wire.messages import MasterSpec, SpecAccepted, StopWish
@@ -63,7 +63,7 @@ def spec_arrived(desk: Desk, spec: MasterSpec) -> None:
         desk.timers.cancel(Timer.BELOW_MIN)
     ending.watch_deadline(desk)
     refresh_all(desk)
-    incidents.judge_again(desk)
+    charges.judge_again(desk)
     users.spec_in_force(desk)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast_master import incidents, losses, rescale, rounds, stores, users
+from holdfast_master import incidents, losses, rescale, starting, stores, users
 from holdfast_master.decide import failure, goodput, success
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.goodput import Activity
@@ -68,9 +68,20 @@ def _heartbeat(desk: Desk, node: Node, _: int, message: Heartbeat) -> None:
         world.reached = max(world.reached, item.step)
         world.learn_pace(item.step_seconds)
         world.sdk_ranks += item.has_sdk
+    _note_start(desk, node, world)
     _note_progress(desk, world)
     if world.training and desk.ledger.kind(node.rank) in _COUNTED:
         _classify(desk, node, world)
+
+
+def _note_start(desk: Desk, node: Node, world: World) -> None:
+    """What RoundStarted would have said, should it have been lost with its stream."""
+    if len(node.ranks) < node.local_world_size or node.rank in world.stepped:
+        return
+    starting.started(desk, world, node.rank)
+    first = min(item.first_step for item in node.ranks)
+    if first:
+        starting.stepped(desk, world, node.rank, first)
 
 
 def _note_samples(desk: Desk, node: Node, ranks: tuple[RankProgress, ...]) -> None:
@@ -156,7 +167,7 @@ def _finished(desk: Desk, node: Node, world: World, message: WorkerExited) -> No
         desk.dirty = True
     check_success(desk, world)
     if desk.state.stop is None:
-        rounds.settle(desk, world)
+        starting.settle(desk, world)
         rescale.check_complete(desk, world)
 
 
@@ -175,9 +186,9 @@ def _round_started(desk: Desk, node: Node, number: int, message: RoundStarted) -
     if message.cold_reason and message.cold_reason != node.cold_reason:
         _note_cold(desk, node, message.cold_reason)
     if message.first_step:
-        rounds.stepped(desk, world, node.rank, message.step)
+        starting.stepped(desk, world, node.rank, message.step)
     else:
-        rounds.started(desk, world, node.rank)
+        starting.started(desk, world, node.rank)
 
 
 def _round_stopped(desk: Desk, node: Node, number: int, message: RoundStopped) -> None:
@@ -210,6 +221,10 @@ def missing_due(desk: Desk, rank: int) -> None:
     node = desk.roster.nodes.get(rank)
     world = desk.member(node) if node is not None else None
     if node is None or world is None or rank in world.saved or rank in world.finished:
+        return
+    if desk.boundary is not None:
+        # Its processes were to stop: the word of it was lost with its stream.
+        rescale.miss(desk, f"node {rank} has no processes left and did not say that it saved")
         return
     item = Evidence(
         kind=EvidenceKind.WORKERS_MISSING,
@@ -265,12 +280,8 @@ def _goodbye(desk: Desk, node: Node, _: int, message: Goodbye) -> None:
     if node.rank in desk.state.released:
         losses.lose(desk, node, EvidenceKind.NODE_REMOVED, f"it was told to leave and left{why}")
     elif message.terminated:
-        kind = EvidenceKind.PREEMPTED
-        pod = desk.operator.pods.get(node.rank)
-        if pod is not None and pod.pod_uid == node.pod_uid and pod.wanted:
-            kind = EvidenceKind.NODE_REMOVED
         text = f"node {node.rank} was asked by SIGTERM to end{why}"
-        losses.drain(desk, node, kind, text)
+        losses.drain(desk, node, losses.taken_kind(desk, node), text)
     else:
         losses.lose(desk, node, EvidenceKind.AGENT_LEFT, f"node {node.rank} left{why}")
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast_master import incidents
-from holdfast_master.decide import arming, scaling
+from holdfast_master.boundary import Boundary
+from holdfast_master.decide import arming, failure, scaling
 from holdfast_master.decide.arming import Sighting
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.scaling import Economy, Fleet, Later, Purpose, Rescale
-from holdfast_master.desk import Boundary, Desk, Warn
+from holdfast_master.desk import Desk, Warn
 from holdfast_master.roster import Node
 from holdfast_master.timers import Timer
 from holdfast_master.transitions import Trigger
@@ -103,7 +104,7 @@ def _expected(desk: Desk, world: World) -> int:
 def _begin(desk: Desk, world: World, leaving: list[Node], verdict: Rescale) -> None:
     """A change is decided: open its incident and stop the ranks together."""
     kinds = [node.draining or EvidenceKind.RESCALED for node in leaving]
-    kind = incidents.planned_kind(kinds) if kinds else EvidenceKind.RESCALED
+    kind = failure.strongest(kinds) if kinds else EvidenceKind.RESCALED
     why = _why_leaving(leaving)
     text = f"{why}: {verdict.reason}" if why else verdict.reason
     item = Evidence(
@@ -236,6 +237,10 @@ def saved(desk: Desk, node: Node, message: BoundaryReached) -> None:
     """All ranks of a member saved and stopped."""
     world = desk.member(node)
     if world is None or not world.training or node.rank in world.saved:
+        return
+    if desk.boundary is None:
+        # Nobody asked for it: its processes are gone all the same.
+        desk.timers.ensure(Timer.MISSING, desk.now + desk.settings.terminal_seconds, node.rank)
         return
     world.saved[node.rank] = message.step
     desk.turn(node.rank, GoodputClass.RESCALE, desk.case.id if desk.case else "")

@@ -9,11 +9,12 @@ the world is taken to run until a member says otherwise.
 
 from __future__ import annotations
 
-from holdfast_master import hellos, incidents
+from holdfast_master import ending, hellos, incidents
 from holdfast_master.case import Case
 from holdfast_master.decide import failure
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.desk import Desk
+from holdfast_master.instructions import Finished
 from holdfast_master.replacements import REPLACE
 from holdfast_master.timers import Timer
 from holdfast_master.transitions import ENDED
@@ -27,11 +28,14 @@ def take_up(desk: Desk) -> None:
     state = desk.state
     desk.ledger.bring(state.goodput)
     if state.phase in ENDED:
+        if state.stop is not None:
+            desk.put(Finished(state.stop.succeeded, state.stop.reason))
         return
     hellos.restore_nodes(desk)
     _restore_cases(desk)
     _restore_world(desk)
     _restore_replacements(desk)
+    ending.watch_deadline(desk)
     if state.phase is JobPhase.STOPPING:
         desk.timers.set(Timer.END, desk.now + desk.settings.silence_seconds)
     desk.dirty = True
@@ -64,7 +68,7 @@ def _restore_cases(desk: Desk) -> None:
         if not fact.open:
             continue
         case = _case(desk, fact)
-        if fact.first_step_seconds:
+        if desk.state.trained_rounds.get(fact.to_round, False):
             desk.cooling.append(case)
             until = desk.now + desk.settings.evidence_seconds
             desk.timers.set(Timer.EVIDENCE, until, case.id)

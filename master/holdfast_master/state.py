@@ -43,6 +43,8 @@ from holdfast_wire.reasons import PhaseReason
 DRAINING: Final = "draining"
 FINISHED: Final = "finished"
 RELEASED: Final = "released"
+ANSWERED: Final = frozenset({"leave", "replace", "stacks", "stop"})
+"""Kinds of commands whose end is told; the ids of others are only never used again."""
 _KEPT_ENDS = 16
 
 
@@ -254,7 +256,8 @@ class JobState:
 
     @_fold.register
     def _(self, fact: CommandIssued, _: JournalRecord) -> None:
-        self.commands[fact.command_id] = fact
+        if fact.kind in ANSWERED:
+            self.commands[fact.command_id] = fact
         self.next_command_id = max(self.next_command_id, fact.command_id + 1)
 
     @_fold.register

@@ -8,7 +8,7 @@ which messages arrive cannot lead to different ends.
 
 from __future__ import annotations
 
-from holdfast_master import ending, replacements, rescale, rounds, stores
+from holdfast_master import ending, replacements, rescale, responses, rounds, stores
 from holdfast_master.desk import Desk
 from holdfast_master.timers import Timer
 from holdfast_master.transitions import ENDED
@@ -45,6 +45,7 @@ def _turn(desk: Desk) -> None:
 
 
 def _run(desk: Desk) -> None:
+    responses.act(desk)
     if desk.world is None or desk.broken:
         rounds.form(desk)
     elif not desk.world.assigned:

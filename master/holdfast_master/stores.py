@@ -77,7 +77,12 @@ def prepared(desk: Desk, node: Node, message: StorePrepared) -> None:
     desk.event(EventReason.STORE_MISSING, text, Warn, node=node.rank)
 
 
-def present(node: Node, message: StorePrepared | None) -> None:
-    """What a hello says of stores: one that waits is as good as one that was asked for."""
+def present(desk: Desk, node: Node, message: StorePrepared | None) -> None:
+    """What a hello says of stores: one that waits is as good as one that was asked for.
+
+    Unless the newest round already has it: then the agent has not heard of its assignment yet.
+    """
+    used = desk.world.store_id if desk.world is not None else ""
+    waits = message is not None and message.port != 0 and message.store_id != used
     node.store_asked = ""
-    node.store = message if message is not None and message.port else None
+    node.store = message if waits else None

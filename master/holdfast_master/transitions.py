@@ -7,7 +7,7 @@ here: when a step is taken. The page docs/reference/state-machine.md is drawn fr
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from holdfast_master.faults import InvalidTransitionError
 from holdfast_wire.messages import JobPhase
@@ -66,7 +66,9 @@ MEANINGS = {
 """One sentence for each phase."""
 
 
-def advance(phase: JobPhase, trigger: Trigger, story: Iterable[str] = ()) -> JobPhase:
+def advance(
+    phase: JobPhase, trigger: Trigger, story: Callable[[], Iterable[str]] = tuple
+) -> JobPhase:
     """The phase that follows.
 
     Raises:
@@ -74,7 +76,7 @@ def advance(phase: JobPhase, trigger: Trigger, story: Iterable[str] = ()) -> Job
     """
     following = TABLE.get((phase, trigger))
     if following is None:
-        raise InvalidTransitionError(phase.name, trigger.name, story)
+        raise InvalidTransitionError(phase.name, trigger.name, story())
     return following
 
 

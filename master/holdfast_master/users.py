@@ -11,13 +11,13 @@ from typing import Any
 
 from holdfast_master import incidents, losses, replacements
 from holdfast_master.decide.failure import Evidence, EvidenceKind
-from holdfast_master.desk import Desk, StackCall
+from holdfast_master.desk import Desk
 from holdfast_master.inputs import Asked
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_master.operator_view import ScaleWish
 from holdfast_master.roster import Node
 from holdfast_master.timers import Timer
 from holdfast_master.transitions import ENDED
+from holdfast_master.waiting_requests import ScaleWish, StackCall
 from holdfast_wire.messages import (
     CommandDone,
     DrainNodeRequest,

@@ -5,7 +5,7 @@ Belongs here: building the answers of JobService from the state. Does not belong
 
 from __future__ import annotations
 
-from holdfast_master import incidents
+from holdfast_master import charges
 from holdfast_master.decide import budgets
 from holdfast_master.decide.goodput import entries, ratio, summed
 from holdfast_master.desk import Desk
@@ -55,7 +55,7 @@ def status(desk: Desk) -> JobStatus:
         nodes_disrupted=state.nodes_disrupted,
         rescales=state.rescales,
         budgets=_budgets(desk),
-        goodput=ratio(summed(desk.ledger.totals(desk.clock.micros).values())),
+        goodput=ratio(desk.ledger.whole(desk.clock.micros)),
         started_unix=state.started_unix,
         finished_unix=state.finished_unix,
         excluded_nodes=tuple(sorted(state.excluded)),
@@ -82,7 +82,7 @@ def _step(desk: Desk, members: list[Node]) -> int:
 
 
 def _budgets(desk: Desk) -> tuple[BudgetState, ...]:
-    balances = [incidents.balance(desk, kind) for kind in budgets.CHARGEABLE]
+    balances = [charges.balance(desk, kind) for kind in budgets.CHARGEABLE]
     return tuple(
         BudgetState(kind=item.kind, used=item.used, limit=item.limit, window_seconds=item.window)
         for item in balances

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable
 
+from holdfast_master.decide.rendezvous import Bounds
 from holdfast_wire.messages import WorldDecided, WorldMember
 
 
@@ -28,6 +29,8 @@ class World:
     """One round's world, as far as its members have told."""
 
     fact: WorldDecided
+    bounds: Bounds | None = None
+    """Allowed sizes when it was decided; None: an earlier master decided it."""
     places: dict[int, Place] = dataclasses.field(init=False)
     size: int = dataclasses.field(init=False)
     """Processes."""

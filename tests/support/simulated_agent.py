@@ -78,8 +78,10 @@ class SimulatedAgent:
     left: bool = False
     beating: bool = False
     inbox: list[SessionResponse] = dataclasses.field(default_factory=list)
-    stored: list[tuple[Fence, AgentMessage]] = dataclasses.field(default_factory=list)
-    incarnations: int = 0
+    important: list[tuple[Fence, AgentMessage]] = dataclasses.field(default_factory=list)
+    """What is said again on a new stream: the last one may have lost it."""
+    crashed: bool = False
+    """A process of the running round has died."""
 
     # ------------------------------------------------------------------------------------ stream
 
@@ -98,9 +100,8 @@ class SimulatedAgent:
         self.session = self.job.new_session(self)
         hello = Connected(self.session, self._hello(), self._fence(self.newest_round))
         self.job.deliver(self.session, hello)
-        for fence, message in self.stored:
+        for fence, message in self.important:
             self._send(message, fence)
-        self.stored.clear()
         if not self.beating:
             self.beating = True
             self.job.time.after(self.heartbeat, self._beat)
@@ -119,7 +120,7 @@ class SimulatedAgent:
             warm=self.warm,
             round=self.newest_round,
             step=self.job.training.step(self.round, now) if self.round else 0,
-            workers=tuple(workers) if self.round else (),
+            workers=tuple(workers) if self.round and not self.crashed else (),
             store=self.store,
             assignment=self.assignment,
             peer_address=f"10.0.0.{self.rank}:1",
@@ -133,9 +134,10 @@ class SimulatedAgent:
 
     def _send(self, message: AgentMessage, fence: Fence | None = None) -> None:
         fence = fence or self._fence(self.round)
-        if self.session is None or self.cut:
-            if isinstance(message, WorkerExited | RoundStopped | BoundaryReached | RoundStarted):
-                self.stored.append((fence, message))
+        again = isinstance(message, WorkerExited | RoundStopped | BoundaryReached)
+        if again and (fence, message) not in self.important:
+            self.important.append((fence, message))
+        if self.session is None or self.cut or self.frozen:
             return
         self.job.deliver(self.session, Received(self.session, fence, message))
 
@@ -158,6 +160,8 @@ class SimulatedAgent:
         if not self.round or self.assignment is None:
             return ()
         step = self.job.training.step(self.round, self.job.time.now)
+        found = self.job.training.rounds[self.round]
+        first = found.base + 1 if self.sdk and step > found.base else 0
         return tuple(
             RankProgress(
                 local_rank=i,
@@ -168,6 +172,7 @@ class SimulatedAgent:
                 loss=1.0,
                 section=RankSection.TRAIN,
                 has_sdk=self.sdk,
+                first_step=first,
             )
             for i in range(self.local)
         )
@@ -199,6 +204,7 @@ class SimulatedAgent:
         self.job.note_assignment(self, fence.round, message)
         self._kill()
         self.assignment, self.newest_round, self.finished = message, fence.round, False
+        self.important.clear()
         if message.store_id:
             assert self.store is not None
             assert self.store.store_id == message.store_id
@@ -207,9 +213,13 @@ class SimulatedAgent:
         self.job.time.after(self.job.draw(0.01, 0.05), lambda: self._spawned(number))
 
     def _spawned(self, number: int) -> None:
+        if self.frozen:
+            self.job.time.after(0.1, lambda: self._spawned(number))
+            return
         if not self._able() or self.newest_round != number or self.assignment is None:
             return
         self.round, self.stepped_told, self.arm, self.saved_arm = number, False, None, 0
+        self.crashed = False
         now = self.job.time.now
         size = self.assignment.group_world_size
         self.job.training.join(number, size, self.rank, self.agent_id, now)
@@ -224,7 +234,9 @@ class SimulatedAgent:
         """Look at the processes from time to time, as the agent does at its page."""
         if not self.alive or self.left or self.round != number or self.finished:
             return
-        self.job.time.after(self.job.draw(0.01, 0.04), lambda: self._watch(number))
+        busy = not self.stepped_told or self.arm is not None
+        pause = self.job.draw(0.01, 0.04) if busy else self.job.draw(0.05, 0.15)
+        self.job.time.after(pause, lambda: self._watch(number))
         if self.frozen:
             return
         now, training = self.job.time.now, self.job.training
@@ -305,7 +317,9 @@ class SimulatedAgent:
         """Kept by a real agent."""
 
     def _warmed(self) -> None:
-        if self.alive and not self.left:
+        if self.frozen:
+            self.job.time.after(0.1, self._warmed)
+        elif self.alive and not self.left:
             self.warm = True
             self._send(Warmed(seconds=0.5))
 
@@ -328,9 +342,10 @@ class SimulatedAgent:
         exited = WorkerExited(
             rank=self.assignment.base_rank, exit_code=exit_code, error_type=error_type, step=step
         )
+        self.crashed = True
         self.job.training.leave(number, self.rank, self.agent_id, now)
         self.job.peers_raise(number, self.rank)
-        self.job.time.after(self.job.draw(0.001, 0.03), lambda: self._send(exited, fence))
+        self._tell_later(self.job.draw(0.001, 0.03), number, exited, fence)
 
     def peer_died(self, number: int) -> None:
         """The collective of this round broke: this node's processes raise, or hang."""
@@ -348,7 +363,8 @@ class SimulatedAgent:
 
     def _tell_later(self, delay: float, number: int, exited: WorkerExited, fence: Fence) -> None:
         def tell() -> None:
-            if self._able() and self.round == number:
+            if self.alive and not self.left and self.round == number:
+                self.crashed |= exited.exit_code != 0
                 self._send(exited, fence)
 
         self.job.time.after(delay, tell)
@@ -374,7 +390,7 @@ class SimulatedAgent:
     def _lease_over(self, number: int) -> None:
         if self.frozen and self.alive and number and self.round == number:
             self._kill()
-            self.stored.append((self._fence(number), RoundStopped(lease_expired=True)))
+            self._send(RoundStopped(lease_expired=True), self._fence(number))
 
     def thaw(self) -> None:
         """SIGCONT: what was queued arrives now."""
@@ -385,10 +401,8 @@ class SimulatedAgent:
         for response in queued:
             if self.session is not None:
                 self.receive(self.session, response)
-        for fence, message in list(self.stored):
-            if self.session is not None:
-                self._send(message, fence)
-                self.stored.remove((fence, message))
+        for fence, message in list(self.important):
+            self._send(message, fence)
 
     def blip(self) -> None:
         """The stream breaks; the agent comes back soon."""

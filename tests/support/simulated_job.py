@@ -199,20 +199,17 @@ class SimulatedJob:
 
     def _plan_tick(self) -> None:
         due = self.core.next_deadline()
-        if due is None:
-            return
-        when = due - MONO_START
-        if self._tick_at is None or when < self._tick_at or self._tick_at <= self.time.now:
+        when = None if due is None else max(due - MONO_START + 1e-9, self.time.now)
+        if when is not None and when != self._tick_at:
             self._tick_at = when
-            self.time.at(when, self._tick)
+            self.time.at(when, lambda: self._tick(when))
 
-    def _tick(self) -> None:
+    def _tick(self, when: float) -> None:
+        if self._tick_at != when:
+            return
         self._tick_at = None
-        due = self.core.next_deadline() if self.master_up else None
-        if due is not None and due - MONO_START <= self.time.now + 1e-9:
-            self.time.now = max(self.time.now, due - MONO_START)
+        if self.master_up:
             self.take(Ticked())
-        elif self.master_up:
             self._plan_tick()
 
     def run(self, seconds: float) -> None:

@@ -10,6 +10,9 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+UNKNOWN_PACE = 0.05
+"""s: assumed of a step where no rank has reported one; short, so that the margin is large."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
@@ -18,7 +21,7 @@ class Sighting:
     step: int
     """Completed steps."""
     step_seconds: float
-    """Time of its last step, s; 0: not known."""
+    """Time of its last step, s; 0: not known, UNKNOWN_PACE is assumed."""
     since_step_seconds: float
     """Since its last completed step when it was reported, s."""
     age: float
@@ -50,12 +53,12 @@ def choose(
     """
     newest, fastest = not_before, math.inf
     for item in sightings:
-        pace = item.step_seconds if item.step_seconds > 0 else math.inf
-        ahead = 0 if math.isinf(pace) else int((item.age + item.since_step_seconds) / pace)
+        pace = item.step_seconds if item.step_seconds > 0 else UNKNOWN_PACE
+        ahead = int((item.age + item.since_step_seconds) / pace)
         newest = max(newest, item.step + ahead)
         fastest = min(fastest, pace)
-    steps = 0 if math.isinf(fastest) else math.ceil(2 * latency / fastest)
-    margin = (steps + 2) << tries
-    expected = 0.0 if math.isinf(fastest) else margin * fastest
+    if math.isinf(fastest):
+        fastest = UNKNOWN_PACE
+    margin = (math.ceil(2 * latency / fastest) + 2) << tries
     text = f"step {newest} is the newest, the margin is {margin} steps"
-    return ArmStep(newest + margin, expected, text)
+    return ArmStep(newest + margin, margin * fastest, text)

@@ -195,3 +195,8 @@ def _match_code(item: Evidence, rule: FailureRule) -> str:
     if (code in rule.exit_codes) is rule.exit_codes_not_in:
         return ""
     return f"exit code {code}"
+
+
+def strongest(kinds: Sequence[EvidenceKind]) -> EvidenceKind:
+    """The kind of evidence that outranks the others."""
+    return max(kinds, key=lambda kind: (STRENGTH[kind], kind.value))

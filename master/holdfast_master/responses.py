@@ -1,0 +1,41 @@
+"""What the failure rules want done about a culprit, besides a new round.
+
+Belongs here: replacing the culprit's node and excluding its host, once for each culprit. Does not
+belong here: which rule matches (`decide.failure`), rules that end the job (`charges`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master import losses, replacements
+from holdfast_master.case import Case
+from holdfast_master.decide.failure import EvidenceKind
+from holdfast_master.desk import Desk, Warn
+from holdfast_wire.messages import FailureAction
+from holdfast_wire.reasons import EventReason
+
+_REPLACE = frozenset({FailureAction.REPLACE_POD, FailureAction.REPLACE_ON_OTHER_NODE})
+
+
+def act(desk: Desk) -> None:
+    """Carry the rules' answers to the open incidents out."""
+    for case in desk.open_cases():
+        if case.response.action in _REPLACE and case.best.node_rank not in case.replaced:
+            _replace(desk, case)
+
+
+def _replace(desk: Desk, case: Case) -> None:
+    rank = case.best.node_rank
+    if rank is None:
+        return
+    case.replaced.add(rank)
+    elsewhere = case.response.action is FailureAction.REPLACE_ON_OTHER_NODE
+    why = case.response.reason
+    host = replacements.exclude(desk, rank, why) if elsewhere else ""
+    node = desk.roster.nodes.get(rank)
+    if node is None or node.agent_id != case.best.agent_id:
+        return  # it is gone already, and its replacement asked for
+    if replacements.ask(desk, rank, node.pod_uid, why, avoid_node=host):
+        losses.drain(desk, node, EvidenceKind.NODE_REMOVED, f"node {rank} is replaced: {why}")
+    else:
+        text = f"nobody can replace node {rank}; its processes are restarted in place: {why}"
+        desk.event(EventReason.REPLACE_REQUESTED, text, Warn, node=rank)
