@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from holdfast_operator.plan.actions import DeleteJob, FinishJob
-from holdfast_operator.plan.finish import END_WAIT_S, MASTER_ATTEMPTS, MASTER_LOST
+from holdfast_operator.plan.finish import END_WAIT_S, LEAVE_S, MASTER_ATTEMPTS, MASTER_LOST
 from holdfast_operator.plan.pods import MASTER_SLOT
 from holdfast_wire.messages import FinishDecision, ReplaceDecision, ScaleDecision
 from job_files import TEMPLATE
-from planned import World, creates, deletes, running
+from planned import World, creates, deletes, running, worker
 
 DONE = FinishDecision(decision_id=9, succeeded=True, reason="Succeeded", text="all done")
 FAILED = FinishDecision(decision_id=9, succeeded=False, reason="NoProgress", text="no step")
@@ -41,13 +41,17 @@ def test_a_decided_end_takes_the_pods_first() -> None:
     """Nobody may think that the job's devices are free while its processes run."""
     world = _decided()
     made = world.look()
+    assert deletes(made) == {"t-e-0-0": "JobFinished"}
+    assert made.requeue_after == LEAVE_S
+    world.now += LEAVE_S
+    made = world.look()
     assert deletes(made) == {
         "t-e-0-0": "JobFinished",
         "t-worker-0-0": "JobFinished",
         "t-worker-1-0": "JobFinished",
     }
     assert not any(isinstance(action, FinishJob) for action in made.actions)
-    assert made.requeue_after == END_WAIT_S + 30
+    assert made.requeue_after == END_WAIT_S + 30 - LEAVE_S
     for action in made.actions:
         world.carry_out(action)
     assert world.look().actions == ()
@@ -55,12 +59,23 @@ def test_a_decided_end_takes_the_pods_first() -> None:
     assert world.look().actions == (FinishJob(succeeded=True, reason="Succeeded", text="all done"),)
 
 
+def test_agents_may_leave_by_themselves_first() -> None:
+    """The master tells them to; a pod that ended well is not shown as one that was killed."""
+    world = _decided(extraRoles=[])
+    assert world.look().actions == ()
+    for name in ("t-worker-0-0", "t-worker-1-0"):
+        world.end(name, 0)
+    (action,) = world.look().actions
+    assert isinstance(action, FinishJob)
+
+
 def test_a_pod_that_does_not_go_cannot_hold_up_the_end_for_ever() -> None:
     """After its grace and a minute the job is over all the same."""
     world = _decided(FAILED)
+    world.now += LEAVE_S
     for action in world.look().actions:
         world.carry_out(action)
-    world.now += END_WAIT_S + 30
+    world.now += END_WAIT_S + 30 - LEAVE_S
     (action,) = world.look().actions
     assert action == FinishJob(succeeded=False, reason="NoProgress", text="no step")
 
@@ -84,6 +99,7 @@ def test_no_pod_is_made_and_no_wish_is_heard_once_the_end_is_decided() -> None:
     uid = world.pods["t-worker-1-0"].uid
     world.hear(ReplaceDecision(node_rank=1, pod_uid=uid))
     world.hear(ScaleDecision(decision_id=1, replicas=5))
+    world.now += LEAVE_S
     made = world.look()
     assert creates(made) == []
     assert deletes(made) == {"t-e-0-0": "JobFinished", "t-worker-1-0": "JobFinished"}
@@ -153,6 +169,15 @@ def test_a_master_that_cannot_be_started_fails_the_job() -> None:
         "the job master ended at once 6 times in a row (exit code 3); see its log"
     )
     assert creates(made) == []
+
+
+def test_workers_without_a_master_go_soon_after_the_job_is_given_up() -> None:
+    """The grace counts from the last master's end, not from when the next would have come."""
+    world = _master_that_cannot_start(MASTER_ATTEMPTS)
+    world.make(worker(0))
+    assert world.look().requeue_after == LEAVE_S
+    world.now += LEAVE_S
+    assert deletes(world.look()) == {"t-worker-0-0": "JobFinished"}
 
 
 def test_a_master_is_tried_again_before_that() -> None:

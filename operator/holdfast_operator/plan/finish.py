@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from holdfast_operator.plan.actions import DeleteJob, DeleteReason, FinishJob
+from holdfast_operator.plan.history import wait_after
 from holdfast_operator.plan.pods import MASTER_SLOT, Role
 from holdfast_operator.plan.situation import SHORTEST_GRACE_S, Situation, Steps, Wake, delete
 from holdfast_operator.plan.view import Outcome
@@ -19,6 +20,9 @@ MASTER_ATTEMPTS: Final = 6
 minute, which a busy port or a slow disk may need and a wrong image does not."""
 MASTER_LOST: Final = "MasterLost"
 """Reason of a job whose master cannot be started."""
+LEAVE_S: Final = 5
+"""What agents get to leave by themselves, which the master tells them to, before their pods are
+deleted: a pod that ended well then shows it."""
 END_WAIT_S: Final = 60
 """Beyond the pods' grace, how long a decided end waits for pods that do not go."""
 
@@ -33,15 +37,19 @@ def outcome_of(situation: Situation) -> Outcome | None:
     last = situation.pods.get(MASTER_SLOT, ())
     code = f" (exit code {last[-1].exit_code})" if last and last[-1].exit_code is not None else ""
     text = f"the job master ended at once {entry.quick} times in a row{code}; see its log"
-    return Outcome(succeeded=False, reason=MASTER_LOST, text=text, decided_at=entry.not_before)
+    ended_at = entry.not_before - wait_after(entry.quick)
+    return Outcome(succeeded=False, reason=MASTER_LOST, text=text, decided_at=ended_at)
 
 
 def end(situation: Situation, outcome: Outcome) -> Steps:
     """What a decided end needs: the pods' end, then the job's."""
     keep = situation.job.spec.cleanup.pods is CleanPods.NONE
     living = situation.live(Role.WORKER, Role.EXTRA)
-    if not keep:
-        for pod in living:
+    leaving = situation.now < outcome.decided_at + LEAVE_S
+    for pod in [] if keep else living:
+        if leaving and pod.slot.role is Role.WORKER:
+            yield Wake(outcome.decided_at + LEAVE_S)
+        else:
             grace_s = situation.grace_s(pod.slot)
             yield from delete(pod, DeleteReason.FINISHED, grace_s, situation.job)
     longest = max((situation.grace_s(pod.slot) for pod in living), default=0)

@@ -1,0 +1,71 @@
+"""What a master is told of a job: the spec in the words of the wire, with nothing left out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_operator.master_spec import master_spec
+from holdfast_wire.messages import (
+    Budget,
+    BudgetKind,
+    FailureAction,
+    FailureRule,
+    MasterSpec,
+    SuccessPolicy,
+)
+from job_files import job, read
+
+
+def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
+    """Effective sizes, durations in seconds, the four budgets and the rules in order."""
+    spec = read(
+        job(
+            minReplicas=2,
+            nodeUnit=2,
+            worker__standbys=1,
+            suspend=True,
+            successPolicy="AnyWorker",
+            activeDeadlineSeconds=60,
+            elasticPolicy={"joinWindowSeconds": 1, "scaleDownGraceSeconds": 2},
+            failurePolicy__budgets={"failures": {"limit": 3, "windowSeconds": 0}},
+            failurePolicy__rules=[
+                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [7]}},
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                {"action": "ReplacePod", "onLogPattern": "ECC"},
+            ],
+        )
+    ).spec
+    assert master_spec(spec, 5) == MasterSpec(
+        generation=5,
+        replicas=4,
+        min_replicas=2,
+        max_replicas=4,
+        node_unit=2,
+        standbys=1,
+        success_policy=SuccessPolicy.ANY_WORKER,
+        join_window_seconds=1.0,
+        scale_down_grace_seconds=2.0,
+        below_min_timeout_seconds=1800.0,
+        budgets=(
+            Budget(kind=BudgetKind.FAILURES, limit=3, window_seconds=0),
+            Budget(kind=BudgetKind.PREEMPTIONS, limit=1000, window_seconds=86400),
+            Budget(kind=BudgetKind.RESCALES, limit=1000, window_seconds=86400),
+            Budget(kind=BudgetKind.NO_PROGRESS, limit=5, window_seconds=0),
+        ),
+        failure_rules=(
+            FailureRule(action=FailureAction.FAIL_JOB, exit_codes=(7,), exit_codes_not_in=True),
+            FailureRule(action=FailureAction.IGNORE, pod_conditions=("DisruptionTarget=True",)),
+            FailureRule(action=FailureAction.REPLACE_POD, log_pattern="ECC"),
+        ),
+        active_deadline_seconds=60.0,
+        suspend=True,
+    )
+
+
+def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
+    """A master never guesses a default: each field is set from the spec."""
+    told = dataclasses.asdict(master_spec(read(job()).spec, 1))
+    assert set(told) == {field.name for field in dataclasses.fields(MasterSpec)}
+    assert told["active_deadline_seconds"] == 0.0
+    unset = {name for name, value in told.items() if value in (0, (), False)}
+    assert unset == {"standbys", "failure_rules", "active_deadline_seconds", "suspend"}
