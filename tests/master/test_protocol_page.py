@@ -91,6 +91,6 @@ def test_grpcurl_works_as_the_page_says(tmp_path: Path) -> None:
         assert '"phase": "JOB_PHASE_WAITING"' in call(address, "holdfast.v1.JobService/GetJob")
         assert "SERVING" in call(address, "grpc.health.v1.Health/Check")
         assert "NO_OPERATOR" in call(
-            "-d", '{"replicas": 2}', address, "holdfast.v1.JobService/Scale"
+            "-d", '{"replicas": 3}', address, "holdfast.v1.JobService/Scale"
         )
         assert master.ask("GetJob", GetJobRequest()).status.name == "job"
