@@ -9,24 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast_master import (
-    charges,
-    digests,
-    ending,
-    hellos,
-    invariants,
-    losses,
-    operators,
-    reports,
-    rescale,
-    restoring,
-    rounds,
-    starting,
-    steering,
-    users,
-    views,
-)
-from holdfast_master.desk import Desk, Warn
 from holdfast_master.inputs import (
     Asked,
     Connected,
@@ -47,10 +29,28 @@ from holdfast_master.inputs import (
     Ticked,
 )
 from holdfast_master.instructions import Instruction, StepDown
+from holdfast_master.job import (
+    charges,
+    digests,
+    ending,
+    hellos,
+    invariants,
+    losses,
+    operators,
+    reports,
+    rescale,
+    restoring,
+    rounds,
+    starting,
+    steering,
+    users,
+    views,
+)
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.state import JobState
+from holdfast_master.job.timers import Subject, Timer
+from holdfast_master.job.transitions import ENDED
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_master.state import JobState
-from holdfast_master.timers import Subject, Timer
-from holdfast_master.transitions import ENDED
 from holdfast_wire.messages import (
     Fence,
     GetGoodputResponse,

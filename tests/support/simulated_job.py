@@ -38,8 +38,8 @@ from holdfast_master.instructions import (
     StepDown,
     Tell,
 )
+from holdfast_master.job.state import JobState
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_master.state import JobState
 from holdfast_wire.messages import (
     Budget,
     BudgetKind,

@@ -6,7 +6,12 @@ belong here: who holds a node rank (`decide.succession`).
 
 from __future__ import annotations
 
-from holdfast_master import (
+from holdfast_master.decide import liveness, succession
+from holdfast_master.decide.failure import Evidence, EvidenceKind
+from holdfast_master.decide.succession import Claim, Knowledge, Standing
+from holdfast_master.inputs import Connected
+from holdfast_master.instructions import CloseSession, RefusalCode
+from holdfast_master.job import (
     assignments,
     charges,
     ending,
@@ -18,17 +23,12 @@ from holdfast_master import (
     starting,
     stores,
 )
-from holdfast_master.decide import liveness, succession
-from holdfast_master.decide.failure import Evidence, EvidenceKind
-from holdfast_master.decide.succession import Claim, Knowledge, Standing
-from holdfast_master.desk import Desk, Warn
-from holdfast_master.inputs import Connected
-from holdfast_master.instructions import CloseSession, RefusalCode
-from holdfast_master.roster import Node
-from holdfast_master.state import RELEASED
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import ENDED
-from holdfast_master.world import World
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.roster import Node
+from holdfast_master.job.state import RELEASED
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import ENDED
+from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     GoodputClass,
     HeartbeatInterval,

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from holdfast_master.decide.goodput import Totals, entries
-from holdfast_master.faults import ensure
+from holdfast_master.job.faults import ensure
 from holdfast_wire.messages import GoodputClass, GoodputEntry
 
 

@@ -6,11 +6,11 @@ forming the world (`rounds`), what an incident makes of it (`recovery`).
 
 from __future__ import annotations
 
-from holdfast_master import recovery
-from holdfast_master.desk import Desk
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import Trigger
-from holdfast_master.world import World
+from holdfast_master.job import recovery
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import Trigger
+from holdfast_master.job.world import World
 from holdfast_wire.messages import GoodputClass, JobPhase
 from holdfast_wire.reasons import EventReason, PhaseReason
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast_master import incidents, losses, rescale, starting, stores, users
 from holdfast_master.decide import failure, goodput, success
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.goodput import Activity
 from holdfast_master.decide.success import Tally
-from holdfast_master.desk import Desk, Warn
 from holdfast_master.inputs import AgentMessage
-from holdfast_master.roster import Node
-from holdfast_master.state import FINISHED
-from holdfast_master.timers import Timer
-from holdfast_master.wording import short, worker_end
-from holdfast_master.world import World
+from holdfast_master.job import incidents, losses, rescale, starting, stores, users
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.roster import Node
+from holdfast_master.job.state import FINISHED
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.wording import short, worker_end
+from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     ArmEcho,
     BoundaryReached,

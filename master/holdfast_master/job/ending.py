@@ -6,13 +6,13 @@ whether the job has succeeded (`decide.success`) or failed (`incidents`).
 
 from __future__ import annotations
 
-from holdfast_master import charges, incidents, replacements, rescale
 from holdfast_master.decide.goodput import entries
-from holdfast_master.desk import Desk
 from holdfast_master.instructions import Finished
-from holdfast_master.roster import Node
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import ENDED, Trigger
+from holdfast_master.job import charges, incidents, replacements, rescale
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.roster import Node
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import ENDED, Trigger
 from holdfast_wire.messages import (
     EventSeverity,
     FinishDecision,

@@ -6,7 +6,7 @@ Belongs here: building and placing it. Does not belong here: rebuilding a job fr
 from __future__ import annotations
 
 from holdfast_master.decide.goodput import class_seconds, summed
-from holdfast_master.desk import Desk
+from holdfast_master.job.desk import Desk
 from holdfast_wire.messages import StateDigest
 
 _KEEPERS = 3

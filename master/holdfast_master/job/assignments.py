@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master import charges, digests, incidents, recovery
-from holdfast_master.desk import Desk
 from holdfast_master.instructions import Send
-from holdfast_master.roster import Node
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import Trigger
-from holdfast_master.world import World
+from holdfast_master.job import charges, digests, incidents, recovery
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.roster import Node
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import Trigger
+from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     AssignmentMode,
     GoodputClass,

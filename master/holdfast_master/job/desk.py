@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.boundary import Boundary
-from holdfast_master.case import Case
 from holdfast_master.decide.liveness import Limits
 from holdfast_master.decide.rendezvous import Bounds
 from holdfast_master.instructions import Fact, Instruction, Record, Send, Tell
-from holdfast_master.job_clock import JobClock
-from holdfast_master.ledger import Ledger
-from holdfast_master.operator_view import OperatorView
-from holdfast_master.roster import Node, Roster
+from holdfast_master.job.boundary import Boundary
+from holdfast_master.job.case import Case
+from holdfast_master.job.job_clock import JobClock
+from holdfast_master.job.ledger import Ledger
+from holdfast_master.job.operator_view import OperatorView
+from holdfast_master.job.roster import Node, Roster
+from holdfast_master.job.state import JobState
+from holdfast_master.job.timers import Timers
+from holdfast_master.job.transitions import ENDED, Trigger, advance
+from holdfast_master.job.waiting_requests import StackCall
+from holdfast_master.job.world import World
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_master.state import JobState
-from holdfast_master.timers import Timers
-from holdfast_master.transitions import ENDED, Trigger, advance
-from holdfast_master.waiting_requests import StackCall
-from holdfast_master.world import World
 from holdfast_wire.messages import (
     CommandIssued,
     EventRecorded,

@@ -9,16 +9,16 @@ the world is taken to run until a member says otherwise.
 
 from __future__ import annotations
 
-from holdfast_master import ending, hellos, incidents
-from holdfast_master.case import Case
 from holdfast_master.decide import failure
 from holdfast_master.decide.failure import Evidence, EvidenceKind
-from holdfast_master.desk import Desk
 from holdfast_master.instructions import Finished
-from holdfast_master.replacements import REPLACE
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import ENDED
-from holdfast_master.world import World
+from holdfast_master.job import ending, hellos, incidents
+from holdfast_master.job.case import Case
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.replacements import REPLACE
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import ENDED
+from holdfast_master.job.world import World
 from holdfast_wire.messages import GoodputClass, Incident, JobPhase, ReplaceDecision
 from holdfast_wire.reasons import PhaseReason
 

@@ -6,18 +6,18 @@ the limits (`decide.liveness`), what follows for the job (`incidents`, `rounds`)
 
 from __future__ import annotations
 
-from holdfast_master import incidents, replacements
 from holdfast_master.decide import liveness
 from holdfast_master.decide.failure import Evidence, EvidenceKind, is_preemption
 from holdfast_master.decide.goodput import entries
 from holdfast_master.decide.liveness import Health
-from holdfast_master.desk import Desk, Warn
 from holdfast_master.instructions import CloseSession, RefusalCode
-from holdfast_master.operator_view import is_over
-from holdfast_master.roster import Node
-from holdfast_master.state import DRAINING
-from holdfast_master.timers import Timer
-from holdfast_master.wording import pod_end
+from holdfast_master.job import incidents, replacements
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.operator_view import is_over
+from holdfast_master.job.roster import Node
+from holdfast_master.job.state import DRAINING
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.wording import pod_end
 from holdfast_wire.messages import (
     GoodputMarked,
     JobPhase,

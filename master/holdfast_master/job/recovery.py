@@ -6,11 +6,11 @@ Does not belong here: forming the world (`rounds`), charging (`charges`).
 
 from __future__ import annotations
 
-from holdfast_master import charges
 from holdfast_master.decide.goodput import micros
-from holdfast_master.desk import Desk
-from holdfast_master.timers import Timer
-from holdfast_master.world import World
+from holdfast_master.job import charges
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.world import World
 from holdfast_wire.messages import GoodputClass, WorldTraining
 from holdfast_wire.reasons import EventReason
 

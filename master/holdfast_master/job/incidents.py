@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master import charges
-from holdfast_master.case import Case
 from holdfast_master.decide.failure import Evidence
 from holdfast_master.decide.goodput import micros
-from holdfast_master.desk import Desk, Warn
-from holdfast_master.timers import Timer
-from holdfast_master.world import World
+from holdfast_master.job import charges
+from holdfast_master.job.case import Case
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.world import World
 from holdfast_wire.messages import EventSeverity, GoodputClass, WorldEnded
 from holdfast_wire.reasons import EventReason
 

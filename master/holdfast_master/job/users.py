@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast_master import incidents, losses, replacements
 from holdfast_master.decide.failure import Evidence, EvidenceKind
-from holdfast_master.desk import Desk
 from holdfast_master.inputs import Asked
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_master.roster import Node
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import ENDED
-from holdfast_master.waiting_requests import ScaleWish, StackCall
+from holdfast_master.job import incidents, losses, replacements
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.roster import Node
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import ENDED
+from holdfast_master.job.waiting_requests import ScaleWish, StackCall
 from holdfast_wire.messages import (
     CommandDone,
     DrainNodeRequest,

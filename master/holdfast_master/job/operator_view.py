@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.waiting_requests import ScaleWish
+from holdfast_master.job.waiting_requests import ScaleWish
 from holdfast_wire.messages import PodObservation, PodPhase, ReplaceDecision
 
 _COMING = frozenset({PodPhase.PENDING, PodPhase.RUNNING})

@@ -6,10 +6,10 @@ belong here: why a node is to go.
 
 from __future__ import annotations
 
-from holdfast_master.desk import Desk
-from holdfast_master.roster import Node
-from holdfast_master.state import RELEASED
-from holdfast_master.wording import listing
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.roster import Node
+from holdfast_master.job.state import RELEASED
+from holdfast_master.job.wording import listing
 from holdfast_wire.messages import (
     CommandFinished,
     ExcludeDecision,

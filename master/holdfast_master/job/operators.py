@@ -6,9 +6,9 @@ Belongs here: one handler for each of its messages. Does not belong here: what a
 
 from __future__ import annotations
 
-from holdfast_master import charges, ending, replacements, users
-from holdfast_master.desk import Desk
-from holdfast_master.timers import Timer
+from holdfast_master.job import charges, ending, replacements, users
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.timers import Timer
 from holdfast_wire.messages import MasterSpec, SpecAccepted, StopWish
 from holdfast_wire.reasons import EndReason, EventReason
 

@@ -6,14 +6,14 @@ and order (`decide.rendezvous`), why a world ended (`incidents`, `rescale`).
 
 from __future__ import annotations
 
-from holdfast_master import assignments, incidents, stores
 from holdfast_master.decide import rendezvous
 from holdfast_master.decide.rendezvous import Attendance, Form, Seat, Wait
-from holdfast_master.desk import Desk, Warn
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import Trigger
-from holdfast_master.wording import listing
-from holdfast_master.world import World, world_hash
+from holdfast_master.job import assignments, incidents, stores
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import Trigger
+from holdfast_master.job.wording import listing
+from holdfast_master.job.world import World, world_hash
 from holdfast_wire.messages import (
     WorldDecided,
     WorldMember,

@@ -12,7 +12,7 @@ import functools
 from typing import Any, Final
 
 from holdfast_master.decide.goodput import Totals, from_entries
-from holdfast_master.transitions import ENDED
+from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import (
     BudgetCharge,
     BudgetKind,

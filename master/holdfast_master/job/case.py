@@ -16,7 +16,7 @@ from holdfast_master.decide.failure import (
     Response,
     culprit,
 )
-from holdfast_master.world import World
+from holdfast_master.job.world import World
 from holdfast_wire.messages import BudgetKind, GoodputEntry, Incident
 
 _SHOWN = 20

@@ -6,10 +6,10 @@ budget it is (`decide.failure`), what is left of one (`decide.budgets`), evidenc
 
 from __future__ import annotations
 
-from holdfast_master.case import Case
 from holdfast_master.decide import budgets, failure
-from holdfast_master.desk import Desk, Warn
-from holdfast_master.timers import Timer
+from holdfast_master.job.case import Case
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.timers import Timer
 from holdfast_wire.messages import BudgetCharge, BudgetKind, FailureAction
 from holdfast_wire.reasons import EndReason, EventReason
 

@@ -6,10 +6,10 @@ belong here: which rule matches (`decide.failure`), rules that end the job (`cha
 
 from __future__ import annotations
 
-from holdfast_master import losses, replacements
-from holdfast_master.case import Case
 from holdfast_master.decide.failure import EvidenceKind
-from holdfast_master.desk import Desk, Warn
+from holdfast_master.job import losses, replacements
+from holdfast_master.job.case import Case
+from holdfast_master.job.desk import Desk, Warn
 from holdfast_wire.messages import FailureAction
 from holdfast_wire.reasons import EventReason
 

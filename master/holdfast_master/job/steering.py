@@ -8,10 +8,10 @@ which messages arrive cannot lead to different ends.
 
 from __future__ import annotations
 
-from holdfast_master import ending, replacements, rescale, responses, rounds, stores
-from holdfast_master.desk import Desk
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import ENDED
+from holdfast_master.job import ending, replacements, rescale, responses, rounds, stores
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import JobPhase
 
 _MOST_TURNS = 16

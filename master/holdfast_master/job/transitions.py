@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable
 
-from holdfast_master.faults import InvalidTransitionError
+from holdfast_master.job.faults import InvalidTransitionError
 from holdfast_wire.messages import JobPhase
 
 
@@ -98,8 +98,8 @@ def page() -> str:
     meanings = "\n".join(f"| {phase.name} | {text} |" for phase, text in MEANINGS.items())
     return (
         "# The job's state machine\n\n"
-        "Drawn from the table in `master/holdfast_master/transitions.py` by "
-        "`python -m holdfast_master.transitions`; a test compares the two.\n"
+        "Drawn from the table in `master/holdfast_master/job/transitions.py` by "
+        "`python -m holdfast_master.job.transitions`; a test compares the two.\n"
         "A step that is not in the diagram raises `InvalidTransitionError` with the story of what "
         "came before.\n\n"
         f"| phase | meaning |\n|---|---|\n{meanings}\n\n"

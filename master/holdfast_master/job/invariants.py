@@ -6,9 +6,9 @@ checks of what others send.
 
 from __future__ import annotations
 
-from holdfast_master.desk import Desk
-from holdfast_master.faults import ensure
-from holdfast_master.transitions import ENDED
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.faults import ensure
+from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import BudgetKind, JobPhase
 
 _RUNNING = frozenset({JobPhase.STARTING, JobPhase.TRAINING, JobPhase.SAVING})

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 
-from holdfast_master.desk import Desk, Warn
-from holdfast_master.roster import Node
-from holdfast_master.timers import Timer
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.roster import Node
+from holdfast_master.job.timers import Timer
 from holdfast_wire.messages import PrepareStore, StorePrepared
 from holdfast_wire.reasons import EventReason
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast_master import incidents
-from holdfast_master.boundary import Boundary
 from holdfast_master.decide import arming, failure, scaling
 from holdfast_master.decide.arming import Sighting
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.scaling import Economy, Fleet, Later, Purpose, Rescale
-from holdfast_master.desk import Desk, Warn
-from holdfast_master.roster import Node
-from holdfast_master.timers import Timer
-from holdfast_master.transitions import Trigger
-from holdfast_master.world import World
+from holdfast_master.job import incidents
+from holdfast_master.job.boundary import Boundary
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.roster import Node
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import Trigger
+from holdfast_master.job.world import World
 from holdfast_wire.messages import Arm, ArmEcho, BoundaryReached, GoodputClass, JobPhase
 from holdfast_wire.reasons import EventReason, PhaseReason
 

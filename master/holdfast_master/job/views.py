@@ -5,12 +5,12 @@ Belongs here: building the answers of JobService from the state. Does not belong
 
 from __future__ import annotations
 
-from holdfast_master import charges
 from holdfast_master.decide import budgets
 from holdfast_master.decide.goodput import entries, ratio, summed
-from holdfast_master.desk import Desk
-from holdfast_master.roster import Node
-from holdfast_master.world import World
+from holdfast_master.job import charges
+from holdfast_master.job.desk import Desk
+from holdfast_master.job.roster import Node
+from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     BudgetState,
     GetGoodputResponse,
