@@ -171,7 +171,7 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
                 await self._joined.wait()
         return self.streams[number]
 
-    async def Session(  # type: ignore[override] - writes by the context, which ends with it
+    async def Session(  # type: ignore[override]  # writes by its context
         self, request_iterator: Any, context: Any
     ) -> None:
         """Serve one agent."""

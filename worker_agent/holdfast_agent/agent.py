@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from holdfast.layout import Header
-from holdfast_agent import peers, zygote
+from holdfast_agent import zygote
 from holdfast_agent.commands import Commands
-from holdfast_agent.decide import fence, masterless, orders
+from holdfast_agent.decide import fence, orders
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_agent.decide.goodput import Ledger, class_of
 from holdfast_agent.ending import End, Ending
@@ -26,15 +26,16 @@ from holdfast_agent.errors import RefusedError
 from holdfast_agent.greeting import Memory, Self, hello
 from holdfast_agent.hearing import ZygoteEvents
 from holdfast_agent.lease import Lease
-from holdfast_agent.runner import RoundRunner, Tools
+from holdfast_agent.runner import RoundRunner
 from holdfast_agent.session import Dial, Session
+from holdfast_agent.solitude import Solitude
 from holdfast_agent.statements import Statements
 from holdfast_agent.stores import Stores
+from holdfast_agent.tools import Tools
 from holdfast_agent.watch import Watch
 from holdfast_wire.messages import (
     Arm,
     DumpStacks,
-    GetRoundRequest,
     Goodbye,
     HeartbeatInterval,
     Leave,
@@ -67,7 +68,7 @@ class Agent:
     def __init__(self, tools: Tools, own: Self, dial: Dial, jitter: random.Random) -> None:
         """Wire the parts together; nothing runs yet. Needs a running event loop."""
         launch = tools.settings.launch
-        self._tools, self._own, self._dial = tools, own, dial
+        self._tools, self._own = tools, own
         self.accepted = Accepted()
         self.welcome = FIRST_LIMITS
         self.warm = False
@@ -85,10 +86,11 @@ class Agent:
             stop_seconds=launch.shutdown_seconds,
         )
         self.session = Session(dial, self, jitter)
+        self.solitude = Solitude(self.runner, dial, tools.settings.node_rank)
         self._events = ZygoteEvents(self)
         self._digest: StateDigest | None = None
         self._ledger = Ledger()
-        self._accounted_at = self._lost_at = time.monotonic()
+        self._accounted_at = time.monotonic()
         self._handlers: Mapping[type[Any], Callable[[Any, Any], None]] = {
             Welcome: self._on_welcome,
             WorldAssignment: self._on_assignment,
@@ -193,7 +195,7 @@ class Agent:
 
     def on_down(self, reason: str) -> None:
         """The stream ended: workers train on."""
-        self._lost_at = time.monotonic()
+        self.solitude.begin()
         if not self.ending.begun:
             log.warning("lost the master: %s", reason)
 
@@ -278,25 +280,8 @@ class Agent:
             await asyncio.sleep(1.0)
             self._account()
             if not self.session.connected and self.runner.alive:
-                await self._without_master()
-
-    async def _without_master(self) -> None:
-        current = self.runner.current
-        members = current.assignment.peers if current is not None else ()
-        settings = self._tools.settings
-        request = GetRoundRequest(node_rank=settings.node_rank, fence=self.accepted.fence())
-        answers = await peers.ask(members, request, self._dial.job_uid, self._dial.tls_dir)
-        if self.session.connected:
-            return
-        verdict = masterless.judge(
-            silent_seconds=time.monotonic() - self._lost_at,
-            limit_seconds=self.welcome.masterless_limit_seconds,
-            epoch=self.accepted.epoch,
-            own_round=self.accepted.round,
-            answers=answers,
-        )
-        if verdict.kill:
-            self.runner.kill(verdict.reason)
+                limit = self.welcome.masterless_limit_seconds
+                await self.solitude.look(self.accepted, limit, lambda: self.session.connected)
 
     def _account(self) -> None:
         now = time.monotonic()

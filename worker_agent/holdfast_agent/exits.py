@@ -82,9 +82,11 @@ class ExitReporter:
         self._report(dataclasses.replace(message, age_seconds=age), current.number)
 
     def _remember(self, current: Round, message: WorkerExited, seen_at: float, file: str) -> None:
-        if self.failures and self.failures[0].round != current.number:
+        newest = self.failures[0].round if self.failures else 0
+        if current.number > newest:
             self.failures.clear()
-        self.failures.append(SeenExit(current.number, seen_at, message, file))
+        if current.number >= newest:
+            self.failures.append(SeenExit(current.number, seen_at, message, file))
         log.error(
             "rank %d (pid %d) ended with %d%s",
             message.rank,

@@ -11,17 +11,15 @@ import dataclasses
 import logging
 import signal
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from holdfast.page import Page
 from holdfast_agent import contract, zygote
-from holdfast_agent.config import Settings
-from holdfast_agent.control import Control
 from holdfast_agent.decide.phases import Happening, RoundPhase, follow
 from holdfast_agent.exits import ExitReporter
-from holdfast_agent.logs import LogKeeper, RoundLogs
+from holdfast_agent.logs import RoundLogs
 from holdfast_agent.rounds import Round
+from holdfast_agent.tools import Tools
 from holdfast_wire.messages import (
     RoundStarted,
     RoundStopped,
@@ -44,21 +42,6 @@ class Pending:
     ordered_at: float
     envs: dict[int, dict[str, str]]
     logs: RoundLogs | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What a runner works with."""
-
-    settings: Settings
-    page: Page
-    process: zygote.Zygote
-    control: Control
-    logs: LogKeeper
-    inherited: Mapping[str, str]
-    """The agent's own environment, with the user's thread counts."""
-    spared: Callable[[], Collection[int]] = tuple
-    """Returns the children of the agent that are no part of a round (a standalone run's master)."""
 
 
 class RoundRunner:
@@ -103,14 +86,14 @@ class RoundRunner:
 
     def kill(self, reason: str) -> None:
         """SIGKILL everything; `RoundStopped` is reported when it is dead."""
-        self._drop_pending()
+        self._give_up_pending()
         if self.current is not None and not self.current.dead:
             log.warning("killing round %d: %s", self.current.number, reason)
             self._kill_current()
 
     def stop(self, grace_seconds: float, reason: str, sig: int = signal.SIGTERM) -> None:
         """Signal the workers, SIGKILL what is left after the grace; 0: SIGKILL at once."""
-        self._drop_pending()
+        self._give_up_pending()
         current = self.current
         if current is None or current.dead:
             return
@@ -216,6 +199,13 @@ class RoundRunner:
         current.kill_ordered = True
         self._move(Happening.KILL)
         self._tools.control.kill_round(current.number)
+
+    def _give_up_pending(self) -> None:
+        """An assigned round is not started any more: nothing of it lives."""
+        pending = self.pending
+        self._drop_pending()
+        if pending is not None:
+            self._report(RoundStopped(), pending.number)
 
     def _drop_pending(self) -> None:
         pending, self.pending = self.pending, None

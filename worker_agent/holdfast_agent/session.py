@@ -33,6 +33,15 @@ COMPLAIN_SECONDS = 10.0
 """The same reason for a failed connection is logged this often."""
 MAX_QUEUE = 1_000
 """Messages that wait while the master does not read; more means that the stream is useless."""
+TRANSIENT = (
+    grpc.RpcError,
+    grpc.aio.UsageError,
+    grpc.aio.InternalError,
+    asyncio.InvalidStateError,
+    OSError,
+    channel.CredentialsError,
+)
+"""How a stream can end; all of them lead to another try."""
 PERMANENT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """Refusals that another try would meet again."""
 
@@ -134,7 +143,7 @@ class Session:
             welcomed = False
             try:
                 welcomed = await self._one_stream()
-            except (grpc.RpcError, OSError, TimeoutError, channel.CredentialsError) as error:
+            except TRANSIENT as error:
                 welcomed = self._went_down(error)
             attempt = 0 if welcomed else attempt + 1
             if not self.closing:
@@ -168,8 +177,8 @@ class Session:
                 self._outbox = None
                 self._down.set()
                 writer.cancel()
-                with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
-                    await writer
+                # A write that crossed the end of the stream fails in one of several ways.
+                await asyncio.gather(writer, return_exceptions=True)
                 call.cancel()
         return self._went_down(None)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast_agent import address, config
 from holdfast_agent.config import Settings
+from holdfast_agent.evidence import cut
 from holdfast_wire.keys import RDZV_BACKEND
 from holdfast_wire.messages import LeaveOutcome, RoundStarted, WorkerExited
 
@@ -142,13 +143,26 @@ class HoldfastHandler:
         # torchrun calls this in a `finally`: an exception on its way means that the run failed.
         error = sys.exc_info()[1]
         if place is not None:
-            code, text = (0, "") if error is None else (1, str(error))
-            for local_rank in range(self._settings.launch.local_world_size):
-                node.report(_exited(place, local_rank, code, text), place.round)
+            for exited in self._exits(place, error):
+                node.report(exited, place.round)
         if error is None and place is not None:
             with node.changed:
                 node.changed.wait_for(lambda: node.left or node.fault, LEAVE_SECONDS)
         return node.stop(CLOSE_SECONDS)
+
+    def _exits(self, place: Place, error: BaseException | None) -> list[WorkerExited]:
+        """Return how the workers ended, as far as torchrun's own end tells."""
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+        if error is None:
+            sizes = range(self._settings.launch.local_world_size)
+            return [_exited(place, local_rank, 0, "") for local_rank in sizes]
+        if isinstance(error, ChildFailedError):
+            return [
+                _exited(place, failure.local_rank, failure.exitcode, _message(failure))
+                for failure in error.failures.values()
+            ]
+        return [_exited(place, 0, 1, f"{type(error).__name__}: {error}")]
 
     def _started(self) -> TorchrunNode:
         if self._node is None:
@@ -229,5 +243,11 @@ def _exited(place: Place, local_rank: int, code: int, text: str) -> WorkerExited
         local_rank=local_rank,
         rank=place.assignment.base_rank + local_rank,
         exit_code=code,
-        error_message=text[-4096:],
+        error_message=cut(text),
     )
+
+
+def _message(failure: Any) -> str:
+    """Return what torch knows of a failed worker: a text, or a record of an exception."""
+    message = failure.message
+    return str(message.get("message", "")) if isinstance(message, dict) else str(message)

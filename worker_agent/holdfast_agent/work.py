@@ -24,8 +24,8 @@ from holdfast_agent.errors import StandaloneError
 from holdfast_agent.greeting import Self
 from holdfast_agent.logs import LogKeeper
 from holdfast_agent.peers import PeerServer
-from holdfast_agent.runner import Tools
 from holdfast_agent.session import Dial
+from holdfast_agent.tools import Tools
 
 if TYPE_CHECKING:
     from holdfast_agent.standalone import Standalone
