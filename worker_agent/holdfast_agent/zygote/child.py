@@ -169,7 +169,8 @@ def _forget_the_agent() -> None:
     sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__
     logging.captureWarnings(capture=False)
     logging.root.handlers.clear()
-    logging.root.setLevel(logging.WARNING)
+    if logging.root.level != logging.WARNING:  # setting it touches every logger's memory
+        logging.root.setLevel(logging.WARNING)
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.getcwd()  # noqa: PTH109 - a string, as it is there
