@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import sys
@@ -55,7 +56,11 @@ class MasterProcess:
         await processes.wait_until(self._settled, _START_S)
         endpoint = self._home.endpoint()
         if endpoint is None:
-            raise MasterUnreachableError(f"the master did not start to serve; see {log}")
+            await self._running.end(0)
+            text = await asyncio.to_thread(log.read_text, errors="replace")
+            raise MasterUnreachableError(
+                f"the master did not start to serve; the end of {log}:\n{text[-2000:].rstrip()}"
+            )
         return endpoint
 
     def _settled(self) -> bool:
