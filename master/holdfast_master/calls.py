@@ -87,9 +87,14 @@ async def refuse(context: Context, refusal: Refusal, counters: CallCounters) -> 
         refusal.text,
         extra={"peer": context.peer(), "code": refusal.code.name, "reason": refusal.reason},
     )
-    async with asyncio.timeout(ABORT_SECONDS):
-        await context.abort_with_status(errors.status(refusal))
-    raise AssertionError("abort_with_status returned")
+    try:
+        async with asyncio.timeout(ABORT_SECONDS):
+            await context.abort_with_status(errors.status(refusal))
+    except grpc.aio.AbortError:
+        raise
+    except (grpc.aio.BaseError, TimeoutError):
+        log.debug("the peer left before it was told", extra={"reason": refusal.reason})
+    raise asyncio.CancelledError
 
 
 def unary(

@@ -115,7 +115,7 @@ class AgentService:
                 await self._put(_received(session, calls.decode(SessionRequest, data)))
         except RefusedError as error:
             session.end(Ending(DisconnectCause.REFUSED, error.refusal))
-        except grpc.aio.UsageError:
+        except grpc.aio.BaseError:
             session.end(Ending(DisconnectCause.RESET))
         else:
             # A dead peer looks like an orderly end; the cancellation of the call follows at once.
@@ -125,7 +125,11 @@ class AgentService:
 
 async def _write(session: Session, context: Context) -> None:
     while (response := await session.outbox.get()) is not None:
-        await context.write(codec.encode(response))
+        try:
+            await context.write(codec.encode(response))
+        except grpc.aio.BaseError:
+            session.end(Ending(DisconnectCause.RESET))
+            return
     if session.after_queue is not None:
         session.end(session.after_queue)
 

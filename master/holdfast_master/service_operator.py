@@ -7,6 +7,7 @@ spec or a pod means for the job (the core decides).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -117,8 +118,9 @@ class OperatorService:
                     await self._put(event)
         except RefusedError as error:
             sync.end(error.refusal)
-        else:
-            sync.end(None)
+        except grpc.aio.BaseError:
+            log.debug("the operator's stream broke")
+        sync.end(None)
 
 
 class _Sync:
@@ -150,8 +152,9 @@ class _Sync:
 
 
 async def _write(sync: _Sync, context: Context) -> None:
-    while (response := await sync.outbox.get()) is not None:
-        await context.write(codec.encode(response))
+    with contextlib.suppress(grpc.aio.BaseError):  # the operator has gone
+        while (response := await sync.outbox.get()) is not None:
+            await context.write(codec.encode(response))
     sync.end(None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -33,6 +34,8 @@ from holdfast_wire.messages import (
     WatchJobResponse,
     WatchReset,
 )
+
+log = logging.getLogger(__name__)
 
 RING_ITEMS = 10_000
 """News kept for watchers that are behind: as many as the core keeps events."""
@@ -150,6 +153,8 @@ class WatchService:
                 pass
         except RefusedError as error:
             await calls.refuse(context, error.refusal, self._counters)
+        except grpc.aio.BaseError:
+            log.debug("a watcher has gone")
         finally:
             self._changed.discard(changed)
 

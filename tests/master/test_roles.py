@@ -28,7 +28,7 @@ async def outcome(served: Served, method: str, role: str) -> tuple[str, str]:
     """Call a method with wrong bytes; return the status code's name and ErrorInfo's reason."""
     # As a stream of one: every method is served as some kind of stream on the wire.
     made = served.channel(IDENTITIES[role])
-    call: Any = made.stream_stream(method)(iter_once(), timeout=1.0)
+    call: Any = made.stream_stream(method)(iter_once(), timeout=DEADLINE)
     try:
         await call.read()
     except grpc.RpcError as error:
