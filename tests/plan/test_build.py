@@ -140,6 +140,7 @@ def test_the_container_named_worker_trains_else_the_first(
     """The other containers are left out, with a notice."""
     containers = [{"name": name, "command": [str(at)]} for at, name in enumerate(names, 1)]
     found = read(job(worker={"template": {"spec": {"containers": containers}}}))
+    assert check_job(found) == ()
     assert build_process(found.spec, _who()).argv == argv
     assert any("is not started on this machine" in notice for notice in job_notices(found))
 

@@ -315,7 +315,7 @@ class Cluster(RuleBasedStateMachine):
 
 TestPlans = Cluster.TestCase
 TestPlans.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
