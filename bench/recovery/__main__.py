@@ -1,6 +1,7 @@
 """``python -m bench.recovery``: run a plan, write its results, show or publish the page."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except sandbox.SandboxError as error:
         print(f"bench.recovery: {error}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also tidies up
     try:
         _run(options, rows, todo)
     except KeyboardInterrupt:
