@@ -238,6 +238,39 @@ class TestWithoutAMaster:
             await other_master.stop()
 
 
+async def test_a_stopped_zygote_does_not_hold_the_agent(
+    master: ScriptedMaster, start_agent: StartAgent, script: Script
+) -> None:
+    """A zygote that takes no commands any more is killed at the end, and its workers with it."""
+    agent = start_agent(script(FAMILY))
+    stream, family = await _run(master, agent)
+    zygote = next(process for process in family if process.name() == "hf-zygote")
+    zygote.suspend()
+    stream.send(Leave(grace_seconds=0.5, outcome=LeaveOutcome.SUCCEEDED, reason="done"))
+    assert await asyncio.to_thread(agent.wait) == 0
+    assert wait_gone(family, 3.0) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_a_signal_while_torch_is_imported_ends_it_quietly(
+    number: signal.Signals, code: int, start_agent: StartAgent, script: Script
+) -> None:
+    """A signal before anything runs: the code, no traceback, nothing left."""
+    agent = start_agent(script(FAMILY))
+    maps = Path(f"/proc/{agent.pid}/maps")
+    deadline = time.monotonic() + 60
+    while "libtorch" not in maps.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    family = agent.family()
+    agent.send(number)
+    assert agent.wait(20) == code
+    assert "Traceback" not in agent.errors()
+    assert wait_gone(family, 3.0) == []
+
+
 def test_bad_input_ends_with_2_before_anything_starts(
     start_agent: StartAgent, tmp_path: Path
 ) -> None:

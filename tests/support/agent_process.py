@@ -17,8 +17,16 @@ import psutil
 from holdfast_wire import keys
 from scripted_master import Identities
 
-RUN = (sys.executable, "-c", "from holdfast_agent.main import main; main()")
-"""holdfast-run without needing the console script on PATH."""
+RUN = (
+    sys.executable,
+    "-c",
+    (
+        "import sys; from holdfast_agent.zygote.tree import die_with_parent;"
+        "die_with_parent(int(sys.argv.pop(1))); from holdfast_agent.main import main; main()"
+    ),
+    str(os.getpid()),
+)
+"""holdfast-run without needing the console script on PATH; it dies with the test run."""
 
 
 def environment(identities: Identities, endpoint: str, node_rank: int = 0) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import logging
 import random
 import time
@@ -87,7 +86,7 @@ class Agent:
         )
         self.session = Session(dial, self, jitter)
         self.solitude = Solitude(self.runner, dial, tools.settings.node_rank)
-        self._events = ZygoteEvents(self)
+        self.zygote = ZygoteEvents(self)
         self._digest: StateDigest | None = None
         self._ledger = Ledger()
         self._accounted_at = time.monotonic()
@@ -108,7 +107,7 @@ class Agent:
     async def run(self) -> End:
         """Work until the master, a signal or a fault ends the agent."""
         self.lease.begin()
-        self._events.listen(self._tools.process)
+        self.zygote.listen(self._tools.process)
         works = (
             self.lease.run(),
             self.watch.beat(),
@@ -149,12 +148,6 @@ class Agent:
         if not self.ending.begun:
             cause = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
             self.ending.fail(f"the zygote ended with {cause}; {found} processes were killed")
-
-    async def close_zygote(self, timeout_seconds: float) -> None:
-        """End the zygote and wait for it."""
-        self._tools.process.shutdown()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._events.gone.wait(), timeout_seconds)
 
     # --- the stream -----------------------------------------------------------------------------
 
@@ -279,6 +272,9 @@ class Agent:
         while True:
             await asyncio.sleep(1.0)
             self._account()
+            stuck = self.runner.stuck(time.monotonic())
+            if stuck and not self.ending.begun:
+                self.ending.fail(stuck)
             if not self.session.connected and self.runner.alive:
                 limit = self.welcome.masterless_limit_seconds
                 await self.solitude.look(self.accepted, limit, lambda: self.session.connected)

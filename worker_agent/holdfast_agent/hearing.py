@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +27,7 @@ class ZygoteEvents:
         self._process: zygote.Zygote | None = None
         self._descriptor = -1
         """The zygote closes its own when it is gone, so the number is kept."""
-        self.gone = asyncio.Event()
-        """Set when the zygote is gone."""
+        self._gone = asyncio.Event()
         self._handlers: Mapping[type[Any], Callable[[Any], None]] = {
             zygote.Ready: self._on_ready,
             zygote.ForkDisabled: self._on_fork_disabled,
@@ -45,6 +47,16 @@ class ZygoteEvents:
         self._process = process
         self._descriptor = process.fileno()
         asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+
+    async def close(self, process: zygote.Zygote, timeout_seconds: float) -> None:
+        """End the zygote and wait for it; one that does not obey (SIGSTOP) is killed."""
+        process.shutdown()
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), timeout_seconds)
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         if self._process is None:
@@ -83,5 +95,5 @@ class ZygoteEvents:
     def _on_exited(self, event: zygote.ZygoteExited) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         self._process = None
-        self.gone.set()
+        self._gone.set()
         self._agent.on_zygote_lost(event)

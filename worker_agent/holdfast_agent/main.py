@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from holdfast.page import Page
 from holdfast_agent import config, contract, zygote
 from holdfast_agent.config import Settings
-from holdfast_agent.decide.leaving import ExitCode
+from holdfast_agent.decide.leaving import ExitCode, after_signal
 from holdfast_agent.errors import AgentError, InputError
 from holdfast_agent.flags import PROGRAM
 from holdfast_agent.logs import LogKeeper
@@ -30,7 +31,10 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the agent and exit with its code (see `decide.leaving.ExitCode`)."""
-    code = start(sys.argv[1:] if argv is None else argv)
+    try:
+        code = start(sys.argv[1:] if argv is None else argv)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -43,9 +47,12 @@ def start(argv: Sequence[str]) -> int:
     """Run the agent; return its exit code.
 
     Raises:
-        SystemExit: from torch's parser, for --help and unknown flags.
+        SystemExit: from torch's parser, for --help and unknown flags; after an early signal.
     """
     inherited = dict(os.environ)
+    # Until the event loop takes over; as PID 1 a process without handlers gets no signals at all.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end_early)
     try:
         config.check(inherited)
         variables = zygote.import_torch()
@@ -60,6 +67,10 @@ def start(argv: Sequence[str]) -> int:
     except (AgentError, zygote.ZygoteError) as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return ExitCode.FAILED
+
+
+def _end_early(number: int, _: object) -> None:
+    raise SystemExit(after_signal(number))
 
 
 def _load(argv: Sequence[str], inherited: Mapping[str, str]) -> Settings:

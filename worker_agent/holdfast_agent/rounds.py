@@ -10,7 +10,7 @@ import dataclasses
 from holdfast.page import Page
 from holdfast_agent.decide.ranks import Rank
 from holdfast_agent.logs import RoundLogs
-from holdfast_wire.messages import RunningWorker, WorldAssignment
+from holdfast_wire.messages import RoundStarted, RunningWorker, WorldAssignment
 
 READ_TIMEOUT_SECONDS = 0.0002
 """For one slot: a write lasts a microsecond, and a stopped writer must not hold the event loop."""
@@ -25,6 +25,8 @@ class Round:
     ordered_at: float
     """Monotonic time at which the assignment arrived, s."""
     logs: RoundLogs
+    spawned_at: float
+    """Monotonic time at which the zygote was told to start it, s."""
     killed_seconds: float
     """From the assignment's arrival until nothing of the round before lived."""
     pids: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -33,8 +35,8 @@ class Round:
     """Exit code by local rank, -N for signal N."""
     cold: bool = False
     """A process was not forked from the zygote."""
-    kill_ordered: bool = False
-    """The agent killed it, so SIGKILL is no evidence."""
+    killed_at: float | None = None
+    """Monotonic time at which the agent killed it, so SIGKILL is no evidence; None: it did not."""
     stop_ordered: bool = False
     """The agent asked it to end, so no exit is evidence."""
     lease_expired: bool = False
@@ -47,6 +49,11 @@ class Round:
     """Newest arm id."""
     echoed: int = 0
     """Newest arm id whose echo was sent."""
+
+    @property
+    def kill_ordered(self) -> bool:
+        """The agent killed it."""
+        return self.killed_at is not None
 
     @property
     def size(self) -> int:
@@ -71,6 +78,15 @@ class Round:
             RunningWorker(local_rank=rank, pid=pid, round=self.number)
             for rank, pid in sorted(self.pids.items())
             if rank not in self.exits
+        )
+
+    def started(self, cold_reason: str) -> RoundStarted:
+        """Return RoundStarted without a first step; cold_reason: why forking is not possible."""
+        last = max(self.started_ns.values(), default=0) * 1e-9
+        return RoundStarted(
+            killed_seconds=self.killed_seconds,
+            spawned_seconds=max(0.0, last - self.ordered_at),
+            cold_reason=cold_reason if self.cold else "",
         )
 
     def rank(self, page: Page, local_rank: int) -> Rank:

@@ -21,13 +21,15 @@ from holdfast_agent.logs import RoundLogs
 from holdfast_agent.rounds import Round
 from holdfast_agent.tools import Tools
 from holdfast_wire.messages import (
-    RoundStarted,
     RoundStopped,
     WorkerExited,
     WorldAssignment,
 )
 
 log = logging.getLogger(__name__)
+
+STUCK_SECONDS = 15.0
+"""A kill or a fork takes milliseconds; a node that needs this long is of no use to the job."""
 
 Report = Callable[[Any, int], None]
 """Sends a message about a round to the master: (message, round)."""
@@ -109,6 +111,17 @@ class RoundRunner:
         """Look for `patterns` in standard error from the next round on."""
         self.exits.patterns = patterns
 
+    def stuck(self, now: float) -> str:
+        """Return why this node cannot go on, empty where it can (`now`: monotonic, s)."""
+        current = self.current
+        if current is None or current.dead:
+            return ""
+        if current.killed_at is not None and now - current.killed_at > STUCK_SECONDS:
+            return f"processes of round {current.number} survive SIGKILL, or the zygote is stopped"
+        if not current.all_started and now - current.spawned_at > STUCK_SECONDS:
+            return f"the zygote has not started round {current.number}"
+        return ""
+
     async def close(self) -> None:
         """Wait for what was begun in the background (evidence, tails)."""
         while self._tasks:
@@ -127,7 +140,7 @@ class RoundRunner:
         current.cold = current.cold or not event.forked
         if current.all_started and not current.started_reported:
             current.started_reported = True
-            self._report(self.started_message(current), current.number)
+            self._report(current.started(self.cold_reason), current.number)
 
     def on_exited(self, event: zygote.WorkerExited) -> None:
         """A worker process is gone."""
@@ -176,15 +189,6 @@ class RoundRunner:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def started_message(self, current: Round) -> RoundStarted:
-        """Return RoundStarted without a first step."""
-        last = max(current.started_ns.values(), default=0) * 1e-9
-        return RoundStarted(
-            killed_seconds=current.killed_seconds,
-            spawned_seconds=max(0.0, last - current.ordered_at),
-            cold_reason=self.cold_reason if current.cold else "",
-        )
-
     def _move(self, happening: Happening) -> None:
         self.phase = follow(self.phase, happening)
 
@@ -196,7 +200,8 @@ class RoundRunner:
         current = self.current
         if current is None or current.dead:
             return
-        current.kill_ordered = True
+        if current.killed_at is None:
+            current.killed_at = time.monotonic()
         self._move(Happening.KILL)
         self._tools.control.kill_round(current.number)
 
@@ -242,7 +247,8 @@ class RoundRunner:
             assignment=pending.assignment,
             ordered_at=pending.ordered_at,
             logs=pending.logs,
-            killed_seconds=time.monotonic() - pending.ordered_at,
+            spawned_at=(now := time.monotonic()),
+            killed_seconds=now - pending.ordered_at,
         )
         self.current = current
         self._move(Happening.SPAWN)

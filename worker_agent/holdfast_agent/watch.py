@@ -102,7 +102,7 @@ class Watch:
             return age < PATIENCE_SECONDS or any(r.sample.attached for r in samples.values())
         current.first_step_reported = True
         self._runner.first_step()
-        started = self._runner.started_message(current)
+        started = current.started(self._runner.cold_reason)
         message = RoundStarted(
             first_step=True,
             step=found.step,

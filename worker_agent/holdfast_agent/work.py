@@ -107,7 +107,7 @@ async def _until_end(agent: Agent, tools: Tools, peers: PeerServer) -> int:
         await peers.stop()
     if end.code == ExitCode.FAILED:
         summary.show(agent.runner, end, tools.settings.launch.script)
-    await agent.close_zygote(ZYGOTE_END_SECONDS)
+    await agent.zygote.close(tools.process, ZYGOTE_END_SECONDS)
     return end.code
 
 
