@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 UNKNOWN_PACE = 0.05
 """s: assumed of a step where no rank has reported one; short, so that the margin is large."""
+FASTEST_PACE = 1e-4
+"""s: no training step is shorter; a report that says so would make the margin endless."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ def choose(
     """
     newest, fastest = not_before, math.inf
     for item in sightings:
-        pace = item.step_seconds if item.step_seconds > 0 else UNKNOWN_PACE
+        pace = max(item.step_seconds, FASTEST_PACE) if item.step_seconds > 0 else UNKNOWN_PACE
         ahead = int((item.age + item.since_step_seconds) / pace)
         newest = max(newest, item.step + ahead)
         fastest = min(fastest, pace)

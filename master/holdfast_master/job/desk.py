@@ -273,8 +273,9 @@ class Desk:
         self.dirty |= fit is not was
 
     def _is_candidate(self, node: Node) -> bool:
-        world = self.state.assigned
-        ready = node.warm or (world is not None and self._in_assigned(node))
+        world = self.world
+        member = world is not None and world.assigned and world.holds(node.rank, node.agent_id)
+        ready = node.warm or member
         marked = node.rank in self.state.draining or node.rank in self.state.released
         marked |= node.rank in self.surplus
         host = self.operator.host_of(node.rank)
@@ -286,10 +287,6 @@ class Desk:
         unmanaged = node.hello is not None and node.hello.unmanaged
         known = self.operator.ever and not unmanaged and self.state.spec is not None
         return known and node.rank >= self.wanted
-
-    def _in_assigned(self, node: Node) -> bool:
-        world = self.world
-        return world is not None and world.assigned and world.holds(node.rank, node.agent_id)
 
     def drop(self, node: Node) -> None:
         """The node is gone: forget it."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast_master.decide import failure, goodput, success
+from holdfast_master.decide import failure, success
 from holdfast_master.decide.failure import Evidence, EvidenceKind
-from holdfast_master.decide.goodput import Activity
 from holdfast_master.decide.success import Tally
 from holdfast_master.inputs import AgentMessage
-from holdfast_master.job import incidents, losses, rescale, starting, stores, users
+from holdfast_master.job import heartbeats, incidents, losses, rescale, starting, stores, users
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
 from holdfast_master.job.state import FINISHED
@@ -24,7 +23,6 @@ from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     ArmEcho,
     BoundaryReached,
-    BudgetKind,
     CommandDone,
     CommandFinished,
     Fence,
@@ -32,20 +30,17 @@ from holdfast_wire.messages import (
     GoodputClass,
     Heartbeat,
     NodeMarked,
-    RankProgress,
     RoundStarted,
     RoundStopped,
     StorePrepared,
     Warmed,
     WorkerExited,
-    WorldTraining,
 )
 from holdfast_wire.reasons import EndReason, EventReason
 
-_STALL_SECONDS = 10.0
-_STALL_STEPS = 20.0
 _SHOWN_EXITS = 20
-_COUNTED = frozenset({GoodputClass.PRODUCTIVE, GoodputClass.CHECKPOINT, GoodputClass.HANG})
+_OLDEST = 600.0
+"""s: an exit is not reported later than agents live without a master."""
 
 
 def received(desk: Desk, node: Node, fence: Fence | None, message: AgentMessage) -> None:
@@ -53,72 +48,6 @@ def received(desk: Desk, node: Node, fence: Fence | None, message: AgentMessage)
     losses.heard(desk, node)
     number = fence.round if fence is not None else 0
     _HANDLERS[type(message)](desk, node, number, message)
-
-
-def _heartbeat(desk: Desk, node: Node, _: int, message: Heartbeat) -> None:
-    world = desk.member(node)
-    if world is None or not message.ranks:
-        return
-    ranks = tuple(item for item in message.ranks if item.round == world.round)
-    if not ranks:
-        return
-    _note_samples(desk, node, ranks)
-    node.ranks, node.ranks_at = ranks, desk.now
-    for item in ranks:
-        world.reached = max(world.reached, item.step)
-        world.learn_pace(item.step_seconds)
-        world.sdk_ranks += item.has_sdk
-    _note_start(desk, node, world)
-    _note_progress(desk, world)
-    if world.training and desk.ledger.kind(node.rank) in _COUNTED:
-        _classify(desk, node, world)
-
-
-def _note_start(desk: Desk, node: Node, world: World) -> None:
-    """What RoundStarted would have said, should it have been lost with its stream."""
-    if len(node.ranks) < node.local_world_size or node.rank in world.stepped:
-        return
-    starting.started(desk, world, node.rank)
-    first = min(item.first_step for item in node.ranks)
-    if first:
-        starting.stepped(desk, world, node.rank, first)
-
-
-def _note_samples(desk: Desk, node: Node, ranks: tuple[RankProgress, ...]) -> None:
-    samples = sum(item.samples for item in ranks)
-    span = desk.now - node.ranks_at
-    if node.ranks and samples >= node.samples and span > 0:
-        rate = (samples - node.samples) / span
-        old = node.samples_per_second
-        node.samples_per_second = old + 0.3 * (rate - old) if old else rate
-    else:
-        node.samples_per_second = 0.0
-    node.samples = samples
-
-
-def _note_progress(desk: Desk, world: World) -> None:
-    """A step beyond the last failure's is written down: no-progress charges end there."""
-    failed = desk.state.failed_step
-    if failed is None or not world.training or not world.marked <= failed < world.reached:
-        return
-    world.marked = world.reached
-    if any(charge.kind is BudgetKind.NO_PROGRESS for charge in desk.state.charges):
-        desk.record(WorldTraining(round=world.round, step=world.reached))
-
-
-def _classify(desk: Desk, node: Node, world: World) -> None:
-    activity = Activity(
-        sections=frozenset(item.section for item in node.ranks),
-        since_step_seconds=max(item.since_step_seconds for item in node.ranks),
-        usual_step_seconds=world.step_seconds,
-    )
-    kind = goodput.classify(activity, stall_seconds=_STALL_SECONDS, stall_steps=_STALL_STEPS)
-    desk.turn(node.rank, kind)
-    stalled = kind is GoodputClass.HANG
-    if stalled and not node.stalled:
-        text = f"node {node.rank} completed no step for {activity.since_step_seconds:.0f} s"
-        desk.event(EventReason.STEP_STALLED, text, Warn, node=node.rank)
-    node.stalled = stalled
 
 
 def _exited(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:
@@ -141,7 +70,7 @@ def _exited(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:
     item = Evidence(
         kind=failure.worker_kind(message.exit_code, message.error_type),
         text=text,
-        at=desk.now - max(0.0, message.age_seconds),
+        at=desk.now - min(_OLDEST, max(0.0, message.age_seconds)),
         node_rank=node.rank,
         agent_id=node.agent_id,
         rank=message.rank,
@@ -287,7 +216,7 @@ def _goodbye(desk: Desk, node: Node, _: int, message: Goodbye) -> None:
 
 
 _HANDLERS: dict[type, Callable[[Desk, Node, int, Any], None]] = {
-    Heartbeat: _heartbeat,
+    Heartbeat: heartbeats.heard,
     WorkerExited: _exited,
     RoundStarted: _round_started,
     RoundStopped: _round_stopped,
