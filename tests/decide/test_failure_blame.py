@@ -37,6 +37,10 @@ BLAME = [
     ([seen(Kind.WORKER_RAISED, 1.0, 1), seen(Kind.AGENT_SILENT, 5.0, 0)], 0),
     ([seen(Kind.WORKER_EXITED, 1.0, 1), seen(Kind.WORKER_RAISED, 1.2, 0)], 0),
     ([seen(Kind.WORKERS_MISSING, 1.0, 1), seen(Kind.WORKER_EXITED, 1.2, 0)], 0),
+    # a code that the script chose is no echo; exit code 1 can be one
+    ([seen(Kind.WORKER_RAISED, 1.0, 1), seen(Kind.WORKER_EXITED, 1.2, 0, exit_code=42)], 0),
+    ([seen(Kind.WORKER_EXITED, 1.0, 1, exit_code=1), seen(Kind.WORKER_RAISED, 1.2, 0)], 0),
+    ([seen(Kind.WORKER_EXITED, 1.0, 1, exit_code=42), seen(Kind.WORKER_CRASHED, 1.2, 0)], 0),
     # within a kind of evidence the earliest, whenever it was told
     ([seen(Kind.WORKER_RAISED, 1.2, 1), seen(Kind.WORKER_RAISED, 1.1, 0)], 0),
     ([seen(Kind.WORKER_CRASHED, 1.2, 1), seen(Kind.POD_FAILED, 1.1, 0)], 0),

@@ -85,7 +85,7 @@ def test_an_exit_code_rule_fails_the_job_at_once(start_job: StartJob) -> None:
     rules = [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]
     job = start_job("--exit-at=8:42:1", failurePolicy={"rules": rules})
     assert job.finish() == 1, job.evidence()
-    assert "0 in place" in job.output
+    assert "0 in place" in job.output, job.evidence()
     assert "42" in job.output
 
 

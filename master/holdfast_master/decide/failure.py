@@ -117,12 +117,19 @@ def culprit(evidence: Sequence[Evidence]) -> Evidence:
     return min(evidence, key=_order)
 
 
-def _order(item: Evidence) -> tuple[int, float, bool, int, int, str, str]:
+def _order(item: Evidence) -> tuple[float, float, bool, int, int, str, str]:
     node = -1 if item.node_rank is None else item.node_rank
     rank = -1 if item.rank is None else item.rank
     # A pod's own end says more than the silence that it explains.
     vague = item.kind is not EvidenceKind.POD_FAILED
-    return (-STRENGTH[item.kind], item.at, vague, node, rank, item.kind.value, item.text)
+    return (-_strength(item), item.at, vague, node, rank, item.kind.value, item.text)
+
+
+def _strength(item: Evidence) -> float:
+    # A survivor of a broken collective raises, and at most turns that into exit code 1. Another
+    # code without an exception was chosen by the script: it is no echo of somebody else's end.
+    chosen = item.kind is EvidenceKind.WORKER_EXITED and item.exit_code not in (0, 1)
+    return STRENGTH[EvidenceKind.WORKER_RAISED] + 0.5 if chosen else STRENGTH[item.kind]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
