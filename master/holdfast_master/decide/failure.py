@@ -128,7 +128,7 @@ def _order(item: Evidence) -> tuple[float, float, bool, int, int, str, str]:
 def _strength(item: Evidence) -> float:
     # A survivor of a broken collective raises, and at most turns that into exit code 1. Another
     # code without an exception was chosen by the script: it is no echo of somebody else's end.
-    chosen = item.kind is EvidenceKind.WORKER_EXITED and item.exit_code not in (0, 1)
+    chosen = item.kind is EvidenceKind.WORKER_EXITED and item.exit_code not in (None, 0, 1)
     return STRENGTH[EvidenceKind.WORKER_RAISED] + 0.5 if chosen else STRENGTH[item.kind]
 
 
