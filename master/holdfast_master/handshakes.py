@@ -146,5 +146,7 @@ class CapturedStderr:
             elif isinstance(item, Said):
                 _GRPC_LOG.log(_LEVELS[item.severity], "%s", item.text)
             else:
-                os.write(self._saved, item.data)
+                # Whoever read standard error may have gone; refusals are counted all the same.
+                with contextlib.suppress(OSError):
+                    os.write(self._saved, item.data)
         self._handshakes.write_due(now)

@@ -77,7 +77,6 @@ def _run(config: MasterConfig) -> int:
     except (JournalError, CredentialsError, ServeError) as error:
         log.critical("%s", error)
         return EXIT_USAGE
-    log.info("exiting: %s", ending.value)
     return codes[ending]
 
 

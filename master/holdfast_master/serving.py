@@ -6,6 +6,7 @@ Belongs here: wiring, start and end. Does not belong here: what any of the parts
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
 import importlib.metadata
 import logging
@@ -85,6 +86,7 @@ class Master:
     ) -> None:
         """Wire the parts; needs a running event loop. Nothing is started yet."""
         self._config = config
+        self._journal = journal
         self._notes = history.notes
         self.counters = CallCounters()
         """What was refused."""
@@ -141,6 +143,14 @@ class Master:
         """Ask for an orderly end, as SIGTERM does: agents train on without a master."""
         self._stop.set()
 
+    def summary(self) -> dict[str, object]:
+        """Return what was counted, for the last line of the log."""
+        return {
+            **dataclasses.asdict(self._loop.counters),
+            "refused": dict(self.counters.refused),
+            "cut_off": self._table.cut_off,
+        }
+
     def _server(self) -> tuple[grpc.aio.Server, int]:
         config = self._config
         server = grpc.aio.server(
@@ -166,6 +176,8 @@ class Master:
 
     async def _begin(self, server: grpc.aio.Server, port: int) -> None:
         await self._loop.opened.wait()
+        if self._journal is not None and self._journal.trouble:
+            self._loop.push(JournalNoted(EventReason.JOURNAL_TROUBLED, self._journal.trouble))
         for note in self._notes:
             self._loop.push(JournalNoted(EventReason.JOURNAL_DAMAGED, note))
         if self._config.initial_spec is not None:
@@ -270,8 +282,11 @@ async def serve(config: MasterConfig, history: History, journal: Journal | None)
         core = Core.restore(history.records, identity, config.core)
     else:
         core = Core(identity, config.core)
+    master = Master(config, core, journal, history)
     try:
-        return await Master(config, core, journal, history).run()
+        ending = await master.run()
+        log.info("exiting: %s", ending.value, extra=master.summary())
+        return ending
     finally:
         if journal is not None:
             await asyncio.to_thread(journal.close)

@@ -25,17 +25,8 @@ from holdfast_wire.messages import (
     ScaleRequest,
     WorkerExited,
 )
-from master_process import SPEC, START_SECONDS, MasterProcess, master_process
+from master_process import SPEC, START_SECONDS, MasterProcess, master_process, refused
 from scripted_agent import ScriptedAgent
-
-
-def refused(directory: Path, **settings: object) -> tuple[int, str]:
-    """Start a master that must not serve; return its exit code and what it said."""
-    master = MasterProcess(directory, **settings)
-    try:
-        return master.process.wait(timeout=START_SECONDS), master.text()
-    finally:
-        master.end()
 
 
 def test_the_endpoint_file_is_private_and_true(tmp_path: Path) -> None:
@@ -107,21 +98,6 @@ def test_what_cannot_be_used_is_said_before_anything_starts(
     assert code == 2
     assert words in text
     assert "Traceback" not in text
-
-
-def test_an_epoch_is_one_masters_only(tmp_path: Path) -> None:
-    """Another process with the same epoch, and one with an older epoch, exit with 3."""
-    journal = str(tmp_path / "journal")
-    with master_process(tmp_path, epoch=5, journal_dir=journal) as master:
-        second = tmp_path / "second"
-        second.mkdir()
-        code, text = refused(second, epoch=5, journal_dir=journal)
-        assert (code, "give each master process its own epoch" in text) == (3, True)
-        assert master.stop() == 0
-    code, text = refused(tmp_path, epoch=5, journal_dir=journal, incarnation="other")
-    assert (code, "give each master process its own epoch" in text) == (3, True)
-    code, text = refused(tmp_path, epoch=4, journal_dir=journal)
-    assert (code, "has a segment of epoch 5" in text) == (3, True)
 
 
 def test_a_zombie_that_hears_of_a_newer_epoch_stops_acting(tmp_path: Path) -> None:
@@ -226,38 +202,6 @@ def test_a_peer_in_the_wrong_role_is_named_in_an_event(tmp_path: Path) -> None:
         events = master.ask("ListEvents", ListEventsRequest()).events
         (event,) = [event for event in events if event.reason == "PeerRefused"]
         assert event.text.startswith("agent: role 'agent' may not call")
-
-
-def test_a_disk_that_fills_up_does_not_stop_the_training(tmp_path: Path) -> None:
-    """The master says so and goes on: a crash is still recovered from; room mends the journal."""
-    journal = tmp_path / "journal"
-    settings: dict[str, object] = {"initial_spec": SPEC, "journal_dir": str(journal)}
-    with master_process(tmp_path, **settings) as master:
-        agents = [ScriptedAgent(tmp_path, master.port, rank) for rank in (0, 1)]
-        try:
-            agents[0].wait_for(lambda: agents[0].assignments)
-            size = (journal / "journal-1.log").stat().st_size
-            pid = master.process.pid
-            hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size + 10, hard))
-            agents[1].send(WorkerExited(rank=1, exit_code=1, error_type="ValueError"))
-            agents[0].wait_for(lambda: len(agents[0].assignments) == 2)
-            master.wait_for(lambda: "JournalTroubled" in reasons(master))
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
-            master.wait_for(lambda: "JournalMended" in reasons(master))
-            assert master.stop() == 0
-        finally:
-            for agent in agents:
-                agent.close()
-    (segment,) = read_segments(journal)
-    assert segment.broken == ""
-    numbers = [record.sequence for record in segment.records]
-    assert numbers == list(range(1, len(numbers) + 1))
-
-
-def reasons(master: MasterProcess) -> list[str]:
-    """Return the reasons of all events so far."""
-    return [event.reason for event in master.ask("ListEvents", ListEventsRequest()).events]
 
 
 def test_the_master_exits_when_the_job_has_ended_and_was_shown(tmp_path: Path) -> None:

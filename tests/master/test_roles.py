@@ -7,10 +7,16 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_reflection.v1alpha import reflection_pb2
 
+import certificates
+from certificates import DAY
 from holdfast_master.inputs import PeerRefused
-from holdfast_wire import keys, roles
+from holdfast_wire import channel, keys, roles
+from holdfast_wire.authority import Credentials, JobAuthority
 from holdfast_wire.identity import Identity
 from scripted_core import ScriptedCore
 from served import DEADLINE, JOB, OPERATOR, USER, Served, agent, refusal_of, serve
@@ -100,6 +106,48 @@ async def test_reflection_lists_the_services_and_their_files(tmp_path: Path, ver
         files = (await call.read()).file_descriptor_response.file_descriptor_proto
         assert any(b"holdfast_wire/v1/job.proto" in file for file in files)
         await call.done_writing()
+
+
+def forged(directory: Path, names: list[x509.GeneralName]) -> Path:
+    """Write a certificate that the job's authority signed, with these names."""
+    authority = JobAuthority(certificates.ROOT_KEY, JOB, certificates.now())
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        authority._builder(key.public_key(), certificates.now(), certificates.now() + DAY)
+        .subject_name(x509.Name([]))
+        .add_extension(x509.SubjectAlternativeName(names), critical=True)
+        .sign(authority._key, hashes.SHA256())
+    )
+    encoding = serialization.Encoding.PEM
+    private = key.private_bytes(
+        encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    Credentials(authority.ca_pem, certificate.public_bytes(encoding), private).write(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "reason"),
+    [
+        (x509.DNSName("agent.j1.holdfast"), "UNAUTHENTICATED", "NO_IDENTITY"),
+        (x509.UniformResourceIdentifier("https://j1/user"), "UNAUTHENTICATED", "NO_IDENTITY"),
+        (x509.UniformResourceIdentifier("holdfast://j2/user"), "PERMISSION_DENIED", "OTHER_JOB"),
+    ],
+    ids=["no name", "a foreign name", "another job"],
+)
+async def test_a_certificate_without_our_names_opens_nothing(
+    tmp_path: Path, name: x509.GeneralName, code: str, reason: str
+) -> None:
+    """Also where the authority itself signed it."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        tls = forged(tmp_path / "forged", [name])
+        options = channel.master_channel_options(JOB)
+        credentials = channel.channel_credentials(tls)
+        target = f"127.0.0.1:{served.port}"
+        async with grpc.aio.secure_channel(target, credentials, options=options) as made:
+            check: Any = made.unary_unary("/grpc.health.v1.Health/Check")
+            refusal = await refusal_of(check(b"", timeout=DEADLINE))
+        assert (refusal.code.name, refusal.reason) == (code, reason)
 
 
 async def test_a_method_that_does_not_exist_is_unimplemented(tmp_path: Path) -> None:

@@ -119,3 +119,12 @@ def master_process(directory: Path, **settings: object) -> Iterator[MasterProces
         yield master
     finally:
         master.end()
+
+
+def refused(directory: Path, **settings: object) -> tuple[int, str]:
+    """Start a master that must not serve; return its exit code and what it said."""
+    master = MasterProcess(directory, **settings)
+    try:
+        return master.process.wait(timeout=START_SECONDS), master.text()
+    finally:
+        master.end()
