@@ -12,7 +12,9 @@ from gpt_model import CONTEXT
 
 def flags() -> argparse.ArgumentParser:
     """Return the parser of every flag but those for faults."""
-    parser = argparse.ArgumentParser(description="Train a small byte-level GPT on English text.")
+    parser = argparse.ArgumentParser(
+        description="Train a small byte-level GPT on English text.", allow_abbrev=False
+    )
     add = parser.add_argument
     add("--parallel", choices=("ddp", "fsdp2"), default="ddp", help="how ranks share the model")
     add("--steps", type=whole(1), default=600, help="optimizer steps in all, restarts included")

@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 def main() -> None:
     """Train from the checkpoint, if there is one, to the last step."""
-    parser = argparse.ArgumentParser(description="Fit a small network to a sine.")
+    parser = argparse.ArgumentParser(
+        description="Fit a small network to a sine.", allow_abbrev=False
+    )
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--save-every", type=int, default=200)
     parser.add_argument("--checkpoint", type=Path, required=True)
