@@ -80,6 +80,8 @@ class SimulatedAgent:
     inbox: list[SessionResponse] = dataclasses.field(default_factory=list)
     important: list[tuple[Fence, AgentMessage]] = dataclasses.field(default_factory=list)
     """What is said again on a new stream: the last one may have lost it."""
+    matched: tuple[int, ...] = ()
+    """Log patterns that the next crash matches."""
     crashed: bool = False
     """A process of the running round has died."""
 
@@ -340,12 +342,17 @@ class SimulatedAgent:
         step = self.job.training.step(number, now)
         fence = self._fence(number)
         exited = WorkerExited(
-            rank=self.assignment.base_rank, exit_code=exit_code, error_type=error_type, step=step
+            rank=self.assignment.base_rank,
+            exit_code=exit_code,
+            error_type=error_type,
+            step=step,
+            matched_patterns=self.matched,
+            age_seconds=(delay := self.job.draw(0.001, 0.03)),
         )
         self.crashed = True
         self.job.training.leave(number, self.rank, self.agent_id, now)
         self.job.peers_raise(number, self.rank)
-        self._tell_later(self.job.draw(0.001, 0.03), number, exited, fence)
+        self.job.time.after(delay, lambda: self._tell(exited, fence))
 
     def peer_died(self, number: int) -> None:
         """The collective of this round broke: this node's processes raise, or hang."""
@@ -360,6 +367,10 @@ class SimulatedAgent:
         )
         fence = self._fence(number)
         self._tell_later(self.job.draw(0.008, 0.04), number, exited, fence)
+
+    def _tell(self, exited: WorkerExited, fence: Fence) -> None:
+        if self.alive and not self.left:
+            self._send(exited, fence)
 
     def _tell_later(self, delay: float, number: int, exited: WorkerExited, fence: Fence) -> None:
         def tell() -> None:

@@ -25,7 +25,7 @@ from holdfast_master.job import (
 )
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
-from holdfast_master.job.state import RELEASED
+from holdfast_master.job.state import REPLACED
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import ENDED
 from holdfast_master.job.world import World
@@ -114,7 +114,7 @@ def _supersede(desk: Desk, node: Node, reason: str) -> None:
     replacements.leave(desk, node, LeaveOutcome.REPLACED, reason, 0.0)
     text = f"node {node.rank}: {reason}"
     losses.lose(desk, node, EvidenceKind.AGENT_REPLACED, text)
-    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
+    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=REPLACED, value=True)
     desk.record(mark)
 
 

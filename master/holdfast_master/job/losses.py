@@ -15,7 +15,7 @@ from holdfast_master.job import incidents, replacements
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
-from holdfast_master.job.state import DRAINING
+from holdfast_master.job.state import DRAINING, RELEASED
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.wording import pod_end
 from holdfast_wire.messages import (
@@ -180,6 +180,8 @@ def _late(desk: Desk, pod: PodObservation) -> None:
     gone = desk.state.departed.get(pod.node_rank)
     if gone is None or gone.pod_uid != pod.pod_uid or not is_over(pod):
         return
+    if desk.state.dismissed.get(gone.agent_id) == RELEASED:
+        return  # it left as it was told
     item = Evidence(
         kind=pod_kind(pod),
         text=pod_end(pod),

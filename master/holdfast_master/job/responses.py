@@ -35,7 +35,7 @@ def _replace(desk: Desk, case: Case) -> None:
     if node is None or node.agent_id != case.best.agent_id:
         return  # it is gone already, and its replacement asked for
     if replacements.ask(desk, rank, node.pod_uid, why, avoid_node=host):
-        losses.drain(desk, node, EvidenceKind.NODE_REMOVED, f"node {rank} is replaced: {why}")
+        losses.drain(desk, node, EvidenceKind.DRAINED, f"node {rank} is replaced: {why}")
     else:
         text = f"nobody can replace node {rank}; its processes are restarted in place: {why}"
         desk.event(EventReason.REPLACE_REQUESTED, text, Warn, node=rank)

@@ -43,6 +43,7 @@ from holdfast_wire.reasons import PhaseReason
 DRAINING: Final = "draining"
 FINISHED: Final = "finished"
 RELEASED: Final = "released"
+REPLACED: Final = "replaced"
 ANSWERED: Final = frozenset({"leave", "replace", "stacks", "stop"})
 """Kinds of commands whose end is told; the ids of others are only never used again."""
 _KEPT_ENDS = 16
@@ -76,8 +77,8 @@ class JobState:
     finished: set[int] = dataclasses.field(default_factory=set)
     """Nodes of the assigned world whose processes ended with exit code 0, gone or not."""
     released: set[int] = dataclasses.field(default_factory=set)
-    dismissed: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Ids of agents that must not return, with their node rank."""
+    dismissed: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Ids of agents that must not return: released, or replaced by another."""
     excluded: dict[str, str] = dataclasses.field(default_factory=dict)
     """Kubernetes nodes that replacements avoid, with the reason."""
 
@@ -154,10 +155,10 @@ class JobState:
 
     @_fold.register
     def _(self, fact: NodeMarked, _: JournalRecord) -> None:
-        if fact.mark == RELEASED and fact.value:
-            self.dismissed[fact.agent_id] = fact.node_rank
+        if fact.mark in {RELEASED, REPLACED}:
+            self.dismissed[fact.agent_id] = fact.mark
         known = self.nodes.get(fact.node_rank)
-        if known is None or known.agent_id != fact.agent_id:
+        if known is None or known.agent_id != fact.agent_id or fact.mark == REPLACED:
             return
         marks = {DRAINING: self.draining, FINISHED: self.finished, RELEASED: self.released}
         if fact.value:

@@ -1,0 +1,257 @@
+"""Training processes that die: recovery at once, blame later, one charge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_wire.messages import (
+    Budget,
+    BudgetKind,
+    FailureAction,
+    FailureRule,
+    JobPhase,
+    PodPhase,
+)
+from simulated_job import SimulatedJob, job_spec
+
+Start = Callable[..., SimulatedJob]
+
+
+def incident(job: SimulatedJob, number: int = -1) -> object:
+    """An incident of the job."""
+    return job.core.goodput(job.moment()).incidents[number]
+
+
+def test_a_crash_restarts_all_in_place(training: Start) -> None:
+    """The same nodes go on in a new round; the culprit is named and charged once."""
+    job = training(2)
+    job.agents[1].crash_worker()
+    job.run(0.2)
+    assert job.phase in {JobPhase.STARTING, JobPhase.TRAINING}
+    job.run_until("TRAINING", limit=1.0)
+    assert job.members == [0, 1]
+    assert {world.restart_count for *_, world in job.assignments[-2:]} == {1}
+    job.run(11.0)
+    found = job.core.goodput(job.moment()).incidents[-1]
+    assert (found.cause, found.culprit_node, found.culprit_rank) == ("WorkerCrashed", "1", "1")
+    assert not found.open
+    assert found.steps_redone > 0
+    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.core.status(job.moment()).restarts_in_place == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_culprit_is_named_even_when_a_survivor_reports_first(seed: int) -> None:
+    """In every order of arrival."""
+    job = SimulatedJob(job_spec(replicas=3), seed=seed, raises=1.0)
+    job.add_agents(3)
+    job.run_until("TRAINING")
+    job.run(1.0)
+    job.agents[2].crash_worker(-11)
+    job.run(15.0)
+    found = job.core.goodput(job.moment()).incidents
+    assert [item.culprit_node for item in found] == ["2"]
+    assert [item.cause for item in found] == ["WorkerCrashed"]
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_two_at_once_are_one_incident(training: Start) -> None:
+    """The earlier of two crashes is charged, once."""
+    job = training(3)
+    job.agents[0].crash_worker()
+    job.agents[2].crash_worker()
+    job.run(15.0)
+    assert job.phase is JobPhase.TRAINING
+    assert len(job.core.goodput(job.moment()).incidents) == 1
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_a_crash_while_recovering_is_another_incident(training: Start) -> None:
+    """The first is charged at once, the second without a new step counts as no progress."""
+    job = training(2)
+    job.agents[0].crash_worker()
+    job.time.run(job.time.now + 1.0, lambda: job.agents[1].round == 2)
+    assert job.phase is JobPhase.STARTING
+    job.agents[1].crash_worker()
+    job.run(15.0)
+    assert job.phase is JobPhase.TRAINING
+    assert job.charges() == [BudgetKind.FAILURES, BudgetKind.NO_PROGRESS]
+
+
+def budget(kind: BudgetKind, limit: int) -> tuple[Budget, ...]:
+    """One budget, the others without limit."""
+    return (Budget(kind=kind, limit=limit),)
+
+
+def test_the_failure_budget_ends_the_job(training: Start) -> None:
+    """One more failure than allowed: the job fails within about a second, and says why."""
+    job = training(2, budgets=budget(BudgetKind.FAILURES, 1))
+    job.agents[0].crash_worker()
+    job.run(13.0)
+    assert job.phase is JobPhase.TRAINING
+    job.agents[0].crash_worker()
+    job.run(0.5)
+    assert job.phase is JobPhase.WAITING
+    job.run(3.0)
+    assert job.finished is not None
+    assert job.finished.reason == "FailureBudgetExhausted"
+    assert "failures allows 1" in job.core.status(job.moment()).text
+    assert [outcome for _, outcome in job.outcomes if outcome] == [2, 2]
+
+
+def test_better_evidence_saves_the_job(training: Start) -> None:
+    """A survivor's exception would exhaust the budget; the preemption behind it does not."""
+    job = training(2, budgets=budget(BudgetKind.FAILURES, 0))
+    job.raises = 1.0
+    agent = job.agents[1]
+    agent._kill()
+    agent.alive = False
+    job.run(0.3)
+    assert job.phase is JobPhase.WAITING
+    job._end_pod(agent, PodPhase.GONE, 0)
+    job.run(3.0)
+    assert job.finished is None, job.tale("ended")
+    job.run(15.0)
+    assert job.charges() == [BudgetKind.PREEMPTIONS]
+
+
+def test_a_loop_without_progress_ends_the_job() -> None:
+    """Every round dies before a new step: NoProgress, not the failure budget."""
+    job = SimulatedJob(job_spec(replicas=2, budgets=budget(BudgetKind.NO_PROGRESS, 3)))
+    job.add_agents(2)
+    while job.finished is None:
+        job.run_until("TRAINING", limit=5.0)
+        job.agents[0].crash_worker(1, "ValueError")
+        trains = (JobPhase.STARTING, JobPhase.FAILED)
+        job.time.run(job.time.now + 5.0, lambda: job.phase in trains)
+    assert job.finished.reason == "NoProgress"
+    assert job.charges() == [BudgetKind.FAILURES] + [BudgetKind.NO_PROGRESS] * 4
+
+
+def test_a_new_step_forgives_the_restarts_without_progress(training: Start) -> None:
+    """Charges of no progress are forgotten when the training gets further than before."""
+    job = training(2)
+    job.agents[0].crash_worker()
+    job.run(0.4)
+    job.agents[0].crash_worker()
+    job.run(0.5)
+    job.agents[0].crash_worker()
+    job.run(12.0)
+    assert BudgetKind.NO_PROGRESS not in job.charges() or job.phase is JobPhase.TRAINING
+    job.run(5.0)
+    assert job.charges().count(BudgetKind.NO_PROGRESS) <= 1
+    job.agents[0].crash_worker()
+    job.run(15.0)
+    assert job.charges().count(BudgetKind.FAILURES) >= 2
+
+
+def rule(action: FailureAction, **matcher: object) -> tuple[FailureRule, ...]:
+    """The spec's only rule."""
+    return (FailureRule(action=action, **matcher),)  # type: ignore[arg-type]
+
+
+def test_a_rule_can_ignore_a_failure(training: Start) -> None:
+    """Restarted, not charged."""
+    job = training(2, failure_rules=rule(FailureAction.IGNORE, exit_codes=(77,)))
+    job.agents[0].crash_worker(77)
+    job.run(15.0)
+    assert job.phase is JobPhase.TRAINING
+    assert job.charges() == []
+
+
+def test_a_rule_can_fail_the_job(training: Start) -> None:
+    """After a second in which better evidence may come."""
+    job = training(2, failure_rules=rule(FailureAction.FAIL_JOB, exit_codes=(1,)))
+    job.raises = 0.0
+    job.agents[0].crash_worker(1, "ValueError")
+    job.run(0.9)
+    assert job.finished is None
+    job.run(3.0)
+    assert job.finished is not None
+    assert job.finished.reason == "FailJobRule"
+
+
+def test_a_fail_rule_does_not_hit_a_survivor(training: Start) -> None:
+    """The survivor's exit code 1 matches the rule; the culprit's signal arrives in time."""
+    job = training(2, failure_rules=rule(FailureAction.FAIL_JOB, exit_codes=(1,)))
+    job.raises = 1.0
+    job.agents[0].crash_worker(-9)
+    job.run(15.0)
+    assert job.phase is JobPhase.TRAINING
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_a_rule_can_replace_the_pod(training: Start) -> None:
+    """The others go on at once; the culprit's node comes back as a new agent."""
+    job = training(3, failure_rules=rule(FailureAction.REPLACE_POD, exit_codes=(137,)))
+    before = job.agents[1].agent_id
+    job.agents[1].crash_worker(-9)
+    job.run(0.5)
+    assert job.members == [0, 2]
+    job.run(15.0)
+    assert sorted(job.members) == [0, 1, 2]
+    assert job.agents[1].agent_id != before
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_a_rule_can_exclude_the_host(training: Start) -> None:
+    """The culprit's Kubernetes node is named to the operator and in the status."""
+    rules = rule(FailureAction.REPLACE_ON_OTHER_NODE, log_pattern="ECC error")
+    job = training(3, failure_rules=rules)
+    job.agents[1].matched = (0, 9)
+    job.agents[1].crash_worker(1, "RuntimeError")
+    job.run(1.0)
+    assert job.core.status(job.moment()).excluded_nodes == ("k8s-1",)
+    assert "NodeExcluded" in job.reasons()
+    assert sorted(job.members) == [0, 2]
+
+
+def test_without_an_operator_a_replace_rule_restarts_in_place() -> None:
+    """Nobody can replace: said in an event."""
+    rules = rule(FailureAction.REPLACE_POD, exit_codes=(137,))
+    job = SimulatedJob(job_spec(replicas=2, failure_rules=rules), operator_up=False)
+    job.add_agents(2, unmanaged=True)
+    job.run_until("TRAINING")
+    job.agents[1].crash_worker(-9)
+    job.run(2.0)
+    assert job.members == [0, 1]
+    assert "ReplaceRequested" in job.reasons()
+
+
+def test_max_restarts_of_the_agents_caps_the_failure_budget() -> None:
+    """holdfast-run --max-restarts=0: the first failure ends the job."""
+    job = SimulatedJob(job_spec(replicas=2), operator_up=False)
+    job.add_agents(2, unmanaged=True, max_restarts=0)
+    job.run_until("TRAINING")
+    assert {world.max_restarts for *_, world in job.assignments} == {0}
+    job.agents[1].crash_worker()
+    job.run(4.0)
+    assert job.finished is not None
+    assert job.finished.reason == "FailureBudgetExhausted"
+
+
+def test_processes_that_vanish_without_a_word_are_an_incident(training: Start) -> None:
+    """An agent that comes back without its processes and says nothing for a second."""
+    job = training(2)
+    job.agents[1].blip()
+    job.agents[1].crashed = True
+    job.training.leave(1, 1, job.agents[1].agent_id, job.time.now)
+    job.run(3.0)
+    assert job.phase is JobPhase.TRAINING
+    found = job.core.goodput(job.moment()).incidents[-1]
+    assert found.cause == "WorkersMissing"
+    assert found.culprit_node == "1"
+
+
+def test_an_agent_that_stood_still_for_its_lease_is_the_culprit(training: Start) -> None:
+    """Frozen for longer than the lease, shorter than the silence limit."""
+    job = training(2)
+    job.agents[1].freeze()
+    job.time.after(4.5, job.agents[1].thaw)
+    job.run(20.0)
+    found = job.core.goodput(job.moment()).incidents
+    assert [item.cause for item in found] == ["LeaseExpired"]
+    assert found[0].culprit_node == "1"
+    assert len(job.members) == 2
