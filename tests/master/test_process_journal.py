@@ -33,7 +33,8 @@ def test_a_disk_that_fills_up_does_not_stop_the_training(tmp_path: Path) -> None
     with master_process(tmp_path, **settings) as master:
         agents = [ScriptedAgent(tmp_path, master.port, rank) for rank in (0, 1)]
         try:
-            agents[0].wait_for(lambda: agents[0].assignments)
+            for agent in agents:
+                agent.wait_for(lambda agent=agent: agent.assignments)
             size = (journal / "journal-1.log").stat().st_size
             pid = master.process.pid
             hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
