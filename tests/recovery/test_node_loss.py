@@ -30,7 +30,7 @@ def test_a_killed_agent_shrinks_the_world_and_its_successor_joins(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path, node: int
 ) -> None:
     """Kill -9 of any agent: a world of one goes on, a new agent joins, the losses stay the same."""
-    job = start_job("--extra-work-ms=40")
+    job = start_job("--extra-work-ms=200")
     before = job.wait_step(20)
     agent = job.agent_pid(node)
     ranks = [rank.pid for rank in job.nodes()[node].ranks]

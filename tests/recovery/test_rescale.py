@@ -16,7 +16,7 @@ def test_scaling_down_and_up_by_command_loses_no_step(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
     """2 -> 1 -> 2 while training: each step is done exactly once."""
-    job = start_job("--extra-work-ms=40", maxReplicas=2)
+    job = start_job("--extra-work-ms=200", maxReplicas=2)
     before = job.wait_step(15)
     done = job.cli("scale", job.name, "1")
     assert done.returncode == 0, done.stderr

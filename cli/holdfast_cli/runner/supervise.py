@@ -23,16 +23,21 @@ from holdfast_cli.runner.logs import follow_logs
 from holdfast_cli.runner.pods import PodProcesses
 from holdfast_cli.runner.sync import MasterSync
 from holdfast_cli.summary import summary
-from holdfast_operator.plan.actions import Action, CreatePod, DeleteJob, DeletePod, ScaleJob
+from holdfast_operator.plan.actions import (
+    Action,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    FinishJob,
+    ScaleJob,
+)
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import Said
 from holdfast_wire.messages import GetGoodputRequest, GetJobRequest, StopWish
 
 _log = logging.getLogger(__name__)
-_INTERRUPT_GRACE_S = 10.0
+_INTERRUPT_GRACE_S = 15.0
 """SIGINT to SIGKILL: time for SIGTERM to the ranks; a second SIGINT ends it at once."""
-_LEAVE_S = 45.0
-"""From the job's end to the last agent's: their own grace for SIGTERM is 30 s."""
 _EXIT_INTERRUPTED = 130
 _POLL_S = 0.05
 
@@ -51,6 +56,7 @@ class Supervisor:
         self._interrupts = 0
         self._interrupted_at = 0.0
         self._ended = False
+        self._finished: FinishJob | None = None
         self._summary = ""
         identities = LocalIdentities(home, record.uid)
         identities.write_fixed()
@@ -110,41 +116,37 @@ class Supervisor:
                     self._sync.send(self._job.spec_message())
                 self._sync.send(result)
                 self._changed.set()
+            case FinishJob():
+                self._finished = action
             case DeleteJob():
                 _log.info("nothing to delete: %s", action.reason)
-            case _:
-                pass
 
     async def _is_over(self) -> bool:
         if self._interrupts > 1:
             return True
-        outcome = self._job.view.outcome
-        now = time.time()
-        if outcome is None:
-            late = now - self._interrupted_at > _INTERRUPT_GRACE_S
-            return bool(self._interrupts) and late
-        if self._job.living(Role.WORKER) and now - outcome.decided_at < _LEAVE_S:
-            return False
-        self._summary = await asyncio.to_thread(self._summarise)
-        return True
+        if self._finished is not None:
+            self._summary = await asyncio.to_thread(self._summarise, self._finished)
+            return True
+        late = time.time() - self._interrupted_at > _INTERRUPT_GRACE_S
+        return bool(self._interrupts) and late
 
     def _patience(self, requeue_after: float | None) -> float:
         ending = self._interrupts or self._job.view.outcome is not None
         return min(requeue_after or 5.0, 0.2 if ending else 5.0)
 
-    def _summarise(self) -> str:
+    def _summarise(self, finished: FinishJob) -> str:
         try:
             with JobClient(self._home) as client:
                 status = client.call(GetJobRequest()).status
                 return summary(status, client.call(GetGoodputRequest()))
         except CliError as error:
-            return f"The job ended; its master did not say how: {error}"
+            how = f"{finished.reason}: {finished.text}"
+            return f"The job ended ({how}); its master did not say more: {error}"
 
     def _exit_code(self) -> int:
         if self._interrupts:
             return _EXIT_INTERRUPTED
-        outcome = self._job.view.outcome
-        return 0 if outcome is not None and outcome.succeeded else 1
+        return 0 if self._finished is not None and self._finished.succeeded else 1
 
     def _follow(self, view: watching.View) -> None:
         while self._home.endpoint() is None and not self._ended:
