@@ -68,6 +68,11 @@ def _after(stream: AgentStream, count: int) -> list[RoundStarted]:
     return stream.all(RoundStarted)[count:]
 
 
+def _all_run(beat: Heartbeat) -> bool:
+    """Say whether there are ranks and each has a process."""
+    return bool(beat.ranks) and all(rank.pid for rank in beat.ranks)
+
+
 def _told(master: ScriptedMaster, kind: type[Any]) -> list[Any]:
     """Return the messages of a kind on any stream."""
     return [message for stream in master.streams for message in stream.all(kind)]
@@ -162,7 +167,7 @@ async def test_old_and_foreign_orders_are_dropped(
     start_agent("--nproc-per-node=1", script(TRAIN))
     stream = await _warm(master)
     await _train(stream, 5, nproc=1)
-    beat = await stream.wait(Heartbeat, lambda m: bool(m.ranks))
+    beat = await stream.wait(Heartbeat, _all_run)
     pid = beat.ranks[0].pid
     world = assignment(await stream.prepare_store("next"), nproc=1)
     stream.send(world, 6, epoch=0)
@@ -211,11 +216,11 @@ async def test_a_stop_gives_grace_and_then_kills(
     path = script("""
 import os, signal, sys, time
 def leave(*_):
-    print("terminated", os.environ["RANK"], flush=True)
+    os.write(1, f"terminated {os.environ['RANK']}\\n".encode())  # one write: lines stay whole
     if os.environ["RANK"] == "0":
         sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 while True:
     time.sleep(0.1)
 """)
@@ -244,7 +249,7 @@ async def test_a_blip_changes_nothing_and_everything_is_told_again(
     stream.send(StateDigest(fence=None, sequence=4))
     await _train(stream, 1)
     waiting = await stream.prepare_store("waiting")
-    beat = await stream.wait(Heartbeat, lambda m: len(m.ranks) == 2)
+    beat = await stream.wait(Heartbeat, _all_run)
     pids = {rank.pid for rank in beat.ranks}
     os.kill(min(pids), signal.SIGKILL)
     await stream.wait(WorkerExited)
@@ -271,7 +276,7 @@ async def test_workers_of_a_round_that_the_master_does_not_know_are_killed(
     start_agent("--nproc-per-node=1", script(TRAIN))
     stream = await _warm(master)
     await _train(stream, 1, nproc=1)
-    beat = await stream.wait(Heartbeat, lambda m: bool(m.ranks))
+    beat = await stream.wait(Heartbeat, _all_run)
     master.welcome_round = lambda _: 2
     stream.close()
     again = await master.stream(1)
@@ -334,7 +339,7 @@ async def test_standing_still_costs_the_workers_their_lives(
     agent = start_agent("--nproc-per-node=2", script(TRAIN))
     stream = await _warm(master)
     await _train(stream, 1)
-    beat = await stream.wait(Heartbeat, lambda m: len(m.ranks) == 2)
+    beat = await stream.wait(Heartbeat, _all_run)
     workers = [psutil.Process(rank.pid) for rank in beat.ranks]
     began = time.monotonic()
     agent.send(signal.SIGSTOP)
@@ -354,7 +359,7 @@ async def test_a_whole_node_that_stood_still_does_not_train_on(
     agent = start_agent("--nproc-per-node=1", script(TRAIN))
     stream = await _warm(master)
     await _train(stream, 1, nproc=1)
-    beat = await stream.wait(Heartbeat, lambda m: bool(m.ranks))
+    beat = await stream.wait(Heartbeat, _all_run)
     everyone = [psutil.Process(agent.pid), *agent.family()]
     for process in everyone:
         process.suspend()
