@@ -1,4 +1,4 @@
-"""What every test run shares: the hand-over between the two phases of `make test`.
+"""What every test run shares: Hypothesis' settings and the two phases of `make test`.
 
 `make test` runs the fast tests side by side and the others one after another, in two pytest
 processes. The first writes down its outcome, the second repeats it at its end, so that every
@@ -12,6 +12,14 @@ from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
+from hypothesis import HealthCheck, settings
+
+# How long an example takes depends on the machine and its other work, so no time limit judges it.
+# A failure prints the blob that replays it.
+settings.register_profile(
+    "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("holdfast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
