@@ -48,15 +48,17 @@ def elastic_job(
     *,
     flags: Sequence[str] = ("--nproc-per-node=1",),
     standbys: int = 0,
-    env: Mapping[str, str] | None = None,
+    through: str = "",
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return an ElasticJob that runs `holdfast-run FLAGS SCRIPT`; `spec` is laid over its spec."""
-    container: dict[str, Any] = {
-        "name": "worker",
-        "command": ["holdfast-run", *flags, *script],
-        "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
-    }
+    """Return an ElasticJob that runs `holdfast-run FLAGS SCRIPT`; `spec` is laid over its spec.
+
+    `through`: address of a proxy that the agents take for their master.
+    """
+    command = ["holdfast-run", *flags, *script]
+    if through:
+        command = ["env", f"HOLDFAST_MASTER={through}", *command]
+    container: dict[str, Any] = {"name": "worker", "command": command}
     worker: dict[str, Any] = {"template": {"spec": {"containers": [container]}}}
     if standbys:
         worker["standbys"] = standbys
