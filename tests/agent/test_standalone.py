@@ -154,3 +154,16 @@ def test_workers_may_end_at_different_times(start: Start, tmp_path: Path) -> Non
     agent = start("--nproc-per-node=2", "uneven.py")
     assert agent.wait(120) == 0
     assert agent.output().count("end") == 2
+
+
+def test_a_run_that_stood_still_goes_on_afterwards(start: Start) -> None:
+    """Frozen for longer than the lease: the workers die, and a new round follows when it wakes."""
+    agent = start("--nproc-per-node=2", "train.py", "300")
+    _until(lambda: agent.output().count("start") == 2, agent)
+    workers = _workers(agent)
+    agent.send(signal.SIGSTOP)
+    assert wait_gone(workers, 6.0) == []
+    time.sleep(2.0)  # the master gives up on the node meanwhile
+    agent.send(signal.SIGCONT)
+    _until(lambda: agent.output().count("start") == 4, agent)
+    assert agent.wait(120) == 0
