@@ -13,6 +13,8 @@ from local_job import ROOT
 
 pytestmark = pytest.mark.train
 
+FAILS = {"05-budgets": "NoProgress"}
+"""Samples that show how a job ends without success, with the reason that they show."""
 FILES = sorted((ROOT / "examples").glob("[0-9][0-9]-*.yaml"))
 
 
@@ -24,8 +26,8 @@ def test_every_sample_is_numbered_once() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_sample_job_succeeds(file: Path, tmp_path: Path) -> None:
-    """`holdfast run examples/NN-….yaml` from the root of the repository ends with 0."""
+def test_a_sample_job_ends_as_it_says(file: Path, tmp_path: Path) -> None:
+    """`holdfast run examples/NN-….yaml` from the root of the repository."""
     done = subprocess.run(
         [sys.executable, "-m", "holdfast_cli.main", "run", str(file.relative_to(ROOT))],
         cwd=ROOT,
@@ -35,5 +37,6 @@ def test_a_sample_job_succeeds(file: Path, tmp_path: Path) -> None:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "succeeded after" in done.stdout
+    reason = FAILS.get(file.stem)
+    assert done.returncode == (1 if reason else 0), done.stdout[-6000:] + done.stderr[-2000:]
+    assert (reason or "succeeded after") in done.stdout
