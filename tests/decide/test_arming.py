@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.decide.arming import FASTEST_PACE, UNKNOWN_PACE, Sighting, choose
+from holdfast_master.decide.arming import FASTEST_PACE, UNKNOWN_PACE, Sighting, choose, reach
 
 
 def seen(step: int, pace: float = 0.1, since: float = 0.0, age: float = 0.0) -> Sighting:
@@ -35,6 +35,14 @@ def test_step(sightings: list[Sighting], latency: float, tries: int, floor: int,
     choice = choose(sightings, latency=latency, tries=tries, not_before=floor)
     assert choice.step == step
     assert "margin" in choice.reason
+
+
+def test_how_far_the_ranks_have_come() -> None:
+    """They went on since their report, unless they stood still by then."""
+    assert reach([], 7) == 7
+    assert reach([seen(100, age=0.35)], 0) == 103
+    assert reach([seen(100, since=0.3, age=0.35)], 0) == 100
+    assert reach([seen(100, pace=0.0, age=0.1)], 0) == 100
 
 
 SIGHTINGS = st.lists(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast_master.inputs import Connected, Received
-from holdfast_wire.messages import Hello, JobPhase, NodeState, Warmed
+from holdfast_wire.messages import Hello, NodeState, Warmed
 from holdfast_wire.reasons import PhaseReason
 from simulated_job import SimulatedJob, job_spec
 
@@ -42,7 +42,7 @@ def test_the_join_window_lets_a_world_grow_before_it_starts() -> None:
     job = SimulatedJob(job_spec(join_window_seconds=5.0))
     job.add_agents(3)
     job.run(4.0)
-    assert job.phase is JobPhase.WAITING
+    assert job.is_in("WAITING")
     assert job.core.status(job.moment()).reason == PhaseReason.JOIN_WINDOW
     job.run_until("TRAINING", limit=3.0)
     assert job.members == [0, 1, 2]
@@ -53,10 +53,9 @@ def test_below_the_minimum_nothing_starts() -> None:
     job = SimulatedJob(job_spec(below_min_timeout_seconds=20.0))
     job.add_agents(1)
     job.run(19.0)
-    assert job.phase is JobPhase.WAITING
+    assert job.is_in("WAITING")
     job.run(10.0)
-    assert job.finished is not None
-    assert job.finished.reason == "BelowMinReplicas"
+    assert job.end == "BelowMinReplicas"
     assert "of at least 2 nodes" in job.core.status(job.moment()).text
 
 
@@ -88,7 +87,7 @@ def test_a_store_that_cannot_start_is_not_waited_for() -> None:
     job.store_failures = 1.0
     job.add_agents(2)
     job.run(1.0)
-    assert job.phase is JobPhase.FORMING
+    assert job.is_in("FORMING")
     job.store_failures = 0.0
     job.run_until("TRAINING", limit=5.0)
 
@@ -99,7 +98,7 @@ def test_without_a_spec_nobody_is_assigned() -> None:
     job.core._desk.state.spec = None
     job.add_agents(2)
     job.run(2.0)
-    assert job.phase is JobPhase.WAITING
+    assert job.is_in("WAITING")
     assert not job.assignments
 
 

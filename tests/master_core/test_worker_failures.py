@@ -29,7 +29,7 @@ def test_a_crash_restarts_all_in_place(training: Start) -> None:
     job = training(2)
     job.agents[1].crash_worker()
     job.run(0.2)
-    assert job.phase in {JobPhase.STARTING, JobPhase.TRAINING}
+    assert job.is_in("STARTING", "TRAINING")
     job.run_until("TRAINING", limit=1.0)
     assert job.members == [0, 1]
     assert {world.restart_count for *_, world in job.assignments[-2:]} == {1}
@@ -63,7 +63,7 @@ def test_two_at_once_are_one_incident(training: Start) -> None:
     job.agents[0].crash_worker()
     job.agents[2].crash_worker()
     job.run(15.0)
-    assert job.phase is JobPhase.TRAINING
+    assert job.is_in("TRAINING")
     assert len(job.core.goodput(job.moment()).incidents) == 1
     assert job.charges() == [BudgetKind.FAILURES]
 
@@ -73,10 +73,10 @@ def test_a_crash_while_recovering_is_another_incident(training: Start) -> None:
     job = training(2)
     job.agents[0].crash_worker()
     job.time.run(job.time.now + 1.0, lambda: job.agents[1].round == 2)
-    assert job.phase is JobPhase.STARTING
+    assert job.is_in("STARTING")
     job.agents[1].crash_worker()
     job.run(15.0)
-    assert job.phase is JobPhase.TRAINING
+    assert job.is_in("TRAINING")
     assert job.charges() == [BudgetKind.FAILURES, BudgetKind.NO_PROGRESS]
 
 
@@ -90,13 +90,12 @@ def test_the_failure_budget_ends_the_job(training: Start) -> None:
     job = training(2, budgets=budget(BudgetKind.FAILURES, 1))
     job.agents[0].crash_worker()
     job.run(13.0)
-    assert job.phase is JobPhase.TRAINING
+    assert job.is_in("TRAINING")
     job.agents[0].crash_worker()
     job.run(0.5)
-    assert job.phase is JobPhase.WAITING
+    assert job.is_in("WAITING")
     job.run(3.0)
-    assert job.finished is not None
-    assert job.finished.reason == "FailureBudgetExhausted"
+    assert job.end == "FailureBudgetExhausted"
     assert "failures allows 1" in job.core.status(job.moment()).text
     assert [outcome for _, outcome in job.outcomes if outcome] == [2, 2]
 
@@ -109,10 +108,10 @@ def test_better_evidence_saves_the_job(training: Start) -> None:
     agent._kill()
     agent.alive = False
     job.run(0.3)
-    assert job.phase is JobPhase.WAITING
+    assert job.is_in("WAITING")
     job._end_pod(agent, PodPhase.GONE, 0)
     job.run(3.0)
-    assert job.finished is None, job.tale("ended")
+    assert not job.end, job.tale("ended")
     job.run(15.0)
     assert job.charges() == [BudgetKind.PREEMPTIONS]
 
@@ -121,12 +120,11 @@ def test_a_loop_without_progress_ends_the_job() -> None:
     """Every round dies before a new step: NoProgress, not the failure budget."""
     job = SimulatedJob(job_spec(replicas=2, budgets=budget(BudgetKind.NO_PROGRESS, 3)))
     job.add_agents(2)
-    while job.finished is None:
+    while not job.end:
         job.run_until("TRAINING", limit=5.0)
         job.agents[0].crash_worker(1, "ValueError")
-        trains = (JobPhase.STARTING, JobPhase.FAILED)
-        job.time.run(job.time.now + 5.0, lambda: job.phase in trains)
-    assert job.finished.reason == "NoProgress"
+        job.time.run(job.time.now + 5.0, lambda: job.is_in("STARTING", "FAILED"))
+    assert job.end == "NoProgress"
     assert job.charges() == [BudgetKind.FAILURES] + [BudgetKind.NO_PROGRESS] * 4
 
 
@@ -157,7 +155,7 @@ def test_a_rule_can_ignore_a_failure(training: Start) -> None:
     job = training(2, failure_rules=rule(FailureAction.IGNORE, exit_codes=(77,)))
     job.agents[0].crash_worker(77)
     job.run(15.0)
-    assert job.phase is JobPhase.TRAINING
+    assert job.is_in("TRAINING")
     assert job.charges() == []
 
 
@@ -167,10 +165,9 @@ def test_a_rule_can_fail_the_job(training: Start) -> None:
     job.raises = 0.0
     job.agents[0].crash_worker(1, "ValueError")
     job.run(0.9)
-    assert job.finished is None
+    assert not job.finished
     job.run(3.0)
-    assert job.finished is not None
-    assert job.finished.reason == "FailJobRule"
+    assert job.end == "FailJobRule"
 
 
 def test_a_fail_rule_does_not_hit_a_survivor(training: Start) -> None:
@@ -179,7 +176,7 @@ def test_a_fail_rule_does_not_hit_a_survivor(training: Start) -> None:
     job.raises = 1.0
     job.agents[0].crash_worker(-9)
     job.run(15.0)
-    assert job.phase is JobPhase.TRAINING
+    assert job.is_in("TRAINING")
     assert job.charges() == [BudgetKind.FAILURES]
 
 
@@ -228,8 +225,7 @@ def test_max_restarts_of_the_agents_caps_the_failure_budget() -> None:
     assert {world.max_restarts for *_, world in job.assignments} == {0}
     job.agents[1].crash_worker()
     job.run(4.0)
-    assert job.finished is not None
-    assert job.finished.reason == "FailureBudgetExhausted"
+    assert job.end == "FailureBudgetExhausted"
 
 
 def test_processes_that_vanish_without_a_word_are_an_incident(training: Start) -> None:
@@ -239,7 +235,7 @@ def test_processes_that_vanish_without_a_word_are_an_incident(training: Start) -
     job.agents[1].crashed = True
     job.training.leave(1, 1, job.agents[1].agent_id, job.time.now)
     job.run(3.0)
-    assert job.phase is JobPhase.TRAINING
+    assert job.is_in("TRAINING")
     found = job.core.goodput(job.moment()).incidents[-1]
     assert found.cause == "WorkersMissing"
     assert found.culprit_node == "1"

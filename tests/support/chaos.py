@@ -153,7 +153,7 @@ class Chaos:
         for _ in range(faults):
             self.hurt()
             job.run(self.luck.choice([0.0, 0.01, 0.05, 0.3, 2.0, 6.0]) * self.luck.random())
-        self._heal()
+        self.heal()
         largest = job.core._desk.bounds.largest
         job.time.run(job.time.now + 90.0, self._is_whole)
         assert job.phase is JobPhase.TRAINING, job.tale("did not come back")
@@ -169,7 +169,8 @@ class Chaos:
         job = self.job
         return job.phase is JobPhase.TRAINING and len(job.members) == job.core._desk.bounds.largest
 
-    def _heal(self) -> None:
+    def heal(self) -> None:
+        """Undo every fault that lasts, bring every missing node back."""
         job = self.job
         job.store_failures = 0.0
         job.replaces = True

@@ -331,7 +331,8 @@ class SimulatedAgent:
         if self.round:
             now = self.job.time.now
             self.job.training.leave(self.round, self.rank, self.agent_id, now)
-            self.job.peers_raise(self.round, self.rank)
+            if not self.finished:
+                self.job.peers_raise(self.round, self.rank)
         self.round = 0
 
     def crash_worker(self, exit_code: int = -9, error_type: str = "") -> None:

@@ -233,6 +233,15 @@ class SimulatedJob:
         """The job's phase."""
         return self.core._desk.state.phase
 
+    def is_in(self, *phases: str) -> bool:
+        """Whether the job is in one of these phases."""
+        return self.phase.name in phases
+
+    @property
+    def end(self) -> str:
+        """Why the job ended; empty: it has not."""
+        return "" if self.finished is None else self.finished.reason
+
     @property
     def members(self) -> list[int]:
         """Node ranks of the running world, in rank order."""

@@ -30,6 +30,20 @@ class Sighting:
     """Since the report, s."""
 
 
+def reach(sightings: Iterable[Sighting], newest: int) -> int:
+    """The newest step that some rank has completed by now; `newest` was reported.
+
+    A rank that had stood still for two steps when it reported is taken to stand still, and so is
+    one whose pace is not known.
+    """
+    for item in sightings:
+        pace = max(item.step_seconds, FASTEST_PACE)
+        moving = item.step_seconds > 0 and item.since_step_seconds < 2 * pace
+        ahead = int((item.age + item.since_step_seconds) / pace) if moving else 0
+        newest = max(newest, item.step + ahead)
+    return newest
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArmStep:
     """The step to arm, and when it should have been reached."""

@@ -45,13 +45,14 @@ _DIED = {
     EvidenceKind.AGENT_REPLACED,
     EvidenceKind.AGENT_LEFT,
     EvidenceKind.LEASE_EXPIRED,
+    EvidenceKind.ROUND_LOST,
 }
 _STRENGTHS = (
     (_TAKEN, 5),
     (_DIED, 4),
     ({EvidenceKind.WORKER_RAISED}, 3),
     ({EvidenceKind.WORKER_EXITED}, 2),
-    ({EvidenceKind.WORKERS_MISSING, EvidenceKind.ROUND_LOST}, 1),
+    ({EvidenceKind.WORKERS_MISSING}, 1),
     ({EvidenceKind.DRAINED, EvidenceKind.RESTART_ASKED, EvidenceKind.RESCALED}, 0),
 )
 STRENGTH = {kind: strength for kinds, strength in _STRENGTHS for kind in kinds}

@@ -75,9 +75,9 @@ class Case:
         """What the best evidence is."""
         return self.best.kind
 
-    def remember(self, world: World) -> None:
+    def remember(self, world: World, reached: int) -> None:
         """How far the interrupted world was."""
-        self.reached = max(self.reached, world.reached)
+        self.reached = max(self.reached, reached)
         if world.training:
             self.members, self.step_seconds = tuple(world.places), world.step_seconds
 

@@ -170,6 +170,7 @@ class Desk:
         if before is not None and not (succeeded and not before.succeeded):
             if now and not before.now:
                 self.record(dataclasses.replace(before, now=True), durable=True)
+                self.dirty = True
             return
         self.end_text = text
         self.dirty = True

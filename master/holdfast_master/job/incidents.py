@@ -7,7 +7,10 @@ evidence is ranked (`decide.failure`), charging (`charges`), the next world (`ro
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
+from holdfast_master.decide import arming
+from holdfast_master.decide.arming import Sighting
 from holdfast_master.decide.failure import Evidence
 from holdfast_master.decide.goodput import micros
 from holdfast_master.job import charges
@@ -98,7 +101,7 @@ def open_case(desk: Desk, item: Evidence, world: World, *, asked: bool = True) -
         count=1,
         detection=max(0.0, desk.now - item.at),
     )
-    case.remember(world)
+    case.remember(world, _reached(desk, world, item))
     case.involve(item)
     desk.case = case
     desk.record(case.fact(opened=True, charged=None, cost=()))
@@ -129,8 +132,28 @@ def break_world(desk: Desk, why: str) -> None:
     if desk.case is not None:
         desk.case.broken.add(world.round)
         desk.case.broken_at = desk.now
-        desk.case.remember(world)
+        desk.case.remember(world, _reached(desk, world, desk.case.best))
         _count_cost(desk, desk.case, world)
+
+
+def _reached(desk: Desk, world: World, item: Evidence) -> int:
+    """How far the ranks were: a process that ended said so; otherwise they went on a little."""
+    if item.rank is not None or not world.training:
+        return world.reached
+    return arming.reach(sightings(desk, world), world.reached)
+
+
+def sightings(desk: Desk, world: World) -> Iterator[Sighting]:
+    """The last progress of every rank."""
+    for rank in world.places:
+        node = desk.roster.nodes.get(rank)
+        for item in node.ranks if node is not None else ():
+            yield Sighting(
+                step=item.step,
+                step_seconds=item.step_seconds or world.step_seconds,
+                since_step_seconds=item.since_step_seconds,
+                age=max(0.0, desk.now - node.ranks_at) if node is not None else 0.0,
+            )
 
 
 def _count_cost(desk: Desk, case: Case, world: World) -> None:

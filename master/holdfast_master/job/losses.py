@@ -100,8 +100,12 @@ def lose(
         desk.event(EventReason.NODE_LOST, text, Warn, node=node.rank)
     if planned:
         return
+    kind = node.draining or kind
+    if kind is EvidenceKind.DRAINED and member and desk.running() is not None:
+        # It was to go at a boundary and went before: that explains what breaks in the others.
+        kind = EvidenceKind.NODE_REMOVED
     item = Evidence(
-        kind=node.draining or kind,
+        kind=kind,
         text=text,
         at=desk.now if at is None else at,
         node_rank=node.rank,

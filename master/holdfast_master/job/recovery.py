@@ -58,7 +58,7 @@ def count_redone(desk: Desk, world: World) -> None:
         if case.to_round != world.round or case.steps_redone:
             continue
         if not world.first_step:
-            if case.reached == 0 and not case.smooth and world.degraded:
+            if world.degraded and not case.smooth:
                 text = "steps are unknown: the script goes on from its own checkpoint"
                 desk.event(EventReason.ROLLED_BACK, text, incident=case.id)
             continue

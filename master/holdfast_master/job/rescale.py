@@ -7,10 +7,7 @@ here: whether a change pays (`decide.scaling`), which step (`decide.arming`), th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from holdfast_master.decide import arming, failure, scaling
-from holdfast_master.decide.arming import Sighting
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.scaling import Economy, Fleet, Later, Purpose, Rescale
 from holdfast_master.job import incidents
@@ -161,7 +158,7 @@ def _blind(desk: Desk, world: World) -> str:
 def _arm(desk: Desk, world: World, boundary: Boundary) -> None:
     latency = desk.settings.latency_seconds + desk.heartbeat
     choice = arming.choose(
-        _sightings(desk, world),
+        incidents.sightings(desk, world),
         latency=latency,
         tries=boundary.tries,
         not_before=max(world.reached, boundary.passed),
@@ -188,18 +185,6 @@ def send_arm(desk: Desk, node: Node) -> None:
         return
     message = Arm(arm_id=boundary.arm_id, step=boundary.step, reason=boundary.reason)
     desk.send(node, message, world.round)
-
-
-def _sightings(desk: Desk, world: World) -> Iterator[Sighting]:
-    for rank in world.places:
-        node = desk.roster.nodes.get(rank)
-        for item in node.ranks if node is not None else ():
-            yield Sighting(
-                step=item.step,
-                step_seconds=item.step_seconds or world.step_seconds,
-                since_step_seconds=item.since_step_seconds,
-                age=max(0.0, desk.now - node.ranks_at) if node is not None else 0.0,
-            )
 
 
 def echoed(desk: Desk, node: Node, message: ArmEcho) -> None:

@@ -34,6 +34,8 @@ class Node:
     """The end of its stream was news."""
     draining: EvidenceKind | None = None
     """Why it is to leave; None: it is not."""
+    replace_why: str = ""
+    """Why a new agent is wanted once this one is released; empty: it is not."""
     patterns: tuple[str, ...] = ()
     """Log patterns of the Welcome that it got: its reports give indices into them."""
     store: StorePrepared | None = None

@@ -8,6 +8,7 @@ which messages arrive cannot lead to different ends.
 
 from __future__ import annotations
 
+from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.job import ending, replacements, rescale, responses, rounds, stores
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.timers import Timer
@@ -73,8 +74,11 @@ def _let_go(desk: Desk) -> None:
     ]
     if drained and _settled(desk):
         replacements.release(desk, drained, "drained", free_pods=False)
-        if phase is JobPhase.WAITING:
-            for node in drained:
+        for node in drained:
+            if node.replace_why or node.draining is EvidenceKind.PREEMPTED:
+                why = node.replace_why or "it was taken away"
+                replacements.ask(desk, node.rank, node.pod_uid, why)
+            elif phase is JobPhase.WAITING:
                 replacements.ask(desk, node.rank, node.pod_uid, "drained, and too few are left")
     trains = phase is JobPhase.TRAINING
     if trains or desk.release_due:

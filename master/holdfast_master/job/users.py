@@ -12,7 +12,7 @@ from typing import Any
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.inputs import Asked
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_master.job import incidents, losses, replacements
+from holdfast_master.job import incidents, losses
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
@@ -167,10 +167,12 @@ def _restart_node(desk: Desk, event: Asked, rank: int, reason: str) -> None:
     if node is None:
         return
     text = f"{event.who} asks for a new agent of node {rank}{_because(reason)}"
-    if not desk.operator.connected or not replacements.ask(desk, rank, node.pod_uid, text):
+    if not desk.operator.connected:
         text = "no operator is connected that could replace a node"
         _refuse(desk, event, RefusalCode.FAILED_PRECONDITION, "NO_OPERATOR", text)
         return
+    # The operator is asked once the others go on without it: see steering.
+    node.replace_why = text
     desk.event(EventReason.RESTART_REQUESTED, text, node=rank)
     losses.drain(desk, node, EvidenceKind.DRAINED, text)
     desk.put(Reply(event.request_id, RestartWorkerResponse(round=desk.state.round)))

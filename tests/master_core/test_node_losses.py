@@ -1,0 +1,352 @@
+"""Nodes that die, vanish, stand still, come back, are taken away or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_master.inputs import PodListDone, PodSeen
+from holdfast_wire.messages import (
+    Budget,
+    BudgetKind,
+    Hello,
+    LeaveOutcome,
+    NodeState,
+    PodObservation,
+    PodPhase,
+)
+from simulated_job import SimulatedJob, job_spec
+
+Start = Callable[..., SimulatedJob]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_an_agent_that_dies_leaves_a_smaller_world_at_once(training: Start, rank: int) -> None:
+    """With evidence of its death nobody waits for silence; the first node is no exception."""
+    job = training(3)
+    job.replaces = False
+    job.agents[rank].crash()
+    job.run(0.3)
+    assert job.is_in("STARTING", "TRAINING")
+    job.run_until("TRAINING", limit=1.0)
+    assert job.members == [other for other in (0, 1, 2) if other != rank]
+    job.run(12.0)
+    found = job.core.goodput(job.moment()).incidents[-1]
+    assert (found.cause, found.culprit_node) == ("PodFailed", str(rank))
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_a_blip_changes_nothing(training: Start) -> None:
+    """A stream that is back within a moment: no event, no round, no charge."""
+    job = training(3)
+    before = job.core.newest_event()
+    job.agents[1].blip()
+    job.run(3.0)
+    assert job.core.newest_event() == before
+    assert job.is_in("TRAINING")
+
+
+def test_a_longer_break_is_news_and_nothing_more(training: Start) -> None:
+    """Away for two seconds: told, not restarted."""
+    job = training(3)
+    job.agents[1].cut_off()
+    job.time.after(2.0, job.agents[1].reachable)
+    job.run(5.0)
+    assert job.reasons()[-2:] == ["NodeDisconnected", "NodeReconnected"]
+    assert job.core.status(job.moment()).round == 1
+
+
+def test_silence_without_evidence_takes_the_whole_limit() -> None:
+    """Lost only after five seconds: by then its lease has killed its processes."""
+    job = SimulatedJob(job_spec(replicas=2, min_replicas=1), operator_up=False)
+    job.add_agents(2, unmanaged=True)
+    job.run_until("TRAINING")
+    gone = job.time.now
+    job.agents[1].freeze()
+    job.run(4.4)
+    assert job.is_in("TRAINING", "WAITING")
+    job.time.run(gone + 20.0, lambda: job.members == [0])
+    assert 4.4 < job.time.now - gone < 5.6
+    assert job.training.stepping(job.time.now) in ([], [2])
+    job.run(1.0)
+    job.agents[1].thaw()
+    job.run(15.0)
+    assert sorted(job.members) == [0, 1]
+    causes = [item.cause for item in job.core.goodput(job.moment()).incidents]
+    assert causes[0] == "AgentSilent"
+
+
+def test_nobody_is_re_formed_while_a_member_may_be_alive(training: Start) -> None:
+    """A worker fails while another node is away: the recovery waits for a sign of it."""
+    job = training(3)
+    job.agents[2].cut_off()
+    job.run(0.5)
+    job.agents[0].crash_worker()
+    job.run(1.0)
+    assert job.is_in("WAITING")
+    assert "AwaitingEvidence" in job.reasons()
+    job.agents[2].reachable()
+    job.run(2.0)
+    assert job.is_in("TRAINING")
+    assert job.members == [0, 1, 2]
+    assert job.core.status(job.moment()).round == 2
+
+
+def test_a_silent_member_is_waited_for_too(training: Start) -> None:
+    """Connected, but frozen: what its collective breaks in others waits for the verdict."""
+    job = training(3, min_replicas=1)
+    job.replaces = False
+    job.agents[2].freeze()
+    job.run(2.0)
+    job.agents[0].crash_worker(1, "RuntimeError")
+    job.run(1.0)
+    assert job.is_in("WAITING")
+    job.run(8.0)
+    assert job.members == [0, 1]
+    assert job.core.status(job.moment()).round == 2
+
+
+def test_below_the_minimum_the_survivors_stop_and_wait(training: Start) -> None:
+    """Then another node comes, and the training goes on."""
+    job = training(2)
+    job.replaces = False
+    job.agents[1].crash()
+    job.run(1.0)
+    assert job.is_in("WAITING")
+    assert job.agents[0].round == 0
+    job.replace(1)
+    job.run_until("TRAINING", limit=5.0)
+    assert job.members == [0, 1]
+
+
+def test_a_standby_takes_the_vacant_place_at_once(training: Start) -> None:
+    """At the same size the others keep their ranks."""
+    job = training(3, standbys=1)
+    job.add_agent(3)
+    job.run(2.0)
+    job.replaces = False
+    job.agents[1].crash()
+    job.run(1.5)
+    assert job.members == [0, 3, 2]
+    assert job.core.status(job.moment()).nodes_replaced == 1
+
+
+def test_a_lost_node_is_replaced_and_joins_again(training: Start) -> None:
+    """The newcomer is warm before the world is disturbed, and no step is lost by it."""
+    job = training(3)
+    job.agents[1].crash()
+    job.run(12.0)
+    assert sorted(job.members) == [0, 1, 2]
+    grown = job.core.goodput(job.moment()).incidents[-1]
+    assert grown.cause == "Rescaled"
+    assert grown.steps_redone == 0
+    job.run(10.0)
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_an_evicted_node_is_charged_to_preemptions(training: Start) -> None:
+    """Its SIGTERM is a notice: the others save first, nothing is done again."""
+    job = training(3)
+    job.evict(1)
+    job.run(25.0)
+    assert job.charges() == [BudgetKind.PREEMPTIONS]
+    causes = [item.cause for item in job.core.goodput(job.moment()).incidents]
+    assert causes[0] == "Preempted"
+    assert (1, LeaveOutcome.RELEASED) in job.outcomes
+    assert sorted(job.members) == [0, 1, 2]
+    assert job.core.status(job.moment()).nodes_disrupted == 1
+
+
+def test_a_preemption_that_comes_late_still_spares_the_failure_budget(training: Start) -> None:
+    """The condition is seen only after the node was lost and the others train again."""
+    job = training(3)
+    job.replaces = False
+    agent = job.agents[1]
+    agent.crash(told=False)
+    job.run(7.0)
+    assert job.members == [0, 2]
+    gone = PodObservation(
+        node_rank=1,
+        pod_uid=agent.pod_uid,
+        phase=PodPhase.FAILED,
+        exit_code=137,
+        conditions=("DisruptionTarget=True",),
+    )
+    job.take(PodSeen(gone))
+    job.run(15.0)
+    assert job.charges() == [BudgetKind.PREEMPTIONS]
+    assert job.core.goodput(job.moment()).incidents[0].cause == "Preempted"
+
+
+def test_the_preemption_budget_ends_the_job(training: Start) -> None:
+    """With its own reason."""
+    job = training(3, budgets=(Budget(kind=BudgetKind.PREEMPTIONS, limit=0),))
+    job.evict(1)
+    job.run(10.0)
+    assert job.end == "PreemptionBudgetExhausted"
+
+
+def test_a_pod_deleted_by_hand_is_a_preemption(training: Start) -> None:
+    """Gone without an exit code, and nobody asked for it."""
+    job = training(3)
+    agent = job.agents[2]
+    agent.crash(told=False)
+    job._end_pod(agent, PodPhase.GONE, 0)
+    job.run(25.0)
+    assert job.charges() == [BudgetKind.PREEMPTIONS]
+
+
+def test_a_node_that_the_operator_removes_is_not_charged(training: Start) -> None:
+    """Wanted deletions are no failures."""
+    job = training(3)
+    job.replaces = False
+    agent = job.agents[2]
+    job._delete(2)
+    job.run(0.2)
+    agent.crash(told=False)
+    job._end_pod(agent, PodPhase.GONE, 0)
+    job.run(25.0)
+    assert job.charges() == []
+    assert job.members == [0, 1]
+
+
+def test_an_agent_that_leaves_by_itself_is_charged_as_a_rescale(training: Start) -> None:
+    """Nothing failed, nobody asked: the size changed."""
+    job = training(3)
+    job.replaces = False
+    job.agents[2].goodbye(terminated=False)
+    job.run(15.0)
+    assert job.charges() == [BudgetKind.RESCALES]
+
+
+def test_a_second_agent_of_a_rank_takes_it_over(training: Start) -> None:
+    """The newer pod wins; the older agent is told that it was replaced."""
+    job = training(3)
+    old = job.agents[1]
+    job.add_agent(1)
+    job.run(12.0)
+    assert (1, LeaveOutcome.REPLACED) in job.outcomes
+    assert old.left
+    assert sorted(job.members) == [0, 1, 2]
+    assert job.core.goodput(job.moment()).incidents[0].cause == "AgentReplaced"
+
+
+def test_an_agent_of_an_older_pod_is_sent_away(training: Start) -> None:
+    """It cannot take its rank back."""
+    job = training(3)
+    old = job.agents[1]
+    old.cut_off()
+    job.run(0.2)
+    job.add_agent(1)
+    job.run(8.0)
+    old.reachable()
+    job.run(5.0)
+    assert old.left
+    assert job.agents[1].alive
+    assert sorted(job.members) == [0, 1, 2]
+
+
+def test_a_hello_twice_on_two_streams_is_one_agent(training: Start) -> None:
+    """The older stream is closed, the training goes on."""
+    job = training(2)
+    agent = job.agents[1]
+    first = agent.session
+    assert first is not None
+    agent.session = None
+    agent.connect()
+    job.run(2.0)
+    assert first not in job.streams
+    assert job.is_in("TRAINING")
+    assert job.core.status(job.moment()).round == 1
+
+
+def test_an_agent_that_lost_its_round_leads_to_one_fresh_round(training: Start) -> None:
+    """It says hello in an older round although it had started the newest."""
+    job = training(2)
+    job.raises = 0.0
+    agent = job.agents[1]
+    agent.newest_round = 0
+    agent._kill()
+    agent.blip()
+    job.run(3.0)
+    assert job.is_in("TRAINING")
+    assert job.core.status(job.moment()).round == 2
+    job.run(15.0)
+    assert job.charges() == []
+
+
+def test_an_assignment_that_was_lost_with_its_stream_is_sent_again(training: Start) -> None:
+    """A blip at the worst moment: the others wait in their start, no new round is needed."""
+    job = training(2)
+    job.agents[0].crash_worker()
+    agent = job.agents[1]
+    job.time.run(job.time.now + 1.0, lambda: job.is_in("STARTING"))
+    assert agent.session is not None
+    del job.streams[agent.session]
+    agent.dropped()
+    job.run(1.5)
+    assert job.is_in("TRAINING")
+    assert job.core.status(job.moment()).round == 2
+
+
+def test_rounds_are_newer_than_any_that_an_agent_names() -> None:
+    """An agent of a life before the journal: its round number is never used again."""
+    job = SimulatedJob(job_spec(replicas=2))
+    job.add_agent(0)
+    job.add_agent(1, newest_round=41)
+    job.run_until("TRAINING")
+    assert job.core.status(job.moment()).round == 42
+
+
+def test_pods_that_a_new_list_does_not_name_do_not_exist(training: Start) -> None:
+    """The operator was away while a node died."""
+    job = training(3)
+    job.operator_leaves()
+    job.agents[1].crash(told=False)
+    job.run(0.5)
+    job.operator_up = True
+    del job.pods[1]
+    job.replaces = False
+    job.operator_returns()
+    job.run(1.0)
+    assert job.members == [0, 2]
+    job.take(PodListDone())
+
+
+def test_a_crowd_is_given_a_longer_interval() -> None:
+    """Everybody is told when there are too many."""
+    job = SimulatedJob(job_spec(replicas=600, min_replicas=600, max_replicas=600))
+    job.core._desk.settings = type(job.settings)(crowd_nodes=3, crowd_messages_per_second=4.0)
+    job.add_agents(6)
+    job.run(2.0)
+    assert {agent.heartbeat for agent in job.agents.values()} == {1.5}
+
+
+def test_node_states_for_people(training: Start) -> None:
+    """Active, draining, disconnected, missing, lost."""
+    job = training(3, standbys=2)
+    job.replaces = False
+    job.agents[1].cut_off()
+    job.add_agent(3)
+    job.run(0.4)
+    states = {node.node_rank: node.state for node in job.core.nodes(job.moment())}
+    assert states[0] is NodeState.ACTIVE
+    assert states[1] is NodeState.DISCONNECTED
+    assert states[3] in {NodeState.WARMING, NodeState.STANDBY}
+    assert states[4] is NodeState.MISSING
+    job.agents[3].crash()
+    job.run(1.0)
+    states = {node.node_rank: node.state for node in job.core.nodes(job.moment())}
+    assert states[3] is NodeState.LOST
+
+
+def test_a_hello_can_say_that_processes_run_in_a_newer_round(training: Start) -> None:
+    """The agent knows more than this master: one fresh round, newer than both."""
+    job = training(2)
+    agent = job.agents[1]
+    agent.newest_round = 9
+    agent.blip()
+    job.run(3.0)
+    assert job.core.status(job.moment()).round == 10
+    assert isinstance(agent._hello(), Hello)
