@@ -45,6 +45,11 @@ class Outbox(Generic[Item]):
         self._changed.set()
         return True
 
+    def discard(self) -> None:
+        """Drop what is queued and let the reader end at once."""
+        self._entries.clear()
+        self.close()
+
     def close(self) -> None:
         """Let the reader end once it has taken what is queued."""
         self._closed = True

@@ -15,6 +15,7 @@ import grpc
 
 from holdfast_master import calls
 from holdfast_master.calls import CallCounters, Context, RefusedError
+from holdfast_master.hangup import finish_writing
 from holdfast_master.inputs import Connected, DisconnectCause, Disconnected, Input, Received
 from holdfast_master.sessions import Ending, Session, SessionTable
 from holdfast_wire import codec
@@ -73,13 +74,19 @@ class AgentService:
             await calls.refuse(context, error.refusal, self._counters)
         session = self._table.open()
         ending = Ending(DisconnectCause.RESET)
+        write = asyncio.create_task(_write(session, context))
         try:
             await self._put(Connected(session.number, hello, request.fence))
-            ending = await self._converse(session, context)
+            ending = await self._listen(session, context, write)
+        except asyncio.CancelledError:
+            write.cancel()
+            raise
         finally:
             self._table.remove(session)
             if ending.tell_core:
                 self._push(Disconnected(session.number, ending.cause))
+        session.outbox.discard()
+        await finish_writing(write, context)
         if ending.refusal is not None:
             await calls.refuse(context, ending.refusal, self._counters)
 
@@ -95,19 +102,16 @@ class AgentService:
             raise calls.malformed("the stream ended before its hello")
         return calls.decode(SessionRequest, data)
 
-    async def _converse(self, session: Session, context: Context) -> Ending:
-        tasks = (
-            asyncio.create_task(self._read(session, context)),
-            asyncio.create_task(_write(session, context)),
-        )
+    async def _listen(
+        self, session: Session, context: Context, write: asyncio.Task[None]
+    ) -> Ending:
+        read = asyncio.create_task(self._read(session, context))
         try:
-            for task in tasks:
+            for task in (read, write):
                 task.add_done_callback(session.end_on_error)
             return await session.ended
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            read.cancel()
 
     async def _read(self, session: Session, context: Context) -> None:
         try:

@@ -15,6 +15,7 @@ import grpc
 
 from holdfast_master import calls
 from holdfast_master.calls import CallCounters, Context, RefusedError
+from holdfast_master.hangup import finish_writing
 from holdfast_master.inputs import (
     Input,
     OperatorConnected,
@@ -83,32 +84,34 @@ class OperatorService:
         if self._current is not None:
             self._current.replace()
         self._current = sync
-        refusal: Refusal | None = None
+        write = asyncio.create_task(_write(sync, context))
         try:
             await self._put(OperatorConnected())
             await self._put(SpecArrived(first))
-            refusal = await self._converse(sync, context)
+            refusal = await self._listen(sync, context, write)
+        except asyncio.CancelledError:
+            write.cancel()
+            raise
         finally:
             sync.over.set()
             if self._current is sync:
                 self._current = None
                 self._push(OperatorDisconnected())
+        sync.outbox.discard()
+        await finish_writing(write, context)
         if refusal is not None:
             await calls.refuse(context, refusal, self._counters)
 
-    async def _converse(self, sync: _Sync, context: Context) -> Refusal | None:
-        tasks = (
-            asyncio.create_task(self._read(sync, context)),
-            asyncio.create_task(_write(sync, context)),
-        )
+    async def _listen(
+        self, sync: _Sync, context: Context, write: asyncio.Task[None]
+    ) -> Refusal | None:
+        read = asyncio.create_task(self._read(sync, context))
         try:
-            for task in tasks:
+            for task in (read, write):
                 task.add_done_callback(sync.end_on_error)
             return await sync.ended
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            read.cancel()
 
     async def _read(self, sync: _Sync, context: Context) -> None:
         try:

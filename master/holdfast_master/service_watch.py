@@ -17,12 +17,12 @@ import grpc
 
 from holdfast_master import calls
 from holdfast_master.calls import CallCounters, Context, RefusedError
+from holdfast_master.hangup import finish_writing
 from holdfast_master.inputs import Moment
 from holdfast_master.instructions import Record
 from holdfast_master.message_size import fitting
 from holdfast_master.watch_token import Token, parse_token
 from holdfast_wire import codec
-from holdfast_wire.errors import Refusal
 from holdfast_wire.messages import (
     EventRecorded,
     Incident,
@@ -234,13 +234,16 @@ class WatchService:
         token = Token(*self._own, watcher.sequence)
         # Encoded messages that are joined are one message: the body is shared, the token is not.
         data = body + codec.encode(WatchJobResponse(resume_token=str(token)))
+        write = asyncio.ensure_future(context.write(data))
         try:
-            async with asyncio.timeout(WRITE_SECONDS):
-                await context.write(data)
-        except TimeoutError as error:
-            text = f"one message was not read within {WRITE_SECONDS} s"
-            refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER", text)
-            raise RefusedError(refusal) from error
+            done, _ = await asyncio.wait({write}, timeout=WRITE_SECONDS)
+        except asyncio.CancelledError:
+            write.cancel()
+            raise
+        if not done:
+            self._counters.refused["SLOW_READER"] += 1
+            await finish_writing(write, context)
+        await write
 
     def _position(self, text: str) -> tuple[int, int] | str:
         """Return cursor and sequence at which the token's holder goes on, or why it cannot."""

@@ -90,7 +90,7 @@ class Master:
         self._notes = history.notes
         self.counters = CallCounters()
         """What was refused."""
-        self._table = SessionTable()
+        self.sessions = SessionTable()
         self._finished = asyncio.Event()
         self._stop = asyncio.Event()
         self._file_limit = process.raise_file_limit()
@@ -98,7 +98,7 @@ class Master:
         put, push = self._loop.put, self._loop.push
         self._questions = Questions(put)
         self._operator = OperatorService(put, push, self.counters)
-        self._agents = AgentService(config.job_uid, self._table, put, push, self.counters)
+        self._agents = AgentService(config.job_uid, self.sessions, put, push, self.counters)
         ancestors = {(past.epoch, past.incarnation): past.newest_event for past in history.masters}
         own = (config.epoch, config.incarnation)
         ancestors.pop(own, None)
@@ -106,8 +106,8 @@ class Master:
         self._jobs = JobService(core, self._questions, self._watch, now, self.counters)
         self._health = health.aio.HealthServicer()
         self._loop.effects = {
-            Send: self._table.send,
-            CloseSession: self._table.close,
+            Send: self.sessions.send,
+            CloseSession: self.sessions.close,
             Tell: self._operator.tell,
             Reply: self._questions.reply,
             Refuse: self._questions.refuse,
@@ -148,7 +148,7 @@ class Master:
         return {
             **dataclasses.asdict(self._loop.counters),
             "refused": dict(self.counters.refused),
-            "cut_off": self._table.cut_off,
+            "cut_off": self.sessions.cut_off,
         }
 
     def _server(self) -> tuple[grpc.aio.Server, int]:

@@ -198,6 +198,16 @@ def test_a_record_of_a_newer_release_ends_the_readable_part(tmp_path: Path) -> N
     assert "PhaseChanged.phase is 99" in segment.broken
 
 
+def test_a_number_that_is_left_out_ends_the_readable_part(tmp_path: Path) -> None:
+    """Intact frames of which one is missing: a hand cut the file, nothing is built on the rest."""
+    path = write(tmp_path, 1, [header(1, 1), *facts(2, 4), *facts(6, 8)])
+    segment = read_segment(path)
+    assert [record.sequence for record in segment.records] == [1, 2, 3, 4]
+    assert segment.corrupt
+    assert "record 6" in segment.broken
+    assert "follows 4" in segment.broken
+
+
 @pytest.mark.parametrize(
     ("records", "text"),
     [

@@ -188,6 +188,26 @@ async def test_without_an_operator_what_it_is_told_is_dropped(tmp_path: Path) ->
         assert first.step >= 2
 
 
+async def test_an_operator_that_does_not_read_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decisions are bounded too; the core repeats what is still wanted to the next stream."""
+    monkeypatch.setattr(service_operator, "OUTBOX_LIMIT", 5)
+
+    def react(event: Any, _now: Any) -> list[Instruction]:
+        if not isinstance(event, PodListDone):
+            return []
+        return [Tell(SyncResponse(message=ReplaceDecision(decision_id=at))) for at in range(6)]
+
+    async with serve(tmp_path, ScriptedCore(react)) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        await stream.send(messages.PodListDone())
+        refusal = await refusal_of(stream.drain())
+        assert (refusal.code.name, refusal.reason) == ("RESOURCE_EXHAUSTED", "SLOW_READER")
+        await served.told(OperatorDisconnected)
+
+
 async def test_the_operator_reads_the_finish_before_the_master_goes(tmp_path: Path) -> None:
     """What is queued at a stop is read, then the stream ends in order."""
 

@@ -214,7 +214,7 @@ async def test_a_watcher_that_falls_behind_gets_a_reset(
 
 
 async def test_a_watcher_that_does_not_read_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its stream ends; one that reads is not held up by it."""
     monkeypatch.setattr(service_watch, "WRITE_SECONDS", 0.2)
@@ -230,6 +230,11 @@ async def test_a_watcher_that_does_not_read_is_cut_off(
             lambda: dict(served.master.counters.refused) if served.master else {},
             lambda refused: refused.get("SLOW_READER") == 1,
         )
+        await eventually(lambda: caplog.text, lambda text: "connection closed" in text)
+        with pytest.raises(grpc.RpcError):
+            await slow.texts(300)
+        say(served, "after")
+        assert await good.texts(1) == ["after"]
 
 
 async def test_a_master_that_goes_ends_its_watchers_in_order(tmp_path: Path) -> None:

@@ -150,6 +150,11 @@ class _Stream:
         """Return the next message's bytes, or grpc.aio.EOF."""
         return await asyncio.wait_for(self.call.read(), DEADLINE)
 
+    async def drain(self) -> None:
+        """Read to the end."""
+        while await self.read() is not grpc.aio.EOF:
+            pass
+
 
 class AgentStream(_Stream):
     """An agent's side of its stream."""
