@@ -39,14 +39,14 @@ def main() -> None:
     """Join the world, train, leave."""
     args = faults.parse_args(flags())  # flags().parse_args(), were it not for tests and demo
     torch.set_num_threads(args.threads)
-    job = holdfast.init()
     join_world()
-    train(args, job)
+    train(args)
     leave_world()
 
 
-def train(args: argparse.Namespace, job: holdfast.Job) -> None:
+def train(args: argparse.Namespace) -> None:
     """Train from the newest checkpoint to the last step, then validate."""
+    job = holdfast.init()
     text, validation = english_text.split(english_text.read(args.text), CONTEXT)
     batches = english_text.Batches(text, CONTEXT, args.batch, args.seed)
     torch.manual_seed(args.seed)
@@ -63,18 +63,17 @@ def train(args: argparse.Namespace, job: holdfast.Job) -> None:
         set_learning_rate(optimizer, args, done.step)
         loss = train_step(model, optimizer, share.windows, args.batch)
         done = Progress(done.step + 1, done.samples + args.batch)
-        answer = job.step(done.step, samples=share.bytes, loss=share.mean(loss))
+        mean = share.mean(loss)
+        stop = job.step(done.step, samples=share.bytes, loss=mean) is holdfast.SAVE_AND_STOP
         log.step(done, share, loss)
-        stop = answer is holdfast.SAVE_AND_STOP
         if checkpoints and (stop or done.step % args.save_every == 0 or done.step == args.steps):
             with job.section("checkpoint"):
                 checkpoints.save(done)
         if stop:
             return  # the job goes on from here in a world of another size
         if args.eval_every and done.step % args.eval_every == 0 and done.step < args.steps:
-            report(done, validate(model, validation), validation)
-    with job.section("eval"):
-        report(done, validate(model, validation), validation)
+            validate(done, model, validation)
+    validate(done, model, validation)
 
 
 def join_world() -> None:
@@ -121,9 +120,19 @@ def set_learning_rate(optimizer: Optimizer, args: argparse.Namespace, step: int)
         group["lr"] = args.lr * rise * fall
 
 
+def validate(done: Progress, model: nn.Module, text: Tensor) -> None:
+    """Print the loss over all of `text` beside the entropy that it has to beat; collective."""
+    with holdfast.init().section("eval"):
+        loss = mean_loss(model, text)
+    if dist.get_rank() == 0:
+        entropy = english_text.unigram_entropy(text)
+        print(f"validation loss after {done.step} steps: {in_units(loss)}")
+        print(f"unigram entropy of that text: {in_units(entropy)}", flush=True)
+
+
 @torch.no_grad()
-def validate(model: nn.Module, text: Tensor) -> float:
-    """Return the loss in nats per byte over all of `text`; collective."""
+def mean_loss(model: nn.Module, text: Tensor) -> float:
+    """Return the loss in nats per byte; ranks divide the text's windows among them."""
     starts = english_text.even_starts(text, CONTEXT)
     total = torch.zeros(1, dtype=torch.float64)
     for together in starts.split(64):  # equally many calls on every rank: FSDP2 gathers in each
@@ -131,14 +140,6 @@ def validate(model: nn.Module, text: Tensor) -> float:
         total += next_byte_loss(model, english_text.windows(text, mine, CONTEXT))
     dist.all_reduce(total)
     return float(total) / (len(starts) * CONTEXT)
-
-
-def report(done: Progress, loss: float, text: Tensor) -> None:
-    """Print the validation loss beside the entropy that it has to beat."""
-    if dist.get_rank() == 0:
-        entropy = english_text.unigram_entropy(text)
-        print(f"validation loss after {done.step} steps: {in_units(loss)}")
-        print(f"unigram entropy of that text: {in_units(entropy)}", flush=True)
 
 
 def in_units(nats: float) -> str:
