@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import CliError
-from holdfast_cli.home import JobHome
+from holdfast_cli.home import JobHome, find_job
 from holdfast_cli.runner.processes import descendants
 from holdfast_cli.runner.start import RunOptions, run_job
 from holdfast_cli.watching import FINAL_PHASES, View
@@ -97,7 +97,19 @@ def main() -> None:
     except CliError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         code = error.exit_code
+    for line in _last_words(find_job(os.environ, "demo")) if code == 0 else ():
+        print(line)
     sys.exit(code)
+
+
+def _last_words(home: JobHome) -> list[str]:
+    """What the training script said about its result."""
+    return [
+        line
+        for log in sorted(home.logs.glob("demo-worker-*.log"))
+        for line in log.read_text(errors="replace").splitlines()
+        if line.startswith(("validation loss", "unigram entropy"))
+    ]
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     known = {
         "rdzv_backend": keys.RDZV_BACKEND,
         "rdzv_endpoint": environ.get(keys.ENV_MASTER, ""),
-        "rdzv_id": environ.get(keys.ENV_JOB, ""),
+        "rdzv_id": environ.get(keys.ENV_JOB_UID, ""),
         "node_rank": environ.get(keys.ENV_NODE_RANK, ""),
     }
     settings = Settings(

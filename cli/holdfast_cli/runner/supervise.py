@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import time
@@ -33,7 +34,7 @@ from holdfast_operator.plan.actions import (
 )
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import Said
-from holdfast_wire.messages import GetGoodputRequest, GetJobRequest, StopWish
+from holdfast_wire.messages import GetGoodputRequest, GetJobRequest, JobStatus, StopWish
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_GRACE_S = 15.0
@@ -58,6 +59,8 @@ class Supervisor:
         self._ended = False
         self._finished: FinishJob | None = None
         self._summary = ""
+        self._last = JobStatus()
+        """The newest status with a loss: at its end a job has no ranks that could say one."""
         identities = LocalIdentities(home, record.uid)
         identities.write_fixed()
         self._processes = PodProcesses(job, home, record, identities, self._pod_changed)
@@ -138,6 +141,8 @@ class Supervisor:
         try:
             with JobClient(self._home) as client:
                 status = client.call(GetJobRequest()).status
+                if self._last.has_loss and not status.has_loss:
+                    status = dataclasses.replace(status, loss=self._last.loss, has_loss=True)
                 return summary(status, client.call(GetGoodputRequest()))
         except CliError as error:
             how = f"{finished.reason}: {finished.text}"
@@ -156,6 +161,8 @@ class Supervisor:
 
     def _heard(self, said: Said) -> None:
         self._job.hear(said, time.time())
+        if isinstance(said, JobStatus) and said.has_loss:
+            self._last = said
         self._changed.set()
 
     def _pod_changed(self, name: str) -> None:

@@ -14,6 +14,8 @@ DEFAULT_PRELOAD: Final = (
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.utils.serialization.config",
 )
 """Imported before the first fork. `torch._dynamo` is there because constructing any optimizer
 imports it (seconds, cold)."""
