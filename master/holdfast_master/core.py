@@ -30,6 +30,7 @@ from holdfast_master.inputs import (
 )
 from holdfast_master.instructions import Instruction, StepDown
 from holdfast_master.job import (
+    adoption,
     charges,
     digests,
     ending,
@@ -271,6 +272,7 @@ _DEADLINES: dict[Timer, Callable[[Desk, Any], None]] = {
     Timer.STORE_RETRY: _reconsider,
     Timer.JOIN_WINDOW: _reconsider,
     Timer.BELOW_MIN: lambda desk, _: ending.below_min_due(desk),
+    Timer.ADOPT: lambda desk, _: adoption.give_up(desk),
     Timer.START: lambda desk, _: starting.start_due(desk),
     Timer.GROW: _reconsider,
     Timer.ECHO: lambda desk, _: rescale.echo_due(desk),

@@ -110,7 +110,9 @@ class Chaos:
         del agent
         if self.masters and self.job.master_up:
             self.job.kill_master()
-            self.job.time.after(self.luck.uniform(0.05, 8.0), self.job.start_master)
+            keeps = self.luck.random() < 0.7
+            after = self.luck.uniform(0.05, 8.0)
+            self.job.time.after(after, lambda: self.job.start_master(journal=keeps))
 
     def _together(self, agent: SimulatedAgent) -> None:
         other = self._victim()

@@ -11,6 +11,7 @@ from holdfast_wire.messages import (
     Arm,
     ArmEcho,
     BoundaryReached,
+    ClassSeconds,
     CommandDone,
     DumpStacks,
     Fence,
@@ -73,6 +74,7 @@ class SimulatedAgent:
     finished: bool = False
     arm: Arm | None = None
     store: StorePrepared | None = None
+    digest: StateDigest | None = None
     heartbeat: float = 0.5
     warm: bool = False
     left: bool = False
@@ -124,6 +126,8 @@ class SimulatedAgent:
             step=self.job.training.step(self.round, now) if self.round else 0,
             workers=tuple(workers) if self.round and not self.crashed else (),
             store=self.store,
+            digest=self.digest,
+            goodput=(ClassSeconds(name="PRODUCTIVE", seconds=now),),
             assignment=self.assignment,
             peer_address=f"10.0.0.{self.rank}:1",
             unmanaged=self.unmanaged,
@@ -223,8 +227,8 @@ class SimulatedAgent:
         self.round, self.stepped_told, self.arm, self.saved_arm = number, False, None, 0
         self.crashed = False
         now = self.job.time.now
-        size = self.assignment.group_world_size
-        self.job.training.join(number, size, self.rank, self.agent_id, now)
+        size, world = self.assignment.group_world_size, self.assignment.world_hash
+        self.job.training.join(number, size, world, (self.rank, self.agent_id), now)
         self.job.check_single_round()
         self._send(RoundStarted())
         self._watch(number)
@@ -316,7 +320,7 @@ class SimulatedAgent:
         self.heartbeat = message.heartbeat_seconds
 
     def _digest(self, _: Fence, message: StateDigest) -> None:
-        """Kept by a real agent."""
+        self.digest = message
 
     def _warmed(self) -> None:
         if self.frozen:

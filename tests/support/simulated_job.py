@@ -484,8 +484,9 @@ class SimulatedJob:
         """A new master reads the journal."""
         self._epoch += 1
         self.master_up = True
-        before = self.records if journal else []
-        self.core = Core.restore(before, self._identity(), self.settings)
+        if not journal:
+            self.records.clear()
+        self.core = Core.restore(self.records, self._identity(), self.settings)
         self.do(self.core.open(self.moment()))
         self.core.validate()
         if self.operator_up:

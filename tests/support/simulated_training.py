@@ -21,6 +21,8 @@ class Round:
     number: int
     size: int
     """Nodes."""
+    world: str
+    """Hash of its world: a master without memory may give a number twice."""
     base: int
     """Step that was restored."""
     alive: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -42,16 +44,18 @@ class Training:
         self.rounds: dict[int, Round] = {}
         self.redone = 0
 
-    def join(self, number: int, size: int, rank: int, agent_id: str, now: float) -> Round:
-        """A node's processes of a round begin."""
+    def join(self, number: int, size: int, world: str, node: tuple[int, str], now: float) -> Round:
+        """A node's processes of a round begin; the node is its rank and its agent's id."""
         for older in list(self.rounds.values()):
             if older.number < number:
                 self._settle(older, now)
         found = self.rounds.get(number)
-        if found is None:
-            found = self.rounds[number] = Round(number, size, self.saved)
+        if found is None or found.world != world:
+            if found is not None:
+                self._settle(found, now)
+            found = self.rounds[number] = Round(number, size, world, self.saved)
             self.redone += max(0, self.best - self.saved)
-        found.alive[rank] = agent_id
+        found.alive[node[0]] = node[1]
         if len(found.alive) == found.size and found.stopped_at is None:
             found.base = self.saved
             found.stepping_since = now

@@ -13,6 +13,7 @@ from holdfast_master.decide.rendezvous import Bounds
 from holdfast_master.instructions import Fact, Instruction, Record, Send, Tell
 from holdfast_master.job.boundary import Boundary
 from holdfast_master.job.case import Case
+from holdfast_master.job.claims import Claims
 from holdfast_master.job.job_clock import JobClock
 from holdfast_master.job.ledger import Ledger
 from holdfast_master.job.operator_view import OperatorView
@@ -84,6 +85,10 @@ class Desk:
     stop_grace: float = 0.0
     """SIGTERM to SIGKILL when the job is stopped, s."""
     end_text: str = ""
+    claims: Claims = dataclasses.field(default_factory=Claims)
+    """Of agents that run a world which the journal does not name."""
+    event_floor: int = 0
+    """Events of an earlier master have numbers up to this."""
     calls: dict[int, StackCall] = dataclasses.field(default_factory=dict)
     stepped_down: bool = False
     dirty: bool = False
@@ -132,7 +137,7 @@ class Desk:
     ) -> None:
         """Tell people."""
         event = JobEvent(
-            sequence=self.state.event_sequence + 1,
+            sequence=max(self.state.event_sequence, self.event_floor) + 1,
             unix_time=self.clock.moment.unix,
             severity=severity,
             reason=reason,
@@ -253,41 +258,6 @@ class Desk:
         return [*self.cooling, *([self.case] if self.case else [])]
 
     # ------------------------------------------------------------------------------ bookkeeping
-
-    def refresh(self, node: Node) -> None:
-        """Work out anew whether the node is a candidate."""
-        if self.is_surplus(node):
-            self.surplus.add(node.rank)
-        else:
-            self.surplus.discard(node.rank)
-        fit = self._is_candidate(node)
-        was = node.rank in self.roster.candidates
-        if fit:
-            self.roster.candidates.add(node.rank)
-        else:
-            self.roster.candidates.discard(node.rank)
-        world = self.world
-        if fit and (world is None or not world.holds(node.rank, node.agent_id)):
-            self.spares.add(node.rank)
-        else:
-            self.spares.discard(node.rank)
-        self.dirty |= fit is not was
-
-    def _is_candidate(self, node: Node) -> bool:
-        world = self.world
-        member = world is not None and world.assigned and world.holds(node.rank, node.agent_id)
-        ready = node.warm or member
-        marked = node.rank in self.state.draining or node.rank in self.state.released
-        marked |= node.rank in self.surplus
-        host = self.operator.host_of(node.rank)
-        excluded = bool(host) and host in self.state.excluded
-        return node.session is not None and ready and not marked and not excluded
-
-    def is_surplus(self, node: Node) -> bool:
-        """Whether the spec asks for fewer nodes than would include this one."""
-        unmanaged = node.hello is not None and node.hello.unmanaged
-        known = self.operator.ever and not unmanaged and self.state.spec is not None
-        return known and node.rank >= self.wanted
 
     def drop(self, node: Node) -> None:
         """The node is gone: forget it."""

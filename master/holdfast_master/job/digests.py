@@ -1,13 +1,15 @@
 """The state digest: what a master without a journal would need, kept by three agents.
 
-Belongs here: building and placing it. Does not belong here: rebuilding a job from one.
+Belongs here: building it, placing it, taking over what one says. Does not belong here: finding the
+newest (`claims`), adopting a world (`adoption`).
 """
 
 from __future__ import annotations
 
 from holdfast_master.decide.goodput import class_seconds, summed
 from holdfast_master.job.desk import Desk
-from holdfast_wire.messages import StateDigest
+from holdfast_master.job.timers import Timer
+from holdfast_wire.messages import CommandIssued, NodeExcluded, SpecAccepted, StateDigest
 
 _KEEPERS = 3
 _CHARGES = 500
@@ -51,3 +53,28 @@ def place(desk: Desk) -> None:
             placed += 1
         if placed == _KEEPERS:
             return
+
+
+def take(desk: Desk) -> None:
+    """What the predecessor placed with the agents: charges, exclusions, counters, the spec."""
+    claims = desk.claims
+    if claims.settled:
+        return
+    claims.settled = True
+    desk.timers.cancel(Timer.ADOPT)
+    if claims.digest is not None and desk.state.assigned is None:
+        _replay(desk, claims.digest)
+
+
+def _replay(desk: Desk, digest: StateDigest) -> None:
+    if desk.state.spec is None and digest.spec is not None:
+        desk.record(SpecAccepted(spec=digest.spec), durable=True)
+    desk.clock.job_base += max(0.0, digest.job_seconds)
+    desk.event_floor = digest.event_sequence
+    for charge in digest.charges:
+        desk.record(charge)
+    for host in digest.excluded_nodes:
+        desk.record(NodeExcluded(node=host, reason="excluded by an earlier master"))
+    if digest.next_command_id > desk.state.next_command_id:
+        last = digest.next_command_id - 1
+        desk.record(CommandIssued(command_id=last, kind="adopted"), durable=True)

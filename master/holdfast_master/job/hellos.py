@@ -12,7 +12,9 @@ from holdfast_master.decide.succession import Claim, Knowledge, Standing
 from holdfast_master.inputs import Connected
 from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job import (
+    adoption,
     assignments,
+    candidacy,
     charges,
     ending,
     incidents,
@@ -142,14 +144,15 @@ def _joined(desk: Desk, session: int, hello: Hello) -> None:
             host=hello.host,
         )
     )
+    keeps = adoption.claim(desk, hello)
     desk.ledger.open(node.rank, GoodputClass.WAITING, desk.clock.micros)
     text = f"node {node.rank} joined from {hello.host or 'an unnamed host'}"
     desk.event(EventReason.NODE_JOINED, text, node=node.rank)
     _stretch_heartbeats(desk)
-    _welcome(desk, node, round_number=0)
+    _welcome(desk, node, keeps)
     losses.watch(desk, node)
     stores.present(desk, node, hello.store)
-    desk.refresh(node)
+    candidacy.refresh(desk, node)
     desk.dirty = True
     if desk.state.phase in _OVER:
         ending.dismiss(desk, node)
@@ -170,7 +173,7 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
     world = desk.world
     _welcome(desk, node, _round_to_keep(desk, node))
     losses.watch(desk, node)
-    desk.refresh(node)
+    candidacy.refresh(desk, node)
     desk.dirty = True
     if desk.state.phase in _OVER:
         ending.dismiss(desk, node)

@@ -89,7 +89,7 @@ def open_case(desk: Desk, item: Evidence, world: World, *, asked: bool = True) -
     """Open an incident about the newest world."""
     state = desk.state
     case = Case(
-        id=f"i{state.incident_count + 1}",
+        id=f"i{desk.identity.epoch}.{state.incident_count + 1}",
         best=item,
         opened_at=desk.now,
         opened_unix=desk.clock.moment.unix,

@@ -11,7 +11,7 @@ from holdfast_master.decide.failure import Evidence, EvidenceKind, is_preemption
 from holdfast_master.decide.goodput import entries
 from holdfast_master.decide.liveness import Health
 from holdfast_master.instructions import CloseSession, RefusalCode
-from holdfast_master.job import incidents, replacements
+from holdfast_master.job import candidacy, incidents, replacements
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
@@ -43,7 +43,7 @@ def disconnected(desk: Desk, session: int) -> None:
     desk.roster.attach(node, None)
     node.disconnected_at = desk.now
     node.away_told = False
-    desk.refresh(node)
+    candidacy.refresh(desk, node)
     desk.dirty = True
     if node.rank in desk.state.released or desk.state.phase in _QUIET_PHASES:
         lose(desk, node, EvidenceKind.NODE_REMOVED, "it was told to leave and left")
@@ -139,7 +139,7 @@ def drain(desk: Desk, node: Node, kind: EvidenceKind, text: str) -> None:
     mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=DRAINING, value=True)
     desk.record(mark, durable=True)
     desk.event(EventReason.NODE_DRAINING, text, node=node.rank)
-    desk.refresh(node)
+    candidacy.refresh(desk, node)
     desk.dirty = True
 
 
@@ -168,7 +168,7 @@ def _own_pod(desk: Desk, node: Node, pod: PodObservation) -> None:
     elif pod.terminating:
         drain(desk, node, taken_kind(desk, node), f"node {node.rank} leaves: its pod is deleted")
     else:
-        desk.refresh(node)
+        candidacy.refresh(desk, node)
 
 
 def taken_kind(desk: Desk, node: Node) -> EvidenceKind:

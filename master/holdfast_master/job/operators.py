@@ -6,7 +6,7 @@ Belongs here: one handler for each of its messages. Does not belong here: what a
 
 from __future__ import annotations
 
-from holdfast_master.job import charges, ending, replacements, users
+from holdfast_master.job import candidacy, charges, ending, replacements, users
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.timers import Timer
 from holdfast_wire.messages import MasterSpec, SpecAccepted, StopWish
@@ -40,7 +40,7 @@ def disconnected(desk: Desk) -> None:
 def refresh_all(desk: Desk) -> None:
     """Work out anew who is a candidate."""
     for node in list(desk.roster.nodes.values()):
-        desk.refresh(node)
+        candidacy.refresh(desk, node)
     desk.dirty = True
 
 

@@ -6,6 +6,7 @@ belong here: why a node is to go.
 
 from __future__ import annotations
 
+from holdfast_master.job import candidacy
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.state import RELEASED
@@ -68,7 +69,7 @@ def exclude(desk: Desk, rank: int, reason: str) -> str:
     number = desk.command("exclude", rank)
     desk.tell(ExcludeDecision(decision_id=number, node=host, reason=reason))
     for node in list(desk.roster.nodes.values()):
-        desk.refresh(node)
+        candidacy.refresh(desk, node)
     return host
 
 
@@ -94,7 +95,7 @@ def release(desk: Desk, nodes: list[Node], reason: str, *, free_pods: bool) -> N
     for node in nodes:
         mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
         desk.record(mark, durable=True)
-        desk.refresh(node)
+        candidacy.refresh(desk, node)
         leave(desk, node, LeaveOutcome.RELEASED, reason, desk.settings.stop_grace_seconds)
     desk.event(EventReason.NODE_RELEASED, f"nodes {listing(ranks)} are released: {reason}")
 

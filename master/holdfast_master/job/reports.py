@@ -13,7 +13,16 @@ from holdfast_master.decide import failure, success
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.success import Tally
 from holdfast_master.inputs import AgentMessage
-from holdfast_master.job import heartbeats, incidents, losses, rescale, starting, stores, users
+from holdfast_master.job import (
+    candidacy,
+    heartbeats,
+    incidents,
+    losses,
+    rescale,
+    starting,
+    stores,
+    users,
+)
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
 from holdfast_master.job.state import FINISHED
@@ -195,7 +204,7 @@ def _warmed(desk: Desk, node: Node, _: int, message: Warmed) -> None:
     else:
         text = f"node {node.rank} is ready after {message.seconds:.1f} s"
         desk.event(EventReason.NODE_WARM, text, node=node.rank)
-    desk.refresh(node)
+    candidacy.refresh(desk, node)
 
 
 def _note_cold(desk: Desk, node: Node, reason: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdfast_master.decide import rendezvous
 from holdfast_master.decide.rendezvous import Attendance, Form, Seat, Wait
-from holdfast_master.job import assignments, incidents, stores
+from holdfast_master.job import assignments, digests, incidents, stores
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import Trigger
@@ -97,6 +97,7 @@ def _wait(desk: Desk, verdict: Wait) -> None:
 
 def _decide(desk: Desk, verdict: Form) -> None:
     """Decide the members, their order, and the round's number."""
+    digests.take(desk)
     state = desk.state
     previous = state.assigned
     candidates = [desk.roster.nodes[rank].candidate for rank in desk.roster.candidates]
@@ -118,7 +119,7 @@ def _decide(desk: Desk, verdict: Form) -> None:
         group=0,
         round=number,
         members=told,
-        restart_count=previous.restart_count + 1 if previous else 0,
+        restart_count=_restarts(desk),
         reason=_why(desk, verdict.reason),
         world_hash=world_hash(desk.identity.epoch, 0, number, told),
     )
@@ -133,6 +134,14 @@ def _decide(desk: Desk, verdict: Form) -> None:
     desk.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, fact.reason)
     desk.timers.set(Timer.STORE, desk.now + desk.settings.store_seconds)
     desk.dirty = True
+
+
+def _restarts(desk: Desk) -> int:
+    """Worlds of this job before this one, also those that only a digest knows of."""
+    if desk.state.assigned is not None:
+        return desk.state.assigned.restart_count + 1
+    digest = desk.claims.digest
+    return digest.restart_count + 1 if digest is not None and digest.world_members else 0
 
 
 def _why(desk: Desk, size_reason: str) -> str:

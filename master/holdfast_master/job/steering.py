@@ -9,7 +9,7 @@ which messages arrive cannot lead to different ends.
 from __future__ import annotations
 
 from holdfast_master.decide.failure import EvidenceKind
-from holdfast_master.job import ending, replacements, rescale, responses, rounds, stores
+from holdfast_master.job import adoption, ending, replacements, rescale, responses, rounds, stores
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import ENDED
@@ -35,6 +35,7 @@ def _turn(desk: Desk) -> None:
         ending.toward_end(desk, state.stop)
         return
     if state.spec is None:
+        adoption.hold(desk)
         return
     if state.spec.suspend:
         ending.toward_suspend(desk)
@@ -47,6 +48,8 @@ def _turn(desk: Desk) -> None:
 
 def _run(desk: Desk) -> None:
     responses.act(desk)
+    if desk.world is None and adoption.hold(desk):
+        return
     if desk.world is None or desk.broken:
         rounds.form(desk)
     elif not desk.world.assigned:

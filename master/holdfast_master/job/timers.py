@@ -31,6 +31,8 @@ class Timer(enum.Enum):
     """Form the world with the nodes that are there."""
     BELOW_MIN = "below min"
     """Too few nodes for too long."""
+    ADOPT = "adopt"
+    """The members of a world that this master does not know have had their time to come back."""
     START = "start"
     """A world without the SDK counts as training."""
     GROW = "grow"

@@ -1,0 +1,139 @@
+"""A master without a journal finds a running world: adopt it whole, or begin afresh.
+
+Belongs here: rebuilding what is needed from hellos and digests. Does not belong here: taking up
+from a journal (`restoring`).
+
+Members of one world say so by the round and hash of their assignment. If all of them are back in
+time, the world goes on and nobody is restarted; otherwise one fresh round follows.
+"""
+
+from __future__ import annotations
+
+from holdfast_master.decide.goodput import Totals, entries, micros
+from holdfast_master.job import candidacy, digests, rounds, starting
+from holdfast_master.job.assignments import stop_round
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import Trigger
+from holdfast_master.job.world import World
+from holdfast_wire.messages import (
+    GoodputClass,
+    GoodputMarked,
+    Hello,
+    JobPhase,
+    NodeGoodput,
+    WorldAssignment,
+    WorldDecided,
+    WorldMember,
+)
+from holdfast_wire.reasons import EventReason, PhaseReason
+
+
+def claim(desk: Desk, hello: Hello) -> int:
+    """Note what a newcomer runs; the round whose processes it may keep, 0: none."""
+    claims = desk.claims
+    if desk.state.assigned is not None or claims.settled:
+        return 0
+    claims.keep_digest(hello.digest)
+    runs = any(worker.round == hello.round for worker in hello.workers)
+    if hello.assignment is None or not hello.round or not runs:
+        return 0
+    if desk.state.phase is not JobPhase.WAITING:
+        return 0
+    claims.hellos[hello.node_rank] = hello
+    _bring_goodput(desk, hello)
+    desk.timers.ensure(Timer.ADOPT, desk.now + desk.settings.adopt_seconds)
+    desk.dirty = True
+    return hello.round
+
+
+def _bring_goodput(desk: Desk, hello: Hello) -> None:
+    totals: Totals = {
+        GoodputClass[item.name]: micros(item.seconds)
+        for item in hello.goodput
+        if item.name in GoodputClass.__members__ and 0 <= item.seconds < 1e9
+    }
+    if totals:
+        desk.ledger.bring({hello.node_rank: totals})
+        marked = NodeGoodput(node_rank=hello.node_rank, classes=entries(totals))
+        desk.record(GoodputMarked(nodes=(marked,)))
+
+
+def pending(desk: Desk) -> str:
+    """Why no world may be formed yet; empty: it may. Adopts the claimed world once it is whole."""
+    claims = desk.claims
+    if claims.settled or not claims.hellos:
+        return ""
+    members = claims.whole()
+    if members is not None:
+        _adopt(desk, members)
+        return ""
+    number, _ = claims.newest()
+    return f"{len(claims.hellos)} nodes run round {number}; waits for its other members"
+
+
+def give_up(desk: Desk) -> None:
+    """Not all members came back in time: end what runs, a fresh round follows."""
+    claims = desk.claims
+    if claims.settled:
+        return
+    digests.take(desk)
+    number, _ = claims.newest()
+    text = f"not every member of round {number} came back; a fresh round follows"
+    desk.event(EventReason.WORLD_NOT_ADOPTED, text, Warn)
+    for rank, hello in sorted(claims.hellos.items()):
+        node = desk.roster.nodes.get(rank)
+        if node is not None and node.agent_id == hello.agent_id:
+            stop_round(desk, node, hello.round, text)
+    claims.hellos.clear()
+    desk.dirty = True
+
+
+def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
+    digests.take(desk)
+    _, place = members[0]
+    number, digest_hash = desk.claims.newest()
+    fact = WorldDecided(
+        group=0,
+        round=number,
+        members=tuple(
+            WorldMember(
+                node_rank=hello.node_rank,
+                agent_id=hello.agent_id,
+                local_world_size=hello.local_world_size,
+            )
+            for hello, _ in members
+        ),
+        restart_count=place.restart_count,
+        reason=place.reason,
+        world_hash=digest_hash,
+        store_host=place.store_host,
+        store_port=place.store_port,
+    )
+    desk.record(fact, durable=True)
+    text = f"round {number} runs on {len(members)} nodes and goes on as it is"
+    desk.event(EventReason.WORLD_ADOPTED, text)
+    desk.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, text)
+    desk.move(Trigger.ASSIGNED, PhaseReason.WORLD_ASSIGNED, text)
+    world = World(fact, assigned=True)
+    world.started.update(world.places)
+    world.reached = max(hello.step for hello, _ in members)
+    desk.world = world
+    desk.spares = desk.roster.candidates - world.places.keys()
+    for node in list(desk.roster.nodes.values()):
+        candidacy.refresh(desk, node)
+    for timer in (Timer.BELOW_MIN, Timer.JOIN_WINDOW):
+        desk.timers.cancel(timer)
+    if all(hello.step for hello, _ in members):
+        world.stepped.update(world.places)
+        world.first_step = world.reached
+        starting.trains(desk, world)
+    desk.dirty = True
+
+
+def hold(desk: Desk) -> bool:
+    """Whether claims hold the first world back; says so in the phase."""
+    text = pending(desk)
+    if text:
+        rounds.hold(desk, PhaseReason.AWAITING_EVIDENCE, text)
+    return bool(text)

@@ -1,0 +1,56 @@
+"""What agents say of a world that this master knows nothing of.
+
+Belongs here: their claims and the newest digest. Does not belong here: what is made of them
+(`adoption`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_wire.messages import Hello, StateDigest, WorldAssignment
+
+
+@dataclasses.dataclass(slots=True)
+class Claims:
+    """Hellos of agents whose processes run in a world that the journal does not name."""
+
+    hellos: dict[int, Hello] = dataclasses.field(default_factory=dict)
+    """By node rank."""
+    digest: StateDigest | None = None
+    """The newest that any agent brought."""
+    settled: bool = False
+    """It is decided what becomes of them."""
+
+    def keep_digest(self, digest: StateDigest | None) -> None:
+        """Keep the newer of two digests."""
+        if digest is not None and _age(digest) > _age(self.digest):
+            self.digest = digest
+
+    def newest(self) -> tuple[int, str]:
+        """Round and hash of the newest world that is claimed."""
+        found = [(hello.round, place.world_hash) for hello, place in self._places()]
+        return max(found, default=(0, ""))
+
+    def whole(self) -> list[tuple[Hello, WorldAssignment]] | None:
+        """The newest claimed world's members in rank order; None: some have not said hello."""
+        newest = self.newest()
+        members = {
+            place.group_rank: (hello, place)
+            for hello, place in self._places()
+            if (hello.round, place.world_hash) == newest
+        }
+        size = max((place.group_world_size for _, place in members.values()), default=0)
+        if not size or sorted(members) != list(range(size)):
+            return None
+        return [members[rank] for rank in range(size)]
+
+    def _places(self) -> list[tuple[Hello, WorldAssignment]]:
+        return [(hello, hello.assignment) for hello in self.hellos.values() if hello.assignment]
+
+
+def _age(digest: StateDigest | None) -> tuple[int, int]:
+    if digest is None:
+        return (-1, -1)
+    epoch = digest.fence.epoch if digest.fence is not None else 0
+    return (epoch, digest.sequence)

@@ -1,0 +1,148 @@
+"""A master without a journal takes a running job up from hellos and digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast_master.job.claims import Claims
+from holdfast_wire.messages import Fence, Hello, StateDigest, WorldAssignment
+from simulated_job import SimulatedJob, job_spec
+
+Start = Callable[..., SimulatedJob]
+
+
+def lose_the_journal(job: SimulatedJob, after: float = 1.0) -> None:
+    """The master's pod is gone with its disk."""
+    job.kill_master()
+    job.run(after)
+    job.start_master(journal=False)
+
+
+def test_a_whole_world_goes_on(training: Start) -> None:
+    """Nobody is restarted; charges, event numbers and the job's own time are continued."""
+    job = training(3)
+    job.agents[0].crash_worker()
+    job.run(12.0)
+    job.agents[1].crash_worker()
+    job.run(12.0)
+    charges, events, step = job.charges(), job.core.newest_event(), job.training.step(3, 0.0)
+    assert len(charges) == 2
+    lose_the_journal(job)
+    job.run(5.0)
+    assert job.is_in("TRAINING")
+    status = job.core.status(job.moment())
+    assert (status.round, status.epoch) == (3, 2)
+    assert job.training.step(3, job.time.now) > step
+    assert job.charges() == charges[:1]  # the digest is as old as the newest round
+    assert job.core.oldest_event() == 1
+    assert job.core.newest_event() > events - 20
+    assert status.job_seconds > 12.0
+    assert status.goodput > 0.5
+    assert "WorldAdopted" in job.reasons()
+    assert job.refold() == job.core._desk.state
+
+
+def test_the_adopted_world_recovers_like_any_other(training: Start) -> None:
+    """The next round is newer, restart_count goes on."""
+    job = training(2)
+    job.agents[0].crash_worker()
+    job.run(3.0)
+    lose_the_journal(job)
+    job.run(3.0)
+    job.agents[1].crash_worker()
+    job.run(2.0)
+    assert job.is_in("TRAINING")
+    assert job.assignments[-1][2] == 3
+    assert job.assignments[-1][3].restart_count == 2
+
+
+def test_a_world_with_a_missing_member_gives_way_to_a_fresh_round(training: Start) -> None:
+    """Five seconds for the members to come back, then one new round without it."""
+    job = training(3)
+    job.replaces = False
+    job.raises = 0.0
+    job.kill_master()
+    job.agents[2].crash(told=False)
+    job.run(1.0)
+    job.start_master(journal=False)
+    job.run(4.0)
+    assert job.is_in("WAITING")
+    assert not job.members
+    job.run(8.0)
+    assert job.members == [0, 1]
+    assert "WorldNotAdopted" in job.reasons()
+    assert job.core.status(job.moment()).round == 2
+    assert job.assignments[-1][3].restart_count == 1
+
+
+def test_a_world_that_had_not_stepped_is_adopted_as_starting(training: Start) -> None:
+    """Its first step comes with the heartbeats."""
+    job = training(2)
+    job.agents[0].crash_worker()
+    job.time.run(job.time.now + 1.0, lambda: len(job.training.rounds) == 2)
+    job.time.run(job.time.now + 0.2, lambda: all(a.round == 2 for a in job.agents.values()))
+    lose_the_journal(job, after=0.01)
+    job.run(4.0)
+    assert job.is_in("TRAINING")
+    assert job.core.status(job.moment()).round == 2
+
+
+def test_without_an_operator_the_spec_comes_from_the_digest() -> None:
+    """A standalone job whose master is started anew."""
+    job = SimulatedJob(job_spec(replicas=2), operator_up=False)
+    job.add_agents(2, unmanaged=True)
+    job.run_until("TRAINING")
+    job.run(2.0)
+    lose_the_journal(job)
+    job.run(3.0)
+    assert job.is_in("TRAINING")
+    assert job.core.spec() == job.spec
+
+
+def test_idle_agents_claim_nothing() -> None:
+    """Nobody waits for members of a world that does not exist; digests are heeded all the same."""
+    job = SimulatedJob(job_spec(replicas=2, min_replicas=2))
+    job.add_agents(1)
+    job.agents[0].digest = StateDigest(
+        fence=Fence(epoch=1), sequence=5, excluded_nodes=("bad",), next_command_id=900
+    )
+    job.agents[0].blip()
+    job.run(1.0)
+    lose_the_journal(job)
+    job.run(1.0)
+    job.add_agent(1)
+    job.run_until("TRAINING", limit=5.0)
+    assert job.core.status(job.moment()).excluded_nodes == ("bad",)
+    assert min(job.core._desk.state.commands, default=900) >= 900
+
+
+def hello(rank: int, number: int, world: str, size: int = 2) -> Hello:
+    """A claim."""
+    place = WorldAssignment(group_rank=rank, group_world_size=size, world_hash=world)
+    return Hello(node_rank=rank, round=number, assignment=place)
+
+
+def test_only_members_that_agree_make_a_world() -> None:
+    """The newest round counts, and only with one hash."""
+    claims = Claims()
+    assert claims.whole() is None
+    claims.hellos = {0: hello(0, 4, "x"), 1: hello(1, 3, "y")}
+    assert claims.newest() == (4, "x")
+    assert claims.whole() is None
+    claims.hellos[1] = hello(1, 4, "y")
+    assert claims.whole() is None
+    claims.hellos[1] = hello(1, 4, "x")
+    assert claims.whole() is None or claims.newest() == (4, "x")
+    claims.hellos = {1: hello(1, 4, "x"), 0: hello(0, 4, "x")}
+    members = claims.whole()
+    assert members is not None
+    assert [place.group_rank for _, place in members] == [0, 1]
+
+
+def test_the_newest_digest_is_kept() -> None:
+    """By epoch, then by sequence."""
+    claims = Claims()
+    old, new = StateDigest(fence=Fence(epoch=1), sequence=9), StateDigest(fence=Fence(epoch=2))
+    for digest in (None, new, old, StateDigest()):
+        claims.keep_digest(digest)
+    assert claims.digest == new
