@@ -116,7 +116,8 @@ class WatchService:
         self._ring: collections.deque[_News] = collections.deque(maxlen=RING_ITEMS)
         self._total = 0
         self._newest = views.newest_event()
-        self._changed: set[asyncio.Event] = set()
+        self.watchers: set[asyncio.Event] = set()
+        """One for each open call; set when there is news."""
         self._status = JobStatus()
         self._status_body = b""
         self._status_made = float("-inf")
@@ -145,7 +146,7 @@ class WatchService:
     async def serve(self, data: bytes, context: Context) -> None:
         """Handle one WatchJob call until the watcher leaves."""
         changed = asyncio.Event()
-        self._changed.add(changed)
+        self.watchers.add(changed)
         try:
             request = calls.decode(WatchJobRequest, data)
             watcher = await self._begin(request, context)
@@ -156,7 +157,7 @@ class WatchService:
         except grpc.aio.BaseError:
             log.debug("a watcher has gone")
         finally:
-            self._changed.discard(changed)
+            self.watchers.discard(changed)
 
     async def _begin(self, request: WatchJobRequest, context: Context) -> _Watcher:
         interval = request.min_interval_seconds or DEFAULT_INTERVAL_SECONDS
@@ -274,7 +275,7 @@ class WatchService:
         self._total += 1
 
     def _wake(self) -> None:
-        for changed in self._changed:
+        for changed in self.watchers:
             changed.set()
 
 

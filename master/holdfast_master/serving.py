@@ -102,8 +102,8 @@ class Master:
         ancestors = {(past.epoch, past.incarnation): past.newest_event for past in history.masters}
         own = (config.epoch, config.incarnation)
         ancestors.pop(own, None)
-        self._watch = WatchService(core, own, ancestors, now, self.counters)
-        self._jobs = JobService(core, self._questions, self._watch, now, self.counters)
+        self.watch = WatchService(core, own, ancestors, now, self.counters)
+        self._jobs = JobService(core, self._questions, self.watch, now, self.counters)
         self._health = health.aio.HealthServicer()
         self._loop.effects = {
             Send: self.sessions.send,
@@ -216,7 +216,7 @@ class Master:
 
     async def _say_farewell(self, server: grpc.aio.Server) -> None:
         await self._set_health(serving=False)
-        self._watch.finish()
+        self.watch.finish()
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._operator.drained()
@@ -244,7 +244,7 @@ class Master:
 
     def after_batch(self, records: Sequence[Record]) -> None:
         """Show watchers what a batch recorded, and look at what a new spec needs."""
-        self._watch.publish(records)
+        self.watch.publish(records)
         for record in records:
             fact = record.fact
             if isinstance(fact, SpecAccepted) and fact.spec is not None:

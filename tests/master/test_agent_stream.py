@@ -183,7 +183,7 @@ async def test_stale_settings_are_replaced_by_their_successors(tmp_path: Path) -
 
 
 async def test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
     """The queue is bounded; the slow agent's stream ends, the other's goes on."""
     large = SessionResponse(message=StateDigest(excluded_nodes=("x" * 1_000,) * 300))
@@ -211,8 +211,9 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices(
         assert gone == Disconnected(1, DisconnectCause.REFUSED)
         await other.send(Warmed())
         assert isinstance((await other.receive()).message, DumpStacks)
-        await eventually(lambda: caplog.text, lambda text: "connection closed" in text)
-        assert (await refusal_of(slow.drain())).code is grpc.StatusCode.UNAVAILABLE
+        # The status where the transport takes it after all, else the end of the connection.
+        refusal = await refusal_of(slow.drain())
+        assert refusal.code.name in {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
         await other.send(Warmed())
         assert isinstance((await other.receive()).message, DumpStacks)
 

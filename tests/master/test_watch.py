@@ -24,7 +24,7 @@ from holdfast_wire.messages import (
     WatchReset,
 )
 from scripted_core import ScriptedCore
-from served import DEADLINE, USER, Served, eventually, refusal_of, serve
+from served import DEADLINE, USER, Served, refusal_of, serve
 
 
 class Watcher:
@@ -214,7 +214,7 @@ async def test_a_watcher_that_falls_behind_gets_a_reset(
 
 
 async def test_a_watcher_that_does_not_read_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stream ends; one that reads is not held up by it."""
     monkeypatch.setattr(service_watch, "WRITE_SECONDS", 0.2)
@@ -223,16 +223,13 @@ async def test_a_watcher_that_does_not_read_is_cut_off(
         await slow.next()
         await good.next()
         assert served.master is not None
-        for at in range(300):
+        at = 0
+        while len(served.master.watch.watchers) == 2:
             say(served, f"{at} " + "x" * 50_000)
             assert (await good.next()).text.startswith(str(at))
-        await eventually(
-            lambda: dict(served.master.counters.refused) if served.master else {},
-            lambda refused: refused.get("SLOW_READER") == 1,
-        )
-        await eventually(lambda: caplog.text, lambda text: "connection closed" in text)
+            at += 1
         with pytest.raises(grpc.RpcError):
-            await slow.texts(300)
+            await slow.texts(at)
         say(served, "after")
         assert await good.texts(1) == ["after"]
 
