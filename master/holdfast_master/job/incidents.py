@@ -22,6 +22,14 @@ from holdfast_wire.messages import EventSeverity, GoodputClass, WorldEnded
 from holdfast_wire.reasons import EventReason
 
 
+def concerns(desk: Desk, round_number: int) -> bool:
+    """Whether evidence about the processes of a round still counts."""
+    world = desk.running()
+    if world is not None and world.round == round_number:
+        return True
+    return any(round_number in case.broken for case in desk.open_cases())
+
+
 def report_process(desk: Desk, item: Evidence, round_number: int) -> None:
     """Evidence about the processes of a round.
 

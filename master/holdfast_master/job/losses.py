@@ -100,12 +100,8 @@ def lose(
         desk.event(EventReason.NODE_LOST, text, Warn, node=node.rank)
     if planned:
         return
-    kind = node.draining or kind
-    if kind is EvidenceKind.DRAINED and member and desk.running() is not None:
-        # It was to go at a boundary and went before: that explains what breaks in the others.
-        kind = EvidenceKind.NODE_REMOVED
     item = Evidence(
-        kind=kind,
+        kind=_why_lost(node, kind),
         text=text,
         at=desk.now if at is None else at,
         node_rank=node.rank,
@@ -115,8 +111,18 @@ def lose(
     )
     if world is not None and member and node.rank not in world.finished:
         incidents.report_loss(desk, item, world, node.rank)
+    elif node.draining is not None:
+        incidents.report_late(desk, item, node.rank)
     if item.kind is not EvidenceKind.NODE_REMOVED:
         replacements.ask(desk, node.rank, node.pod_uid, text)
+
+
+def _why_lost(node: Node, kind: EvidenceKind) -> EvidenceKind:
+    """What a node's end is evidence of: for one that was to leave, why it was to leave."""
+    if node.draining is EvidenceKind.DRAINED and not node.condemned:
+        # It went before the boundary: that explains what breaks in the others.
+        return EvidenceKind.NODE_REMOVED
+    return node.draining or kind
 
 
 def _remove(desk: Desk, node: Node, text: str) -> None:

@@ -70,7 +70,7 @@ def _exited(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:
         if message.exit_code == 0:
             _finished(desk, node, world, message)
             return
-    if message.exit_code == 0:
+    if message.exit_code == 0 or not incidents.concerns(desk, number):
         return
     patterns = tuple(
         node.patterns[index] for index in message.matched_patterns if index < len(node.patterns)

@@ -139,9 +139,6 @@ def stop(desk: Desk, world: World, reason: str, patience: float) -> None:
         return
     desk.boundary = Boundary(reason=reason, arm_id=0, step=0, patience=patience)
     _arm(desk, world, desk.boundary)
-    expected = desk.timers.running(Timer.BOUNDARY)
-    if not expected:
-        desk.timers.set(Timer.BOUNDARY, desk.now + patience)
 
 
 def _blind(desk: Desk, world: World) -> str:

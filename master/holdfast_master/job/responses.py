@@ -19,15 +19,13 @@ _REPLACE = frozenset({FailureAction.REPLACE_POD, FailureAction.REPLACE_ON_OTHER_
 def act(desk: Desk) -> None:
     """Carry the rules' answers to the open incidents out."""
     for case in desk.open_cases():
-        if case.response.action in _REPLACE and case.best.node_rank not in case.replaced:
-            _replace(desk, case)
+        rank = case.best.node_rank
+        if case.response.action in _REPLACE and rank is not None and rank not in case.replaced:
+            case.replaced.add(rank)
+            _replace(desk, case, rank)
 
 
-def _replace(desk: Desk, case: Case) -> None:
-    rank = case.best.node_rank
-    if rank is None:
-        return
-    case.replaced.add(rank)
+def _replace(desk: Desk, case: Case, rank: int) -> None:
     elsewhere = case.response.action is FailureAction.REPLACE_ON_OTHER_NODE
     why = case.response.reason
     host = replacements.exclude(desk, rank, why) if elsewhere else ""
@@ -35,6 +33,7 @@ def _replace(desk: Desk, case: Case) -> None:
     if node is None or node.agent_id != case.best.agent_id:
         return  # it is gone already, and its replacement asked for
     if replacements.ask(desk, rank, node.pod_uid, why, avoid_node=host):
+        node.condemned = True
         losses.drain(desk, node, EvidenceKind.DRAINED, f"node {rank} is replaced: {why}")
     else:
         text = f"nobody can replace node {rank}; its processes are restarted in place: {why}"

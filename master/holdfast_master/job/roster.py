@@ -34,6 +34,8 @@ class Node:
     """The end of its stream was news."""
     draining: EvidenceKind | None = None
     """Why it is to leave; None: it is not."""
+    condemned: bool = False
+    """It is to leave because a failure rule says so: its end explains nothing."""
     replace_why: str = ""
     """Why a new agent is wanted once this one is released; empty: it is not."""
     patterns: tuple[str, ...] = ()

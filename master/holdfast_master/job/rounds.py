@@ -59,9 +59,6 @@ def _held(desk: Desk) -> str:
     unsure = desk.roster.away | desk.roster.quiet
     if not unsure:
         return ""
-    world = desk.world
-    if world is None or not (desk.recovering or world.assigned):
-        return ""
     members = {member.node_rank: member.agent_id for member in assigned.members}
     waits = [r for r in sorted(unsure) if members.get(r) == desk.roster.nodes[r].agent_id]
     if not waits:

@@ -1,0 +1,388 @@
+"""Messages that come twice, too late, or from where nobody expected them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast_master.inputs import Connected, PodListDone, PodSeen, Received, SpecArrived
+from holdfast_master.instructions import Refuse, Send
+from holdfast_wire.messages import (
+    Budget,
+    BudgetKind,
+    CommandDone,
+    DrainNodeRequest,
+    FailureAction,
+    FailureRule,
+    Fence,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Leave,
+    LeaveOutcome,
+    PodObservation,
+    PodPhase,
+    RankProgress,
+    RestartWorkerRequest,
+    RoundStarted,
+    RoundStopped,
+    StopJobRequest,
+    StorePrepared,
+    Warmed,
+    WorkerExited,
+)
+from simulated_job import SimulatedJob, job_spec
+
+Start = Callable[..., SimulatedJob]
+
+
+def say(job: SimulatedJob, rank: int, message: object, number: int = 1) -> None:
+    """A message of an agent about a round."""
+    session = job.agents[rank].session
+    assert session is not None
+    fence = Fence(epoch=1, incarnation="m1", round=number)
+    job.take(Received(session, fence, message))  # type: ignore[arg-type]
+
+
+def test_messages_about_other_rounds_change_nothing(training: Start) -> None:
+    """Late ones of older rounds, early ones of rounds that do not exist."""
+    job = training(2)
+    before = job.core.newest_event()
+    for number in (0, 7):
+        say(job, 0, RoundStarted(first_step=True, step=99), number)
+        say(job, 0, RoundStopped(), number)
+        say(job, 0, WorkerExited(exit_code=1), number)
+        say(job, 0, WorkerExited(exit_code=0), number)
+        say(job, 0, Heartbeat(ranks=(RankProgress(round=number, step=10**6),)), number)
+    say(job, 0, Heartbeat())
+    say(job, 0, WorkerExited(exit_code=0, local_rank=5))
+    say(job, 0, Warmed())
+    job.run(3.0)
+    assert job.core.newest_event() == before
+    assert job.core.status(job.moment()).step < 1000
+
+
+def test_processes_that_stop_without_an_order_are_missed(training: Start) -> None:
+    """RoundStopped of the running round, and a second later no word why."""
+    job = training(2)
+    say(job, 1, RoundStopped())
+    job.run(1.5)
+    assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkersMissing"]
+
+
+def test_processes_that_stop_after_an_exit_are_not_missed(training: Start) -> None:
+    """The exit is the incident; a word later changes nothing."""
+    job = training(2)
+    say(job, 1, RoundStopped())
+    say(job, 1, WorkerExited(exit_code=-9, step=5))
+    job.run(12.0)
+    assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkerCrashed"]
+
+
+def test_the_end_of_the_running_rounds_store_is_told(training: Start) -> None:
+    """Training goes on; only new groups would fail."""
+    job = training(2)
+    world = job.core._desk.world
+    assert world is not None
+    say(job, 0, StorePrepared(store_id=world.store_id, error="killed"))
+    say(job, 0, StorePrepared(store_id=world.store_id, host="h", port=9))
+    say(job, 0, StorePrepared(store_id="nobody asked", host="h", port=9))
+    assert job.reasons()[-1] == "StoreMissing"
+    assert job.is_in("TRAINING")
+
+
+def test_cold_starts_are_told_once(training: Start) -> None:
+    """Shown with the node."""
+    job = training(2)
+    say(job, 0, RoundStarted(cold_reason="a thread is running"))
+    say(job, 0, RoundStarted(cold_reason="a thread is running"))
+    assert job.reasons().count("NodeCold") == 1
+    assert job.core.nodes(job.moment())[0].cold_reason == "a thread is running"
+    job.add_agent(2)
+    job.time.run(job.time.now + 1.0, lambda: 2 in job.core._desk.roster.nodes)
+    say(job, 2, Warmed(cold_reason="no fork"))
+    assert job.core.nodes(job.moment())[2].cold_reason == "no fork"
+
+
+def test_answers_to_commands_are_noted(training: Start) -> None:
+    """Unknown ids are nobody's."""
+    job = training(2, min_replicas=2)
+    job.replaces = False
+    job.agents[1].crash()
+    job.run(1.0)
+    assert not job.core._desk.state.commands or all(
+        command.kind == "replace" for command in job.core._desk.state.commands.values()
+    )
+    say(job, 0, CommandDone(command_id=12345, ok=True))
+
+
+def test_a_released_agent_says_goodbye(training: Start) -> None:
+    """It left as it was told: no incident; one that comes back is told again."""
+    job = training(3)
+    agent = job.agents[2]
+    agent._leave = lambda _, message: None  # type: ignore[method-assign]
+    job.ask(DrainNodeRequest(node_rank=2))
+    job.time.run(job.time.now + 5.0, lambda: 2 in job.core._desk.state.released)
+    agent.receive = lambda session, response: job.outcomes.append((2, response.message))  # type: ignore[method-assign, arg-type]
+    session = agent.session
+    assert session is not None
+    hello = agent._hello()
+    job.take(Connected(session + 1000, hello))
+    job.streams[session + 1000] = agent
+    agent.session = session + 1000
+    job.run(0.1)
+    say(job, 2, Goodbye(reason="bye"))
+    job.run(15.0)
+    assert job.charges() == []
+    assert job.members == [0, 1]
+
+
+def test_an_agent_that_was_released_does_not_come_back(training: Start) -> None:
+    """A hello after it was told to leave and left."""
+    job = training(3)
+    hello = job.agents[2]._hello()
+    job.ask(DrainNodeRequest(node_rank=2))
+    job.run(5.0)
+    batch = job.take(Connected(9999, hello))
+    told = [i.response.message for i in batch if isinstance(i, Send)]
+    assert [type(message) for message in told] == [Leave]
+    assert told[0].outcome is LeaveOutcome.REPLACED  # type: ignore[union-attr]
+    job.ask(StopJobRequest(now=True))
+    job.run(1.0)
+    batch = job.take(Connected(10000, hello))
+    told = [i.response.message for i in batch if isinstance(i, Send)]
+    assert told[0].outcome is LeaveOutcome.RELEASED  # type: ignore[union-attr]
+
+
+def test_news_of_an_older_pod_does_not_touch_the_newer(training: Start) -> None:
+    """A superseded pod's end arrives after its successor has joined."""
+    job = training(3)
+    old = job.pods[1]
+    job.agents[1].crash(told=False)
+    job.add_agent(1)
+    job.run(3.0)
+    gone = PodObservation(
+        node_rank=1,
+        pod_uid=old.pod_uid,
+        phase=PodPhase.FAILED,
+        exit_code=1,
+        conditions=("DisruptionTarget=True",),
+    )
+    job.take(PodSeen(gone))
+    job.run(15.0)
+    assert sorted(job.members) == [0, 1, 2]
+    assert job.charges()[0] is BudgetKind.PREEMPTIONS
+
+
+def test_a_newer_pod_of_a_rank_ends_the_agent_of_the_older(training: Start) -> None:
+    """Seen by the operator before the newer agent says hello."""
+    job = training(3)
+    newer = PodObservation(node_rank=1, pod_uid="newer", phase=PodPhase.PENDING)
+    job.take(PodSeen(newer))
+    assert 1 not in job.core._desk.roster.nodes
+    assert job.core.goodput(job.moment()).incidents[-1].cause == "AgentReplaced"
+
+
+def test_nodes_of_the_journal_whose_pods_are_gone_are_lost_at_once(training: Start) -> None:
+    """A new master, and an operator that lists every pod."""
+    job = training(3)
+    job.operator_leaves()
+    job.kill_master()
+    job.agents[1].crash(told=False)
+    job.run(0.5)
+    job.start_master()
+    del job.pods[1]
+    job.replaces = False
+    job.operator_returns()
+    job.run(1.0)
+    assert job.members == [0, 2]
+    job.take(PodListDone())
+
+
+def test_each_pod_that_fails_is_replaced_once(training: Start) -> None:
+    """The replacement's own end is another wish."""
+    job = training(3)
+    job.replaces = False
+    job.agents[1].crash()
+    job.run(1.0)
+    job.add_agent(1)
+    job.agents[1].crash()
+    job.run(1.0)
+    assert job.reasons().count("ReplaceRequested") == 2
+
+
+def test_an_excluded_host_is_told_to_a_new_operator_stream(training: Start) -> None:
+    """Excluded once, repeated to whoever watches; its nodes are no candidates."""
+    rules = (FailureRule(action=FailureAction.REPLACE_ON_OTHER_NODE, exit_codes=(9,)),)
+    job = training(3, failure_rules=rules)
+    job.replaces = False
+    for rank in (1, 2):
+        job.pods[rank] = PodObservation(
+            node_rank=rank, pod_uid=job.agents[rank].pod_uid, phase=PodPhase.RUNNING, node="bad"
+        )
+        job.take(PodSeen(job.pods[rank]))
+    job.agents[1].crash_worker(9)
+    job.run(1.0)
+    assert job.is_in("WAITING")
+    assert job.core.status(job.moment()).ready_nodes == 1
+    job.agents[2].crash_worker(9)
+    job.operator_leaves()
+    job.operator_returns()
+    assert job.core.status(job.moment()).excluded_nodes == ("bad",)
+
+
+def test_a_culprit_that_is_gone_already_is_not_drained(training: Start) -> None:
+    """The rule matches the pod's own end."""
+    rules = (FailureRule(action=FailureAction.REPLACE_POD, exit_codes=(137,)),)
+    job = training(3, failure_rules=rules)
+    job.agents[1].crash(-9)
+    job.run(20.0)
+    assert sorted(job.members) == [0, 1, 2]
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_an_older_or_equal_spec_is_ignored(training: Start) -> None:
+    """Only a newer generation counts."""
+    job = training(2)
+    before = job.core.newest_event()
+    job.take(SpecArrived(job_spec(generation=1, replicas=5)))
+    job.take(SpecArrived(job_spec(generation=0, replicas=5)))
+    assert job.core.newest_event() == before
+    assert job.core.status(job.moment()).replicas == 2
+
+
+def test_a_new_limit_can_save_or_end_a_job_that_hangs_in_the_balance(training: Start) -> None:
+    """Budgets are read anew while an incident is open."""
+    job = training(2, budgets=(Budget(kind=BudgetKind.FAILURES, limit=0),))
+    job.raises = 0.0
+    job.agents[0].crash_worker()
+    job.run(0.5)
+    assert job.is_in("WAITING")
+    job.change(budgets=(Budget(kind=BudgetKind.FAILURES, limit=9),))
+    job.run(2.0)
+    assert job.is_in("TRAINING")
+
+
+def test_a_new_deadline_below_the_minimum_begins_anew() -> None:
+    """A person gave the job more time."""
+    job = SimulatedJob(job_spec(below_min_timeout_seconds=5.0))
+    job.run(4.0)
+    job.change(below_min_timeout_seconds=50.0, replicas=0)
+    job.run(10.0)
+    assert not job.end
+
+
+def test_a_script_that_shows_its_steps_late(training: Start) -> None:
+    """Taken for one without the SDK at first; its first step corrects that."""
+    del training
+    job = SimulatedJob(job_spec(replicas=2))
+    for agent in job.add_agents(2, sdk=False):
+        agent.stepped_told = True
+    job.run_until("TRAINING")
+    assert job.core.status(job.moment()).degraded_progress
+    for rank in (0, 1):
+        say(job, rank, RoundStarted(first_step=True, step=41))
+    assert job.core._desk.state.best_step == 41
+
+
+def test_restart_is_asked_while_an_incident_is_open(training: Start) -> None:
+    """The failure is charged, the restart is free."""
+    job = training(2)
+    job.agents[0].crash_worker()
+    job.time.run(job.time.now + 1.0, lambda: job.is_in("STARTING"))
+    job.ask(RestartWorkerRequest())
+    job.run(15.0)
+    assert job.charges() == [BudgetKind.FAILURES]
+    causes = [item.cause for item in job.core.goodput(job.moment()).incidents]
+    assert causes[-1] == "RestartAsked"
+
+
+def test_events_are_served_from_any_point(training: Start) -> None:
+    """Oldest first, at most as many as asked for."""
+    job = training(2)
+    core, newest = job.core, job.core.newest_event()
+    every = core.events_after(0, 1000)
+    assert [event.sequence for event in every] == list(range(1, newest + 1))
+    assert core.events_after(newest - 2, 1) == every[-2:-1]
+    assert core.events_after(newest, 10) == ()
+    assert core.events_after(0, 3) == every[:3]
+    assert core.oldest_event() == 1
+
+
+def test_only_the_newest_events_and_incidents_are_kept() -> None:
+    """Old ones make room."""
+    settings = type(SimulatedJob(job_spec()).settings)(event_limit=20, incident_limit=2)
+    job = SimulatedJob(job_spec(replicas=2), settings=settings)
+    job.add_agents(2)
+    job.run_until("TRAINING")
+    for _ in range(4):
+        job.agents[0].crash_worker()
+        job.run(1.0)
+    assert len(job.core.events_after(0, 1000)) == 20
+    assert len(job.core.goodput(job.moment()).incidents) == 2
+    job.run(15.0)
+
+
+def test_nodes_before_the_first_world_are_ready_or_warming() -> None:
+    """And draining ones say so."""
+    job = SimulatedJob(job_spec())
+    job.add_agent(0)
+    job.run(0.03)
+    assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["WARMING"]
+    job.run(1.0)
+    assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["READY"]
+    job.agents[0]._leave = lambda _, message: None  # type: ignore[method-assign]
+    job.ask(DrainNodeRequest(node_rank=0))
+    assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["DRAINING"]
+    assert not isinstance(job.answers.popitem()[1], Refuse)
+
+
+def test_two_drains_of_one_node_are_one(training: Start) -> None:
+    """The first reason stands."""
+    job = training(3)
+    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(DrainNodeRequest(node_rank=1))
+    job.evict(1)
+    job.run(20.0)
+    assert job.charges() == []
+    assert job.reasons().count("NodeDraining") == 1
+
+
+def test_a_drained_node_that_dies_first_explains_the_others(training: Start) -> None:
+    """Whoever raises because of it is not blamed: a person wanted it out."""
+    job = training(3)
+    job.replaces = False
+    job.raises = 1.0
+    job.ask(DrainNodeRequest(node_rank=1))
+    job.run(0.1)
+    job.agents[1].crash()
+    job.run(15.0)
+    assert job.charges() == []
+    assert job.members == [0, 2]
+
+
+def test_the_operator_may_come_back_without_having_gone(training: Start) -> None:
+    """A second stream replaces the first."""
+    job = training(2)
+    job.operator_returns()
+    assert job.reasons().count("OperatorConnected") == 1
+
+
+def test_a_claim_counts_only_while_the_job_waits() -> None:
+    """An agent of an older life comes when the first world is being formed."""
+    job = SimulatedJob(job_spec(replicas=2))
+    job.store_failures = 1.0
+    job.add_agents(2)
+    job.time.run(5.0, lambda: job.is_in("FORMING"))
+    other = job.add_agent(2)
+    other.alive = False
+    hello = Hello(
+        job_uid="uid-1",
+        node_rank=3,
+        agent_id="z",
+        pod_uid="z",
+        local_world_size=1,
+        round=9,
+        workers=other._hello().workers,
+    )
+    job.take(Connected(8888, hello))
+    assert not job.core._desk.claims.hellos
