@@ -137,3 +137,10 @@ def test_empty_documents_are_passed_over() -> None:
     found = read_documents("---\n# nothing\n---\na: 1\n---\n", "f")
     assert [document.body for document in found] == [{"a": 1}]
     assert found[0].line == 4
+
+
+def test_a_character_in_two_halves_is_joined_and_a_half_is_refused() -> None:
+    """JSON escapes rare characters as surrogate pairs; a lone half is no text."""
+    assert _value(r'"\ud83d\ude00"') == "\U0001f600"
+    with pytest.raises(InvalidJobError, match="half of a character"):
+        _value(r'"\ud83d"')

@@ -158,12 +158,20 @@ class NodeReader:
             fault = f"is a key that YAML reads as {kind}, not as text"
             self._fault((*path, key.value), key, fault, f'write it in quotes: "{key.value}"')
             return None
-        return str(key.value)
+        return self._text(key, path)
+
+    def _text(self, node: yaml.ScalarNode, path: Path) -> str:
+        """The node's text. JSON escapes a rare character as two halves, which are joined here."""
+        try:
+            return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self._fault(path, node, "holds half of a character (a lone surrogate)", "remove it")
+            return ""
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         kind = node.tag.removeprefix(_TAG)
         if kind == "str":
-            return node.value
+            return self._text(node, path)
         if kind == "null":
             return None
         if kind == "bool":
