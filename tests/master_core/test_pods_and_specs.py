@@ -1,0 +1,143 @@
+"""What the operator tells: pods, lists, specs, in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast_master.inputs import PodListDone, PodSeen, SpecArrived
+from holdfast_wire.messages import (
+    Budget,
+    BudgetKind,
+    FailureAction,
+    FailureRule,
+    PodObservation,
+    PodPhase,
+)
+from simulated_job import SimulatedJob, job_spec
+
+Start = Callable[..., SimulatedJob]
+
+
+def test_news_of_an_older_pod_does_not_touch_the_newer(training: Start) -> None:
+    """A superseded pod's end arrives after its successor has joined."""
+    job = training(3)
+    old = job.pods[1]
+    job.agents[1].crash(told=False)
+    job.add_agent(1)
+    job.run(3.0)
+    gone = PodObservation(
+        node_rank=1,
+        pod_uid=old.pod_uid,
+        phase=PodPhase.FAILED,
+        exit_code=1,
+        conditions=("DisruptionTarget=True",),
+    )
+    job.take(PodSeen(gone))
+    job.run(15.0)
+    assert sorted(job.members) == [0, 1, 2]
+    assert job.charges()[0] is BudgetKind.PREEMPTIONS
+
+
+def test_a_newer_pod_of_a_rank_ends_the_agent_of_the_older(training: Start) -> None:
+    """Seen by the operator before the newer agent says hello."""
+    job = training(3)
+    newer = PodObservation(node_rank=1, pod_uid="newer", phase=PodPhase.PENDING)
+    job.take(PodSeen(newer))
+    assert 1 not in job.core._desk.roster.nodes
+    assert job.core.goodput(job.moment()).incidents[-1].cause == "AgentReplaced"
+
+
+def test_nodes_of_the_journal_whose_pods_are_gone_are_lost_at_once(training: Start) -> None:
+    """A new master, and an operator that lists every pod."""
+    job = training(3)
+    job.operator_leaves()
+    job.kill_master()
+    job.agents[1].crash(told=False)
+    job.run(0.5)
+    job.start_master()
+    del job.pods[1]
+    job.replaces = False
+    job.operator_returns()
+    job.run(1.0)
+    assert job.members == [0, 2]
+    job.take(PodListDone())
+
+
+def test_each_pod_that_fails_is_replaced_once(training: Start) -> None:
+    """The replacement's own end is another wish."""
+    job = training(3)
+    job.replaces = False
+    job.agents[1].crash()
+    job.run(1.0)
+    job.add_agent(1)
+    job.agents[1].crash()
+    job.run(1.0)
+    assert job.reasons().count("ReplaceRequested") == 2
+
+
+def test_an_excluded_host_is_told_to_a_new_operator_stream(training: Start) -> None:
+    """Excluded once, repeated to whoever watches; its nodes are no candidates."""
+    rules = (FailureRule(action=FailureAction.REPLACE_ON_OTHER_NODE, exit_codes=(9,)),)
+    job = training(3, failure_rules=rules)
+    job.replaces = False
+    for rank in (1, 2):
+        job.pods[rank] = PodObservation(
+            node_rank=rank, pod_uid=job.agents[rank].pod_uid, phase=PodPhase.RUNNING, node="bad"
+        )
+        job.take(PodSeen(job.pods[rank]))
+    job.agents[1].crash_worker(9)
+    job.run(1.0)
+    assert job.is_in("WAITING")
+    assert job.core.status(job.moment()).ready_nodes == 1
+    job.agents[2].crash_worker(9)
+    job.operator_leaves()
+    job.operator_returns()
+    assert job.core.status(job.moment()).excluded_nodes == ("bad",)
+
+
+def test_a_culprit_that_is_gone_already_is_not_drained(training: Start) -> None:
+    """The rule matches the pod's own end."""
+    rules = (FailureRule(action=FailureAction.REPLACE_POD, exit_codes=(137,)),)
+    job = training(3, failure_rules=rules)
+    job.agents[1].crash(-9)
+    job.run(20.0)
+    assert sorted(job.members) == [0, 1, 2]
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_an_older_or_equal_spec_is_ignored(training: Start) -> None:
+    """Only a newer generation counts."""
+    job = training(2)
+    before = job.core.newest_event()
+    job.take(SpecArrived(job_spec(generation=1, replicas=5)))
+    job.take(SpecArrived(job_spec(generation=0, replicas=5)))
+    assert job.core.newest_event() == before
+    assert job.core.status(job.moment()).replicas == 2
+
+
+def test_a_new_limit_can_save_or_end_a_job_that_hangs_in_the_balance(training: Start) -> None:
+    """Budgets are read anew while an incident is open."""
+    job = training(2, budgets=(Budget(kind=BudgetKind.FAILURES, limit=0),))
+    job.raises = 0.0
+    job.agents[0].crash_worker()
+    job.run(0.5)
+    assert job.is_in("WAITING")
+    job.change(budgets=(Budget(kind=BudgetKind.FAILURES, limit=9),))
+    job.run(2.0)
+    assert job.is_in("TRAINING")
+
+
+def test_a_new_deadline_below_the_minimum_begins_anew() -> None:
+    """A person gave the job more time."""
+    job = SimulatedJob(job_spec(below_min_timeout_seconds=5.0))
+    job.run(4.0)
+    job.change(below_min_timeout_seconds=50.0, replicas=0)
+    job.run(10.0)
+    assert not job.end
+
+
+def test_the_operator_may_come_back_without_having_gone(training: Start) -> None:
+    """A second stream replaces the first."""
+    job = training(2)
+    job.operator_returns()
+    assert job.reasons().count("OperatorConnected") == 1
