@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,11 @@ def test_a_frozen_agent_is_left_behind_and_its_ranks_are_dead_first(
     agent, rank = job.agent_pid(1), job.rank_pid(1)
     os.kill(agent, signal.SIGSTOP)
     job.wait_for("the frozen agent's rank is dead", lambda: not alive(rank), timeout_s=10)
-    assert job.status().round == before.round, "the new round began before the old rank was dead"
+    dead_at = time.time()
     shrunk = job.wait_step(before.step, round_above=before.round)
     assert shrunk.world_size == 1
+    (decided,) = [e for e in job.events() if e.reason == "WorldDecided" and e.round == shrunk.round]
+    assert dead_at < decided.unix_time, "the new round began before the old rank was dead"
     with contextlib.suppress(ProcessLookupError):
         os.kill(agent, signal.SIGCONT)
     grown = job.wait_step(before.step, round_above=shrunk.round)
