@@ -190,6 +190,7 @@ class SimulatedJob(SimulatedMaster):
         self.master_up = True
         if not journal:
             self.records.clear()
+            self._round = self._kept = 0
         self.core = Core.restore(self.records, self._identity(), self.settings)
         self.do(self.core.open(self.moment()))
         self.core.validate()

@@ -110,6 +110,8 @@ class SimulatedMaster:
     master_up: bool = True
     inputs: int = 0
     _numbers: int = 0
+    _round: int = 0
+    _kept: int = 0
     _epoch: int = 1
     _fifo: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict)
     _tick_at: float | None = None
@@ -160,8 +162,17 @@ class SimulatedMaster:
         self.inputs += 1
         batch = self.core.handle(event, self.moment())
         self.core.validate()
+        self._check_growth()
         self.do(batch)
         return batch
+
+    def _check_growth(self) -> None:
+        """Rounds only grow, and only charges of no progress are ever forgotten."""
+        state = self.core._desk.state
+        kept = sum(charge.kind is not BudgetKind.NO_PROGRESS for charge in state.charges)
+        assert state.round >= self._round, self.tale(f"round {state.round} after {self._round}")
+        assert kept >= self._kept, self.tale(f"{kept} charges after {self._kept}")
+        self._round, self._kept = state.round, kept
 
     def do(self, batch: list[Instruction]) -> None:
         """Carry a batch out as the shell would."""

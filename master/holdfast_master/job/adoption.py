@@ -118,7 +118,7 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
     world = World(fact, assigned=True)
     world.started.update(world.places)
     world.reached = max(hello.step for hello, _ in members)
-    desk.world = world
+    desk.world = desk.assigned = world
     desk.spares = desk.roster.candidates - world.places.keys()
     for node in list(desk.roster.nodes.values()):
         candidacy.refresh(desk, node)

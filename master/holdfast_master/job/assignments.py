@@ -35,6 +35,7 @@ def assign(desk: Desk, world: World, first: Node) -> None:
     before = desk.state.assigned
     fact = dataclasses.replace(world.fact, store_host=store.host, store_port=store.port)
     world.fact, world.assigned, world.store_id = fact, True, store.store_id
+    desk.assigned = world
     first.store = None
     desk.record(fact, durable=True)
     desk.move(Trigger.ASSIGNED, PhaseReason.WORLD_ASSIGNED, fact.reason)

@@ -57,6 +57,8 @@ class Desk:
     operator: OperatorView = dataclasses.field(default_factory=OperatorView)
     world: World | None = None
     """The newest decided world."""
+    assigned: World | None = None
+    """The newest world whose assignments are out; the same, or the one before."""
     broken: str = ""
     """Why the newest world cannot go on; empty: it can, or there is none."""
     recovering: bool = False
@@ -84,6 +86,8 @@ class Desk:
     """Interval that agents are given, s."""
     stop_grace: float = 0.0
     """SIGTERM to SIGKILL when the job is stopped, s."""
+    stop_by: float | None = None
+    """When the operator's patience with the end is over, s; None: it named no time."""
     end_text: str = ""
     claims: Claims = dataclasses.field(default_factory=Claims)
     """Of agents that run a world which the journal does not name."""

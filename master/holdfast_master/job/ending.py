@@ -47,7 +47,8 @@ def _at_boundary(desk: Desk, reason: str) -> bool:
     if world is None or not world.training or world.finished:
         return False
     if desk.boundary is None:
-        rescale.stop(desk, world, reason, desk.stop_grace)
+        # Half of the time is the boundary's, the rest is for SIGTERM.
+        rescale.stop(desk, world, reason, desk.stop_grace / 2)
     return desk.running() is not None
 
 
@@ -70,7 +71,9 @@ def grace(desk: Desk, stop: StopRequested) -> float:
     if stop.succeeded:
         return desk.settings.stop_grace_seconds
     asked = stop.reason in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}
-    return desk.stop_grace if asked else 0.0
+    if not asked:
+        return 0.0
+    return desk.stop_grace if desk.stop_by is None else max(0.0, desk.stop_by - desk.now)
 
 
 def outcome(stop: StopRequested) -> LeaveOutcome:

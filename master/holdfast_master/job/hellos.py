@@ -185,12 +185,11 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
 
 def _round_to_keep(desk: Desk, node: Node) -> int:
     """The round whose processes a returning agent leaves alone; 0: none."""
-    assigned = desk.state.assigned
+    last = desk.assigned
     given_up = bool(desk.broken) and not desk.recovering
-    if assigned is None or given_up:
+    if last is None or given_up or not last.holds(node.rank, node.agent_id):
         return 0
-    members = {member.node_rank: member.agent_id for member in assigned.members}
-    return assigned.round if members.get(node.rank) == node.agent_id else 0
+    return last.round
 
 
 def _take_up(desk: Desk, node: Node, world: World, hello: Hello) -> None:

@@ -109,7 +109,9 @@ def lose(
         exit_code=pod.exit_code if pod else None,
         conditions=pod.conditions if pod else (),
     )
-    if world is not None and member and node.rank not in world.finished:
+    if world is not None and member and node.rank in world.finished:
+        return  # its work is done
+    if world is not None and member:
         incidents.report_loss(desk, item, world, node.rank)
     elif node.draining is not None:
         incidents.report_late(desk, item, node.rank)
@@ -134,7 +136,7 @@ def _remove(desk: Desk, node: Node, text: str) -> None:
     totals = desk.ledger.close(node.rank, desk.clock.micros)
     marked = NodeGoodput(node_rank=node.rank, classes=entries(totals))
     desk.record(GoodputMarked(nodes=(marked,)))
-    desk.record(NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text), durable=True)
+    desk.record(NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text))
 
 
 def drain(desk: Desk, node: Node, kind: EvidenceKind, text: str) -> None:

@@ -76,7 +76,7 @@ def release_due(desk: Desk) -> None:
 def stop_wished(desk: Desk, wish: StopWish) -> None:
     """The operator wants the job to end."""
     grace = max(0.0, wish.grace_seconds)
-    desk.stop_grace = grace
+    desk.stop_grace, desk.stop_by = grace, desk.now + grace
     text = wish.reason or "the operator wants the job to end"
     reason = EndReason.STOPPED_BY_OPERATOR
     desk.request_end(succeeded=False, reason=reason, text=text, now=grace == 0)

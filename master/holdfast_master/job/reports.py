@@ -97,7 +97,7 @@ def _finished(desk: Desk, node: Node, world: World, message: WorkerExited) -> No
         return
     if world.finish(node.rank, message.local_rank):
         mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=FINISHED, value=True)
-        desk.record(mark, durable=True)
+        desk.record(mark)
         desk.event(
             EventReason.WORKER_FINISHED, f"all ranks of node {node.rank} finished", node=node.rank
         )

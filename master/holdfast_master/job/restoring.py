@@ -51,7 +51,7 @@ def _restore_world(desk: Desk) -> None:
     world.first_step = world.reached = world.marked = state.best_step if state.training else 0
     for rank in sorted(state.finished):
         world.finish_node(rank)
-    desk.world = world
+    desk.world = desk.assigned = world
     waits = state.reason == PhaseReason.WAITING_FOR_NODES
     if state.ended:
         desk.broken = "the last world had ended when a new master took over"

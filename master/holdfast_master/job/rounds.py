@@ -53,17 +53,20 @@ def _held(desk: Desk) -> str:
     case = desk.case
     if case is not None and case.terminal:
         return f"the job is about to end: {case.terminal}"
-    assigned = desk.state.assigned
-    if assigned is None:
+    return _unsure(desk)
+
+
+def _unsure(desk: Desk) -> str:
+    """Which member of the last world may be dead or alive; empty: none."""
+    nodes, last = desk.roster.nodes, desk.assigned
+    if last is None:
         return ""
-    unsure = desk.roster.away | desk.roster.quiet
-    if not unsure:
-        return ""
-    members = {member.node_rank: member.agent_id for member in assigned.members}
-    waits = [r for r in sorted(unsure) if members.get(r) == desk.roster.nodes[r].agent_id]
-    if not waits:
-        return ""
-    return f"nodes {listing(waits)} may be dead or merely away; waits for a sign of them"
+    for ranks in (desk.roster.away, desk.roster.quiet):
+        found = next((rank for rank in ranks if last.holds(rank, nodes[rank].agent_id)), None)
+        if found is not None:
+            more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
+            return f"node {found}{more} may be dead or merely away; waits for a sign"
+    return ""
 
 
 def hold(desk: Desk, reason: str, text: str) -> None:
