@@ -61,7 +61,7 @@ def test_a_drained_node_leaves_at_a_boundary_and_costs_no_budget(start_job: Star
     after = job.wait_step(before.step, round_above=before.round)
     assert after.world_size == 1
     job.wait_event("NodeReleased")
-    assert all(event.reason != "RolledBack" for event in job.events())
+    assert all(event.reason != "RolledBack" for event in job.events()), job.evidence()
     used = {budget.kind: budget.used for budget in job.status().budgets}
     assert used[BudgetKind.FAILURES] == used[BudgetKind.PREEMPTIONS] == 0
 

@@ -146,7 +146,8 @@ def break_world(desk: Desk, why: str) -> None:
 
 def _reached(desk: Desk, world: World, item: Evidence) -> int:
     """How far the ranks were: a process that ended said so; otherwise they went on a little."""
-    if item.rank is not None or not world.training:
+    stood = bool(world.saved) and world.all_saved()
+    if item.rank is not None or not world.training or stood:
         return world.reached
     return arming.reach(sightings(desk, world), world.reached)
 

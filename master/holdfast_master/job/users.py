@@ -67,11 +67,10 @@ def _because(reason: str) -> str:
 
 def _scale(desk: Desk, event: Asked, request: ScaleRequest) -> None:
     spec = desk.spec
-    if not spec.min_replicas <= request.replicas <= spec.max_replicas:
-        text = (
-            f"replicas {request.replicas} is outside of minReplicas {spec.min_replicas} to "
-            f"maxReplicas {spec.max_replicas}"
-        )
+    # Only the operator knows whether minReplicas and maxReplicas were given or follow replicas, so
+    # it judges them; its words reach the person.
+    if request.replicas < 1:
+        text = f"replicas {request.replicas} is not a number of nodes; it must be at least 1"
         _refuse(desk, event, RefusalCode.INVALID_ARGUMENT, "REPLICAS_OUT_OF_BOUNDS", text)
         return
     if request.replicas == spec.replicas:
