@@ -133,8 +133,10 @@ class RunningJob:
 
     def rank_pid(self, rank: int) -> int:
         """Return the pid of a global rank in the current world."""
-        pids = {r.rank: r.pid for node in self.nodes().values() for r in node.ranks if r.pid}
-        return pids[rank]
+        return self.wait_for(f"the pid of rank {rank}", lambda: self._pids()[rank], 30.0)
+
+    def _pids(self) -> dict[int, int]:
+        return {r.rank: r.pid for node in self.nodes().values() for r in node.ranks if r.pid}
 
     def agent_pid(self, node: int) -> int:
         """Return the pid of a node's agent."""
