@@ -75,6 +75,7 @@ class RefusalCode(enum.Enum):
     ABORTED = "ABORTED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     UNAVAILABLE = "UNAVAILABLE"
+    INTERNAL = "INTERNAL"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

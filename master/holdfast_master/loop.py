@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from holdfast_master.inputs import Input, JournalNoted, Moment, Stalled, Ticked
-from holdfast_master.instructions import Instruction, Record, StepDown
+from holdfast_master.inputs import Asked, Input, JournalNoted, Moment, Stalled, Ticked
+from holdfast_master.instructions import Instruction, Record, RefusalCode, Refuse, StepDown
 from holdfast_master.watchdog import Watchdog
 from holdfast_wire import codec
 from holdfast_wire.reasons import EventReason
@@ -202,7 +202,7 @@ class Loop:
             # One input that the core cannot take must not end the job.
             self.counters.core_errors += 1
             log.exception("the core failed", extra={"input": type(event).__name__})
-            return []
+            return _apology(event)
 
     async def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         records = [item for item in instructions if isinstance(item, Record)]
@@ -248,6 +248,14 @@ class Loop:
         except Exception:
             self.counters.effect_errors += 1
             log.exception("an effect failed", extra={"effect": type(instruction).__name__})
+
+
+def _apology(event: Input) -> list[Instruction]:
+    # A user who waits is told at once; agents and the operator say what matters again.
+    if not isinstance(event, Asked):
+        return []
+    text = f"{type(event.request).__name__} met a fault of the master; its log has the traceback"
+    return [Refuse(event.request_id, RefusalCode.INTERNAL, "CORE_FAILED", text)]
 
 
 def now() -> Moment:

@@ -154,6 +154,12 @@ def test_a_masters_environment_is_taken_over(
         ),
         pytest.param([], {"PET_MASTER_PORT": "1"}, "PET_MASTER_PORT has no effect", id="pet"),
         pytest.param(
+            [], {"TORCHELASTIC_HEALTH_CHECK_PORT": "9"}, "HEALTH_CHECK_PORT=9 has no", id="health"
+        ),
+        pytest.param(
+            [], {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}, "FILE_TIMER=1 has no effect", id="timer"
+        ),
+        pytest.param(
             ["--nnodes=2"], {"HOLDFAST_NNODES": "1:4"}, "the job says 1:4", id="other-nnodes"
         ),
     ],

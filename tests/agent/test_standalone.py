@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +84,20 @@ def test_a_run_ends_with_0_and_leaves_nothing(start: Start, tmp_path: Path) -> N
     assert agent.wait(120) == 0
     assert agent.output().count("end") == 2
     assert list((tmp_path / "tmp").glob("holdfast*")) == []
+
+
+def test_an_agent_started_with_closed_streams_opens_none_of_its_own_there(tmp_path: Path) -> None:
+    """What the script prints goes nowhere, and not into a socket."""
+    script, seen = tmp_path / "look.py", tmp_path / "seen"
+    script.write_text(
+        "import os, sys\nprint('lost', flush=True)\n"
+        f"open({str(seen)!r}, 'w').write(' '.join(os.readlink(f'/proc/self/fd/{{n}}') "
+        "for n in range(3)))\n"
+    )
+    closed = 'exec "$@" <&- >&- 2>&-'
+    command = [sys.executable, "-c", "from holdfast_agent.main import main; main()", str(script)]
+    subprocess.run(["/bin/sh", "-c", closed, "sh", *command], check=True, timeout=120)
+    assert seen.read_text() == " ".join(["/dev/null"] * 3)
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])

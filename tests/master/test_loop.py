@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from holdfast_master import loop as loop_module
-from holdfast_master.inputs import Input, JournalNoted, PeerRefused, Stalled, Ticked
-from holdfast_master.instructions import Finished, Instruction, StepDown, Tell
+from holdfast_master.inputs import Asked, Input, JournalNoted, PeerRefused, Stalled, Ticked
+from holdfast_master.instructions import Finished, Instruction, RefusalCode, Refuse, StepDown, Tell
 from holdfast_master.loop import Loop
 from holdfast_master.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog
-from holdfast_wire.messages import SyncResponse
+from holdfast_wire.messages import StopJobRequest, SyncResponse
 from scripted_core import ScriptedCore
 from served import eventually
 
@@ -199,6 +199,22 @@ async def test_an_input_that_the_core_cannot_take_costs_only_itself(
         await until(lambda: story)
         assert loop.counters.core_errors == 1
         assert "the core failed" in caplog.text
+
+
+async def test_a_request_that_the_core_cannot_take_is_answered() -> None:
+    """Its caller learns at once that the fault is the master's."""
+    refusals: list[Refuse] = []
+
+    def react(_event: Input, _now: Any) -> list[Instruction]:
+        raise ZeroDivisionError
+
+    async with running(ScriptedCore(react), None, []) as loop:
+        loop.effects = {Refuse: refusals.append}
+        loop.push(Asked(7, StopJobRequest(), "user"))
+        await until(lambda: refusals)
+        [refusal] = refusals
+        assert (refusal.request_id, refusal.code) == (7, RefusalCode.INTERNAL)
+        assert "StopJobRequest" in refusal.text
 
 
 async def test_an_effect_that_fails_costs_only_itself() -> None:

@@ -138,6 +138,7 @@ def test_a_lost_node_is_replaced_and_joins_again(training: Start) -> None:
     assert sorted(job.members) == [0, 1, 2]
     grown = job.core.goodput(job.moment()).incidents[-1]
     assert grown.cause == "Rescaled"
+    assert job.core.status(job.moment()).nodes_replaced == 1
     assert grown.steps_redone == 0
     job.run(10.0)
     assert job.charges() == [BudgetKind.FAILURES]

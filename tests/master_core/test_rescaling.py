@@ -35,7 +35,8 @@ def test_scaling_up_by_command(training: Start) -> None:
     assert job.members == [0, 1, 2, 3]
     assert redone(job) == [0]
     assert job.charges() == []
-    assert job.core.status(job.moment()).rescales == 1
+    status = job.core.status(job.moment())
+    assert (status.rescales, status.nodes_replaced) == (1, 0)
 
 
 def test_scaling_down_by_command(training: Start) -> None:
@@ -51,6 +52,10 @@ def test_scaling_down_by_command(training: Start) -> None:
     job.run(15.0)
     assert job.charges() == []
     assert job.members == [0, 1]
+    job.ask(ScaleRequest(replicas=3))
+    job.run(10.0)
+    assert job.members == [0, 1, 2]
+    assert job.core.status(job.moment()).nodes_replaced == 0
 
 
 def test_standbys_go_first(training: Start) -> None:

@@ -93,6 +93,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         log_level=_log_level(environ),
         notes=(
             *flags.notes(launch, known, standalone=standalone),
+            *flags.variable_notes(environ),
             *_nnodes_notes(launch, environ, standalone=standalone),
         ),
     )

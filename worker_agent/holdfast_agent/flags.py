@@ -36,6 +36,13 @@ SENSELESS: Mapping[str, str] = {
 ALWAYS_SENSELESS = frozenset({"monitor_interval", "start_method", "event_log_handler"})
 """These have no effect without a master either."""
 
+SENSELESS_VARIABLES: Mapping[str, str] = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "a rank whose steps stop is reported by the job master",
+    "TORCHELASTIC_HEALTH_CHECK_PORT": "the job master watches the agent, by its stream",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "no rank is ended for a kernel sleep",
+}
+"""Variables of torchrun's own agent that have no effect here, and why."""
+
 HELP_NOTE = (
     "holdfast-run takes every torchrun flag. Differences: --max-restarts bounds the job's failure "
     "budget, and where it is not given the job's own budget holds (torchrun's default is 0: the "
@@ -116,6 +123,15 @@ def notes(launch: Launch, known: Mapping[str, str], *, standalone: bool) -> tupl
     if "standalone" in launch.given and not standalone:
         lines.append("--standalone has no effect: HOLDFAST_MASTER names a job master")
     return tuple(lines)
+
+
+def variable_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a line for each variable that has no effect here."""
+    return tuple(
+        f"{name}={environ[name]} has no effect: {why}"
+        for name, why in SENSELESS_VARIABLES.items()
+        if environ.get(name, "0") not in {"", "0"}
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -31,6 +31,7 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the agent and exit with its code (see `decide.leaving.ExitCode`)."""
+    _open_standard_streams()
     try:
         code = start(sys.argv[1:] if argv is None else argv)
     except SystemExit as end:
@@ -41,6 +42,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Nothing is left to clean up, and tearing down an interpreter with torch in it takes up to
     # seconds, during which a pod or a runner would wait.
     os._exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Point each of 0, 1 and 2 that the caller closed to /dev/null.
+
+    Else a socket gets the number, and what a script prints goes to the master.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def start(argv: Sequence[str]) -> int:

@@ -148,6 +148,7 @@ class Standalone:
             "bind_host": LOOPBACK,
             "port": self._port,
             "die_with_parent": True,
+            "parent_pid": os.getpid(),
             "endpoint_file": str(self._endpoint_file),
             "journal_dir": str(self._home / "journal"),
             "initial_spec": initial_spec(self.settings.launch.max_restarts),

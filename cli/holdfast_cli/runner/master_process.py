@@ -87,6 +87,7 @@ class MasterProcess:
             "journal_dir": str(self._home.journal),
             "exit_when_finished": _LINGER_S,
             "die_with_parent": True,
+            "parent_pid": os.getpid(),
         }
         write_json(file, config)
         return str(file)

@@ -87,6 +87,8 @@ class JobState:
     """The newest world; without a store address its assignments are not out."""
     assigned: WorldDecided | None = None
     """The newest world whose assignments are out."""
+    vacant: int = 0
+    """Places of the assigned world that nodes left and nobody has taken since."""
     assigned_replicas: int = 0
     """Wanted replicas when it was assigned."""
     training: bool = False
@@ -176,21 +178,26 @@ class JobState:
         self.world = fact
         if fact.store_port == 0:
             return
+        self.assigned_replicas = self.spec.replicas if self.spec else 0
         self._count(self.assigned, fact)
         self.assigned = fact
-        self.assigned_replicas = self.spec.replicas if self.spec else 0
         self.training, self.ended = False, False
         self.finished.clear()
 
     def _count(self, before: WorldDecided | None, after: WorldDecided) -> None:
         if before is None:
             return
+        left = len(_who(before.members) - _who(after.members))
+        came = len(_who(after.members) - _who(before.members))
         if len(before.members) != len(after.members):
             self.rescales += 1
-        elif _who(before.members) == _who(after.members):
+        elif not came:
             self.restarts_in_place += 1
-        else:
-            self.nodes_replaced += len(_who(after.members) - _who(before.members))
+        # The others may have trained on without the node: its place stays vacant until then.
+        filled = min(came, self.vacant + left)
+        self.nodes_replaced += filled
+        wanted = max(0, self.assigned_replicas - len(after.members))
+        self.vacant = min(self.vacant + left - filled, wanted)
 
     @_fold.register
     def _(self, fact: WorldTraining, _: JournalRecord) -> None:
