@@ -5,6 +5,7 @@ Pure. What the operator itself acts on (pods, cleanup, templates) stays out.
 
 from __future__ import annotations
 
+from holdfast_operator.build.template import main_container
 from holdfast_operator.spec.job import Budget as JobBudget
 from holdfast_operator.spec.job import FailureRule as JobRule
 from holdfast_operator.spec.job import JobSpec
@@ -19,6 +20,8 @@ def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
         generation: Grows with each change of the spec; a master ignores older ones.
     """
     size = spec.size
+    pod = spec.worker_template["spec"]
+    main = pod["containers"][main_container(pod)]["name"]
     return MasterSpec(
         generation=generation,
         replicas=size.desired,
@@ -31,7 +34,7 @@ def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
         scale_down_grace_seconds=float(spec.scale_down_grace_s),
         below_min_timeout_seconds=float(spec.below_min_timeout_s),
         budgets=_budgets(spec),
-        failure_rules=tuple(_rule(rule) for rule in spec.rules),
+        failure_rules=tuple(_rule(rule, main) for rule in spec.rules),
         active_deadline_seconds=float(spec.active_deadline_s or 0),
         suspend=spec.suspend,
     )
@@ -50,7 +53,11 @@ def _budgets(spec: JobSpec) -> tuple[Budget, ...]:
     )
 
 
-def _rule(rule: JobRule) -> FailureRule:
+def _rule(rule: JobRule, main: str) -> FailureRule:
+    if rule.container not in {"", main}:
+        # The exit codes that a master hears of are those of the training container. The rule stays,
+        # without anything to match, so that the others keep their numbers in the reasons.
+        return FailureRule(action=rule.action)
     return FailureRule(
         action=rule.action,
         exit_codes=rule.exit_codes,

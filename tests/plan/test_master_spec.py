@@ -62,6 +62,22 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
     )
 
 
+def test_a_rule_for_another_container_matches_no_training_process() -> None:
+    """It keeps its place, so that reasons name the numbers that the file has."""
+    codes = {"operator": "In", "values": [7]}
+    given = job(
+        failurePolicy__rules=[
+            {"action": "FailJob", "onExitCodes": {"containerName": "proxy", **codes}},
+            {"action": "ReplacePod", "onExitCodes": {"containerName": "worker", **codes}},
+        ]
+    )
+    given["spec"]["worker"]["template"]["spec"]["containers"].append({"name": "proxy"})
+    assert master_spec(read(given).spec, 1).failure_rules == (
+        FailureRule(action=FailureAction.FAIL_JOB),
+        FailureRule(action=FailureAction.REPLACE_POD, exit_codes=(7,)),
+    )
+
+
 def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
     """A master never guesses a default: each field is set from the spec."""
     told = dataclasses.asdict(master_spec(read(job()).spec, 1))

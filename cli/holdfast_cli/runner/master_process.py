@@ -25,6 +25,8 @@ class MasterProcess:
         self._home = home
         self._record = record
         self._running: processes.Running | None = None
+        self._port = 0
+        """Where every successor must serve: agents and users look for it there."""
 
     @property
     def running(self) -> processes.Running:
@@ -40,9 +42,7 @@ class MasterProcess:
             MasterUnreachableError: it ended or did not serve in time; names its log.
         """
         epoch = self._next_epoch()
-        # A successor serves where agents and users look for it.
-        before = self._home.endpoint()
-        config = self._write_config(epoch, before.port if before else 0)
+        config = self._write_config(epoch)
         self._home.endpoint_file.unlink(missing_ok=True)
         log = self._home.logs / "master.log"
         self._running = await processes.start(
@@ -61,6 +61,7 @@ class MasterProcess:
             raise MasterUnreachableError(
                 f"the master did not start to serve; the end of {log}:\n{text[-2000:].rstrip()}"
             )
+        self._port = endpoint.port
         return endpoint
 
     def _settled(self) -> bool:
@@ -73,7 +74,7 @@ class MasterProcess:
         write_json(file, epoch)
         return epoch
 
-    def _write_config(self, epoch: int, port: int) -> str:
+    def _write_config(self, epoch: int) -> str:
         file = self._home.path / f"master-{epoch}.json"
         config = {
             "job_name": self._record.name,
@@ -82,7 +83,7 @@ class MasterProcess:
             "incarnation": secrets.token_hex(8),
             "tls_dir": str(self._home.tls(keys.ROLE_MASTER)),
             "bind_host": "127.0.0.1",
-            "port": port,
+            "port": self._port,
             "endpoint_file": str(self._home.endpoint_file),
             "journal_dir": str(self._home.journal),
             "exit_when_finished": _LINGER_S,
