@@ -69,8 +69,6 @@ class CoreSettings:
     """Assumed cost of a rescale before the first one has been measured."""
     adopt_seconds: float = 5.0
     """After a start with a journal: how long members of the old world may take to come back."""
-    digest_seconds: float = 5.0
-    """Least time between two unforced digests; decisions that matter are placed at once."""
     goodput_mark_seconds: float = 60.0
     """Between two goodput records in the journal: what a crash of the master may misplace."""
     event_limit: int = 10_000

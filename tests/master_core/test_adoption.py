@@ -33,7 +33,7 @@ def test_a_whole_world_goes_on(training: Start) -> None:
     status = job.core.status(job.moment())
     assert (status.round, status.epoch) == (3, 2)
     assert job.training.step(3, job.time.now) > step
-    assert job.charges() == charges[:1]  # the digest is as old as the newest round
+    assert job.charges() == charges
     assert job.core.oldest_event() == 1
     assert job.core.newest_event() > events - 20
     assert status.job_seconds > 12.0
@@ -146,3 +146,20 @@ def test_the_newest_digest_is_kept() -> None:
     for digest in (None, new, old, StateDigest()):
         claims.keep_digest(digest)
     assert claims.digest == new
+
+
+def test_a_death_before_the_adoption_is_not_forgotten(training: Start) -> None:
+    """A rank dies after its agent's hello, while another member is still on its way."""
+    job = training(2)
+    job.agents[1].cut_off()
+    lose_the_journal(job)
+    job.run(1.0)
+    assert "NodeJoined" in job.reasons()
+    job.agents[0].crash_worker(1, "ValueError")
+    job.run(0.5)
+    assert "WorldAdopted" not in job.reasons()
+    job.agents[1].reachable()
+    job.run(3.0)
+    assert "WorldAdopted" in job.reasons()
+    assert job.is_in("TRAINING")
+    assert job.assignments[-1][2] == 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_master.instructions import Send
-from holdfast_master.job import charges, digests, incidents, recovery
+from holdfast_master.job import charges, incidents, recovery
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
@@ -43,7 +43,6 @@ def assign(desk: Desk, world: World, first: Node) -> None:
     desk.recovering = False
     desk.enough_since = None
     recovery.note_assigned(desk, world.round)
-    digests.place(desk)
     cap = charges.failure_limit(desk)
     for rank in world.places:
         node = desk.roster.nodes[rank]

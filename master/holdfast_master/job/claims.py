@@ -8,7 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_wire.messages import Hello, StateDigest, WorldAssignment
+from holdfast_master.inputs import AgentMessage
+from holdfast_wire.messages import Fence, Hello, StateDigest, WorldAssignment
+
+_HELD_LIMIT = 10_000
+"""More reports than this are not of agents in their senses."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """A report about a claimed world, heard before it was known what becomes of that."""
+
+    node_rank: int
+    agent_id: str
+    fence: Fence | None
+    message: AgentMessage
 
 
 @dataclasses.dataclass(slots=True)
@@ -19,8 +33,19 @@ class Claims:
     """By node rank."""
     digest: StateDigest | None = None
     """The newest that any agent brought."""
+    held: list[Held] = dataclasses.field(default_factory=list)
+    """What claimants reported since their hellos, oldest first."""
     settled: bool = False
     """It is decided what becomes of them."""
+
+    def hold(self, report: Held) -> bool:
+        """Keep a report of a claimant until the claims are settled; False: it is none."""
+        hello = self.hellos.get(report.node_rank)
+        if self.settled or hello is None or hello.agent_id != report.agent_id:
+            return False
+        if len(self.held) < _HELD_LIMIT:
+            self.held.append(report)
+        return True
 
     def keep_digest(self, digest: StateDigest | None) -> None:
         """Keep the newer of two digests."""

@@ -43,6 +43,14 @@ from holdfast_wire.reasons import EndReason, EventReason
 Warn = EventSeverity.WARNING
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placed:
+    """When the digest was placed last, and what it guarded then."""
+
+    sequence: int = -1
+    guarded: tuple[object, ...] = ()
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Desk:
     """Everything that the handlers share."""
@@ -93,11 +101,14 @@ class Desk:
     """Of agents that run a world which the journal does not name."""
     event_floor: int = 0
     """Events of an earlier master have numbers up to this."""
+    placed: Placed = dataclasses.field(default_factory=Placed)
+    """What the agents' digests say."""
     calls: dict[int, StackCall] = dataclasses.field(default_factory=dict)
     stepped_down: bool = False
     dirty: bool = False
     """Something changed that decisions depend on."""
     _records: list[Instruction] = dataclasses.field(default_factory=list)
+    _first: list[Instruction] = dataclasses.field(default_factory=list)
     _rest: list[Instruction] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -204,6 +215,12 @@ class Desk:
         if node.session is not None:
             self.send_session(node.session, message, round_number)
 
+    def send_first(self, node: Node, message: object) -> None:
+        """Send to a node's agent before everything else of this batch."""
+        if node.session is not None:
+            response = SessionResponse(fence=self.fence(), message=message)  # type: ignore[arg-type]
+            self._first.append(Send(node.session, response))
+
     def send_session(self, session: int, message: object, round_number: int = 0) -> None:
         """Send on a stream."""
         response = SessionResponse(fence=self.fence(round_number), message=message)  # type: ignore[arg-type]
@@ -220,8 +237,8 @@ class Desk:
 
     def finish(self) -> list[Instruction]:
         """The batch: records first."""
-        batch = self._records + self._rest
-        self._records, self._rest = [], []
+        batch = self._records + self._first + self._rest
+        self._records, self._first, self._rest = [], [], []
         return batch
 
     # ---------------------------------------------------------------------------------- reading

@@ -1,13 +1,13 @@
 """The state digest: what a master without a journal would need, kept by three agents.
 
-Belongs here: building it, placing it, taking over what one says. Does not belong here: finding the
-newest (`claims`), adopting a world (`adoption`).
+Belongs here: building it, keeping it fresh, taking over what one says. Does not belong here:
+finding the newest (`claims`), adopting a world (`adoption`).
 """
 
 from __future__ import annotations
 
 from holdfast_master.decide.goodput import class_seconds, summed
-from holdfast_master.job.desk import Desk
+from holdfast_master.job.desk import Desk, Placed
 from holdfast_master.job.timers import Timer
 from holdfast_wire.messages import CommandIssued, NodeExcluded, SpecAccepted, StateDigest
 
@@ -15,6 +15,8 @@ _KEEPERS = 3
 _CHARGES = 500
 """Newest charges that fit; older ones are outside of any sensible window."""
 _EXCLUDED = 200
+_COMMANDS_SINCE = 1_000
+"""More than the commands that a master issues while what a digest guards stays the same."""
 
 
 def build(desk: Desk) -> StateDigest:
@@ -39,20 +41,40 @@ def build(desk: Desk) -> StateDigest:
     )
 
 
-def place(desk: Desk) -> None:
-    """Give the digest to the first three members of the newest world."""
+def keep_fresh(desk: Desk) -> None:
+    """Place the digest when what it guards has changed since it was placed last.
+
+    It goes out before the rest of the batch: an effect never depends on what only this master
+    knows.
+    """
+    state = desk.state
+    if state.sequence == desk.placed.sequence:
+        return
+    guarded = (
+        state.round,
+        state.spec.generation if state.spec else 0,
+        len(state.charges),
+        len(state.excluded),
+        tuple(case.id for case in desk.open_cases()),
+    )
+    if guarded == desk.placed.guarded or _place(desk):
+        desk.placed = Placed(state.sequence, guarded)
+
+
+def _place(desk: Desk) -> bool:
+    """Give the digest to the first three members of the newest world; False: to nobody."""
     assigned = desk.state.assigned
     if assigned is None:
-        return
+        return False
     digest = build(desk)
-    placed = 0
-    for member in assigned.members:
-        node = desk.roster.nodes.get(member.node_rank)
-        if node is not None and node.session is not None:
-            desk.send(node, digest)
-            placed += 1
-        if placed == _KEEPERS:
-            return
+    keepers = [
+        node
+        for member in assigned.members
+        if (node := desk.roster.nodes.get(member.node_rank)) is not None and node.session
+    ][:_KEEPERS]
+    for node in keepers:
+        desk.send_first(node, digest)
+    return bool(keepers)
 
 
 def take(desk: Desk) -> None:
@@ -75,6 +97,6 @@ def _replay(desk: Desk, digest: StateDigest) -> None:
         desk.record(charge)
     for host in digest.excluded_nodes:
         desk.record(NodeExcluded(node=host, reason="excluded by an earlier master"))
+    last = digest.next_command_id + _COMMANDS_SINCE
     if digest.next_command_id > desk.state.next_command_id:
-        last = digest.next_command_id - 1
         desk.record(CommandIssued(command_id=last, kind="adopted"), durable=True)

@@ -23,6 +23,7 @@ from holdfast_master.job import (
     stores,
     users,
 )
+from holdfast_master.job.claims import Held
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
 from holdfast_master.job.state import FINISHED
@@ -47,6 +48,7 @@ from holdfast_wire.messages import (
 )
 from holdfast_wire.reasons import EndReason, EventReason
 
+_ABOUT_ROUND = (WorkerExited, RoundStarted, RoundStopped, BoundaryReached)
 _SHOWN_EXITS = 20
 _OLDEST = 600.0
 """s: an exit is not reported later than agents live without a master."""
@@ -56,7 +58,20 @@ def received(desk: Desk, node: Node, fence: Fence | None, message: AgentMessage)
     """Any message of a known agent; its fence names the round that it is about."""
     losses.heard(desk, node)
     number = fence.round if fence is not None else 0
+    if isinstance(message, _ABOUT_ROUND):
+        report = Held(node.rank, node.agent_id, fence, message)
+        if desk.claims.hold(report):
+            return
     _HANDLERS[type(message)](desk, node, number, message)
+
+
+def hear_held(desk: Desk) -> None:
+    """What was reported about a claimed world before it was adopted: it may have ended since."""
+    reports, desk.claims.held = desk.claims.held, []
+    for report in reports:
+        node = desk.roster.nodes.get(report.node_rank)
+        if node is not None and node.agent_id == report.agent_id:
+            received(desk, node, report.fence, report.message)
 
 
 def _exited(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:

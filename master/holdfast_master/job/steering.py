@@ -9,7 +9,17 @@ which messages arrive cannot lead to different ends.
 from __future__ import annotations
 
 from holdfast_master.decide.failure import EvidenceKind
-from holdfast_master.job import adoption, ending, replacements, rescale, responses, rounds, stores
+from holdfast_master.job import (
+    adoption,
+    digests,
+    ending,
+    replacements,
+    reports,
+    rescale,
+    responses,
+    rounds,
+    stores,
+)
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import ENDED
@@ -22,9 +32,10 @@ def steer(desk: Desk) -> None:
     """Ask the policies until nothing changes any more."""
     for _ in range(_MOST_TURNS):
         if not desk.dirty or desk.stepped_down:
-            return
+            break
         desk.dirty = False
         _turn(desk)
+    digests.keep_fresh(desk)
 
 
 def _turn(desk: Desk) -> None:
@@ -47,6 +58,8 @@ def _turn(desk: Desk) -> None:
 
 
 def _run(desk: Desk) -> None:
+    if desk.claims.settled and desk.claims.held:
+        reports.hear_held(desk)
     responses.act(desk)
     if desk.world is None and adoption.hold(desk):
         return
