@@ -15,7 +15,7 @@ import click
 
 from holdfast_cli import render, watching
 from holdfast_cli.client import JobClient
-from holdfast_cli.failures import EXIT_CODES, CliError, JobFailedError
+from holdfast_cli.failures import EXIT_CODES, BadInputError, CliError, JobFailedError
 from holdfast_cli.home import find_job, is_running, known_jobs
 from holdfast_wire.messages import (
     DrainNodeRequest,
@@ -85,12 +85,23 @@ def _show(output: str, answer: object, text: Callable[[], str]) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--detach", is_flag=True, help="Start the job and return; it goes on without you.")
 @click.option("--logs", is_flag=True, help="Also show what the training processes print.")
+@click.option(
+    "--chaos",
+    metavar="seed=N,mtbf=SECONDS[,most=N][,faults=KIND+…]",
+    help="Run it twice: in peace, then with random faults; compare samples and losses.",
+)
 @click.option("--supervise", is_flag=True, hidden=True)
-def run(file: Path, detach: bool, logs: bool, supervise: bool) -> None:
+def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool) -> None:
     """Run the ElasticJob in FILE on this machine: one agent process for each replica."""
     # Imported here: the runner reads the CRD and needs grpc.aio, which the other commands do not.
     from holdfast_cli.runner.start import RunOptions, run_job
 
+    if chaos is not None:
+        from holdfast_cli.chaos.run import run_with_chaos
+
+        if detach:
+            raise BadInputError("--chaos and --detach cannot go together; drop one of them")
+        sys.exit(run_with_chaos(file, chaos, os.environ))
     options = RunOptions(detach=detach, logs=logs, supervised=supervise)
     sys.exit(run_job(file, options, os.environ))
 

@@ -28,6 +28,8 @@ ENV_PAGE = "HOLDFAST_PAGE"
 """`fd:slot` of the rank's shared page."""
 ENV_ROUND = "HOLDFAST_ROUND"
 """Round of the world that the process belongs to."""
+ENV_STEP_LOG = "HOLDFAST_STEP_LOG"
+"""Directory that the SDK writes a line per step to; inherited from whoever starts the agent."""
 
 # --- torchrun's own variables, for an unmodified torchrun ----------------------------------------
 PET_RDZV_BACKEND = "PET_RDZV_BACKEND"

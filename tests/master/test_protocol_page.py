@@ -74,7 +74,7 @@ def test_every_refusal_of_the_shell_is_mentioned() -> None:
 
 def built_grpcurl() -> str:
     """Return the path of the grpcurl that the tests build; skips where there is no Go."""
-    tool = [ROOT / "scripts" / "go_tool.sh", "grpcurl"]
+    tool = [str(ROOT / "scripts" / "go_tool.sh"), "grpcurl"]
     built = subprocess.run(tool, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
     if built.returncode == NO_GO:
         pytest.skip(built.stderr.strip())

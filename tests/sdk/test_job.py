@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -311,3 +313,19 @@ def test_an_adopted_slot_is_used_by_its_process_only(monkeypatch: pytest.MonkeyP
             assert page.read(0).step == 1
         finally:
             holdfast.init().detach()
+
+
+def test_a_step_log_has_a_line_for_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank, round and world size beside the figures; a successor goes on in the same file."""
+    for number, name in (("4", "HOLDFAST_ROUND"), ("1", "RANK"), ("2", "WORLD_SIZE")):
+        monkeypatch.setenv(name, number)
+    monkeypatch.setenv("HOLDFAST_STEP_LOG", str(tmp_path / "steps"))
+    for step, loss in ((7, 0.5), (8, None)):
+        Job(Environment.read(), None).step(step, samples=3, loss=loss)
+    lines = [
+        json.loads(line) for line in (tmp_path / "steps/rank-1.jsonl").read_text().splitlines()
+    ]
+    same = {"rank": 1, "round": 4, "world_size": 2, "samples": 3}
+    assert lines == [{"step": 7, "loss": 0.5, **same}, {"step": 8, "loss": None, **same}]

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast_wire.keys import ENV_ROUND
+from holdfast_wire.keys import ENV_ROUND, ENV_STEP_LOG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,9 @@ class Environment:
     """HOLDFAST_ROUND, the world's number; 0 without an agent."""
     restart_count: int = 0
     """TORCHELASTIC_RESTART_COUNT, equal on all ranks."""
+    step_log: str = ""
+    """HOLDFAST_STEP_LOG, a directory that each rank writes its steps to; empty: nothing is
+    written."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -33,6 +36,7 @@ class Environment:
             world_size=_number(variables, "WORLD_SIZE", 1),
             round=_number(variables, ENV_ROUND, 0),
             restart_count=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
+            step_log=variables.get(ENV_STEP_LOG, ""),
         )
 
 

@@ -13,12 +13,14 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
 
 from holdfast.environment import Environment
 from holdfast.layout import Section
 from holdfast.page import Page, PageError
 from holdfast.slot import SlotWriter
+from holdfast.step_log import StepLog
 
 _STEP_LIMIT: Final = 2**63
 
@@ -43,6 +45,9 @@ class Job:
         """Take the parsed environment, and the slot to write to (None: no agent)."""
         self._environment = environment
         self._writer = writer
+        self._log = (
+            StepLog(Path(environment.step_log), environment) if environment.step_log else None
+        )
         self._step = 0
 
     @property
@@ -86,6 +91,8 @@ class Job:
         if loss is not None and loss.__class__ is not float:
             loss = _number(loss)
         self._step = n
+        if self._log is not None:
+            self._log.write(n, samples, loss)
         writer = self._writer
         if writer is not None and writer.step(n, samples, loss):
             return SAVE_AND_STOP
@@ -94,6 +101,7 @@ class Job:
     def detach(self) -> None:
         """Stop reporting; forked helpers (data loaders) must not write their parent's slot."""
         self._writer = None
+        self._log = None
 
     def _checked_step(self, n: SupportsIndex) -> int:
         number = _whole("n", n)

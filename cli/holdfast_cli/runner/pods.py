@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import sys
@@ -26,6 +27,16 @@ _log = logging.getLogger(__name__)
 _MASTER_GRACE_S = 5.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a runner's caller puts around the pods."""
+
+    route: Callable[[JobHome, int], str] | None = None
+    """Address at which the agent of a node finds the master; None: the master's own."""
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """More environment for every pod but the master's."""
+
+
 class PodProcesses:
     """The processes of one job. Calls `changed(name)` when one of them has ended."""
 
@@ -36,11 +47,13 @@ class PodProcesses:
         record: JobRecord,
         identities: LocalIdentities,
         changed: Callable[[str], None],
+        surroundings: Surroundings,
     ) -> None:
         self._job = job
         self._home = home
         self._identities = identities
         self._changed = changed
+        self._surroundings = surroundings
         self._master = MasterProcess(home, record)
         self._running: dict[str, processes.Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,7 +108,6 @@ class PodProcesses:
         return self._master.running
 
     async def _start_worker(self, pod: LocalPod) -> processes.Running:
-        endpoint = self._home.endpoint()
         slot = pod.slot
         is_agent = slot.role is Role.WORKER
         tls = await asyncio.to_thread(self._identities.write_agent, slot.index) if is_agent else ""
@@ -108,18 +120,24 @@ class PodProcesses:
                 slot=slot,
                 pod_name=pod.name,
                 pod_uid=pod.uid,
-                master=endpoint.target if endpoint else "",
+                master=self._master_address(slot.index),
                 tls_dir=tls,
             ),
         )
         return await processes.start(
             processes.Command(
                 argv=built.argv,
-                env=_environment(built.env),
+                env=_environment({**self._surroundings.variables, **built.env}),
                 cwd=Path(built.working_dir or "."),
                 log=self._home.logs / f"{pod.name}.log",
             )
         )
+
+    def _master_address(self, node_rank: int) -> str:
+        if self._surroundings.route is not None:
+            return self._surroundings.route(self._home, node_rank)
+        endpoint = self._home.endpoint()
+        return endpoint.target if endpoint else ""
 
     async def _wait(self, pod: LocalPod, running: processes.Running) -> None:
         pod.exit_code = await running.wait()

@@ -17,6 +17,7 @@ from holdfast_cli import watching
 from holdfast_cli.failures import BadInputError, MasterUnreachableError
 from holdfast_cli.home import JobHome, JobRecord, is_running, job_home, process_started
 from holdfast_cli.runner.local_job import LocalJob
+from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.supervise import Director, Supervisor
 from holdfast_operator.build.process import check_job, job_notices
 from holdfast_operator.crd import load_crd
@@ -38,6 +39,9 @@ class RunOptions:
     """This process is the background part of --detach."""
     director: Director | None = None
     """Acts on the running job."""
+    name: str = ""
+    """Run under this name; empty: the file's."""
+    surroundings: Surroundings = dataclasses.field(default_factory=Surroundings)
 
 
 def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
@@ -46,7 +50,9 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
     Raises:
         BadInputError: the file is wrong, or the job runs already; nothing was started.
     """
-    job = _read(file)
+    job = read_file(file)
+    if options.name:
+        job = dataclasses.replace(job, name=options.name)
     home = job_home(environ, job.name)
     _refuse_running(home)
     if options.detach:
@@ -54,11 +60,18 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
     record = _prepare(home, job, file)
     for notice in job_notices(job):
         print(f"notice: {notice}", file=sys.stderr)
-    supervisor = Supervisor(LocalJob(job, record.uid), home, record, options.logs)
+    supervisor = Supervisor(
+        LocalJob(job, record.uid),
+        home,
+        record,
+        show_logs=options.logs,
+        surroundings=options.surroundings,
+    )
     return asyncio.run(supervisor.main(_view(options), options.director))
 
 
-def _read(file: Path) -> ElasticJob:
+def read_file(file: Path) -> ElasticJob:
+    """Return the job that the file describes; raises BadInputError."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -21,7 +21,7 @@ from holdfast_cli.runner import processes
 from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.logs import follow_logs
-from holdfast_cli.runner.pods import PodProcesses
+from holdfast_cli.runner.pods import PodProcesses, Surroundings
 from holdfast_cli.runner.sync import MasterSync
 from holdfast_cli.summary import summary
 from holdfast_operator.plan.actions import (
@@ -49,7 +49,15 @@ Director = Callable[[JobHome, watching.View, Callable[[], bool]], None]
 class Supervisor:
     """One run of one job."""
 
-    def __init__(self, job: LocalJob, home: JobHome, record: JobRecord, show_logs: bool) -> None:
+    def __init__(
+        self,
+        job: LocalJob,
+        home: JobHome,
+        record: JobRecord,
+        *,
+        show_logs: bool,
+        surroundings: Surroundings,
+    ) -> None:
         self._job = job
         self._home = home
         self._show_logs = show_logs
@@ -63,7 +71,9 @@ class Supervisor:
         """The newest status with a loss: at its end a job has no ranks that could say one."""
         identities = LocalIdentities(home, record.uid)
         identities.write_fixed()
-        self._processes = PodProcesses(job, home, record, identities, self._pod_changed)
+        self._processes = PodProcesses(
+            job, home, record, identities, self._pod_changed, surroundings
+        )
         self._sync = MasterSync(home, record.uid, job.first_messages, self._heard)
 
     async def main(self, view: watching.View, director: Director | None) -> int:

@@ -179,8 +179,16 @@ class Loop:
         if self.rounds.current is None and not self.stores.live:
             return None
         due = self.rounds.next_look_s()
-        check = self._settings.lease_check_s
+        check = self._lease_left_s()
         return 1000 * (check if due is None else min(check, due))
+
+    def _lease_left_s(self) -> float:
+        """Return how long the lease cannot become stale: until then nobody needs to look."""
+        least = self._settings.lease_check_s
+        age_ns = self._page.lease_age_ns(time.monotonic_ns())
+        if age_ns is None or self._lease_lost:
+            return least
+        return max(least, (self._page.lease_limit_ns - age_ns) * 1e-9)
 
     def _reap(self) -> bool:
         """Take in the ends of children; return whether any child is left."""

@@ -38,8 +38,8 @@ class ZygoteSettings:
     fork: bool = True
     """False: always start fresh interpreters (slow, for debugging imports)."""
     lease_check_s: float = 0.05
-    """Seconds between looks at the agent's lease; 50 ms adds ≤ 1.3 % to the 4 s of the lease. The
-    limit itself is in the page, where workers read it too."""
+    """Least seconds between looks at the agent's lease; 50 ms adds ≤ 1.3 % to the 4 s of the lease.
+    While it cannot be stale yet nobody looks. Workers read the limit in the page, too."""
     stack_signal: int = signal.SIGRTMAX - 3
     """Signal for stack dumps; a real-time signal because scripts and launchers use SIGUSR1 and
     SIGUSR2 for their own ends."""

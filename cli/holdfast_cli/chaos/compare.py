@@ -1,0 +1,144 @@
+"""Whether a run with faults did the same work as a whole one: samples and losses, step by step.
+
+Pure, but for reading the step logs (`read`). A step's figures are those of its newest round: what
+was done again replaces what was lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+TOLERANCE = 0.05
+"""Relative difference of a step's loss that counts as the same. Worlds of other sizes add float32
+numbers in another order, and training amplifies the difference."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """What one rank said of one step."""
+
+    step: int
+    rank: int
+    round: int
+    world_size: int
+    samples: int
+    loss: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the whole world."""
+
+    samples: int
+    loss: float | None
+    """Mean over the samples; None: no rank said one."""
+    whole: bool
+    """Every rank of its round has said its part. A rank can die between the step and its line."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """The verdict and what it rests on."""
+
+    same: bool
+    reason: str
+    steps: int = 0
+    """Steps that were compared."""
+    torn: int = 0
+    """Steps left out because a rank died before it wrote its line."""
+    redone: int = 0
+    """Steps that were done more than once."""
+    worst: float = 0.0
+    """Largest relative difference of a loss."""
+
+
+def read(directory: Path) -> list[Line]:
+    """Return the lines of every rank; a torn last line is left out."""
+    return [
+        line
+        for file in sorted(directory.glob("rank-*.jsonl"))
+        for text in file.read_text(errors="replace").splitlines()
+        if (line := _line(text)) is not None
+    ]
+
+
+def _line(text: str) -> Line | None:
+    try:
+        return Line(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def steps(lines: Iterable[Line]) -> dict[int, Step]:
+    """Return the newest figures of each step."""
+    newest: dict[int, dict[int, Line]] = {}
+    rounds: dict[int, int] = {}
+    for line in sorted(lines, key=lambda line: (line.step, line.round)):
+        if line.round > rounds.get(line.step, -1):
+            rounds[line.step], newest[line.step] = line.round, {}
+        newest[line.step][line.rank] = line
+    return {number: _step(list(ranks.values())) for number, ranks in newest.items()}
+
+
+def _step(lines: list[Line]) -> Step:
+    samples = sum(line.samples for line in lines)
+    said = [line for line in lines if line.loss is not None]
+    weight = sum(line.samples for line in said) or len(said)
+    total = sum((line.loss or 0.0) * (line.samples or 1) for line in said)
+    loss = total / weight if said else None
+    return Step(samples, loss, whole=len(lines) == lines[0].world_size)
+
+
+def compare(broken: Iterable[Line], unbroken: Iterable[Line]) -> Comparison:
+    """Compare a run with faults with one without."""
+    lines = list(broken)
+    mine, its = steps(lines), steps(unbroken)
+    problem = _not_comparable(mine, its)
+    if problem:
+        return Comparison(same=False, reason=problem)
+    torn = [n for n, step in mine.items() if not step.whole]
+    compared = [n for n in its if mine[n].whole]
+    differences = {n: _difference(mine[n], its[n]) for n in compared}
+    worst = max(differences, key=lambda n: differences[n], default=0)
+    short = [n for n in compared if mine[n].samples != its[n].samples]
+    redone = len({(line.step, line.round) for line in lines}) - len(mine)
+    reason = f"{len(compared)} steps saw the same samples and losses"
+    if short:
+        reason = (
+            f"step {short[0]} saw {mine[short[0]].samples} samples, in the whole run "
+            f"{its[short[0]].samples}; {len(short)} steps differ"
+        )
+    elif differences and differences[worst] > TOLERANCE:
+        reason = f"step {worst} has loss {mine[worst].loss}, in the whole run {its[worst].loss}"
+    return Comparison(
+        same=not short and differences.get(worst, 0.0) <= TOLERANCE,
+        reason=reason,
+        steps=len(compared),
+        torn=len(torn),
+        redone=redone,
+        worst=differences.get(worst, 0.0),
+    )
+
+
+def _not_comparable(mine: Mapping[int, Step], its: Mapping[int, Step]) -> str:
+    if not its:
+        return "no rank called job.step() in the whole run: there is nothing to compare with"
+    if min(its) != 1:
+        return (
+            f"the whole run began at step {min(its)}: a checkpoint was there already; put "
+            "$(HOLDFAST_JOB_UID) into the checkpoint directory's name"
+        )
+    missing = sorted(its.keys() - mine.keys())
+    if missing:
+        return f"step {missing[0]} was never done; {len(missing)} steps are missing"
+    beyond = sorted(mine.keys() - its.keys())
+    return f"step {beyond[0]} is beyond the whole run's last, {max(its)}" if beyond else ""
+
+
+def _difference(one: Step, other: Step) -> float:
+    if one.loss is None or other.loss is None:
+        return 0.0
+    return abs(one.loss - other.loss) / max(abs(other.loss), 1e-9)

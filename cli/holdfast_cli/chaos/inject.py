@@ -1,0 +1,203 @@
+"""Strikes a running job as the schedule says, and undoes what does not last.
+
+Belongs here: signals, cut connections, their end. Does not belong here: what is drawn (`schedule`),
+who is there (`victims`). Runs in a thread of its own beside the runner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+import itertools
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from holdfast_cli.chaos.proxy import Proxy
+from holdfast_cli.chaos.schedule import Fault, FaultKind, Options, schedule
+from holdfast_cli.chaos.victims import Census, Process, hold, pick
+from holdfast_cli.client import JobClient
+from holdfast_cli.failures import CliError
+from holdfast_cli.home import JobHome
+from holdfast_cli.watching import FINAL_PHASES, View
+from holdfast_wire.messages import GetJobRequest, JobPhase, NodeInfo
+
+_POLL_S = 0.05
+_SIGNALS: Mapping[FaultKind, signal.Signals] = {
+    FaultKind.KILL_WORKER: signal.SIGKILL,
+    FaultKind.KILL_TWO: signal.SIGKILL,
+    FaultKind.KILL_ZYGOTE: signal.SIGKILL,
+    FaultKind.KILL_AGENT: signal.SIGKILL,
+    FaultKind.KILL_NODE: signal.SIGKILL,
+    FaultKind.KILL_MASTER: signal.SIGKILL,
+    FaultKind.PREEMPT: signal.SIGTERM,
+    FaultKind.FREEZE_WORKER: signal.SIGSTOP,
+    FaultKind.FREEZE_AGENT: signal.SIGSTOP,
+    FaultKind.FREEZE_NODE: signal.SIGSTOP,
+    FaultKind.FREEZE_MASTER: signal.SIGSTOP,
+}
+_HELD: Mapping[FaultKind, tuple[bool, bool]] = {
+    FaultKind.PARTITION: (True, True),
+    FaultKind.PARTITION_UP: (True, False),
+    FaultKind.PARTITION_DOWN: (False, True),
+    FaultKind.PARTITION_ALL: (True, True),
+}
+"""What is held back: (up to the master, down to the agent)."""
+
+
+@dataclasses.dataclass(slots=True)
+class Struck:
+    """What was done."""
+
+    done: dict[FaultKind, int] = dataclasses.field(default_factory=dict)
+    missed: int = 0
+    """Faults for which nobody was there."""
+
+    @property
+    def total(self) -> int:
+        """All faults that hit somebody."""
+        return sum(self.done.values())
+
+
+class Chaos:
+    """One run's faults. `route` gives agents their way to the master, `play` is the director."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._proxies: dict[int, Proxy] = {}
+        self._heals: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self.struck = Struck()
+
+    def route(self, home: JobHome, node_rank: int) -> str:
+        """Return the address at which this node's agent finds the master."""
+        if node_rank not in self._proxies:
+            self._proxies[node_rank] = Proxy(lambda: _address(home))
+        return f"127.0.0.1:{self._proxies[node_rank].port}"
+
+    def play(self, home: JobHome, view: View, ended: Callable[[], bool]) -> None:
+        """Strike until the job ends or the schedule does; what does not last is always undone."""
+        census = Census(home)
+        try:
+            if _trains(home, ended):
+                for fault in schedule(self._options):
+                    if not self._pause(fault.gap_s, ended):
+                        return
+                    self._strike(fault, census, view)
+                self._pause(float("inf"), ended)
+        finally:
+            self._heal(float("inf"))
+
+    def close(self) -> None:
+        """End the proxies."""
+        for proxy in self._proxies.values():
+            proxy.close()
+
+    def _pause(self, seconds: float, ended: Callable[[], bool]) -> bool:
+        """Wait, undoing what is due meanwhile; False: the job has ended."""
+        until = time.monotonic() + seconds
+        while not ended():
+            now = time.monotonic()
+            self._heal(now)
+            if now >= until or (not self._heals and seconds == float("inf")):
+                return True
+            time.sleep(min(_POLL_S, max(0.0, until - now)))
+        return False
+
+    def _heal(self, now: float) -> None:
+        while self._heals and self._heals[0][0] <= now:
+            heapq.heappop(self._heals)[2]()
+
+    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+        when = time.monotonic() + seconds
+        heapq.heappush(self._heals, (when, next(self._numbers), what))
+
+    def _strike(self, fault: Fault, census: Census, view: View) -> None:
+        text = self._signal(fault, census) if fault.kind in _SIGNALS else self._cut(fault, census)
+        if text:
+            self.struck.done[fault.kind] = self.struck.done.get(fault.kind, 0) + 1
+        else:
+            self.struck.missed += 1
+        lasts = f" for {fault.seconds:.1f} s" if fault.seconds else ""
+        view.note(f"chaos {fault.number}: {fault.kind.value} {text or 'finds nobody'}{lasts}")
+
+    def _signal(self, fault: Fault, census: Census) -> str:
+        who, pids = _targets(fault, census)
+        victims = hold(pids)
+        for victim in victims:
+            victim.signal(_SIGNALS[fault.kind])
+        if fault.seconds:
+            self._later(fault.seconds, lambda: _go_on(victims))
+        else:
+            _close(victims)
+        return f"{who} (pid {', '.join(str(victim.pid) for victim in victims)})" if victims else ""
+
+    def _cut(self, fault: Fault, census: Census) -> str:
+        node = pick(census.nodes(), fault.whom)
+        if fault.kind is FaultKind.PARTITION_ALL:
+            proxies, who = list(self._proxies.values()), "every node"
+        elif node is not None and node.node_rank in self._proxies:
+            proxies, who = [self._proxies[node.node_rank]], f"node {node.node_rank}"
+        else:
+            return ""
+        for proxy in proxies:
+            if fault.kind is FaultKind.RESET:
+                proxy.reset()
+            else:
+                up, down = _HELD[fault.kind]
+                proxy.hold(up=up, down=down)
+                self._later(fault.seconds, proxy.heal)
+        return who
+
+
+def _targets(fault: Fault, census: Census) -> tuple[str, Iterable[int]]:
+    """Return whom a signal is for, in words and as pids."""
+    if fault.kind in {FaultKind.KILL_MASTER, FaultKind.FREEZE_MASTER}:
+        return "the master", census.master()
+    if fault.kind in {FaultKind.KILL_WORKER, FaultKind.KILL_TWO, FaultKind.FREEZE_WORKER}:
+        ranks = census.ranks()
+        first = int(fault.whom * len(ranks))
+        both = [*ranks[first:], *ranks[:first]][: 2 if fault.kind is FaultKind.KILL_TWO else 1]
+        return "rank " + ", ".join(str(rank) for rank, _ in both), [pid for _, pid in both]
+    node = pick(census.nodes(), fault.whom)
+    if node is None:
+        return "", []
+    return f"node {node.node_rank}", _of_node(fault.kind, node, census)
+
+
+def _of_node(kind: FaultKind, node: NodeInfo, census: Census) -> list[int]:
+    if kind is FaultKind.KILL_ZYGOTE:
+        return census.zygote(node)
+    if kind in {FaultKind.KILL_NODE, FaultKind.FREEZE_NODE}:
+        return census.tree(node)
+    return [node.agent_pid]
+
+
+def _go_on(victims: list[Process]) -> None:
+    for victim in victims:
+        victim.signal(signal.SIGCONT)
+    _close(victims)
+
+
+def _close(victims: list[Process]) -> None:
+    for victim in victims:
+        victim.close()
+
+
+def _address(home: JobHome) -> tuple[str, int] | None:
+    endpoint = home.endpoint()
+    return (endpoint.host, endpoint.port) if endpoint else None
+
+
+def _trains(home: JobHome, ended: Callable[[], bool]) -> bool:
+    """Wait until the job trains for the first time; False: it ended before."""
+    while not ended():
+        with contextlib.suppress(CliError), JobClient(home) as client:
+            phase = client.call(GetJobRequest()).status.phase
+            if phase is JobPhase.TRAINING:
+                return True
+            if phase in FINAL_PHASES:
+                return False
+        time.sleep(_POLL_S)
+    return False

@@ -1,0 +1,91 @@
+"""`holdfast run --chaos`: the job in peace, then the same job with faults, then the comparison.
+
+Belongs here: the order of the three and what is printed. Both runs have a uid of their own, so a
+checkpoint directory named after $(HOLDFAST_JOB_UID) keeps them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from holdfast_cli.chaos.compare import Comparison, Line, compare, read
+from holdfast_cli.chaos.inject import Chaos, Struck
+from holdfast_cli.chaos.schedule import Options, parse
+from holdfast_cli.home import JobHome, job_home
+from holdfast_cli.runner.pods import Surroundings
+from holdfast_cli.runner.start import RunOptions, read_file, run_job
+from holdfast_wire.keys import ENV_STEP_LOG
+
+_NAME_LIMIT = 40
+"""Of a job's name: pods' names have to fit into 63 characters."""
+_STEPS = "steps"
+
+
+def run_with_chaos(file: Path, text: str, environ: Mapping[str, str]) -> int:
+    """Run the job of `file` twice; return 0 when both succeeded and did the same work.
+
+    Raises:
+        BadInputError: the file or the option is wrong; nothing was started.
+    """
+    options = parse(text)
+    name = read_file(file).name
+    peace = f"{name[: _NAME_LIMIT - 6]}-peace"
+    print(f"chaos: first {name} in peace, as {peace}", flush=True)
+    code = _run(file, peace, environ, None)
+    if code != 0:
+        print(f"chaos: {peace} ended with {code} without any fault; nothing to compare with")
+        return code
+    print(f"chaos: now with --chaos {options.text()}", flush=True)
+    chaos = Chaos(options)
+    try:
+        code = _run(file, name, environ, chaos)
+    finally:
+        chaos.close()
+    print(faults_text(options, chaos.struck))
+    if code != 0:
+        print(f"chaos: {name} ended with {code}; --chaos {options.text()} gives the same faults")
+        return code
+    found = compare(_lines(job_home(environ, name)), _lines(job_home(environ, peace)))
+    print(comparison_text(found))
+    return 0 if found.same else 1
+
+
+def _run(file: Path, name: str, environ: Mapping[str, str], chaos: Chaos | None) -> int:
+    steps = job_home(environ, name).path.absolute() / _STEPS
+    return run_job(
+        file,
+        RunOptions(
+            name=name,
+            director=chaos.play if chaos else None,
+            surroundings=Surroundings(
+                route=chaos.route if chaos else None,
+                variables={ENV_STEP_LOG: str(steps)},
+            ),
+        ),
+        environ,
+    )
+
+
+def _lines(home: JobHome) -> list[Line]:
+    return read(home.path / _STEPS)
+
+
+def faults_text(options: Options, struck: Struck) -> str:
+    """Return what was done to the job, most frequent first."""
+    counts = sorted(struck.done.items(), key=lambda item: (-item[1], item[0].value))
+    kinds = ", ".join(f"{kind.value} {count}" for kind, count in counts)
+    missed = f"; {struck.missed} found nobody" if struck.missed else ""
+    return f"chaos: {struck.total} faults (seed {options.seed}): {kinds or 'none'}{missed}"
+
+
+def comparison_text(found: Comparison) -> str:
+    """Return the verdict with its figures."""
+    verdict = "the same work" if found.same else "NOT the same work"
+    figures = (
+        f"; {found.redone} steps were done again, largest difference of a loss "
+        f"{found.worst:.2%}, {found.torn} steps not compared (a rank died before it wrote)"
+        if found.steps
+        else ""
+    )
+    return f"chaos: {verdict}: {found.reason}{figures}"

@@ -1,0 +1,99 @@
+"""Who is there to be hurt: agents, zygotes, ranks and the master, as handles that outlive reuse.
+
+Belongs here: finding processes. Does not belong here: what is done to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast_cli.client import JobClient
+from holdfast_cli.failures import CliError
+from holdfast_cli.home import JobHome
+from holdfast_cli.runner.processes import descendants
+from holdfast_wire.messages import ListNodesRequest, NodeInfo, NodeState
+
+_Any = TypeVar("_Any")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Process:
+    """A process by its descriptor: a signal can never reach another one of the same number."""
+
+    pid: int
+    fd: int
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens where it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, number)
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        os.close(self.fd)
+
+
+def hold(pids: Iterable[int]) -> list[Process]:
+    """Return handles of those that live and belong to this runner: pids may be old news."""
+    held = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            held.append(Process(pid, os.pidfd_open(pid)))
+    ours = set(descendants(os.getpid()))
+    for process in held:
+        if process.pid not in ours:
+            process.close()
+    return [process for process in held if process.pid in ours]
+
+
+class Census:
+    """Asks the master who is there; while it does not answer, its last answer counts."""
+
+    def __init__(self, home: JobHome) -> None:
+        self._home = home
+        self._nodes: tuple[NodeInfo, ...] = ()
+
+    def nodes(self) -> list[NodeInfo]:
+        """Return the nodes whose agent is there, by node rank."""
+        with contextlib.suppress(CliError), JobClient(self._home) as client:
+            self._nodes = tuple(client.call(ListNodesRequest(), 2.0).nodes)
+        there = [node for node in self._nodes if node.state not in _GONE and node.agent_pid]
+        return sorted(there, key=lambda node: node.node_rank)
+
+    def ranks(self) -> list[tuple[int, int]]:
+        """Return rank and pid of every living rank, by rank."""
+        return sorted((r.rank, r.pid) for node in self.nodes() for r in node.ranks if r.pid)
+
+    def zygote(self, node: NodeInfo) -> list[int]:
+        """Return the process that the node's ranks were forked from, if there are ranks."""
+        parents = {_parent(rank.pid) for rank in node.ranks if rank.pid}
+        return sorted(parents - {0, 1, node.agent_pid})
+
+    def tree(self, node: NodeInfo) -> list[int]:
+        """Return the agent and everything below it."""
+        return [node.agent_pid, *descendants(node.agent_pid)]
+
+    def master(self) -> list[int]:
+        """Return the master's process."""
+        endpoint = self._home.endpoint()
+        return [endpoint.pid] if endpoint else []
+
+
+_GONE = frozenset({NodeState.LOST, NodeState.MISSING})
+
+
+def pick(there: Sequence[_Any], whom: float) -> _Any | None:
+    """Return the one that a number from 0 to below 1 points at; None: nobody is there."""
+    return there[int(whom * len(there))] if there else None
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0

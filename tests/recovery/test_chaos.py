@@ -1,0 +1,44 @@
+"""`holdfast run --chaos` on the example: faults from a seed, and the same work in the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from local_job import ROOT, TRAIN, elastic_job
+
+pytestmark = pytest.mark.train
+
+SEED = 11
+
+
+def test_a_job_under_random_faults_does_the_same_work(tmp_path: Path) -> None:
+    """Seven faults of any kind; samples equal, losses as in the run in peace, nothing left."""
+    script = [
+        *TRAIN,
+        "--steps=200",
+        "--extra-work-ms=100",
+        f"--checkpoint-dir={tmp_path}/checkpoints-$(HOLDFAST_JOB_UID)",
+    ]
+    job = elastic_job("stormy", script)
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    chaos = f"seed={SEED},mtbf=3,most=7"
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast_cli.main", "run", str(file), "--chaos", chaos],
+        cwd=ROOT,
+        env={**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, f"seed {SEED}\n{done.stdout}\n{done.stderr}"
+    assert re.search(r"chaos: [1-7] faults \(seed 11\)", done.stdout), done.stdout
+    assert "chaos: the same work" in done.stdout

@@ -1,0 +1,37 @@
+"""A file with a line for each step of this rank, for whoever compares two runs.
+
+Written only where HOLDFAST_STEP_LOG names a directory. One `write` a line on an O_APPEND
+descriptor: a rank that is killed leaves whole lines, and its successor goes on below them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from holdfast.environment import Environment
+
+
+class StepLog:
+    """Appends to `rank-N.jsonl`."""
+
+    def __init__(self, directory: Path, environment: Environment) -> None:
+        """Open the rank's file.
+
+        Raises:
+            OSError: the directory cannot be made or written to.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"rank-{environment.rank}.jsonl"
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fixed = {
+            "rank": environment.rank,
+            "round": environment.round,
+            "world_size": environment.world_size,
+        }
+
+    def write(self, step: int, samples: int, loss: float | None) -> None:
+        """Append one line."""
+        line = json.dumps({"step": step, "samples": samples, "loss": loss, **self._fixed})
+        os.write(self._fd, line.encode() + b"\n")
