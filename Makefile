@@ -72,6 +72,15 @@ demo: $(STAMP) ## Train the example on 2 local nodes, kill a worker and a node, 
 bench-recovery: $(STAMP) ## Measure recovery beside torchrun and DLRover (long; wants a quiet machine)
 	$(BIN)/python -m bench.recovery
 
+.PHONY: bench-overhead
+bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, beside torchrun
+	$(BIN)/python bench/sdk_step.py
+	$(BIN)/python -m bench.step_overhead
+
+.PHONY: soak-real
+soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing lost, nothing left
+	$(BIN)/python -m bench.soak
+
 .PHONY: wheel
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/uv build --wheel --out-dir dist

@@ -87,7 +87,7 @@ def _show(output: str, answer: object, text: Callable[[], str]) -> None:
 @click.option("--logs", is_flag=True, help="Also show what the training processes print.")
 @click.option(
     "--chaos",
-    metavar="seed=N,mtbf=SECONDS[,most=N][,faults=KIND+…]",
+    metavar="seed=N,mtbf=SECONDS[,most=N][,faults=KIND+…][,peace=JOB]",
     help="Run it twice: in peace, then with random faults; compare samples and losses.",
 )
 @click.option("--supervise", is_flag=True, hidden=True)

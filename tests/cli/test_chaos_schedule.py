@@ -13,9 +13,9 @@ from holdfast_cli.failures import BadInputError
 
 def test_the_option_says_everything_that_matters() -> None:
     """Seed, pace, number and kinds, in any order."""
-    options = parse("mtbf=2.5,seed=7,faults=kill-worker+reset,most=3")
+    options = parse("mtbf=2.5,seed=7,faults=kill-worker+reset,most=3,peace=calm")
     assert options == Options(
-        seed=7, mtbf_s=2.5, most=3, kinds=(FaultKind.KILL_WORKER, FaultKind.RESET)
+        seed=7, mtbf_s=2.5, most=3, kinds=(FaultKind.KILL_WORKER, FaultKind.RESET), peace="calm"
     )
     assert parse(options.text()) == options
     assert parse(parse("seed=1,mtbf=9").text()) == Options(seed=1, mtbf_s=9.0)

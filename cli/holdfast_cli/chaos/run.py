@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast_cli.chaos.compare import Comparison, Line, compare, read
 from holdfast_cli.chaos.inject import Chaos, Struck
 from holdfast_cli.chaos.schedule import Options, parse
-from holdfast_cli.home import JobHome, job_home
+from holdfast_cli.home import JobHome, find_job, job_home
 from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.start import RunOptions, read_file, run_job
 from holdfast_wire.keys import ENV_STEP_LOG
@@ -27,15 +27,19 @@ def run_with_chaos(file: Path, text: str, environ: Mapping[str, str]) -> int:
 
     Raises:
         BadInputError: the file or the option is wrong; nothing was started.
+        JobNotFoundError: the run to compare with is not there.
     """
     options = parse(text)
     name = read_file(file).name
-    peace = f"{name[: _NAME_LIMIT - 6]}-peace"
-    print(f"chaos: first {name} in peace, as {peace}", flush=True)
-    code = _run(file, peace, environ, None)
-    if code != 0:
-        print(f"chaos: {peace} ended with {code} without any fault; nothing to compare with")
-        return code
+    peace = options.peace or f"{name[: _NAME_LIMIT - 6]}-peace"
+    if options.peace:
+        find_job(environ, peace)
+    else:
+        print(f"chaos: first {name} in peace, as {peace}", flush=True)
+        code = _run(file, peace, environ, None)
+        if code != 0:
+            print(f"chaos: {peace} ended with {code} without any fault; nothing to compare with")
+            return code
     print(f"chaos: now with --chaos {options.text()}", flush=True)
     chaos = Chaos(options)
     try:

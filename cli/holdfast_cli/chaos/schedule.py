@@ -83,6 +83,8 @@ class Options:
     """No more faults than this."""
     kinds: tuple[FaultKind, ...] = tuple(FaultKind)
     """Drawn from these, each as likely as the others."""
+    peace: str = ""
+    """Name of a finished run to compare with; empty: one is made first."""
 
     def text(self) -> str:
         """The option that gives the same faults again."""
@@ -91,6 +93,8 @@ class Options:
             text += f",most={self.most}"
         if self.kinds != tuple(FaultKind):
             text += ",faults=" + "+".join(kind.value for kind in self.kinds)
+        if self.peace:
+            text += f",peace={self.peace}"
         return text
 
 
@@ -131,10 +135,11 @@ def parse(text: str) -> Options:
         mtbf_s=_seconds(found["mtbf"]),
         most=_whole("most", found["most"], 1) if "most" in found else MOST,
         kinds=_kinds(found["faults"]) if "faults" in found else tuple(FaultKind),
+        peace=found.get("peace", ""),
     )
 
 
-_PARTS = ("seed", "mtbf", "most", "faults")
+_PARTS = ("seed", "mtbf", "most", "faults", "peace")
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:
