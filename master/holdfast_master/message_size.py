@@ -5,12 +5,30 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_wire import codec, keys
-from holdfast_wire.messages import ListNodesResponse, NodeInfo
+from holdfast_wire.messages import JobEvent, ListNodesResponse, NodeInfo
 
 _ROOM_BYTES = keys.MAX_MESSAGE_BYTES * 3 // 4
 """For the nodes; the rest is for status and events of a snapshot."""
+_FRAME_BYTES = 6
+"""Around each event in a list."""
 _SMALL = 1_000
 """So many nodes with eight ranks each fit without being measured."""
+
+
+_FEW_EVENTS = 500
+"""So many of the longest events fit without being measured."""
+
+
+def events_fitting(events: tuple[JobEvent, ...]) -> tuple[JobEvent, ...]:
+    """Return the first of `events`, as many as fit into one message."""
+    if len(events) <= _FEW_EVENTS:
+        return events
+    room = _ROOM_BYTES
+    for count, event in enumerate(events):
+        room -= len(codec.encode(event)) + _FRAME_BYTES
+        if room < 0:
+            return events[:count]
+    return events
 
 
 def fitting(nodes: tuple[NodeInfo, ...]) -> tuple[NodeInfo, ...]:

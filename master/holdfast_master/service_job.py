@@ -15,7 +15,7 @@ import grpc
 from holdfast_master import calls
 from holdfast_master.calls import CallCounters, Context
 from holdfast_master.inputs import Moment, UserRequest
-from holdfast_master.message_size import fitting
+from holdfast_master.message_size import events_fitting, fitting
 from holdfast_master.questions import Questions
 from holdfast_master.service_watch import WatchService
 from holdfast_wire.messages import (
@@ -119,7 +119,7 @@ class JobService:
         self, request: ListEventsRequest, context: Context
     ) -> ListEventsResponse:
         limit = min(request.limit or EVENTS_DEFAULT, EVENTS_MOST)
-        events = self._views.events_after(request.after_sequence, limit)
+        events = events_fitting(self._views.events_after(request.after_sequence, limit))
         return ListEventsResponse(events=events, newest_sequence=self._views.newest_event())
 
     async def _get_goodput(

@@ -11,6 +11,7 @@ from holdfast_wire.messages import (
     DrainNodeRequest,
     DrainNodeResponse,
     LeaveOutcome,
+    RestartWorkerRequest,
     ScaleRequest,
     ScaleResponse,
 )
@@ -228,3 +229,43 @@ def test_scale_needs_an_operator_and_a_number_of_nodes(training: Start) -> None:
     alone = job.answers[job.ask(ScaleRequest(replicas=3))]
     assert isinstance(alone, Refuse)
     assert (alone.code.value, alone.reason) == ("FAILED_PRECONDITION", "NO_OPERATOR")
+
+
+def test_scaling_down_past_a_drained_node_keeps_the_job_training(training: Start) -> None:
+    """Node 1 stands in for node 0, which was drained, until that is back; then it goes."""
+    job = training(2, min_replicas=1)
+    job.ask(DrainNodeRequest(node_rank=0))
+    job.run(5.0)
+    assert job.members == [1]
+    step = job.training.step(job.core._desk.state.round, job.time.now)
+    job.change(replicas=1)
+    job.run(0.5)
+    assert job.members == [1]
+    job.run(10.0)
+    assert job.members == [0]
+    assert job.is_in("TRAINING")
+    assert job.training.step(job.core._desk.state.round, job.time.now) > step
+    assert (1, LeaveOutcome.RELEASED) in job.outcomes
+
+
+def test_a_drained_node_comes_back_when_a_person_wants_it(training: Start) -> None:
+    """Restart of an absent rank asks for its pod."""
+    job = training(2, min_replicas=1)
+    job.ask(DrainNodeRequest(node_rank=1))
+    job.run(5.0)
+    assert job.members == [0]
+    number = job.ask(RestartWorkerRequest(node_rank=1))
+    job.run(10.0)
+    assert isinstance(job.answers[number], Reply)
+    assert job.members == [0, 1]
+
+
+def test_nobody_waits_for_a_node_that_was_drained(training: Start) -> None:
+    """The join window is for nodes that may come."""
+    job = training(2, min_replicas=1, join_window_seconds=30.0)
+    job.ask(DrainNodeRequest(node_rank=0))
+    job.run(5.0)
+    job.ask(DrainNodeRequest(node_rank=1))
+    job.run(10.0)
+    assert job.members == [1]
+    assert job.is_in("TRAINING")

@@ -24,6 +24,7 @@ class EvidenceKind(enum.Enum):
     POD_FAILED = Cause.POD_FAILED
     AGENT_SILENT = Cause.AGENT_SILENT
     AGENT_REPLACED = Cause.AGENT_REPLACED
+    AGENT_FAILED = Cause.AGENT_FAILED
     AGENT_LEFT = Cause.AGENT_LEFT
     LEASE_EXPIRED = Cause.LEASE_EXPIRED
     WORKER_RAISED = Cause.WORKER_RAISED
@@ -43,6 +44,7 @@ _DIED = {
     EvidenceKind.POD_FAILED,
     EvidenceKind.AGENT_SILENT,
     EvidenceKind.AGENT_REPLACED,
+    EvidenceKind.AGENT_FAILED,
     EvidenceKind.AGENT_LEFT,
     EvidenceKind.LEASE_EXPIRED,
     EvidenceKind.ROUND_LOST,

@@ -12,9 +12,10 @@ from holdfast_master.job.roster import Node
 
 def refresh(desk: Desk, node: Node) -> None:
     """Work out anew whether the node is a candidate."""
-    if is_surplus(desk, node):
-        desk.surplus.add(node.rank)
+    if _is_beyond(desk, node):
+        desk.beyond.add(node.rank)
     else:
+        desk.beyond.discard(node.rank)
         desk.surplus.discard(node.rank)
     fit = _is_candidate(desk, node)
     was = node.rank in desk.roster.candidates
@@ -41,8 +42,27 @@ def _is_candidate(desk: Desk, node: Node) -> bool:
     return node.session is not None and ready and not marked and not excluded
 
 
-def is_surplus(desk: Desk, node: Node) -> bool:
-    """Whether the spec asks for fewer nodes than would include this one."""
+def settle_surplus(desk: Desk) -> None:
+    """Which of the nodes beyond the wanted ranks must go.
+
+    One of them stands in for each wanted rank that is not there, until that is back or the time
+    that was promised for a smaller job is over.
+    """
+    if not desk.beyond:
+        return
+    there = sum(rank < desk.wanted for rank in desk.roster.candidates)
+    standing_in = 0 if desk.release_overdue else max(0, desk.wanted - there)
+    staying = sorted(desk.beyond - desk.state.draining - desk.state.released)[:standing_in]
+    surplus = desk.beyond - set(staying)
+    if surplus == desk.surplus:
+        return
+    changed = surplus ^ desk.surplus
+    desk.surplus = surplus
+    for rank in sorted(changed):
+        refresh(desk, desk.roster.nodes[rank])
+
+
+def _is_beyond(desk: Desk, node: Node) -> bool:
     unmanaged = node.hello is not None and node.hello.unmanaged
     known = desk.operator.ever and not unmanaged and desk.state.spec is not None
     return known and node.rank >= desk.wanted

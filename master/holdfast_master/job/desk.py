@@ -41,6 +41,8 @@ from holdfast_wire.messages import (
 from holdfast_wire.reasons import EndReason, EventReason
 
 Warn = EventSeverity.WARNING
+_LONGEST_TEXT = 1_000
+"""Characters of an event's text: what is quoted in one was cut before, this is the last border."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,10 +80,13 @@ class Desk:
     boundary: Boundary | None = None
     spares: set[int] = dataclasses.field(default_factory=set)
     """Candidates outside the newest world."""
+    beyond: set[int] = dataclasses.field(default_factory=set)
+    """Present nodes whose ranks the spec does not ask for any more."""
     surplus: set[int] = dataclasses.field(default_factory=set)
-    """Present nodes that the spec does not ask for any more."""
-    release_due: bool = False
-    """Surplus nodes go although the new world does not train yet."""
+    """Those of them that do not stand in for a wanted rank that is missing."""
+    release_overdue: bool = False
+    """The time that was promised for the last reduction is over: surplus nodes go although no
+    smaller world trains yet."""
     enough_since: float | None = None
     """Since when there are enough nodes for the least world."""
     spare_since: float | None = None
@@ -156,7 +161,7 @@ class Desk:
             unix_time=self.clock.moment.unix,
             severity=severity,
             reason=reason,
-            text=text,
+            text=text[:_LONGEST_TEXT],
             round=self.state.round,
             node="" if node is None else str(node),
             incident_id=incident,
@@ -284,6 +289,7 @@ class Desk:
         """The node is gone: forget it."""
         self.roster.remove(node)
         self.spares.discard(node.rank)
+        self.beyond.discard(node.rank)
         self.surplus.discard(node.rank)
         self.dirty = True
 

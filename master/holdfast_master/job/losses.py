@@ -11,7 +11,7 @@ from holdfast_master.decide.failure import Evidence, EvidenceKind, is_preemption
 from holdfast_master.decide.goodput import entries
 from holdfast_master.decide.liveness import Health
 from holdfast_master.instructions import CloseSession, RefusalCode
-from holdfast_master.job import candidacy, incidents, replacements
+from holdfast_master.job import candidacy, early_ends, incidents, replacements
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
@@ -163,6 +163,7 @@ def pod_seen(desk: Desk, pod: PodObservation) -> None:
     node = desk.roster.nodes.get(pod.node_rank)
     if node is None:
         _late(desk, pod)
+        early_ends.pod_seen(desk, pod)
     elif node.pod_uid == pod.pod_uid:
         _own_pod(desk, node, pod)
     elif node.pod_uid in view.superseded.get(node.rank, ()):
@@ -192,6 +193,8 @@ def _late(desk: Desk, pod: PodObservation) -> None:
     gone = desk.state.departed.get(pod.node_rank)
     if gone is None or gone.pod_uid != pod.pod_uid or not is_over(pod):
         return
+    if pod.wanted and pod.pod_uid in desk.operator.asked:
+        return  # it was lost first, and is deleted because of that
     if desk.state.dismissed.get(gone.agent_id) == RELEASED:
         return  # it left as it was told
     item = Evidence(

@@ -12,6 +12,7 @@ from holdfast_master.job.waiting_requests import ScaleWish
 from holdfast_wire.messages import PodObservation, PodPhase, ReplaceDecision
 
 _COMING = frozenset({PodPhase.PENDING, PodPhase.RUNNING})
+_ASKED_LIMIT = 1_000
 _OVER = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE})
 
 
@@ -35,7 +36,10 @@ class OperatorView:
     superseded: dict[int, set[str]] = dataclasses.field(default_factory=dict)
     replacing: dict[int, ReplaceDecision] = dataclasses.field(default_factory=dict)
     """Replacements that have not been seen yet."""
-    replace_commands: dict[int, int] = dataclasses.field(default_factory=dict)
+    asked: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Uids of pods that were to be replaced, with their node rank; the newest thousand."""
+    ended_early: dict[str, None] = dataclasses.field(default_factory=dict)
+    """Uids of pods whose end before their agent joined was told; the newest thousand."""
     scale_wishes: list[ScaleWish] = dataclasses.field(default_factory=list)
 
     def newest_pod(self, rank: int) -> str | None:
@@ -52,6 +56,18 @@ class OperatorView:
         if before is not None and before.pod_uid != pod.pod_uid:
             self.superseded.setdefault(pod.node_rank, set()).add(before.pod_uid)
         self.pods[pod.node_rank] = pod
+
+    def note_asked(self, rank: int, pod_uid: str) -> None:
+        """The pod's end is now of the master's own making."""
+        self.asked[pod_uid] = rank
+        while len(self.asked) > _ASKED_LIMIT:
+            del self.asked[next(iter(self.asked))]
+
+    def note_early_end(self, pod_uid: str) -> None:
+        """The pod ended before its agent joined, and that was told."""
+        self.ended_early[pod_uid] = None
+        while len(self.ended_early) > _ASKED_LIMIT:
+            del self.ended_early[next(iter(self.ended_early))]
 
     def is_old(self, pod: PodObservation) -> bool:
         """Whether a newer pod of the rank is known."""

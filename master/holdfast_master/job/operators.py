@@ -9,6 +9,7 @@ from __future__ import annotations
 from holdfast_master.job import candidacy, charges, ending, replacements, users
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.timers import Timer
+from holdfast_master.job.wording import short
 from holdfast_wire.messages import MasterSpec, SpecAccepted, StopWish
 from holdfast_wire.reasons import EndReason, EventReason
 
@@ -58,7 +59,10 @@ def spec_arrived(desk: Desk, spec: MasterSpec) -> None:
     )
     desk.event(EventReason.SPEC_ACCEPTED, f"{text}, suspended" if spec.suspend else text)
     if desk.wanted < wanted:
+        desk.release_overdue = False
         desk.timers.set(Timer.RELEASE, desk.now + spec.scale_down_grace_seconds)
+    if desk.wanted != wanted:
+        replacements.recall(desk)
     if before is not None and before.below_min_timeout_seconds != spec.below_min_timeout_seconds:
         desk.timers.cancel(Timer.BELOW_MIN)
     ending.watch_deadline(desk)
@@ -69,7 +73,7 @@ def spec_arrived(desk: Desk, spec: MasterSpec) -> None:
 
 def release_due(desk: Desk) -> None:
     """Surplus nodes have waited long enough for the new world."""
-    desk.release_due = True
+    desk.release_overdue = True
     desk.dirty = True
 
 
@@ -77,6 +81,6 @@ def stop_wished(desk: Desk, wish: StopWish) -> None:
     """The operator wants the job to end."""
     grace = max(0.0, wish.grace_seconds)
     desk.stop_grace, desk.stop_by = grace, desk.now + grace
-    text = wish.reason or "the operator wants the job to end"
+    text = short(wish.reason) or "the operator wants the job to end"
     reason = EndReason.STOPPED_BY_OPERATOR
     desk.request_end(succeeded=False, reason=reason, text=text, now=grace == 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from holdfast_master.job import candidacy
 from holdfast_master.job.desk import Desk
+from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
 from holdfast_master.job.state import RELEASED
 from holdfast_master.job.wording import listing
@@ -44,9 +45,18 @@ def ask(desk: Desk, rank: int, pod_uid: str, reason: str, avoid_node: str = "") 
         decision_id=number, node_rank=rank, pod_uid=pod_uid, reason=reason, avoid_node=avoid_node
     )
     view.replacing[rank] = decision
+    view.note_asked(rank, pod_uid)
     desk.event(EventReason.REPLACE_REQUESTED, f"node {rank} is to be replaced: {reason}", node=rank)
     desk.tell(decision)
     return True
+
+
+def recall(desk: Desk) -> None:
+    """Another size is wanted: nodes that were drained come back where their ranks are in it."""
+    for rank, pod in sorted(desk.operator.pods.items()):
+        left = is_over(pod) and rank not in desk.roster.nodes and rank not in desk.state.finished
+        if left and rank < desk.wanted:
+            ask(desk, rank, pod.pod_uid, f"{desk.wanted} nodes are wanted")
 
 
 def settle(desk: Desk, pod: PodObservation) -> None:

@@ -236,7 +236,9 @@ def _goodbye(desk: Desk, node: Node, _: int, message: Goodbye) -> None:
         text = f"node {node.rank} was asked by SIGTERM to end{why}"
         losses.drain(desk, node, losses.taken_kind(desk, node), text)
     else:
-        losses.lose(desk, node, EvidenceKind.AGENT_LEFT, f"node {node.rank} left{why}")
+        kind = EvidenceKind.AGENT_FAILED if message.failed else EvidenceKind.AGENT_LEFT
+        how = "'s agent cannot go on" if message.failed else " left"
+        losses.lose(desk, node, kind, f"node {node.rank}{how}{why}")
 
 
 _HANDLERS: dict[type, Callable[[Desk, Node, int, Any], None]] = {

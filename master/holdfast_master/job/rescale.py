@@ -10,7 +10,7 @@ from __future__ import annotations
 from holdfast_master.decide import arming, failure, scaling
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.scaling import Economy, Fleet, Later, Purpose, Rescale
-from holdfast_master.job import candidacy, incidents
+from holdfast_master.job import incidents
 from holdfast_master.job.boundary import Boundary
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
@@ -45,7 +45,7 @@ def _leaving(desk: Desk, world: World) -> list[Node]:
         node
         for node in nodes
         if world.holds(node.rank, node.agent_id)
-        and (node.rank in desk.state.draining or candidacy.is_surplus(desk, node))
+        and (node.rank in desk.state.draining or node.rank in desk.surplus)
     ]
 
 

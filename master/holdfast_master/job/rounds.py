@@ -10,6 +10,7 @@ from holdfast_master.decide import rendezvous
 from holdfast_master.decide.rendezvous import Attendance, Form, Seat, Wait
 from holdfast_master.job import assignments, digests, incidents, stores
 from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import Trigger
 from holdfast_master.job.wording import listing
@@ -38,7 +39,7 @@ def form(desk: Desk) -> None:
             bounds=desk.bounds,
             recovering=desk.recovering,
             enough_since=desk.enough_since,
-            join_window=desk.spec.join_window_seconds,
+            join_window=desk.spec.join_window_seconds if _may_grow(desk, present) else 0.0,
         ),
         desk.now,
     )
@@ -46,6 +47,21 @@ def form(desk: Desk) -> None:
         _decide(desk, verdict)
     else:
         _wait(desk, verdict)
+
+
+def _may_grow(desk: Desk, present: int) -> bool:
+    """Whether anybody else may still come: not a node that left and that nobody makes anew."""
+    view = desk.operator
+    if not view.connected:
+        return True
+    left = sum(
+        rank < desk.wanted
+        and is_over(pod)
+        and rank not in view.replacing
+        and rank not in desk.roster.nodes
+        for rank, pod in view.pods.items()
+    )
+    return present + left < desk.bounds.largest
 
 
 def _held(desk: Desk) -> str:

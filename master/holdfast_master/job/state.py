@@ -206,7 +206,7 @@ class JobState:
         self.training = True
         _keep(self.trained_rounds, fact.round, value=True)
         self.best_step = max(self.best_step, fact.step)
-        if self.failed_step is not None and self._progress(fact.step, trained=True):
+        if self._progress(fact.step, trained=True):
             self.charges = [c for c in self.charges if c.kind is not BudgetKind.NO_PROGRESS]
 
     def _progress(self, step: int, *, trained: bool) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.job import (
     adoption,
+    candidacy,
     digests,
     ending,
     replacements,
@@ -61,6 +62,7 @@ def _run(desk: Desk) -> None:
     if desk.claims.settled and desk.claims.held:
         reports.hear_held(desk)
     responses.act(desk)
+    candidacy.settle_surplus(desk)
     if desk.world is None and adoption.hold(desk):
         return
     if desk.world is None or desk.broken:
@@ -97,7 +99,7 @@ def _let_go(desk: Desk) -> None:
             elif phase is JobPhase.WAITING:
                 replacements.ask(desk, node.rank, node.pod_uid, "drained, and too few are left")
     trains = phase is JobPhase.TRAINING
-    if trains or desk.release_due:
+    if trains or desk.release_overdue:
         _release_surplus(desk)
 
 
@@ -118,4 +120,3 @@ def _release_surplus(desk: Desk) -> None:
         text = f"{desk.spec.replicas} replicas and {desk.spec.standbys} standbys are wanted"
         replacements.release(desk, surplus, text, free_pods=True)
         desk.timers.cancel(Timer.RELEASE)
-    desk.release_due = False

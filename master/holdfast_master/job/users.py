@@ -12,12 +12,14 @@ from typing import Any
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.inputs import Asked
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_master.job import incidents, losses
+from holdfast_master.job import incidents, losses, replacements
 from holdfast_master.job.desk import Desk
+from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import ENDED
 from holdfast_master.job.waiting_requests import ScaleWish, StackCall
+from holdfast_master.job.wording import short
 from holdfast_wire.messages import (
     CommandDone,
     DrainNodeRequest,
@@ -27,6 +29,7 @@ from holdfast_wire.messages import (
     DumpStacksResponse,
     JobPhase,
     NodeStacks,
+    PodObservation,
     RestartWorkerRequest,
     RestartWorkerResponse,
     ScaleDecision,
@@ -59,7 +62,8 @@ def _refuse(desk: Desk, event: Asked, code: RefusalCode, reason: str, text: str)
 
 
 def _because(reason: str) -> str:
-    return f": {reason}" if reason else ""
+    text = short(reason)
+    return f": {text}" if text else ""
 
 
 # ----------------------------------------------------------------------------------------- scale
@@ -86,7 +90,10 @@ def _scale(desk: Desk, event: Asked, request: ScaleRequest) -> None:
     desk.timers.set(Timer.REQUEST, desk.now + _SCALE_SECONDS, event.request_id)
     text = f"{event.who} asks for {request.replicas} replicas{_because(request.reason)}"
     desk.event(EventReason.SCALE_REQUESTED, text)
-    desk.tell(ScaleDecision(decision_id=number, replicas=request.replicas, reason=request.reason))
+    told = ScaleDecision(
+        decision_id=number, replicas=request.replicas, reason=short(request.reason)
+    )
+    desk.tell(told)
 
 
 def scale_answered(desk: Desk, result: ScaleResult) -> None:
@@ -162,6 +169,10 @@ def _restart(desk: Desk, event: Asked, request: RestartWorkerRequest) -> None:
 
 
 def _restart_node(desk: Desk, event: Asked, rank: int, reason: str) -> None:
+    pod = desk.operator.pods.get(rank)
+    if rank not in desk.roster.nodes and pod is not None and is_over(pod):
+        _bring_back(desk, event, pod, reason)
+        return
     node = _find(desk, event, rank)
     if node is None:
         return
@@ -174,6 +185,16 @@ def _restart_node(desk: Desk, event: Asked, rank: int, reason: str) -> None:
     node.replace_why = text
     desk.event(EventReason.RESTART_REQUESTED, text, node=rank)
     losses.drain(desk, node, EvidenceKind.DRAINED, text)
+    desk.put(Reply(event.request_id, RestartWorkerResponse(round=desk.state.round)))
+
+
+def _bring_back(desk: Desk, event: Asked, pod: PodObservation, reason: str) -> None:
+    """A node that was drained or has ended: another pod is to be made for its rank."""
+    text = f"{event.who} wants node {pod.node_rank} back{_because(reason)}"
+    if not desk.operator.connected or not replacements.ask(desk, pod.node_rank, pod.pod_uid, text):
+        text = f"no operator is connected, or no rank {pod.node_rank} is wanted by the spec"
+        _refuse(desk, event, RefusalCode.FAILED_PRECONDITION, "NOT_REPLACEABLE", text)
+        return
     desk.put(Reply(event.request_id, RestartWorkerResponse(round=desk.state.round)))
 
 

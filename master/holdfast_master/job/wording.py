@@ -21,6 +21,8 @@ _SIGNALS = {
     15: "SIGTERM",
 }
 _LONGEST = 300
+_READ = 4_000
+"""Characters that are looked at: what people and scripts send may be of any length."""
 
 
 def ending(exit_code: int) -> str:
@@ -33,9 +35,9 @@ def ending(exit_code: int) -> str:
 
 
 def short(text: str) -> str:
-    """The first line, cut to a length that fits a terminal."""
-    lines = text.strip().splitlines()
-    line = lines[0].strip() if lines else ""
+    """The first line without control characters, cut to a length that fits a terminal."""
+    lines = text[:_READ].strip().splitlines()
+    line = "".join(c if c.isprintable() else " " for c in lines[0]).strip() if lines else ""
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
 
 

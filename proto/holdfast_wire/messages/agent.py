@@ -311,6 +311,8 @@ class Goodbye:
     """For people."""
     terminated: bool = False
     """The agent got SIGTERM: a drain, preemption or scale-down by someone else."""
+    failed: bool = False
+    """Something makes going on impossible for the agent, for example its zygote ended."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

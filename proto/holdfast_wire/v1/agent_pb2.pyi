@@ -743,17 +743,21 @@ class Goodbye(google.protobuf.message.Message):
 
     REASON_FIELD_NUMBER: builtins.int
     TERMINATED_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """For people."""
     terminated: builtins.bool
     """The agent got SIGTERM: a drain, preemption or scale-down by someone else."""
+    failed: builtins.bool
+    """Something makes going on impossible for the agent, for example its zygote ended."""
     def __init__(
         self,
         *,
         reason: builtins.str = ...,
         terminated: builtins.bool = ...,
+        failed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason", "terminated", b"terminated"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failed", b"failed", "reason", b"reason", "terminated", b"terminated"]) -> None: ...
 
 Global___Goodbye: typing_extensions.TypeAlias = Goodbye
 

@@ -1,0 +1,50 @@
+"""Pods that end before their agent has joined: a wrong command, a missing program, a broken node.
+
+Belongs here: telling people, and giving up a job that cannot begin. Does not belong here: nodes
+that were known (`losses`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.decide import budgets
+from holdfast_master.job import charges
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.operator_view import is_over
+from holdfast_master.job.transitions import ENDED
+from holdfast_master.job.wording import pod_end
+from holdfast_wire.messages import BudgetCharge, BudgetKind, JobPhase, PodObservation, PodPhase
+from holdfast_wire.reasons import EventReason
+
+
+def pod_seen(desk: Desk, pod: PodObservation) -> None:
+    """A pod whose agent is not there: has it ended by itself without ever having joined."""
+    state = desk.state
+    gone = state.departed.get(pod.node_rank)
+    joined = gone is not None and gone.pod_uid == pod.pod_uid
+    if joined or not is_over(pod) or pod.phase is PodPhase.SUCCEEDED:
+        return
+    if pod.wanted or pod.pod_uid in desk.operator.ended_early:
+        return
+    if state.phase in ENDED | {JobPhase.STOPPING, JobPhase.SUSPENDED}:
+        return
+    desk.operator.note_early_end(pod.pod_uid)
+    text = f"{pod_end(pod)} before its agent joined"
+    desk.event(EventReason.POD_FAILED, text, Warn, node=pod.node_rank)
+    if desk.running() is None:
+        _charge(desk, pod, text)
+
+
+def _charge(desk: Desk, pod: PodObservation, text: str) -> None:
+    """Nothing trains, and this is why: it counts as a restart without progress."""
+    can = budgets.afford(charges.balance(desk, BudgetKind.NO_PROGRESS))
+    paid = BudgetCharge(
+        kind=BudgetKind.NO_PROGRESS,
+        job_seconds=desk.clock.job_seconds,
+        incident_id=f"pod {pod.pod_uid}",
+    )
+    desk.record(paid, durable=True)
+    desk.event(EventReason.BUDGET_CHARGED, f"nothing trains: {can.reason}", node=pod.node_rank)
+    if not can.ok:
+        desk.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn)
+        reason = budgets.END_REASONS[BudgetKind.NO_PROGRESS]
+        desk.request_end(succeeded=False, reason=reason, text=f"{can.reason}; the last was: {text}")
