@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.page import DEFAULT_LEASE_LIMIT_NS, Page
+from holdfast.page import Page
 from holdfast_agent.zygote import (
     Event,
     Ready,
@@ -212,7 +212,7 @@ def agent(
     *,
     slots: int = 2,
     torch: bool = False,
-    lease_limit_s: float = DEFAULT_LEASE_LIMIT_NS / 1e9,
+    lease_limit_s: float = 60.0,
     environment: dict[str, str] | None = None,
     thread: bool = False,
     grpc: bool = False,
@@ -220,6 +220,8 @@ def agent(
 ) -> Iterator[Driver]:
     """Run an agent with a zygote; at the end nothing of it may be left.
 
+    lease_limit_s: far longer than the product's, so that a machine that pauses for seconds (a busy
+        virtual one does) kills nothing in tests that are not about the lease.
     torch: import it, with the default preload list; else the zygote is an ordinary small one.
     thread, grpc: start a thread, import grpc before the zygote.
     """

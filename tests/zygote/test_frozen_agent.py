@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemons import STAY
+from holdfast.page import DEFAULT_LEASE_LIMIT_NS
 from holdfast_agent.zygote import Failure, LeaseExpired, RoundDead, WorkerExited
 from holdfast_agent.zygote.messages import Spawn, SpawnRound
 from zygote_driver import Driver, agent, ready
@@ -30,9 +31,15 @@ STEPPING = """
 @pytest.mark.slow
 @pytest.mark.parametrize("workers_stopped", [False, True], ids=["running", "stopped"])
 def test_workers_of_a_frozen_agent_are_dead_after_the_lease(
-    driver: Driver, *, workers_stopped: bool
+    tmp_path: Path, *, workers_stopped: bool
 ) -> None:
     """SIGSTOP of the agent: all its workers and their daemons are dead 4.0 to 4.6 s later."""
+    with agent(tmp_path, lease_limit_s=DEFAULT_LEASE_LIMIT_NS / 1e9) as driver:
+        ready(driver)
+        _freeze_and_wait(driver, workers_stopped=workers_stopped)
+
+
+def _freeze_and_wait(driver: Driver, *, workers_stopped: bool) -> None:
     driver.start(STAY)
     if workers_stopped:
         for pid in driver.family():
