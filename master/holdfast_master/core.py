@@ -34,6 +34,7 @@ from holdfast_master.job import (
     charges,
     digests,
     ending,
+    goodput_marks,
     hellos,
     invariants,
     losses,
@@ -236,7 +237,7 @@ def _ticked(desk: Desk, _: Ticked) -> None:
 
 
 def _mark(desk: Desk, _: Subject) -> None:
-    ending.mark_goodput(desk)
+    goodput_marks.write(desk)
     # A journal of a large job is not filled with accounts: ten times the nodes, a tenth as often.
     pause = max(desk.settings.goodput_mark_seconds, 0.06 * len(desk.roster.nodes))
     if desk.state.phase not in ENDED:

@@ -14,6 +14,7 @@ from holdfast_wire.messages import (
     BudgetKind,
     DrainNodeRequest,
     Fence,
+    GoodputClass,
     Heartbeat,
     Hello,
     ScaleRequest,
@@ -263,3 +264,29 @@ def test_the_first_batch_opens_the_segment_on_disk() -> None:
     assert first.journal().sequence == 1
     assert core.digest(NOW).sequence == len(batch)
     assert core.spec() is None
+
+
+def test_no_second_is_lost_with_the_master(training: Start) -> None:
+    """Classes stay what they were, and the time without a master is counted as what was done."""
+    job = training(2)
+    job.run(5.45)
+    job.agents[1].crash_worker()
+    job.run(3.0)
+    before = goodput_of(job)
+    assert before[GoodputClass.ROLLED_BACK] > 0
+    job.run(20.0)
+    job.kill_master()
+    job.run(2.0)
+    job.start_master()
+    job.run(3.0)
+    after = goodput_of(job)
+    for kind in (GoodputClass.ROLLED_BACK, GoodputClass.RESTART, GoodputClass.RESCALE):
+        assert after.get(kind, 0.0) == pytest.approx(before.get(kind, 0.0))
+    assert after[GoodputClass.PRODUCTIVE] - before[GoodputClass.PRODUCTIVE] > 2 * 24.0
+    assert sum(after.values()) == pytest.approx(sum(before.values()) + 2 * 25.0, abs=0.5)
+
+
+def goodput_of(job: SimulatedJob) -> dict[GoodputClass, float]:
+    """Node-seconds by class."""
+    answer = job.core.goodput(job.moment())
+    return {entry.kind: entry.node_seconds for entry in answer.totals}

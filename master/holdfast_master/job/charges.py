@@ -7,6 +7,7 @@ budget it is (`decide.failure`), what is left of one (`decide.budgets`), evidenc
 from __future__ import annotations
 
 from holdfast_master.decide import budgets, failure
+from holdfast_master.job import goodput_marks
 from holdfast_master.job.case import Case
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.timers import Timer
@@ -85,6 +86,7 @@ def close(desk: Desk, case: Case) -> None:
     cost = desk.ledger.cost(case.id, desk.clock.micros)
     desk.record(case.fact(opened=False, charged=charge.kind, cost=cost), durable=True)
     desk.ledger.forget(case.id)
+    goodput_marks.write_if_small(desk)
     desk.event(EventReason.INCIDENT_CLOSED, _summary(case), incident=case.id)
     if charge.kind is not None:
         _pay(desk, case, charge.kind, charge.reason)

@@ -6,9 +6,8 @@ whether the job has succeeded (`decide.success`) or failed (`incidents`).
 
 from __future__ import annotations
 
-from holdfast_master.decide.goodput import entries
 from holdfast_master.instructions import Finished
-from holdfast_master.job import charges, incidents, replacements, rescale
+from holdfast_master.job import charges, goodput_marks, incidents, replacements, rescale
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
@@ -17,10 +16,8 @@ from holdfast_wire.messages import (
     EventSeverity,
     FinishDecision,
     GoodputClass,
-    GoodputMarked,
     JobPhase,
     LeaveOutcome,
-    NodeGoodput,
     StopRequested,
 )
 from holdfast_wire.reasons import EndReason, EventReason, PhaseReason
@@ -102,7 +99,7 @@ def conclude(desk: Desk) -> None:
     stop = desk.state.stop
     if stop is None or desk.state.phase is not JobPhase.STOPPING:
         return
-    mark_goodput(desk)
+    goodput_marks.write(desk)
     text = _text(desk, stop)
     trigger = Trigger.ENDED_WELL if stop.succeeded else Trigger.ENDED_BADLY
     if stop.succeeded:
@@ -125,18 +122,6 @@ def tell_finish(desk: Desk) -> None:
             decision_id=number, succeeded=stop.succeeded, reason=stop.reason, text=desk.state.text
         )
         desk.tell(decision)
-
-
-def mark_goodput(desk: Desk) -> None:
-    """Write the goodput of all present nodes down."""
-    totals = desk.ledger.totals(desk.clock.micros)
-    nodes = tuple(
-        NodeGoodput(node_rank=rank, classes=entries(classes))
-        for rank, classes in totals.items()
-        if rank in desk.roster.nodes
-    )
-    if nodes:
-        desk.record(GoodputMarked(nodes=nodes))
 
 
 def toward_suspend(desk: Desk) -> None:

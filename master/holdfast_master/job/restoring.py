@@ -12,7 +12,7 @@ from __future__ import annotations
 from holdfast_master.decide import failure
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.instructions import Finished
-from holdfast_master.job import ending, hellos, incidents
+from holdfast_master.job import ending, goodput_marks, hellos, incidents
 from holdfast_master.job.case import Case
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.replacements import REPLACE
@@ -26,7 +26,7 @@ from holdfast_wire.reasons import PhaseReason
 def take_up(desk: Desk) -> None:
     """Set the working papers up from the durable state."""
     state = desk.state
-    desk.ledger.bring(state.goodput)
+    desk.ledger.bring(goodput_marks.bridge(desk))
     if state.phase in ENDED:
         if state.stop is not None:
             desk.put(Finished(state.stop.succeeded, state.stop.reason))

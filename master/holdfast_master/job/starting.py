@@ -6,7 +6,7 @@ forming the world (`rounds`), what an incident makes of it (`recovery`).
 
 from __future__ import annotations
 
-from holdfast_master.job import recovery
+from holdfast_master.job import goodput_marks, recovery
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import Trigger
@@ -74,6 +74,7 @@ def trains(desk: Desk, world: World) -> None:
     for rank in world.places:
         done = rank in world.finished
         desk.turn(rank, GoodputClass.WAITING if done else GoodputClass.PRODUCTIVE)
+    goodput_marks.write_if_small(desk)
     desk.event(EventReason.WORLD_TRAINING, text)
     recovery.note_trains(desk)
     desk.dirty = True

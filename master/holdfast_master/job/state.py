@@ -110,6 +110,8 @@ class JobState:
     commands: dict[int, CommandIssued] = dataclasses.field(default_factory=dict)
     next_command_id: int = 1
     goodput: dict[int, Totals] = dataclasses.field(default_factory=dict)
+    counted_unix: dict[int, float] = dataclasses.field(default_factory=dict)
+    """Unix time up to which each node's goodput is in it; of a node that has none, its coming."""
 
     restarts_in_place: int = 0
     nodes_replaced: int = 0
@@ -136,8 +138,9 @@ class JobState:
         self.spec = fact.spec
 
     @_fold.register
-    def _(self, fact: NodeJoined, _: JournalRecord) -> None:
+    def _(self, fact: NodeJoined, record: JournalRecord) -> None:
         self._unmark(fact.node_rank)
+        self.counted_unix[fact.node_rank] = record.unix_time
         self.nodes[fact.node_rank] = fact
 
     @_fold.register
@@ -273,8 +276,9 @@ class JobState:
         self.commands.pop(fact.command_id, None)
 
     @_fold.register
-    def _(self, fact: GoodputMarked, _: JournalRecord) -> None:
+    def _(self, fact: GoodputMarked, record: JournalRecord) -> None:
         for node in fact.nodes:
+            self.counted_unix[node.node_rank] = record.unix_time
             self.goodput[node.node_rank] = from_entries(node.classes)
 
     @_fold.register
