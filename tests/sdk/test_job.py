@@ -142,6 +142,7 @@ def test_tensors_are_taken_as_numbers() -> None:
         (6.0, TypeError, r"n=6.0\): expected a whole number"),
         ("6", TypeError, r"n='6'\): expected a whole number"),
         (None, TypeError, r"n=None\)"),
+        (True, TypeError, r"n=True\)"),
     ],
 )
 @pytest.mark.parametrize("with_agent", [True, False], ids=["agent", "no-agent"])
@@ -162,6 +163,10 @@ def test_a_wrong_step_is_named(
     ("arguments", "error", "message"),
     [
         ({"samples": -1}, ValueError, r"samples=-1\): expected a number ≥ 0"),
+        ({"samples": 2**64}, ValueError, r"samples=18446744073709551616\): expected a number ≥ 0"),
+        ({"samples": True}, TypeError, r"samples=True\): expected a whole number"),
+        ({"loss": "1.5"}, ValueError, r"loss='1.5'\): expected one number"),
+        ({"loss": 10**400}, ValueError, "expected one number"),
         ({"samples": 1.5}, TypeError, r"samples=1.5\): expected a whole number"),
         ({"loss": "much"}, ValueError, r"loss='much'\): expected one number"),
         ({"loss": _Tensor(RuntimeError("2 elements"))}, ValueError, "expected one number"),
@@ -329,3 +334,18 @@ def test_a_step_log_has_a_line_for_each_step(
     ]
     same = {"rank": 1, "round": 4, "world_size": 2, "samples": 3}
     assert lines == [{"step": 7, "loss": 0.5, **same}, {"step": 8, "loss": None, **same}]
+
+
+def test_samples_never_overflow_their_word() -> None:
+    """The sum stays at what the page can hold, and steps go on."""
+    with page_of(1) as page:
+        writer = SlotWriter(page, 0, 0)
+        writer.step(1, 2**64 - 5, None)
+        writer.step(2, 2**40, None)
+        assert (page.read(0).step, page.read(0).samples) == (2, 2**64 - 1)
+
+
+def test_a_section_that_is_no_name_is_refused() -> None:
+    """Also None."""
+    with pytest.raises(ValueError, match="section\\(None\\)"), _job().section(None):  # type: ignore[arg-type]
+        pass

@@ -23,6 +23,8 @@ from holdfast.slot import SlotWriter
 from holdfast.step_log import StepLog
 
 _STEP_LIMIT: Final = 2**63
+_SAMPLES_LIMIT: Final = 2**40
+"""Of one step: a million ranks' worth of tokens, and their sum over a job fits into its word."""
 
 
 class Action(enum.Enum):
@@ -86,7 +88,7 @@ class Job:
         """
         if n.__class__ is not int or n <= self._step or n >= _STEP_LIMIT:
             n = self._checked_step(n)
-        if samples.__class__ is not int or samples < 0:
+        if samples.__class__ is not int or not 0 <= samples < _SAMPLES_LIMIT:
             samples = _checked_samples(samples)
         if loss is not None and loss.__class__ is not float:
             loss = _number(loss)
@@ -121,7 +123,7 @@ class Job:
         """
         try:
             section = Section[name.upper()]
-        except KeyError as error:
+        except (KeyError, AttributeError) as error:
             known = ", ".join(member.name.lower() for member in Section)
             raise ValueError(f"job.section({name!r}): expected one of {known}") from error
         writer = self._writer
@@ -137,7 +139,9 @@ class Job:
 
 
 def _whole(name: str, value: SupportsIndex) -> int:
-    """Return a whole number, numpy's and one-element tensors included."""
+    """Return a whole number, numpy's and one-element tensors included; True is none."""
+    if isinstance(value, bool):
+        raise TypeError(f"job.step({name}={value!r}): expected a whole number")
     try:
         return operator.index(value)
     except TypeError as error:
@@ -146,17 +150,21 @@ def _whole(name: str, value: SupportsIndex) -> int:
 
 def _checked_samples(samples: SupportsIndex) -> int:
     number = _whole("samples", samples)
-    if number < 0:
-        raise ValueError(f"job.step(samples={number}): expected a number ≥ 0")
+    if not 0 <= number < _SAMPLES_LIMIT:
+        raise ValueError(
+            f"job.step(samples={number}): expected a number ≥ 0 and below {_SAMPLES_LIMIT}"
+        )
     return number
 
 
 def _number(loss: SupportsFloat) -> float:
     """Return the loss as a float; a tensor's `item()` does so without a warning about gradients."""
+    if isinstance(loss, str | bytes):  # float() would read them
+        raise ValueError(f"job.step(loss={loss!r}): expected one number")  # noqa: TRY004
     item = getattr(loss, "item", None)
     try:
         return float(loss if item is None else item())
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"job.step(loss={loss!r}): expected one number") from error
 
 

@@ -24,6 +24,8 @@ _SAMPLES: Final = int(Word.SAMPLES)
 _LOSS: Final = int(Word.LOSS)
 _ARM_ID: Final = int(Word.ARM_ID)
 _LEASE: Final = int(Header.LEASE_NS)
+_MOST: Final = 2**64 - 1
+"""What a word of the page holds."""
 
 
 class SlotWriter:
@@ -107,7 +109,7 @@ class SlotWriter:
         if now - renewed > self._lease_limit and renewed:
             os.kill(self.pid, signal.SIGKILL)
         words, last, sequence = self._words, self._last_ns, self._sequence
-        self._samples += samples
+        self._samples = min(self._samples + samples, _MOST)
         self._last_ns = now
         words[_SEQUENCE] = sequence + 1
         if NEEDS_FENCE:
