@@ -112,6 +112,7 @@ def test_a_script_that_always_fails_is_started_as_often_as_by_torchrun(
     assert "Root Cause (first observed failure)" in errors
     assert "ValueError: bad luck" in errors
     assert "holdfast-run: the job failed:" in errors
+    assert f"failures allows {restarts}" in errors
 
 
 def test_a_failure_is_survived(start: Start) -> None:

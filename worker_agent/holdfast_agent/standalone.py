@@ -159,17 +159,15 @@ class Standalone:
 
 def initial_spec(max_restarts: int | None) -> dict[str, Any]:
     """Return the spec of a job of one node, as the master's configuration file has it."""
-    failures, no_progress = DEFAULT_MAX_RESTARTS, NO_PROGRESS_LIMIT
-    if max_restarts is not None:
-        # A script that always fails at once spends one failure and then no-progress restarts: so
-        # it is started as often as under torchrun.
-        failures, no_progress = max_restarts, max(0, max_restarts - 1)
     limits = {
-        "FAILURES": failures,
+        "FAILURES": DEFAULT_MAX_RESTARTS if max_restarts is None else max_restarts,
         "PREEMPTIONS": UNBOUNDED,
         "RESCALES": UNBOUNDED,
-        "NO_PROGRESS": no_progress,
     }
+    if max_restarts is None:
+        limits["NO_PROGRESS"] = NO_PROGRESS_LIMIT
+    # With the flag one number bounds all restarts, as under torchrun: without a budget of their own
+    # those without progress count as failures.
     return {
         "generation": 1,
         "replicas": 1,

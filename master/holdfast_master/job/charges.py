@@ -18,7 +18,7 @@ from holdfast_wire.reasons import EndReason, EventReason
 def judge(desk: Desk, case: Case) -> None:
     """What the rules and budgets say of the incident as it looks now."""
     case.response = failure.respond(case.best, desk.spec.failure_rules)
-    charge = charge_of(case)
+    charge = charge_of(desk, case)
     reason, text = "", ""
     if case.response.action is FailureAction.FAIL_JOB:
         reason, text = EndReason.FAIL_JOB_RULE, f"{case.response.reason}: {case.best.text}"
@@ -41,10 +41,17 @@ def judge_again(desk: Desk) -> None:
         judge(desk, case)
 
 
-def charge_of(case: Case) -> failure.Charge:
-    """Which budget the incident spends as it looks now."""
+def charge_of(desk: Desk, case: Case) -> failure.Charge:
+    """Which budget the incident spends as it looks now.
+
+    Where the spec has no budget for restarts without progress, they are failures like others.
+    """
+    apart = any(budget.kind is BudgetKind.NO_PROGRESS for budget in desk.spec.budgets)
     return failure.charge(
-        case.best, case.response.action, progressed=case.progressed, asked=case.asked
+        case.best,
+        case.response.action,
+        progressed=case.progressed or not apart,
+        asked=case.asked,
     )
 
 
@@ -82,7 +89,7 @@ def failure_limit(desk: Desk) -> int:
 def close(desk: Desk, case: Case) -> None:
     """Charge the incident's culprit, once, and write down what it cost."""
     _forget(desk, case)
-    charge = charge_of(case)
+    charge = charge_of(desk, case)
     cost = desk.ledger.cost(case.id, desk.clock.micros)
     desk.record(case.fact(opened=False, charged=charge.kind, cost=cost), durable=True)
     desk.ledger.forget(case.id)
