@@ -34,11 +34,13 @@ from holdfast_master.job import (
     charges,
     digests,
     ending,
+    folding,
     goodput_marks,
     hellos,
     invariants,
     losses,
     operators,
+    papers,
     reports,
     rescale,
     restoring,
@@ -51,7 +53,6 @@ from holdfast_master.job import (
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.state import JobState
 from holdfast_master.job.timers import Subject, Timer
-from holdfast_master.job.transitions import ENDED
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire.messages import (
     Fence,
@@ -66,8 +67,8 @@ from holdfast_wire.messages import (
 )
 from holdfast_wire.reasons import EventReason
 
-JOURNAL_FORMAT = 1
-"""Format of the facts in the journal."""
+JOURNAL_FORMAT = 2
+"""Format of the facts in the journal; 2: a base may stand for the oldest of them."""
 
 
 class Core:
@@ -142,6 +143,26 @@ class Core:
             return None
         due = self._desk.timers.next()
         return None if due is None else due + self._desk.clock.stalled
+
+    def durable_state(self) -> JobState:
+        """A copy of what the journal's records so far come to; later inputs do not change it."""
+        return folding.copied(self._desk.state)
+
+    def newest_record(self) -> int:
+        """Sequence of the newest record; 0: there is none."""
+        return self._desk.state.sequence
+
+    def papers(self, most_nodes: int) -> dict[str, Any] | None:
+        """What this core knows beside the journal, for `resume`; None: too many nodes to copy."""
+        return papers.take(self._desk) if len(self._desk.roster.nodes) <= most_nodes else None
+
+    def resume(self, kept: dict[str, Any]) -> None:
+        """Go on with papers, in place of `open`: to decide again what was decided once.
+
+        Raises:
+            PapersError: another release wrote them.
+        """
+        papers.put_back(self._desk, kept)
 
     def status(self, now: Moment) -> JobStatus:
         """The whole small truth, for JobService and the operator."""
@@ -236,14 +257,6 @@ def _ticked(desk: Desk, _: Ticked) -> None:
         steering.steer(desk)
 
 
-def _mark(desk: Desk, _: Subject) -> None:
-    goodput_marks.write(desk)
-    # A journal of a large job is not filled with accounts: ten times the nodes, a tenth as often.
-    pause = max(desk.settings.goodput_mark_seconds, 0.06 * len(desk.roster.nodes))
-    if desk.state.phase not in ENDED:
-        desk.timers.set(Timer.MARK, desk.now + pause)
-
-
 def _reconsider(desk: Desk, _: Subject) -> None:
     desk.dirty = True
 
@@ -284,5 +297,5 @@ _DEADLINES: dict[Timer, Callable[[Desk, Any], None]] = {
     Timer.RELEASE: lambda desk, _: operators.release_due(desk),
     Timer.END: lambda desk, _: ending.conclude(desk),
     Timer.ACTIVE_DEADLINE: lambda desk, _: ending.deadline_due(desk),
-    Timer.MARK: _mark,
+    Timer.MARK: lambda desk, _: goodput_marks.due(desk),
 }

@@ -1,4 +1,4 @@
-"""Frames of a journal segment: where each record begins, ends, and whether it is intact. Pure.
+"""Frames of a journal segment: where each record begins, ends, and whether it is intact.
 
 A frame is 12 bytes and the record: a mark, the record's length and a CRC-32 over length and
 record, both little-endian. The mark only serves to find out whether anything intact follows damage.
@@ -10,10 +10,13 @@ import dataclasses
 import enum
 import struct
 import zlib
+from typing import BinaryIO
 
 MARK = b"HfJ\x01"
 """Begins each frame; its last byte is the version of the framing."""
 _HEAD = struct.Struct("<4sII")
+HEAD_BYTES = _HEAD.size
+"""Of a frame that are not the record."""
 _LENGTH = struct.Struct("<I")
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """No record is longer: a larger length is damage, and is never allocated."""
@@ -55,6 +58,15 @@ def scan(data: bytes) -> Scan:
         return Scan(tuple(records), end)
     behind = _count_behind(data, end + 1)
     return Scan(tuple(records), end, Damage.CORRUPT if behind else Damage.TORN, behind)
+
+
+def read_first(file: BinaryIO) -> bytes | None:
+    """Return the record at the beginning of `file` without reading what follows it."""
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    _, length, _ = _HEAD.unpack(head)
+    return _frame_at(head + file.read(min(length, MAX_RECORD_BYTES)), 0)
 
 
 def _read_frames(data: bytes, start: int) -> tuple[list[bytes], int]:

@@ -1,149 +1,257 @@
-"""What earlier masters of the job wrote: the segments of a journal directory, read and joined.
+"""What earlier masters of the job wrote: the newest base and the facts after it, as one sequence.
 
-Belongs here: reading, and saying what is wrong. Does not belong here: writing (see `journal`), and
-what the facts mean (the core folds them).
+Belongs here: choosing the base, joining segments, and saying what is missing. Does not belong here:
+reading one file (see `segments`), writing, and what the facts mean (the core folds them).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast_master import framing
-from holdfast_master.framing import Damage
-from holdfast_wire import codec
-from holdfast_wire.messages import EventRecorded, JournalRecord, SegmentOpened
+from holdfast_master.segments import (
+    FileName,
+    JournalError,
+    Kind,
+    Segment,
+    listing,
+    read_head,
+    read_segment,
+    start_of,
+)
+from holdfast_wire.messages import EventRecorded, JobFolded, JournalRecord, PastMaster
 
-FORMAT = 1
-"""Newest `SegmentOpened.format` that this release reads."""
-_NAME = re.compile(r"journal-(\d+)\.log")
-
-
-class JournalError(Exception):
-    """The journal cannot be used at all: names the file, what is wrong and the remedy."""
-
-
-class EpochRefusedError(JournalError):
-    """Another master has this epoch or a newer one: this process must not act."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Segment:
-    """What one master process wrote."""
-
-    path: Path
-    epoch: int
-    records: tuple[JournalRecord, ...]
-    """Intact ones; the first is a SegmentOpened."""
-    intact_bytes: int
-    broken: str = ""
-    """What is wrong after the intact records, for people; empty: nothing."""
-    corrupt: bool = False
-    """True: facts are missing that had been written whole."""
-
-    @property
-    def opened(self) -> SegmentOpened | None:
-        """The segment's header; None where not even that is intact."""
-        fact = self.records[0].fact if self.records else None
-        return fact if isinstance(fact, SegmentOpened) else None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PastMaster:
-    """An earlier master, and the newest event of it that the journal kept."""
-
-    epoch: int
-    incarnation: str
-    newest_event: int
+_TRIES = 5
+"""A master that writes removes old files while they are read; then everything is read anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class History:
-    """All segments, joined to one sequence of records."""
+    """All that can be used of a journal, as one sequence of records."""
 
     records: tuple[JournalRecord, ...] = ()
+    """A base's records first, where there is one."""
     masters: tuple[PastMaster, ...] = ()
     notes: tuple[str, ...] = ()
     """What is wrong and what was left out because of it, for people."""
+    lost: bool = False
+    """Facts that had been written cannot be used."""
+    base: int = 0
+    """Sequence up to which a base stands for the facts; 0: there is none."""
+    tail_bytes: int = 0
+    """Bytes of the files that hold facts after the base."""
 
 
-def segment_path(directory: Path, epoch: int) -> Path:
-    """Return where the segment of `epoch` lies."""
-    return directory / f"journal-{epoch}.log"
+def read_history(
+    directory: Path, job_uid: str, *, own_epoch: int = 0, upto: int | None = None
+) -> History:
+    """Return the history that `directory` holds; an empty one where it does not exist.
 
-
-def read_segment(path: Path) -> Segment:
-    """Return what the segment at `path` holds, damaged or not.
-
-    Raises:
-        JournalError: it cannot be read, is no segment, or was written by a newer release.
-    """
-    match = _NAME.fullmatch(path.name)
-    if match is None:
-        raise JournalError(f"{path} is no journal segment; segments are named journal-<epoch>.log")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise JournalError(f"journal segment {path} cannot be read: {error.strerror}") from error
-    return _decode(path, int(match[1]), framing.scan(data), len(data))
-
-
-def read_segments(directory: Path) -> tuple[Segment, ...]:
-    """Return every segment of `directory`, oldest epoch first; none where it does not exist.
+    Args:
+        directory: of the journal.
+        job_uid: whose journal it must be.
+        own_epoch: the reader's own; that it holds nothing yet is no news.
+        upto: only what is needed for the state after this record; None: everything.
 
     Raises:
-        JournalError: see `read_segment`.
+        JournalError: the directory cannot be read, or holds a newer release's or another job's.
     """
-    paths = [segment_path(directory, epoch) for epoch in epochs(directory)]
-    return tuple(map(read_segment, paths))
+    for _ in range(_TRIES):
+        try:
+            return _read_once(directory, job_uid, own_epoch, upto)
+        except FileNotFoundError:
+            continue
+    raise JournalError(f"journal {directory} changes all the time; is it written by two masters?")
 
 
-def epochs(directory: Path) -> tuple[int, ...]:
-    """Return the epochs of which `directory` has a segment, oldest first.
-
-    Raises:
-        JournalError: the directory exists and cannot be read.
-    """
-    try:
-        matches = [_NAME.fullmatch(path.name) for path in directory.iterdir()]
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise JournalError(f"journal {directory} cannot be read: {error.strerror}") from error
-    return tuple(sorted(int(match[1]) for match in matches if match))
-
-
-def join(segments: Sequence[Segment], job_uid: str) -> History:
-    """Return the records of `segments` (oldest epoch first) as one sequence without gaps.
-
-    Raises:
-        JournalError: a segment belongs to another job.
-    """
-    records: list[JournalRecord] = []
-    masters: list[PastMaster] = []
+def _read_once(directory: Path, job_uid: str, own_epoch: int, upto: int | None) -> History:
     notes: list[str] = []
+    names = listing(directory)
+    starts = starts_of(names)
+    bases = [name for name in names if name.kind is Kind.BASE]
+    base: Segment | None = None
+    for name in sorted(bases, key=lambda item: (item.number, item.epoch), reverse=True):
+        if upto is not None and name.number > upto:
+            continue
+        base, problem = _usable(name, starts)
+        if base is not None:
+            break
+        notes.append(problem)
+    after = base.records[0].sequence if base is not None else 0
+    segments = [read_segment(name.path) for name in needed(starts, after)]
+    segments = [item for item in segments if item.size or item.broken or item.epoch != own_epoch]
+    history = join(segments, job_uid, base)
+    return dataclasses.replace(history, notes=(*notes, *history.notes))
+
+
+def starts_of(names: Sequence[FileName]) -> dict[FileName, int | None]:
+    """Return for each file of facts the sequence before its first; None: its head is damaged.
+
+    Raises:
+        FileNotFoundError: a file has been removed meanwhile.
+        JournalError: a file is of a newer release.
+    """
+    facts = [name for name in names if name.kind is Kind.FACTS]
+    heads = {name: read_head(name.path) for name in facts}
+    return {name: None if head is None else start_of(head) for name, head in heads.items()}
+
+
+def needed(starts: dict[FileName, int | None], after: int) -> tuple[FileName, ...]:
+    """Return the files that can hold a record behind `after`: those that no later one begins at."""
+    names = list(starts)
+    keep = 0
+    for at, name in enumerate(names):
+        start = starts[name]
+        if start is not None and start <= after:
+            keep = at
+    return tuple(names[keep:])
+
+
+def superseded(name: FileName, starts: dict[FileName, int | None]) -> bool:
+    """Whether a newer master began without what the base at `name` says."""
+    return any(
+        other.epoch > name.epoch and start is not None and start < name.number
+        for other, start in starts.items()
+    )
+
+
+def _usable(name: FileName, starts: dict[FileName, int | None]) -> tuple[Segment | None, str]:
+    if superseded(name, starts):
+        return None, (
+            f"{name.path.name} was written by a master that had a successor, and is left out"
+        )
+    segment = read_segment(name.path)
+    newest = segment.records[-1].fact if segment.records else None
+    if not (isinstance(newest, JobFolded) and newest.last):
+        problem = segment.broken or f"{name.path.name} is not complete"
+        return None, f"{problem}; an older base or the facts themselves are used instead"
+    return segment, ""
+
+
+def join(segments: Sequence[Segment], job_uid: str, base: Segment | None = None) -> History:
+    """Return the base and the facts of `segments` (oldest first) as one sequence without gaps.
+
+    Raises:
+        JournalError: a file belongs to another job.
+    """
+    joined = _Joined(job_uid)
+    if base is not None:
+        joined.begin(base)
     for segment in segments:
+        if not joined.add(segment):
+            break
+    return joined.history(sum(segment.size for segment in segments))
+
+
+class _Joined:
+    """What has been joined so far."""
+
+    def __init__(self, job_uid: str) -> None:
+        self._job_uid = job_uid
+        self._folded: list[JournalRecord] = []
+        self._records: list[JournalRecord] = []
+        self._masters: dict[tuple[int, str], int] = {}
+        self._notes: list[str] = []
+        self._base = 0
+        self._lost = False
+
+    def begin(self, base: Segment) -> None:
+        """Start with what a base says."""
+        self._check_job(base)
+        self._base = base.start
+        self._folded = list(base.facts)
+        for record in self._folded:
+            if isinstance(record.fact, JobFolded):
+                for past in record.fact.masters:
+                    self._masters[past.epoch, past.incarnation] = past.newest_event
+
+    def add(self, segment: Segment) -> bool:
+        """Take one more segment; False: what follows cannot be used."""
         opened = segment.opened
         if opened is None:
-            notes.append(f"{segment.path.name} holds no intact record and is left out")
-            continue
-        if opened.job_uid != job_uid:
-            raise JournalError(
-                f"{segment.path} is of job {opened.job_uid!r}, this master is of {job_uid!r}; "
-                "give each job its own journal_dir"
-            )
-        notes.extend(_superseded(records, segment))
-        gap = _gap(records, segment)
+            why = f": {segment.broken}" if segment.broken and not segment.size else ""
+            self._notes.append(f"{segment.path.name} holds no intact record and is left out{why}")
+            self._lost |= segment.corrupt
+            return True
+        self._check_job(segment)
+        if self._second_owner(segment):
+            return True
+        if not opened.part:
+            self._supersede(segment)
+        facts = [record for record in segment.facts if record.sequence > self._base]
+        gap = self._gap(segment, facts)
         if gap:
-            notes.append(gap)
-            break
-        records.extend(segment.records)
-        masters.append(PastMaster(opened.epoch, opened.incarnation, newest_event(records)))
+            self._notes.append(gap)
+            self._lost = True
+            return False
+        self._records.extend(facts)
+        owner = (opened.epoch, opened.incarnation)
+        if facts or owner not in self._masters:
+            before = max(self._masters.values(), default=0)
+            newest = newest_event(self._records) or before
+            self._masters[owner] = newest
         if segment.broken:
-            notes.append(segment.broken)
-    return History(tuple(records), tuple(masters), tuple(notes))
+            self._notes.append(segment.broken)
+            self._lost |= segment.corrupt
+        return True
+
+    def history(self, tail_bytes: int) -> History:
+        """What came of it."""
+        masters = tuple(
+            PastMaster(epoch=epoch, incarnation=incarnation, newest_event=newest)
+            for (epoch, incarnation), newest in self._masters.items()
+        )
+        records = (*self._folded, *self._records)
+        notes = tuple(self._notes)
+        return History(records, masters, notes, self._lost, self._base, tail_bytes)
+
+    def _check_job(self, segment: Segment) -> None:
+        opened = segment.opened
+        if opened is not None and opened.job_uid != self._job_uid:
+            raise JournalError(
+                f"{segment.path} is of job {opened.job_uid!r}, this master is of "
+                f"{self._job_uid!r}; give each job its own journal_dir"
+            )
+
+    def _second_owner(self, segment: Segment) -> bool:
+        opened = segment.opened
+        others = [who for epoch, who in self._masters if opened and epoch == opened.epoch]
+        if opened is None or not others or opened.incarnation in others:
+            return False
+        self._notes.append(
+            f"{segment.path.name} is of epoch {opened.epoch} by the master {opened.incarnation}, "
+            f"but that epoch is {others[0]}'s; it is left out"
+        )
+        self._lost = True
+        return True
+
+    def _supersede(self, segment: Segment) -> None:
+        # What an older master wrote after its successor had read the journal is in nobody's state.
+        first = segment.start + 1
+        count = sum(record.sequence >= first for record in self._records)
+        if not count:
+            return
+        del self._records[-count:]
+        self._notes.append(
+            f"{count} records from {first} on were written by an older master after "
+            f"{segment.path.name} had begun, and are left out"
+        )
+
+    def _gap(self, segment: Segment, facts: Sequence[JournalRecord]) -> str:
+        expected = self._records[-1].sequence + 1 if self._records else self._base + 1
+        first = facts[0].sequence if facts else max(segment.start, self._base) + 1
+        if first == expected:
+            return ""
+        if first < expected:
+            return (
+                f"{segment.path.name} begins with record {first} again; "
+                "it and what follows it is left out"
+            )
+        return (
+            f"records {expected} to {first - 1} are lost; {segment.path.name} and what follows it "
+            "build on them and are left out"
+        )
 
 
 def newest_event(records: Sequence[JournalRecord]) -> int:
@@ -152,82 +260,3 @@ def newest_event(records: Sequence[JournalRecord]) -> int:
         if isinstance(record.fact, EventRecorded) and record.fact.event is not None:
             return record.fact.event.sequence
     return 0
-
-
-def _superseded(records: list[JournalRecord], segment: Segment) -> list[str]:
-    # What an older master wrote after its successor had read the journal is in nobody's state.
-    first = segment.records[0].sequence
-    count = sum(record.sequence >= first for record in records)
-    if not count:
-        return []
-    del records[-count:]
-    note = (
-        f"{count} records from {first} on were written by an older master after "
-        f"{segment.path.name} had begun, and are left out"
-    )
-    return [note]
-
-
-def _gap(records: list[JournalRecord], segment: Segment) -> str:
-    expected = records[-1].sequence + 1 if records else segment.records[0].sequence
-    first = segment.records[0].sequence
-    if first == expected:
-        return ""
-    return (
-        f"records {expected} to {first - 1} are lost; {segment.path.name} and what follows it "
-        "build on them and are left out"
-    )
-
-
-def _decode(path: Path, epoch: int, scan: framing.Scan, size: int) -> Segment:
-    records: list[JournalRecord] = []
-    position, broken = 0, _describe(path, scan, size)
-    corrupt = scan.damage is Damage.CORRUPT
-    for data in scan.records:
-        try:
-            record = codec.decode(JournalRecord, data)
-        except codec.WireError as error:
-            left = len(scan.records) - len(records)
-            broken = f"{path.name}: record at byte {position} is unknown ({error}); {left} left out"
-            corrupt = True
-            break
-        if records and record.sequence != records[-1].sequence + 1:
-            broken = (
-                f"{path.name}: record {record.sequence} at byte {position} follows "
-                f"{records[-1].sequence}; it and what follows it is left out"
-            )
-            corrupt = True
-            break
-        records.append(record)
-        position += len(framing.frame(data))
-    segment = Segment(path, epoch, tuple(records), position, broken, corrupt)
-    _check_header(segment)
-    return segment
-
-
-def _check_header(segment: Segment) -> None:
-    opened = segment.opened
-    if segment.records and opened is None:
-        raise JournalError(f"{segment.path} does not begin with its header; move it away")
-    if opened is None:
-        return
-    if opened.format > FORMAT:
-        raise JournalError(
-            f"{segment.path} has format {opened.format}, written by holdfast {opened.version}; "
-            f"this release reads up to {FORMAT}: use that release or a newer one"
-        )
-    if opened.epoch != segment.epoch:
-        raise JournalError(
-            f"{segment.path} is of epoch {opened.epoch}, its name says {segment.epoch}; "
-            "give it its name back"
-        )
-
-
-def _describe(path: Path, scan: framing.Scan, size: int) -> str:
-    if scan.damage is None:
-        return ""
-    rest = size - scan.intact_bytes
-    where = f"{path.name}: intact up to byte {scan.intact_bytes} ({len(scan.records)} records)"
-    if scan.damage is Damage.TORN:
-        return f"{where}; the last {rest} bytes are an unfinished record and are cut off"
-    return f"{where}; damaged there, {scan.lost_records} intact records behind it are left out"

@@ -84,6 +84,8 @@ class Connected:
     hello: Hello
     fence: Fence | None = None
     """Of the request that carried the hello."""
+    raw: bytes = dataclasses.field(default=b"", compare=False, repr=False)
+    """That request as it came, for the recording of inputs; empty: it is encoded anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class Received:
     session: int
     fence: Fence | None
     message: AgentMessage
+    raw: bytes = dataclasses.field(default=b"", compare=False, repr=False)
+    """The request as it came, for the recording of inputs; empty: it is encoded anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

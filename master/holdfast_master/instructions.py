@@ -20,6 +20,7 @@ from holdfast_wire.messages import (
     EventRecorded,
     GoodputMarked,
     Incident,
+    JobFolded,
     JournalRecord,
     NodeExcluded,
     NodeGone,
@@ -57,6 +58,7 @@ Fact = (
     | NodeExcluded
     | NodeMarked
     | StopRequested
+    | JobFolded
 )
 """What a journal record can hold."""
 

@@ -1,7 +1,7 @@
-"""The journal's writer: one segment file for this master's epoch, group commit, trouble survived.
+"""The journal's writer: the files of this master's epoch, group commit, trouble survived.
 
 Belongs here: blocking writes, meant for a thread of their own. Does not belong here: reading old
-segments (see `history`) and what is worth recording (the core decides).
+files (see `history`), bases (see `compaction`), and what is worth recording (the core decides).
 
 A job must not stop because a disk does: what cannot be written is kept, bounded, and tried again
 each second; the master goes on meanwhile, and says so. Then an effect may precede its record, and
@@ -11,14 +11,26 @@ a master that is restarted in this state learns from the agents what the journal
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from holdfast_master import framing
-from holdfast_master.history import EpochRefusedError, epochs, read_segment, segment_path
+from holdfast_master import durable_files, framing
+from holdfast_master.segments import (
+    EpochRefusedError,
+    FileName,
+    Kind,
+    epochs,
+    listing,
+    read_head,
+    read_segment,
+    segment_path,
+)
+from holdfast_wire import codec
+from holdfast_wire.messages import JournalRecord, SegmentOpened
 
 MAX_PENDING_BYTES = 8 * 1024 * 1024
 """Kept while the disk refuses; beyond this the journal of this epoch is given up. Default: days of
@@ -45,7 +57,7 @@ class Journal:
             EpochRefusedError: the segment is another master's, or one of a newer epoch exists.
             JournalError: the segment is there and cannot be read.
         """
-        self._path = segment_path(directory, epoch)
+        self._path = _newest_part(directory, epoch)
         self._incarnation = incarnation
         self._clock = clock
         self._file: int | None = None
@@ -55,6 +67,10 @@ class Journal:
         self._retry_at = 0.0
         self._trouble = ""
         self._abandoned = False
+        self._newest_record = b""
+        self._rotation_asked = False
+        self._rotation_trouble = ""
+        self._bytes = 0
         self._refuse_newer(epoch)
         if self._path.exists():
             # Also where nothing can be written: a lost race is better found late than never.
@@ -72,6 +88,20 @@ class Journal:
         """True: the journal of this epoch was given up and is not tried again."""
         return self._abandoned
 
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of all records that were handed in so far, by this process."""
+        return self._bytes
+
+    @property
+    def rotation_trouble(self) -> str:
+        """Why the last new file could not be begun, for people; empty: it could."""
+        return self._rotation_trouble
+
+    def ask_rotation(self) -> None:
+        """Begin a new file with the next commit. May be called from another thread."""
+        self._rotation_asked = True
+
     def commit(self, records: Sequence[bytes], *, durable: bool) -> None:
         """Append `records` in one write, and sync where one of them is `durable`.
 
@@ -80,7 +110,12 @@ class Journal:
         """
         if self._abandoned:
             return
-        self._pending += b"".join(map(framing.frame, records))
+        if self._rotation_asked and not self._trouble and self._file is not None:
+            self._rotate(self._file)
+        framed = b"".join(map(framing.frame, records))
+        self._bytes += len(framed)
+        self._pending += framed
+        self._newest_record = records[-1] if records else self._newest_record
         if self._trouble and self._clock() < self._retry_at:
             self._give_up_beyond_bound()
             return
@@ -90,6 +125,46 @@ class Journal:
             if durable or self._trouble or self._written >= SYNC_BYTES:
                 self._sync(file)
             self._trouble = ""
+
+    def _rotate(self, file: int) -> None:
+        # The old file goes on being written when this fails: nothing depends on the new one.
+        self._rotation_asked = False
+        with self._minding_trouble():
+            self._sync(file)
+        if self._trouble or not self._newest_record:
+            return
+        try:
+            path, new = self._begin_part()
+        except OSError as error:
+            self._rotation_trouble = f"journal {self._path.parent}: {error.strerror}"
+            return
+        self._rotation_trouble = ""
+        os.close(file)
+        self._path, self._file = path, new
+        self._durable_bytes = os.fstat(new).st_size
+
+    def _begin_part(self) -> tuple[Path, int]:
+        newest = codec.decode(JournalRecord, self._newest_record)
+        head = _next_head(self._path, newest)
+        path = segment_path(self._path.parent, head.epoch, head.part)
+        temporary = path.with_name(f".{path.name}")
+        record = JournalRecord(
+            sequence=newest.sequence,
+            unix_time=newest.unix_time,
+            job_seconds=newest.job_seconds,
+            fact=head,
+        )
+        file = durable_files.create(temporary)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            durable_files.write(file, framing.frame(codec.encode(record)))
+            durable_files.sync(file)
+            durable_files.rename(temporary, path)
+            durable_files.sync_directory(path.parent)
+        except BaseException:
+            os.close(file)
+            raise
+        return path, file
 
     def close(self) -> None:
         """Sync what is pending and close the file."""
@@ -126,7 +201,7 @@ class Journal:
             self._lock(file)
             end = self._check_owner()
             os.ftruncate(file, end)
-            _sync_directory(directory)
+            durable_files.sync_directory(directory)
         except BaseException:
             os.close(file)
             raise
@@ -185,9 +260,20 @@ class Journal:
             self._trouble += f"; more than {MAX_PENDING_BYTES} bytes are waiting: given up"
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _newest_part(directory: Path, epoch: int) -> Path:
+    """Where the epoch's records are written: its newest file, or its first."""
+    mine = [name.path for name in _facts_of(directory, epoch)]
+    return mine[-1] if mine else segment_path(directory, epoch)
+
+
+def _facts_of(directory: Path, epoch: int) -> list[FileName]:
+    return [n for n in listing(directory) if n.kind is Kind.FACTS and n.epoch == epoch]
+
+
+def _next_head(path: Path, newest: JournalRecord) -> SegmentOpened:
+    """The head of the file after `path`; without an intact one there is nothing to go on from."""
+    record = newest if isinstance(newest.fact, SegmentOpened) else read_head(path)
+    opened = record.fact if record is not None else None
+    if not isinstance(opened, SegmentOpened):
+        raise OSError(5, f"{path.name} has lost its head")
+    return dataclasses.replace(opened, part=opened.part + 1)

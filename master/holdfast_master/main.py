@@ -17,9 +17,9 @@ from pathlib import Path
 
 from holdfast_master import config as configuration
 from holdfast_master import handshakes, logs, process
+from holdfast_master.bookkeeping import Books, open_books
 from holdfast_master.config import ConfigError, MasterConfig
-from holdfast_master.history import EpochRefusedError, History, JournalError, join, read_segments
-from holdfast_master.journal import Journal
+from holdfast_master.segments import EpochRefusedError, JournalError
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(config: MasterConfig) -> int:
     # Only now: gRPC reads its settings from the environment when it is loaded.
-    from holdfast_master.serving import Ending, ServeError, serve  # noqa: PLC0415
+    from holdfast_master.assembly import serve  # noqa: PLC0415
+    from holdfast_master.serving import Ending, ServeError  # noqa: PLC0415
     from holdfast_wire.channel import CredentialsError  # noqa: PLC0415
 
     codes = {
@@ -69,8 +70,7 @@ def _run(config: MasterConfig) -> int:
         Ending.FAILED: EXIT_FAILED,
     }
     try:
-        history, journal = _journal(config)
-        ending = asyncio.run(serve(config, history, journal))
+        ending = asyncio.run(serve(config, _open_books(config)))
     except EpochRefusedError as error:
         log.critical("%s", error)
         return EXIT_ZOMBIE
@@ -80,22 +80,13 @@ def _run(config: MasterConfig) -> int:
     return codes[ending]
 
 
-def _journal(config: MasterConfig) -> tuple[History, Journal | None]:
-    if config.journal_dir is None:
-        return History(), None
-    # The lock first: nobody else writes the segment that is read.
-    journal = Journal(config.journal_dir, config.epoch, config.incarnation)
-    segments = [
-        segment
-        for segment in read_segments(config.journal_dir)
-        if segment.records or segment.epoch != config.epoch
-    ]
-    history = join(segments, config.job_uid)
-    for note in history.notes:
+def _open_books(config: MasterConfig) -> Books:
+    books = open_books(config)
+    for note in books.history.notes:
         log.warning("journal: %s", note)
-    if journal.trouble:
-        log.error("%s; going on without it, trying again", journal.trouble)
-    return history, journal
+    if books.journal is not None and books.journal.trouble:
+        log.error("%s; going on without it, trying again", books.journal.trouble)
+    return books
 
 
 def _version() -> str:

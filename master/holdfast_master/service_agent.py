@@ -68,7 +68,7 @@ class AgentService:
 
     async def _serve(self, _requests: object, context: Context) -> None:
         try:
-            request = await self._first(context)
+            request, raw = await self._first(context)
             hello = _checked_hello(request, calls.caller(context), self._job_uid)
         except RefusedError as error:
             await calls.refuse(context, error.refusal, self._counters)
@@ -76,7 +76,7 @@ class AgentService:
         ending = Ending(DisconnectCause.RESET)
         write = asyncio.create_task(_write(session, context))
         try:
-            await self._put(Connected(session.number, hello, request.fence))
+            await self._put(Connected(session.number, hello, request.fence, raw))
             ending = await self._listen(session, context, write)
         except asyncio.CancelledError:
             write.cancel()
@@ -90,7 +90,7 @@ class AgentService:
         if ending.refusal is not None:
             await calls.refuse(context, ending.refusal, self._counters)
 
-    async def _first(self, context: Context) -> SessionRequest:
+    async def _first(self, context: Context) -> tuple[SessionRequest, bytes]:
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 data = await context.read()
@@ -100,7 +100,7 @@ class AgentService:
             raise RefusedError(refusal) from error
         if data is grpc.aio.EOF:
             raise calls.malformed("the stream ended before its hello")
-        return calls.decode(SessionRequest, data)
+        return calls.decode(SessionRequest, data), data
 
     async def _listen(
         self, session: Session, context: Context, write: asyncio.Task[None]
@@ -116,7 +116,7 @@ class AgentService:
     async def _read(self, session: Session, context: Context) -> None:
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                await self._put(_received(session, calls.decode(SessionRequest, data)))
+                await self._put(_received(session, data))
         except RefusedError as error:
             session.end(Ending(DisconnectCause.REFUSED, error.refusal))
         except grpc.aio.BaseError:
@@ -138,13 +138,14 @@ async def _write(session: Session, context: Context) -> None:
         session.end(session.after_queue)
 
 
-def _received(session: Session, request: SessionRequest) -> Received:
+def _received(session: Session, data: bytes) -> Received:
+    request = calls.decode(SessionRequest, data)
     message = request.message
     if message is None:
         raise calls.malformed("SessionRequest.message is not set, or is of a newer release")
     if isinstance(message, Hello):
         raise calls.malformed("SessionRequest.hello came twice; open a new stream instead")
-    return Received(session.number, request.fence, message)
+    return Received(session.number, request.fence, message, data)
 
 
 def _checked_hello(request: SessionRequest, peer: Identity, job_uid: str) -> Hello:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
-import importlib.metadata
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import grpc
@@ -20,7 +19,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from holdfast_master import process, reflection, service_agent, service_job, service_operator
 from holdfast_master.calls import CallCounters
 from holdfast_master.config import MasterConfig
-from holdfast_master.core import Core
 from holdfast_master.gate import RoleGate
 from holdfast_master.history import History
 from holdfast_master.inputs import JournalNoted, PeerRefused, SpecArrived
@@ -42,7 +40,6 @@ from holdfast_master.service_job import JobService, Views
 from holdfast_master.service_operator import OperatorService
 from holdfast_master.service_watch import WatchService
 from holdfast_master.sessions import SessionTable
-from holdfast_master.settings import CoreIdentity
 from holdfast_wire import channel
 from holdfast_wire.messages import SpecAccepted
 from holdfast_wire.reasons import EventReason
@@ -82,9 +79,22 @@ class Master:
     """One master process of one job."""
 
     def __init__(
-        self, config: MasterConfig, core: ServedCore, journal: Journal | None, history: History
+        self,
+        config: MasterConfig,
+        core: ServedCore,
+        journal: Journal | None,
+        history: History,
+        decider: Decider | None = None,
     ) -> None:
-        """Wire the parts; needs a running event loop. Nothing is started yet."""
+        """Wire the parts; needs a running event loop. Nothing is started yet.
+
+        Args:
+            config: settings.
+            core: what is served.
+            journal: takes the records; None: nothing is recorded.
+            history: what earlier masters wrote.
+            decider: the core as the loop is to use it; None: as it is.
+        """
         self._config = config
         self._journal = journal
         self._notes = history.notes
@@ -94,7 +104,9 @@ class Master:
         self._finished = asyncio.Event()
         self._stop = asyncio.Event()
         self._file_limit = process.raise_file_limit()
-        self._loop = Loop(core, journal, self.after_batch)
+        self._loop = Loop(decider or core, journal, self.after_batch)
+        self.keep_books: Callable[[], None] = _nothing
+        """Called once a batch's records are written and shown."""
         put, push = self._loop.put, self._loop.push
         self._questions = Questions(put)
         self._operator = OperatorService(put, push, self.counters)
@@ -242,6 +254,10 @@ class Master:
             {"host": host, "port": port, "pid": process.own_pid(), "epoch": config.epoch},
         )
 
+    def note_journal(self, reason: str, text: str) -> None:
+        """Take news of the journal from the loop's own thread; it becomes an event."""
+        self._loop.push(JournalNoted(reason, text))
+
     def after_batch(self, records: Sequence[Record]) -> None:
         """Show watchers what a batch recorded, and look at what a new spec needs."""
         self.watch.publish(records)
@@ -249,6 +265,7 @@ class Master:
             fact = record.fact
             if isinstance(fact, SpecAccepted) and fact.spec is not None:
                 process.warn_of_file_limit(self._file_limit, fact.spec.max_replicas)
+        self.keep_books()
 
     def _report(self, text: str) -> None:
         self._loop.push(PeerRefused(text))
@@ -264,32 +281,8 @@ class Master:
         log.error("stepping down: %s", instruction.text)
 
 
-async def serve(config: MasterConfig, history: History, journal: Journal | None) -> Ending:
-    """Run one master process, restored from `history` where there is any.
-
-    Raises:
-        ServeError: the port cannot be had.
-        CredentialsError: the certificate files cannot be read.
-    """
-    identity = CoreIdentity(
-        job_name=config.job_name,
-        job_uid=config.job_uid,
-        epoch=config.epoch,
-        incarnation=config.incarnation,
-        version=importlib.metadata.version("holdfast"),
-    )
-    if history.records:
-        core = Core.restore(history.records, identity, config.core)
-    else:
-        core = Core(identity, config.core)
-    master = Master(config, core, journal, history)
-    try:
-        ending = await master.run()
-        log.info("exiting: %s", ending.value, extra=master.summary())
-        return ending
-    finally:
-        if journal is not None:
-            await asyncio.to_thread(journal.close)
+def _nothing() -> None:
+    """Nothing is to be done after a batch."""
 
 
 def _ending_of(loop_task: asyncio.Task[None]) -> Ending:

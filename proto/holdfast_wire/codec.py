@@ -24,13 +24,23 @@ from holdfast_wire.v1 import (
     journal_pb2,
     operator_pb2,
     peer_pb2,
+    recording_pb2,
     spec_pb2,
 )
 
 Twin = TypeVar("Twin")
 Decode = Callable[[Any], Any]
 
-_MODULES = (agent_pb2, fence_pb2, job_pb2, journal_pb2, operator_pb2, peer_pb2, spec_pb2)
+_MODULES = (
+    agent_pb2,
+    fence_pb2,
+    job_pb2,
+    journal_pb2,
+    operator_pb2,
+    peer_pb2,
+    recording_pb2,
+    spec_pb2,
+)
 PROTO: Mapping[str, type[Message]] = {
     name: getattr(module, name)
     for module in _MODULES

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from holdfast_master import framing
 from holdfast_master.framing import Damage
-from holdfast_master.history import JournalError, join, read_segment, read_segments, segment_path
+from holdfast_master.history import join
+from holdfast_master.segments import JournalError, read_segment, read_segments, segment_path
 from holdfast_wire import codec
 from holdfast_wire.messages import (
     EventRecorded,
@@ -212,7 +213,7 @@ def test_a_number_that_is_left_out_ends_the_readable_part(tmp_path: Path) -> Non
     ("records", "text"),
     [
         ([header(1, 1, job_uid="other")], "is of job 'other'"),
-        ([header(1, 1, version=2)], "has format 2"),
+        ([header(1, 1, version=3)], "has format 3"),
         ([header(1, 5)], "is of epoch 5, its name says 1"),
         (facts(1, 2), "does not begin with its header"),
     ],

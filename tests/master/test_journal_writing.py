@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast_master import journal as journal_module
-from holdfast_master.history import EpochRefusedError, JournalError, read_segment, segment_path
 from holdfast_master.journal import RETRY_SECONDS, Journal
+from holdfast_master.segments import EpochRefusedError, JournalError, read_segment, segment_path
 from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, NodeJoined, SegmentOpened
 
@@ -212,7 +212,7 @@ def test_a_failed_sync_writes_everything_anew(
 IN_NAMESPACE = """
 import os, sys
 from pathlib import Path
-from holdfast_master.history import read_segment, segment_path
+from holdfast_master.segments import read_segment, segment_path
 from holdfast_master.journal import Journal
 from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, NodeJoined, SegmentOpened

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_master.history import join, read_segments
+from holdfast_master.history import join
+from holdfast_master.segments import read_segments
 from holdfast_wire import codec
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (

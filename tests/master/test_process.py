@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_master.history import read_segments
+from holdfast_master.segments import read_segments
 from holdfast_wire.messages import (
     Fence,
     GetJobRequest,

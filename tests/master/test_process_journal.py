@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from holdfast_master.history import read_segments
+from holdfast_master.segments import read_segments
 from holdfast_wire.messages import ListEventsRequest, WorkerExited
 from master_process import SPEC, MasterProcess, master_process, refused
 from scripted_agent import ScriptedAgent

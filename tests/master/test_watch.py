@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from holdfast_master import service_watch
-from holdfast_master.history import History, PastMaster
+from holdfast_master.history import History
 from holdfast_master.inputs import Connected
 from holdfast_master.instructions import Instruction
 from holdfast_wire import codec
@@ -19,6 +19,7 @@ from holdfast_wire.messages import (
     JobEvent,
     JobSnapshot,
     JobStatus,
+    PastMaster,
     WatchJobRequest,
     WatchJobResponse,
     WatchReset,
@@ -172,7 +173,7 @@ async def test_a_token_of_a_predecessor_continues_where_its_journal_ends(tmp_pat
     core = ScriptedCore()
     for text in "abc":
         core.event(text)
-    history = History(masters=(PastMaster(1, "old", 3),))
+    history = History(masters=(PastMaster(epoch=1, incarnation="old", newest_event=3),))
     async with serve(tmp_path, core, history=history, epoch=2, incarnation="new") as served:
         say(served, "d")
         watcher = Watcher(served, "1:old:2")

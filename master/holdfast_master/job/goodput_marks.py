@@ -10,6 +10,8 @@ from typing import Final
 
 from holdfast_master.decide.goodput import Totals, entries, micros
 from holdfast_master.job.desk import Desk
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import GoodputClass, GoodputMarked, NodeGoodput
 
 _SMALL: Final = 1_000
@@ -17,6 +19,15 @@ _SMALL: Final = 1_000
 so that an incident does not write megabytes."""
 _LONGEST_GAP_SECONDS: Final = 3_600.0
 """More than this is a wall clock that jumped, not a master that was away."""
+
+
+def due(desk: Desk) -> None:
+    """Write the accounts down, and plan the next time."""
+    write(desk)
+    # A journal of a large job is not filled with accounts: ten times the nodes, a tenth as often.
+    pause = max(desk.settings.goodput_mark_seconds, 0.06 * len(desk.roster.nodes))
+    if desk.state.phase not in ENDED:
+        desk.timers.set(Timer.MARK, desk.now + pause)
 
 
 def write(desk: Desk) -> None:

@@ -12,6 +12,7 @@ import functools
 from typing import Any, Final
 
 from holdfast_master.decide.goodput import Totals, from_entries
+from holdfast_master.job import folding
 from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import (
     BudgetCharge,
@@ -22,6 +23,7 @@ from holdfast_wire.messages import (
     GoodputMarked,
     Incident,
     JobEvent,
+    JobFolded,
     JobPhase,
     JournalRecord,
     MasterSpec,
@@ -284,6 +286,10 @@ class JobState:
     @_fold.register
     def _(self, fact: StopRequested, _: JournalRecord) -> None:
         self.stop = fact
+
+    @_fold.register
+    def _(self, fact: JobFolded, _: JournalRecord) -> None:
+        folding.fold_in(self, fact)
 
 
 def _who(members: tuple[WorldMember, ...]) -> set[tuple[int, str]]:

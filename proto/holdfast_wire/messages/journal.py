@@ -35,13 +35,14 @@ class JournalRecord:
         | NodeExcluded
         | NodeMarked
         | StopRequested
+        | JobFolded
         | None
     ) = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentOpened:
-    """SegmentOpened is the first record of a segment: one segment for each epoch."""
+    """SegmentOpened is the first record of a file: a fact where it begins an epoch, else a head."""
 
     format: int = 0
     epoch: int = 0
@@ -50,6 +51,10 @@ class SegmentOpened:
     job_uid: str = ""
     version: str = ""
     """Release that wrote it."""
+    part: int = 0
+    """0: the epoch's first file; others go on where the one before ends."""
+    base: bool = False
+    """The file holds a base: JobFolded records, and no facts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,3 +193,68 @@ class StopRequested:
     reason: str = ""
     succeeded: bool = False
     now: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDismissed:
+    """AgentDismissed: an agent that must not return."""
+
+    agent_id: str = ""
+    mark: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PastMaster:
+    """PastMaster: a master that wrote a part of the journal, and its newest event."""
+
+    epoch: int = 0
+    incarnation: str = ""
+    newest_event: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobFolded:
+    """JobFolded: what all facts up to its sequence come to; the lists go on in further ones."""
+
+    first: bool = False
+    last: bool = False
+    epoch: int = 0
+    started_unix: float = 0.0
+    finished_unix: float = 0.0
+    spec: MasterSpec | None = None
+    phase: JobPhase = JobPhase.UNSPECIFIED
+    reason: str = ""
+    text: str = ""
+    active_since: float = 0.0
+    stop: StopRequested | None = None
+    nodes: tuple[NodeJoined, ...] = ()
+    departed: tuple[NodeJoined, ...] = ()
+    draining: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+    released: tuple[int, ...] = ()
+    dismissed: tuple[AgentDismissed, ...] = ()
+    excluded: tuple[NodeExcluded, ...] = ()
+    round: int = 0
+    world: WorldDecided | None = None
+    assigned: WorldDecided | None = None
+    vacant: int = 0
+    assigned_replicas: int = 0
+    training: bool = False
+    ended: bool = False
+    best_step: int = 0
+    failed_step: int | None = None
+    worlds_ended: tuple[WorldEnded, ...] = ()
+    trained_rounds: tuple[int, ...] = ()
+    charges: tuple[BudgetCharge, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    incident_count: int = 0
+    events: tuple[JobEvent, ...] = ()
+    event_sequence: int = 0
+    commands: tuple[CommandIssued, ...] = ()
+    next_command_id: int = 0
+    goodput: tuple[NodeGoodput, ...] = ()
+    restarts_in_place: int = 0
+    nodes_replaced: int = 0
+    nodes_disrupted: int = 0
+    rescales: int = 0
+    masters: tuple[PastMaster, ...] = ()

@@ -47,6 +47,7 @@ class JournalRecord(google.protobuf.message.Message):
     NODE_EXCLUDED_FIELD_NUMBER: builtins.int
     NODE_MARKED_FIELD_NUMBER: builtins.int
     STOP_REQUESTED_FIELD_NUMBER: builtins.int
+    JOB_FOLDED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
     job_seconds: builtins.float
@@ -85,6 +86,8 @@ class JournalRecord(google.protobuf.message.Message):
     def node_marked(self) -> Global___NodeMarked: ...
     @property
     def stop_requested(self) -> Global___StopRequested: ...
+    @property
+    def job_folded(self) -> Global___JobFolded: ...
     def __init__(
         self,
         *,
@@ -108,16 +111,19 @@ class JournalRecord(google.protobuf.message.Message):
         node_excluded: Global___NodeExcluded | None = ...,
         node_marked: Global___NodeMarked | None = ...,
         stop_requested: Global___StopRequested | None = ...,
+        job_folded: Global___JobFolded | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_seconds", b"job_seconds", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested"] | None: ...
+    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
 
 @typing.final
 class SegmentOpened(google.protobuf.message.Message):
-    """SegmentOpened is the first record of a segment: one segment for each epoch."""
+    """SegmentOpened is the first record of a file. The first file of an epoch begins with it as a fact; where part or base
+    is set it only heads the file, and its sequence is the last one before what follows.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -127,6 +133,8 @@ class SegmentOpened(google.protobuf.message.Message):
     JOB_NAME_FIELD_NUMBER: builtins.int
     JOB_UID_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     format: builtins.int
     epoch: builtins.int
     incarnation: builtins.str
@@ -134,6 +142,10 @@ class SegmentOpened(google.protobuf.message.Message):
     job_uid: builtins.str
     version: builtins.str
     """Release that wrote it."""
+    part: builtins.int
+    """0: the epoch's first file; others go on where the one before ends."""
+    base: builtins.bool
+    """The file holds a base: JobFolded records, and no facts."""
     def __init__(
         self,
         *,
@@ -143,8 +155,10 @@ class SegmentOpened(google.protobuf.message.Message):
         job_name: builtins.str = ...,
         job_uid: builtins.str = ...,
         version: builtins.str = ...,
+        part: builtins.int = ...,
+        base: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "job_name", b"job_name", "job_uid", b"job_uid", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "job_name", b"job_name", "job_uid", b"job_uid", "part", b"part", "version", b"version"]) -> None: ...
 
 Global___SegmentOpened: typing_extensions.TypeAlias = SegmentOpened
 
@@ -477,3 +491,214 @@ class StopRequested(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["now", b"now", "reason", b"reason", "succeeded", b"succeeded"]) -> None: ...
 
 Global___StopRequested: typing_extensions.TypeAlias = StopRequested
+
+@typing.final
+class AgentDismissed(google.protobuf.message.Message):
+    """AgentDismissed: an agent that must not return."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    MARK_FIELD_NUMBER: builtins.int
+    agent_id: builtins.str
+    mark: builtins.str
+    def __init__(
+        self,
+        *,
+        agent_id: builtins.str = ...,
+        mark: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "mark", b"mark"]) -> None: ...
+
+Global___AgentDismissed: typing_extensions.TypeAlias = AgentDismissed
+
+@typing.final
+class PastMaster(google.protobuf.message.Message):
+    """PastMaster: a master that wrote a part of the journal, and its newest event."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    NEWEST_EVENT_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    incarnation: builtins.str
+    newest_event: builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        newest_event: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "newest_event", b"newest_event"]) -> None: ...
+
+Global___PastMaster: typing_extensions.TypeAlias = PastMaster
+
+@typing.final
+class JobFolded(google.protobuf.message.Message):
+    """JobFolded: what all facts up to its sequence come to. The lists are spread over several of these records, in their
+    order; everything else is in the first.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    STARTED_UNIX_FIELD_NUMBER: builtins.int
+    FINISHED_UNIX_FIELD_NUMBER: builtins.int
+    SPEC_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    ACTIVE_SINCE_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    DEPARTED_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
+    RELEASED_FIELD_NUMBER: builtins.int
+    DISMISSED_FIELD_NUMBER: builtins.int
+    EXCLUDED_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    WORLD_FIELD_NUMBER: builtins.int
+    ASSIGNED_FIELD_NUMBER: builtins.int
+    VACANT_FIELD_NUMBER: builtins.int
+    ASSIGNED_REPLICAS_FIELD_NUMBER: builtins.int
+    TRAINING_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    BEST_STEP_FIELD_NUMBER: builtins.int
+    FAILED_STEP_FIELD_NUMBER: builtins.int
+    WORLDS_ENDED_FIELD_NUMBER: builtins.int
+    TRAINED_ROUNDS_FIELD_NUMBER: builtins.int
+    CHARGES_FIELD_NUMBER: builtins.int
+    INCIDENTS_FIELD_NUMBER: builtins.int
+    INCIDENT_COUNT_FIELD_NUMBER: builtins.int
+    EVENTS_FIELD_NUMBER: builtins.int
+    EVENT_SEQUENCE_FIELD_NUMBER: builtins.int
+    COMMANDS_FIELD_NUMBER: builtins.int
+    NEXT_COMMAND_ID_FIELD_NUMBER: builtins.int
+    GOODPUT_FIELD_NUMBER: builtins.int
+    RESTARTS_IN_PLACE_FIELD_NUMBER: builtins.int
+    NODES_REPLACED_FIELD_NUMBER: builtins.int
+    NODES_DISRUPTED_FIELD_NUMBER: builtins.int
+    RESCALES_FIELD_NUMBER: builtins.int
+    MASTERS_FIELD_NUMBER: builtins.int
+    first: builtins.bool
+    last: builtins.bool
+    epoch: builtins.int
+    started_unix: builtins.float
+    finished_unix: builtins.float
+    phase: holdfast_wire.v1.job_pb2.JobPhase.ValueType
+    reason: builtins.str
+    text: builtins.str
+    active_since: builtins.float
+    """The job's own time when it last began or was resumed, s."""
+    round: builtins.int
+    vacant: builtins.int
+    assigned_replicas: builtins.int
+    training: builtins.bool
+    ended: builtins.bool
+    best_step: builtins.int
+    failed_step: builtins.int
+    incident_count: builtins.int
+    event_sequence: builtins.int
+    next_command_id: builtins.int
+    restarts_in_place: builtins.int
+    nodes_replaced: builtins.int
+    nodes_disrupted: builtins.int
+    rescales: builtins.int
+    @property
+    def spec(self) -> holdfast_wire.v1.spec_pb2.MasterSpec: ...
+    @property
+    def stop(self) -> Global___StopRequested: ...
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeJoined]: ...
+    @property
+    def departed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeJoined]:
+        """The last agent of each node rank that went."""
+
+    @property
+    def draining(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def finished(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def released(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def dismissed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AgentDismissed]: ...
+    @property
+    def excluded(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeExcluded]: ...
+    @property
+    def world(self) -> Global___WorldDecided: ...
+    @property
+    def assigned(self) -> Global___WorldDecided:
+        """The newest world whose assignments are out."""
+
+    @property
+    def worlds_ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorldEnded]: ...
+    @property
+    def trained_rounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def charges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.agent_pb2.BudgetCharge]: ...
+    @property
+    def incidents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.job_pb2.Incident]: ...
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.job_pb2.JobEvent]: ...
+    @property
+    def commands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CommandIssued]: ...
+    @property
+    def goodput(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.job_pb2.NodeGoodput]: ...
+    @property
+    def masters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PastMaster]: ...
+    def __init__(
+        self,
+        *,
+        first: builtins.bool = ...,
+        last: builtins.bool = ...,
+        epoch: builtins.int = ...,
+        started_unix: builtins.float = ...,
+        finished_unix: builtins.float = ...,
+        spec: holdfast_wire.v1.spec_pb2.MasterSpec | None = ...,
+        phase: holdfast_wire.v1.job_pb2.JobPhase.ValueType = ...,
+        reason: builtins.str = ...,
+        text: builtins.str = ...,
+        active_since: builtins.float = ...,
+        stop: Global___StopRequested | None = ...,
+        nodes: collections.abc.Iterable[Global___NodeJoined] | None = ...,
+        departed: collections.abc.Iterable[Global___NodeJoined] | None = ...,
+        draining: collections.abc.Iterable[builtins.int] | None = ...,
+        finished: collections.abc.Iterable[builtins.int] | None = ...,
+        released: collections.abc.Iterable[builtins.int] | None = ...,
+        dismissed: collections.abc.Iterable[Global___AgentDismissed] | None = ...,
+        excluded: collections.abc.Iterable[Global___NodeExcluded] | None = ...,
+        round: builtins.int = ...,
+        world: Global___WorldDecided | None = ...,
+        assigned: Global___WorldDecided | None = ...,
+        vacant: builtins.int = ...,
+        assigned_replicas: builtins.int = ...,
+        training: builtins.bool = ...,
+        ended: builtins.bool = ...,
+        best_step: builtins.int = ...,
+        failed_step: builtins.int | None = ...,
+        worlds_ended: collections.abc.Iterable[Global___WorldEnded] | None = ...,
+        trained_rounds: collections.abc.Iterable[builtins.int] | None = ...,
+        charges: collections.abc.Iterable[holdfast_wire.v1.agent_pb2.BudgetCharge] | None = ...,
+        incidents: collections.abc.Iterable[holdfast_wire.v1.job_pb2.Incident] | None = ...,
+        incident_count: builtins.int = ...,
+        events: collections.abc.Iterable[holdfast_wire.v1.job_pb2.JobEvent] | None = ...,
+        event_sequence: builtins.int = ...,
+        commands: collections.abc.Iterable[Global___CommandIssued] | None = ...,
+        next_command_id: builtins.int = ...,
+        goodput: collections.abc.Iterable[holdfast_wire.v1.job_pb2.NodeGoodput] | None = ...,
+        restarts_in_place: builtins.int = ...,
+        nodes_replaced: builtins.int = ...,
+        nodes_disrupted: builtins.int = ...,
+        rescales: builtins.int = ...,
+        masters: collections.abc.Iterable[Global___PastMaster] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "assigned", b"assigned", "failed_step", b"failed_step", "spec", b"spec", "stop", b"stop", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "commands", b"commands", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "text", b"text", "trained_rounds", b"trained_rounds", "training", b"training", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
+
+Global___JobFolded: typing_extensions.TypeAlias = JobFolded

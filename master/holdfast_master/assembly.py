@@ -1,0 +1,56 @@
+"""One master process put together from its configuration and its books.
+
+Belongs here: the core that goes on where the journal ends, and the wiring of core, books and
+server. Does not belong here: what any of them does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+
+from holdfast_master.bookkeeping import Books
+from holdfast_master.config import MasterConfig
+from holdfast_master.core import Core
+from holdfast_master.serving import Ending, Master
+from holdfast_master.settings import CoreIdentity
+
+log = logging.getLogger(__name__)
+
+
+async def serve(config: MasterConfig, books: Books) -> Ending:
+    """Run one master process, restored from its books where there is any history.
+
+    Raises:
+        ServeError: the port cannot be had.
+        CredentialsError: the certificate files cannot be read.
+    """
+    identity = CoreIdentity(
+        job_name=config.job_name,
+        job_uid=config.job_uid,
+        epoch=config.epoch,
+        incarnation=config.incarnation,
+        version=importlib.metadata.version("holdfast"),
+    )
+    if books.history.records:
+        core = Core.restore(books.history.records, identity, config.core)
+    else:
+        core = Core(identity, config.core)
+    loop = asyncio.get_running_loop()
+    decider = books.decider(core)
+    master = Master(config, core, books.journal, books.history, decider)
+
+    def note(reason: str, text: str) -> None:
+        # From the thread that compacts; at the very end there is nobody to tell any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(master.note_journal, reason, text)
+
+    master.keep_books = lambda: books.after_batch(core.durable_state, note)
+    try:
+        ending = await master.run()
+        log.info("exiting: %s", ending.value, extra=master.summary())
+        return ending
+    finally:
+        await asyncio.to_thread(books.close)

@@ -1,0 +1,224 @@
+"""The core's working papers as JSON values, and back: what it knows beside the journal.
+
+Belongs here: a faithful copy of every object on the desk, closed to the classes named here. Does
+not belong here: the durable state (the journal has it), files, and what any field means.
+
+Only a replay reads these: a master that starts builds its papers from the journal and the agents.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast_master import inputs
+from holdfast_master.decide import failure, goodput, liveness, rendezvous
+from holdfast_master.job import (
+    boundary,
+    case,
+    claims,
+    job_clock,
+    ledger,
+    operator_view,
+    roster,
+    timers,
+    waiting_requests,
+    world,
+)
+from holdfast_master.job.desk import Desk
+from holdfast_wire import messages
+
+_MODULES = (
+    boundary,
+    case,
+    claims,
+    failure,
+    goodput,
+    inputs,
+    job_clock,
+    ledger,
+    liveness,
+    operator_view,
+    rendezvous,
+    roster,
+    timers,
+    waiting_requests,
+    world,
+)
+_ELSEWHERE = frozenset({"identity", "settings", "state", "_records", "_rest"})
+"""Fields of the desk that are no papers: journal, configuration and batch have them."""
+_SEQUENCES: dict[type, tuple[str, Callable[[Iterable[Any]], Any]]] = {
+    list: ("list", list),
+    tuple: ("tuple", tuple),
+    set: ("set", set),
+    frozenset: ("frozenset", frozenset),
+    collections.deque: ("deque", collections.deque),
+}
+_MAKERS = dict(_SEQUENCES.values())
+
+
+class PapersError(ValueError):
+    """Papers that this release cannot take up: names what is unknown."""
+
+
+def _classes() -> dict[str, type]:
+    found: dict[str, type] = {}
+    for module in (*_MODULES, messages):
+        found |= {
+            name: kind
+            for name, kind in vars(module).items()
+            if isinstance(kind, type) and (kind.__module__ == module.__name__ or module is messages)
+        }
+    return found
+
+
+_CLASSES = _classes()
+_TWINS = frozenset(kind for kind in vars(messages).values() if isinstance(kind, type))
+
+
+def take(desk: Desk) -> dict[str, Any]:
+    """Return the papers: JSON values, in which messages of the wire still stand as they are.
+
+    What can change later is copied; `finish` turns the messages into JSON values as well, and may
+    do so in another thread.
+    """
+    copier = _Copier()
+    return {
+        field.name: copier.copy(getattr(desk, field.name))
+        for field in dataclasses.fields(desk)
+        if field.name not in _ELSEWHERE
+    }
+
+
+def finish(message: Any) -> Any:
+    """Return a message of the wire as a JSON value; for `json.dumps(default=...)`."""
+    if type(message) not in _TWINS:
+        raise PapersError(f"{type(message).__name__} is no message of the wire")
+    fields = {f.name: _inside(getattr(message, f.name)) for f in dataclasses.fields(message)}
+    return {"new": type(message).__name__, "id": 0, "fields": fields}
+
+
+def _inside(value: Any) -> Any:
+    return value if type(value) in _TWINS else _Copier().copy(value)
+
+
+class _Copier:
+    """Copies a graph of objects; one that is met again is named by its number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def copy(self, value: Any) -> Any:
+        """Return `value` as a JSON value."""
+        kind = type(value)
+        if value is None or kind in {int, str, float, bool}:
+            return value
+        if isinstance(value, enum.Enum):
+            return {"enum": kind.__name__, "name": value.name}
+        if kind in _TWINS:
+            return value
+        if kind in _SEQUENCES:
+            return {_SEQUENCES[kind][0]: [self.copy(item) for item in value]}
+        if kind in {dict, types.MappingProxyType}:
+            return {"dict": [[self.copy(key), self.copy(item)] for key, item in value.items()]}
+        if kind is bytes:
+            return {"bytes": value.hex()}
+        return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        name = type(value).__name__
+        if _CLASSES.get(name) is not type(value):
+            raise PapersError(f"{name} is not among the classes that papers may hold")
+        known = self._numbers.get(id(value))
+        if known is not None:
+            return {"same": known}
+        number = self._numbers[id(value)] = len(self._numbers) + 1
+        fields = {field: self.copy(item) for field, item in _fields(value)}
+        return {"new": name, "id": number, "fields": fields}
+
+
+def _fields(value: Any) -> Iterable[tuple[str, Any]]:
+    if dataclasses.is_dataclass(value):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return list(vars(value).items())
+
+
+def put_back(desk: Desk, papers: dict[str, Any]) -> None:
+    """Set the desk up with papers as JSON gives them.
+
+    Raises:
+        PapersError: they hold something that this release does not know.
+    """
+    reader = _Reader()
+    names = {field.name for field in dataclasses.fields(desk)} - _ELSEWHERE
+    for name, value in papers.items():
+        if name not in names:
+            raise PapersError(f"the desk has no {name} in this release; use the one that wrote it")
+        setattr(desk, name, reader.read(value))
+
+
+class _Reader:
+    """Builds the graph again."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+
+    def read(self, value: Any) -> Any:
+        """Return what a JSON value stands for."""
+        if not isinstance(value, dict):
+            return value
+        if "new" in value:
+            return self._object(value)
+        if "same" in value:
+            return self._objects[value["same"]]
+        if "enum" in value:
+            return self._member(value["enum"], value["name"])
+        ((kind, items),) = value.items()
+        if kind == "dict":
+            return {self.read(key): self.read(item) for key, item in items}
+        if kind == "bytes":
+            return bytes.fromhex(items)
+        return _MAKERS[kind](self.read(item) for item in items)
+
+    def _member(self, kind: str, name: str) -> Any:
+        found: Any = _CLASSES.get(kind)
+        if found is None or name not in found.__members__:
+            raise PapersError(
+                f"{kind}.{name} is unknown to this release; use the one that wrote it"
+            )
+        return found[name]
+
+    def _object(self, value: dict[str, Any]) -> Any:
+        kind = _CLASSES.get(value["new"])
+        if kind is None:
+            text = f"{value['new']} is unknown to this release; use the one that wrote it"
+            raise PapersError(text)
+        made: Any = object.__new__(kind)
+        if value["id"]:
+            self._objects[value["id"]] = made
+        for name, default in _defaults(kind):
+            object.__setattr__(made, name, default)
+        for name, item in value["fields"].items():
+            try:
+                object.__setattr__(made, name, self.read(item))
+            except AttributeError as error:
+                text = f"{kind.__name__} has no {name} in this release; use the one that wrote it"
+                raise PapersError(text) from error
+        return made
+
+
+def _defaults(kind: type) -> list[tuple[str, Any]]:
+    # A field that is newer than the papers begins as it does in a new object.
+    if not dataclasses.is_dataclass(kind):
+        return []
+    found: list[tuple[str, Any]] = []
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            found.append((field.name, field.default))
+        elif field.default_factory is not dataclasses.MISSING:
+            found.append((field.name, field.default_factory()))
+    return found

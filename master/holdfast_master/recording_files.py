@@ -1,0 +1,128 @@
+"""Files of recorded inputs: their names, their blocks, and reading them.
+
+Belongs here: the format on disk. Does not belong here: what is recorded when (see `recording`).
+
+A file is frames as in a journal: a RecordingOpened, then blocks. A block is deflated frames, each
+with one InputRecorded. Nothing of it is synced: a recording explains, it is not relied upon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from holdfast_master import framing
+from holdfast_master.segments import JournalError
+from holdfast_wire import codec
+from holdfast_wire.messages import InputRecorded, RecordingOpened
+
+FORMAT = 1
+"""Newest `RecordingOpened.format` that this release reads."""
+_NAME = re.compile(r"inputs-([1-9]\d*)-(0|[1-9]\d*)\.rec")
+_LEVEL = 1
+"""Of deflate: heartbeats are much alike, and more effort gains little."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recording:
+    """One file of inputs."""
+
+    path: Path
+    opened: RecordingOpened
+    blocks: tuple[bytes, ...]
+    broken: str = ""
+    """What is wrong behind the intact blocks; empty: nothing."""
+
+    def inputs(self) -> Iterator[InputRecorded]:
+        """The inputs, oldest first, as far as they can be read."""
+        for block in self.blocks:
+            try:
+                frames = framing.scan(zlib.decompress(block))
+            except zlib.error:
+                return
+            for record in frames.records:
+                try:
+                    yield codec.decode(InputRecorded, record)
+                except codec.WireError:
+                    return
+
+
+def recording_path(directory: Path, epoch: int, part: int) -> Path:
+    """Return where a part of the recording of `epoch` lies."""
+    return directory / f"inputs-{epoch}-{part}.rec"
+
+
+def recording_paths(directory: Path) -> tuple[Path, ...]:
+    """Return the files of inputs in `directory`, oldest first.
+
+    Raises:
+        JournalError: the directory cannot be read.
+    """
+    try:
+        matches = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise JournalError(f"journal {directory} cannot be read: {error.strerror}") from error
+    found = [(int(match[1]), int(match[2]), path) for match, path in matches if match]
+    return tuple(path for _, _, path in sorted(found))
+
+
+def head_of(opened: RecordingOpened) -> bytes:
+    """Return how a file begins."""
+    return framing.frame(codec.encode(opened))
+
+
+def block_of(inputs: Iterable[InputRecorded]) -> bytes:
+    """Return inputs as they are appended to a file."""
+    frames = b"".join(framing.frame(codec.encode(item)) for item in inputs)
+    return framing.frame(zlib.compress(frames, _LEVEL))
+
+
+def read_opened(path: Path) -> RecordingOpened | None:
+    """Return a file's head without its inputs; None where it is not intact.
+
+    Raises:
+        FileNotFoundError: it has been removed.
+        JournalError: see `read_recording`.
+    """
+    with path.open("rb") as file:
+        first = framing.read_first(file)
+    return None if first is None else _opened(path, first)
+
+
+def read_recording(path: Path) -> Recording | None:
+    """Return the file at `path`; None where not even its head is intact.
+
+    Raises:
+        FileNotFoundError: it has been removed.
+        JournalError: it cannot be read, or is of a newer release.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JournalError(f"recording {path} cannot be read: {error.strerror}") from error
+    scan = framing.scan(data)
+    opened = _opened(path, scan.records[0]) if scan.records else None
+    if opened is None:
+        return None
+    broken = "" if scan.damage is None else f"{path.name} is damaged at byte {scan.intact_bytes}"
+    return Recording(path, opened, scan.records[1:], broken)
+
+
+def _opened(path: Path, first: bytes) -> RecordingOpened | None:
+    try:
+        opened = codec.decode(RecordingOpened, first)
+    except codec.WireError:
+        return None
+    if opened.format > FORMAT:
+        raise JournalError(
+            f"{path} has format {opened.format}, written by holdfast {opened.version}; this "
+            f"release reads up to {FORMAT}: use that release or a newer one"
+        )
+    return opened
