@@ -44,6 +44,9 @@ EXIT_CODES = {
     3: "no job of that name",
     4: "the job's master does not answer",
     5: "the master refused",
+    6: "journal verify: damaged, and nothing is lost",
+    7: "journal verify: facts are lost",
+    8: "replay: this release decides differently",
     130: "interrupted",
 }
 """Every exit code of `holdfast`, for the documentation and the help text."""

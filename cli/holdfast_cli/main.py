@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from holdfast_cli import render, watching
+from holdfast_cli import journal, render, watching
+from holdfast_cli.arguments import complete_job, job_argument, output_option
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import EXIT_CODES, BadInputError, CliError, JobFailedError
 from holdfast_cli.home import find_job, is_running, known_jobs
@@ -32,14 +33,6 @@ from holdfast_wire.messages import (
 
 _STACKS_TIMEOUT_S = 30.0
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + "."
-_output = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Text for people, JSON for programs.",
-)
 _reason = click.option("--reason", default="", help="Recorded in the job's events.")
 
 
@@ -62,14 +55,6 @@ class _Commands(click.Group):
 @click.version_option(package_name="holdfast")
 def main() -> None:
     """Run ElasticJobs on this machine, and watch and steer them through their masters."""
-
-
-def _job_argument(command: Callable[..., None]) -> Callable[..., None]:
-    return click.argument("job", shell_complete=_complete_job)(command)
-
-
-def _complete_job(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in known_jobs(os.environ) if name.startswith(incomplete)]
 
 
 def _ask(job: str, request: object, timeout_s: float = 10.0) -> Any:
@@ -107,7 +92,7 @@ def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool
 
 
 @main.command()
-@_job_argument
+@job_argument
 def watch(job: str) -> None:
     """Follow JOB: world, round, step, loss and every event with its reason."""
     home = find_job(os.environ, job)
@@ -118,8 +103,8 @@ def watch(job: str) -> None:
 
 
 @main.command()
-@click.argument("job", required=False, shell_complete=_complete_job)
-@_output
+@click.argument("job", required=False, shell_complete=complete_job)
+@output_option
 def status(job: str | None, output: str) -> None:
     """Show where JOB is; without JOB, list the jobs of this machine."""
     if job is None:
@@ -143,8 +128,8 @@ def _list_jobs(output: str) -> None:
 
 
 @main.command()
-@_job_argument
-@_output
+@job_argument
+@output_option
 def nodes(job: str, output: str) -> None:
     """List the nodes of JOB: state, ranks, step, process ids."""
     answer = _ask(job, ListNodesRequest())
@@ -152,10 +137,10 @@ def nodes(job: str, output: str) -> None:
 
 
 @main.command()
-@_job_argument
+@job_argument
 @click.option("--after", default=0, show_default=True, help="Only events after this sequence.")
 @click.option("--limit", default=1000, show_default=True, help="At most this many.")
-@_output
+@output_option
 def events(job: str, after: int, limit: int, output: str) -> None:
     """List what happened to JOB and what was decided, each with its reason."""
     answer = _ask(job, ListEventsRequest(after_sequence=after, limit=limit))
@@ -163,8 +148,8 @@ def events(job: str, after: int, limit: int, output: str) -> None:
 
 
 @main.command()
-@_job_argument
-@_output
+@job_argument
+@output_option
 def goodput(job: str, output: str) -> None:
     """Show where every node-second of JOB went, and what each incident cost."""
     answer = _ask(job, GetGoodputRequest())
@@ -172,7 +157,7 @@ def goodput(job: str, output: str) -> None:
 
 
 @main.command()
-@_job_argument
+@job_argument
 @click.argument("replicas", type=click.IntRange(min=1))
 @_reason
 def scale(job: str, replicas: int, reason: str) -> None:
@@ -182,7 +167,7 @@ def scale(job: str, replicas: int, reason: str) -> None:
 
 
 @main.command()
-@_job_argument
+@job_argument
 @click.option("--node", type=click.IntRange(min=0), help="Replace the agent of this node rank.")
 @_reason
 def restart(job: str, node: int | None, reason: str) -> None:
@@ -193,7 +178,7 @@ def restart(job: str, node: int | None, reason: str) -> None:
 
 
 @main.command()
-@_job_argument
+@job_argument
 @click.argument("node", type=click.IntRange(min=0))
 @_reason
 def drain(job: str, node: int, reason: str) -> None:
@@ -203,9 +188,9 @@ def drain(job: str, node: int, reason: str) -> None:
 
 
 @main.command()
-@_job_argument
+@job_argument
 @click.option("--node", type=click.IntRange(min=0), help="Only this node rank.")
-@_output
+@output_option
 def stacks(job: str, node: int | None, output: str) -> None:
     """Print the Python stacks of every rank of JOB."""
     answer = _ask(job, DumpStacksRequest(node_rank=node), _STACKS_TIMEOUT_S)
@@ -224,13 +209,17 @@ def _stacks_text(nodes_: Any) -> str:
 
 
 @main.command()
-@_job_argument
+@job_argument
 @click.option("--now", is_flag=True, help="Do not wait for a checkpoint at a step boundary.")
 @_reason
 def stop(job: str, now: bool, reason: str) -> None:
     """End JOB: a checkpoint at a step boundary where the script can, then SIGTERM."""
     _ask(job, StopJobRequest(reason=reason, now=now))
     click.echo(f"{job} is stopping; `holdfast watch {job}` shows how far it is")
+
+
+main.add_command(journal.journal)
+main.add_command(journal.replay)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,69 @@
+"""`journal show`: the facts in their order, those that were asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from holdfast_master.history import read_history
+from holdfast_master.inspection import words
+from holdfast_master.inspection.places import job_uid_of
+from holdfast_master.segments import read_segments
+from holdfast_wire.messages import JobFolded, JournalRecord
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which facts are wanted; what is left out asks for nothing."""
+
+    kinds: tuple[str, ...] = ()
+    round: int | None = None
+    incident: str = ""
+    first: int = 0
+    """Sequence."""
+    last: int = 0
+    """Sequence; 0: to the end."""
+
+    def takes(self, record: JournalRecord) -> bool:
+        """Whether this one is wanted."""
+        return (
+            (not self.kinds or words.kind_of(record) in self.kinds)
+            and (self.round is None or words.round_of(record) == self.round)
+            and (not self.incident or words.incident_of(record) == self.incident)
+            and record.sequence >= self.first
+            and (not self.last or record.sequence <= self.last)
+        )
+
+
+def show(directory: Path, wanted: Filter, *, as_json: bool) -> Iterator[str]:
+    """Give the wanted facts, a line each, also those before a base as long as they are kept.
+
+    Raises:
+        JournalError: there is no journal, or it cannot be read.
+    """
+    for record in everything(directory):
+        if wanted.takes(record):
+            yield _json(record) if as_json else words.fact_line(record)
+
+
+def _json(record: JournalRecord) -> str:
+    return json.dumps(words.plain(record))
+
+
+def everything(directory: Path) -> Iterable[JournalRecord]:
+    """Return every fact that a successor would take for true, kept ones before the base first.
+
+    Raises:
+        JournalError: there is no journal, or it cannot be read.
+    """
+    history = read_history(directory, job_uid_of(directory))
+    found = {
+        record.sequence: record
+        for segment in read_segments(directory)
+        for record in segment.facts
+        if record.sequence <= history.base
+    }
+    after = [record for record in history.records if not isinstance(record.fact, JobFolded)]
+    return [*(found[sequence] for sequence in sorted(found)), *after]
