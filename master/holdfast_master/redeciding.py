@@ -141,7 +141,7 @@ def _again(
     others = len(batch) - len(records)
     text = compare(records, then)
     if not text and core.newest_record() != recorded.sequence:
-        count = recorded.sequence - newest
+        count = max(0, recorded.sequence - newest)
         text = f"{count} facts followed then, {len(records)} follow today"
     if not text and others != recorded.instructions:
         text = f"{recorded.instructions} instructions followed then, {others} follow today"

@@ -14,8 +14,9 @@ import pytest
 from holdfast_master import redeciding
 from holdfast_master.inputs import Input, Moment
 from holdfast_master.instructions import Instruction, Record
-from holdfast_master.job import papers
-from holdfast_master.redeciding import redecide
+from holdfast_master.job import papers, rounds
+from holdfast_master.recorded_inputs import to_message
+from holdfast_master.redeciding import ReplayError, redecide
 from holdfast_wire.messages import (
     DrainNodeRequest,
     DumpStacksRequest,
@@ -53,8 +54,6 @@ class RecordedJob(SimulatedJob):
 
     def take(self, event: Input) -> list[Instruction]:
         """Record an input as the shell does."""
-        from holdfast_master.recorded_inputs import to_message
-
         now = self.moment()
         if self.papers_every and len(self.told) % self.papers_every == 0:
             self.kept[len(self.told)] = self._head(now)
@@ -135,3 +134,66 @@ def test_a_recording_that_begins_anywhere_is_decided_the_same(seed: int) -> None
         different = [(step.number, step.difference) for step in steps if step.difference]
         assert different == [], f"seed {seed}, from input {first}"
         assert len(steps) == len(job.told) - first
+
+
+def test_changed_code_shows_at_its_first_other_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The difference names the record; nothing is decided after it."""
+    job = troubled(3)
+    before, facts = job.facts(0)
+    real = rounds.WorldDecided
+
+    def other(**fields: Any) -> object:
+        return real(**{**fields, "reason": "for another reason"})
+
+    monkeypatch.setattr(rounds, "WorldDecided", other)
+    steps = list(redecide(HEAD, job.told, before, facts))
+    last = steps[-1]
+    first = next(r for r in job.records if type(r.fact).__name__ == "WorldDecided")
+    assert last.difference == f"record {first.sequence} is another one today"
+    assert [step for step in steps[:-1] if step.difference] == []
+    assert first in last.recorded
+    assert len(steps) < len(job.told)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"sequence": 10**6}, "was written then, and is not today"),
+        ({"sequence": 0}, "0 facts followed then"),
+        ({"instructions": 77}, "77 instructions followed then"),
+        ({"failed": True}, "the code of then failed, today's does not"),
+    ],
+)
+def test_what_followed_is_compared_as_well(change: dict[str, Any], text: str) -> None:
+    """More or fewer facts, more or fewer instructions, a fault of the core."""
+    job = troubled(1)
+    before, facts = job.facts(0)
+    told = [*job.told[:20], dataclasses.replace(job.told[20], **change), *job.told[21:]]
+    steps = list(redecide(HEAD, told, before, facts))
+    assert len(steps) == 22
+    assert text in steps[-1].difference
+
+
+def test_a_journal_that_does_not_reach_the_recording_is_said() -> None:
+    """Without the state that it began with nothing can be decided again."""
+    job = troubled(2, papers_every=50)
+    first, opened = list(job.kept.items())[-1]
+    with pytest.raises(ReplayError, match="the journal before it can be read up to 3"):
+        list(redecide(opened, job.told[first:], job.records[:3], {}))
+
+
+@pytest.mark.parametrize(
+    ("found", "changed"),
+    [(b'"warm"', b'"wram"'), (b'"Roster"', b'"Boaster"'), (b'"ledger"', b'"legder"')],
+)
+def test_papers_of_another_release_are_refused_with_the_remedy(
+    found: bytes, changed: bytes
+) -> None:
+    """An unknown field, class or part of the desk is never guessed."""
+    job = troubled(2, papers_every=50)
+    first, opened = list(job.kept.items())[-1]
+    text = zlib.decompress(opened.papers).replace(found, changed, 1)
+    other = dataclasses.replace(opened, papers=zlib.compress(text))
+    before, facts = job.facts(opened.sequence)
+    with pytest.raises(ReplayError, match=r"replay it with holdfast 0\.1\.0"):
+        list(redecide(other, job.told[first:], before, facts))
