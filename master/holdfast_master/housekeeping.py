@@ -83,6 +83,7 @@ class Housekeeper:
         self._head = head
         self._masters = tuple(masters)[-_KEPT_MASTERS:]
         self._covered = -tail_bytes
+        self._base_bytes = 0
         self._clock = clock
         self._not_before = 0.0
         self._began = 0.0
@@ -103,12 +104,12 @@ class Housekeeper:
             self._mind_slowness(note)
             return
         written = journal.bytes_written
-        if written - self._covered < self._habits.segment_bytes:
+        # A base that is larger than what it stands for is not worth its writing.
+        if written - self._covered < max(self._habits.segment_bytes, self._base_bytes):
             return
         if self._clock() < self._not_before:
             return
         self._began, self._slow_said = self._clock(), False
-        self._not_before = self._began + RETRY_SECONDS
         journal.ask_rotation()
         copied = state()
         self._running = threading.Thread(
@@ -147,9 +148,10 @@ class Housekeeper:
                 time.time(),
             )
         except (JournalError, OSError) as error:
+            self._not_before = self._clock() + RETRY_SECONDS
             self._say(str(error), note)
             return
-        self._covered = written
+        self._covered, self._base_bytes = written, done.size
         self.compactions += 1
         self._say(journal.rotation_trouble, note)
         self._log(done, state)

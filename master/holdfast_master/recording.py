@@ -128,6 +128,7 @@ class InputRecorder:
         self._part = -1
         self._file: int | None = None
         self._size = 0
+        self._head_bytes = 0
         self._thread: threading.Thread | None = None
         self.wants_part = False
         """The next input should begin a new file."""
@@ -206,7 +207,7 @@ class InputRecorder:
         inputs = [_recorded(item) for item in told]
         if inputs and self._file is not None:
             self._write(block_of(inputs))
-            if self._size > self._limit // PARTS:
+            if self._size > max(self._limit // PARTS, 4 * self._head_bytes):
                 self.wants_part = True
 
     def _write(self, data: bytes) -> None:
@@ -225,6 +226,7 @@ class InputRecorder:
             recording_path(self._directory, opened.epoch, opened.part)
         )
         self._write(head_of(opened))
+        self._head_bytes = self._size
 
     def _end_file(self) -> None:
         if self._file is not None:
