@@ -170,7 +170,7 @@ class _Joined:
         """Take one more segment; False: what follows cannot be used."""
         opened = segment.opened
         if opened is None:
-            why = f": {segment.broken}" if segment.broken and not segment.size else ""
+            why = f": {segment.broken}" if segment.broken else ""
             self._notes.append(f"{segment.path.name} holds no intact record and is left out{why}")
             self._lost |= segment.corrupt
             return True
