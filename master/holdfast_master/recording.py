@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast_master import durable_files
-from holdfast_master.inputs import Input, Moment
+from holdfast_master.inputs import Input, Moment, Received
 from holdfast_master.instructions import Instruction, Record
 from holdfast_master.job import papers
 from holdfast_master.recorded_inputs import to_message
@@ -31,6 +31,7 @@ from holdfast_master.recording_files import (
     recording_path,
     recording_paths,
 )
+from holdfast_wire import codec
 from holdfast_wire.messages import InputRecorded, RecordingOpened
 
 log = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ class InputRecorder:
         self._append(told)
 
     def _append(self, told: Iterable[Told]) -> None:
-        inputs = [_recorded(item) for item in told]
+        inputs = [encode(item) for item in told]
         if inputs and self._file is not None:
             self._write(block_of(inputs))
             if self._size > max(self._limit // PARTS, 4 * self._head_bytes):
@@ -241,9 +242,13 @@ class InputRecorder:
             sizes.pop(0)
 
 
-def _recorded(told: Told) -> InputRecorded:
+def encode(told: Told) -> bytes:
+    """Return an input as its InputRecorded."""
     event, now, sequence, instructions, failed = told
-    return InputRecorded(
+    if isinstance(event, Received) and event.raw and not failed:
+        moment = (now.mono, now.unix)
+        return codec.encode_said(moment, sequence, instructions, event.session, event.raw)
+    recorded = InputRecorded(
         mono=now.mono,
         unix_time=now.unix,
         sequence=sequence,
@@ -251,3 +256,4 @@ def _recorded(told: Told) -> InputRecorded:
         failed=failed,
         input=to_message(event),
     )
+    return codec.encode(recorded)

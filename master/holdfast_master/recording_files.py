@@ -76,10 +76,9 @@ def head_of(opened: RecordingOpened) -> bytes:
     return framing.frame(codec.encode(opened))
 
 
-def block_of(inputs: Iterable[InputRecorded]) -> bytes:
-    """Return inputs as they are appended to a file."""
-    frames = b"".join(framing.frame(codec.encode(item)) for item in inputs)
-    return framing.frame(zlib.compress(frames, _LEVEL))
+def block_of(inputs: Iterable[bytes]) -> bytes:
+    """Return encoded inputs as they are appended to a file."""
+    return framing.frame(zlib.compress(b"".join(map(framing.frame, inputs)), _LEVEL))
 
 
 def read_opened(path: Path) -> RecordingOpened | None:

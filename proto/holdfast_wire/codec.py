@@ -90,6 +90,31 @@ def encode(twin: object) -> bytes:
     return data
 
 
+def encode_said(
+    moment: tuple[float, float], sequence: int, instructions: int, session: int, request: bytes
+) -> bytes:
+    """Return the wire bytes of an InputRecorded that an agent said, without a twin.
+
+    There are a thousand of these each second, and this takes a quarter of the time.
+
+    Args:
+        moment: monotonic and wall clock, s.
+        sequence: newest record of the journal once it was handled.
+        instructions: that it led to.
+        session: number of the agent's stream.
+        request: the SessionRequest as it came.
+    """
+    said = recording_pb2.AgentSaid(session=session, request=request)
+    recorded = recording_pb2.InputRecorded(
+        mono=moment[0],
+        unix_time=moment[1],
+        sequence=sequence,
+        instructions=instructions,
+        agent_said=said,
+    )
+    return recorded.SerializeToString()
+
+
 def decode(kind: type[Twin], data: bytes) -> Twin:
     """Return the twin of class `kind` that `data` holds.
 

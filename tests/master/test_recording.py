@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 
 from holdfast_master import durable_files, recording, redeciding
-from holdfast_master.recording import InputRecorder, RecordedCore
+from holdfast_master.inputs import Moment, Received
+from holdfast_master.recorded_inputs import from_message
+from holdfast_master.recording import InputRecorder, RecordedCore, encode
 from holdfast_master.recording_files import read_recording, recording_path, recording_paths
 from holdfast_master.redeciding import Step, redecide
-from holdfast_wire.messages import RecordingOpened
+from holdfast_wire import codec
+from holdfast_wire.messages import (
+    Fence,
+    Heartbeat,
+    InputRecorded,
+    RankProgress,
+    RecordingOpened,
+    SessionRequest,
+)
 from simulated_job import SimulatedJob, job_spec
 from simulated_process import JOB_UID
 
@@ -141,3 +151,16 @@ def test_a_disk_that_does_not_keep_up_leaves_a_hole_between_two_files(
     assert played[0] == []
     assert [step.difference for step in played[1] if step.difference] == []
     assert played[1]
+
+
+def test_the_short_way_to_encode_a_message_gives_the_same() -> None:
+    """What an agent said is read back as through the twins, with and without its raw bytes."""
+    beat = Heartbeat(sequence=3, ranks=(RankProgress(round=1, step=2),))
+    raw = codec.encode(SessionRequest(fence=Fence(epoch=1, round=1), message=beat))
+    now = Moment(1.5, 2.5)
+    events = [Received(7, Fence(epoch=1, round=1), beat, data) for data in (raw, b"")]
+    both = [codec.decode(InputRecorded, encode((event, now, 9, 2, False))) for event in events]
+    assert both[0] == both[1]
+    assert from_message(both[0]) == Received(7, Fence(epoch=1, round=1), beat)
+    assert (both[0].mono, both[0].unix_time) == (1.5, 2.5)
+    assert (both[0].sequence, both[0].instructions) == (9, 2)

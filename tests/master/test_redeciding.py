@@ -25,6 +25,7 @@ from holdfast_wire.messages import (
     RecordingOpened,
     RestartWorkerRequest,
     ScaleRequest,
+    WorldDecided,
 )
 from simulated_job import SimulatedJob, job_spec
 from simulated_master import MONO_START, UNIX_START
@@ -140,7 +141,7 @@ def test_changed_code_shows_at_its_first_other_decision(monkeypatch: pytest.Monk
     """The difference names the record; nothing is decided after it."""
     job = troubled(3)
     before, facts = job.facts(0)
-    real = rounds.WorldDecided
+    real = WorldDecided
 
     def other(**fields: Any) -> object:
         return real(**{**fields, "reason": "for another reason"})
