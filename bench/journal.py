@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast_master.compaction import Retention, compact
-from holdfast_master.config import MasterConfig
 from holdfast_master.core import Core
 from holdfast_master.history import read_history
 from holdfast_master.inputs import Connected, Moment, OperatorConnected, Received, SpecArrived
@@ -54,7 +53,8 @@ from holdfast_wire.messages import (
 )
 
 JOB = "bench"
-SEGMENT = MasterConfig.journal_segment_bytes
+SEGMENT = 4 * 1024 * 1024
+"""The default of `journal_segment_bytes`."""
 COMMITS = 200
 HEARTBEATS = 20_000
 WEEK_MINUTES = 7 * 24 * 60

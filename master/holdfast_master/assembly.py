@@ -7,7 +7,6 @@ server. Does not belong here: what any of them does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.metadata
 import logging
 
@@ -38,16 +37,8 @@ async def serve(config: MasterConfig, books: Books) -> Ending:
         core = Core.restore(books.history.records, identity, config.core)
     else:
         core = Core(identity, config.core)
-    loop = asyncio.get_running_loop()
-    decider = books.decider(core)
-    master = Master(config, core, books.journal, books.history, decider)
-
-    def note(reason: str, text: str) -> None:
-        # From the thread that compacts; at the very end there is nobody to tell any more.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(master.note_journal, reason, text)
-
-    master.keep_books = lambda: books.after_batch(core.durable_state, note)
+    master = Master(config, core, books.journal, books.history, books.decider(core))
+    master.keep_books = lambda: books.after_batch(core.durable_state, master.note_journal)
     try:
         ending = await master.run()
         log.info("exiting: %s", ending.value, extra=master.summary())

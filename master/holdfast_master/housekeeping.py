@@ -56,7 +56,7 @@ class Habits:
 
 
 Note = Callable[[str, str], None]
-"""Takes the reason and the text of an event; called from any thread."""
+"""Takes the reason and the text of an event."""
 
 
 class Housekeeper:
@@ -88,6 +88,7 @@ class Housekeeper:
         self._not_before = 0.0
         self._began = 0.0
         self._running: threading.Thread | None = None
+        self._failed = ""
         self._troubled = False
         self._slow_said = False
         self.compactions = 0
@@ -103,6 +104,7 @@ class Housekeeper:
         if self._running is not None and self._running.is_alive():
             self._mind_slowness(note)
             return
+        self._tell(self._failed or journal.rotation_trouble, note)
         written = journal.bytes_written
         # A base that is larger than what it stands for is not worth its writing.
         if written - self._covered < max(self._habits.segment_bytes, self._base_bytes):
@@ -112,9 +114,7 @@ class Housekeeper:
         self._began, self._slow_said = self._clock(), False
         journal.ask_rotation()
         copied = state()
-        self._running = threading.Thread(
-            target=self._compact, args=(journal, copied, written, note), daemon=True
-        )
+        self._running = threading.Thread(target=self._compact, args=(copied, written), daemon=True)
         self._running.start()
 
     def wait(self, seconds: float) -> None:
@@ -128,7 +128,7 @@ class Housekeeper:
             text = f"the journal's compaction has taken {SLOW_SECONDS:.0f} s: a slow disk"
             note(EventReason.JOURNAL_NOT_COMPACTED, f"{text}; old files stay meanwhile")
 
-    def _compact(self, journal: RotatingJournal, state: JobState, written: int, note: Note) -> None:
+    def _compact(self, state: JobState, written: int) -> None:
         own = PastMaster(
             epoch=self._head.epoch,
             incarnation=self._head.incarnation,
@@ -148,20 +148,19 @@ class Housekeeper:
                 time.time(),
             )
         except (JournalError, OSError) as error:
+            log.warning("%s", error)
             self._not_before = self._clock() + RETRY_SECONDS
-            self._say(str(error), note)
+            self._failed = str(error)
             return
         self._covered, self._base_bytes = written, done.size
+        self._failed = ""
         self.compactions += 1
-        self._say(journal.rotation_trouble, note)
         self._log(done, state)
 
-    def _say(self, trouble: str, note: Note) -> None:
-        if trouble:
-            log.error("%s", trouble)
-            if not self._troubled:
-                note(EventReason.JOURNAL_NOT_COMPACTED, trouble)
-        elif self._troubled:
+    def _tell(self, trouble: str, note: Note) -> None:
+        if trouble and not self._troubled:
+            note(EventReason.JOURNAL_NOT_COMPACTED, trouble)
+        elif self._troubled and not trouble:
             note(EventReason.JOURNAL_MENDED, "the journal is compacted again")
         self._troubled = bool(trouble)
 

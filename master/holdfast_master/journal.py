@@ -136,7 +136,10 @@ class Journal:
         try:
             path, new = self._begin_part()
         except OSError as error:
-            self._rotation_trouble = f"journal {self._path.parent}: {error.strerror}"
+            self._rotation_trouble = (
+                f"journal {self._path.parent}: {error.strerror}: no new file can be begun, "
+                f"{self._path.name} goes on: make room"
+            )
             return
         self._rotation_trouble = ""
         os.close(file)
