@@ -85,7 +85,7 @@ class RecordedCore:
         """Return the batch that one input leads to."""
         core, recorder = self._core, self._recorder
         if recorder.wants_part:
-            recorder.begin(now, core.newest_record(), core.papers(MOST_NODES))
+            self._begin_part(now)
         try:
             batch = core.handle(event, now)
         except Exception:
@@ -97,6 +97,15 @@ class RecordedCore:
                 others += 1
         recorder.note((event, now, core.newest_record(), others, False))
         return batch
+
+    def _begin_part(self, now: Moment) -> None:
+        try:
+            kept = self._core.papers(MOST_NODES)
+        except papers.PapersError as error:
+            # Whatever is wrong with a recording, the job's decisions are made.
+            self._recorder.stop(str(error))
+            return
+        self._recorder.begin(now, self._core.newest_record(), kept)
 
     def next_deadline(self) -> float | None:
         """Return when a Ticked is due."""
@@ -141,7 +150,7 @@ class InputRecorder:
         self.wants_part = False
         self._part += 1
         if self._part and kept is None:
-            self._stop("the job has too many nodes for a later part")
+            self.stop("the job has too many nodes for a later part")
             return
         opened = dataclasses.replace(
             self._head,
@@ -167,7 +176,9 @@ class InputRecorder:
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def _stop(self, why: str) -> None:
+    def stop(self, why: str) -> None:
+        """Record nothing any more, and say why."""
+        self.wants_part = False
         if not self.trouble:
             log.warning("inputs are not recorded any more: %s", why)
         self.trouble = why
@@ -191,7 +202,7 @@ class InputRecorder:
             self._write_all(waiting)
         except (OSError, papers.PapersError) as error:
             self._end_file()
-            self._stop(str(error))
+            self.stop(str(error))
 
     def _write_all(self, waiting: Sequence[_Begin | Told]) -> None:
         told: list[Told] = []
@@ -237,7 +248,7 @@ class InputRecorder:
     def _make_room(self) -> None:
         paths = [path for path in recording_paths(self._directory) if path.exists()]
         sizes = [path.stat().st_size for path in paths]
-        while paths and sum(sizes) > self._limit - self._limit // PARTS:
+        while paths and sum(sizes) > self._limit - 2 * (self._limit // PARTS):
             durable_files.remove(paths.pop(0))
             sizes.pop(0)
 

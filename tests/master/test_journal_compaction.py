@@ -1,124 +1,44 @@
-"""Compaction of the journal: nothing is lost at any moment, and it does not grow without bound."""
+"""Compaction of the journal: a base says what its facts say, and the journal stays short."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from holdfast_master import durable_files, framing
+from holdfast_master import framing
 from holdfast_master.compaction import CompactionError, Retention, choose_cut, compact
 from holdfast_master.core import Core
-from holdfast_master.history import History, read_history
+from holdfast_master.history import read_history
+from holdfast_master.job import folding
 from holdfast_master.job.state import JobState
 from holdfast_master.journal import Journal
 from holdfast_master.segments import FileName, JournalError, Kind, listing, segment_path
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import codec
-from holdfast_wire.messages import JournalRecord, PastMaster, SegmentOpened
+from holdfast_wire.messages import JournalRecord, PastMaster
+from journals import (
+    EVERY_MASTER,
+    KEEP_ALL,
+    KEEP_NOTHING,
+    NOW,
+    compacted,
+    files,
+    fold,
+    head,
+    read,
+    troubled_story,
+    write,
+)
 from simulated_job import SimulatedJob, job_spec
 from simulated_process import JOB_UID
-
-KEEP_ALL = Retention(seconds=1e9, limit_bytes=1 << 40)
-KEEP_NOTHING = Retention(seconds=0.0, limit_bytes=0)
-NOW = 1_800_000_000.0
-STEPS = ("create", "write", "sync", "rename", "remove", "sync_directory")
-EVERY_MASTER = (PastMaster(epoch=1, incarnation="m1", newest_event=3),)
 
 
 @pytest.fixture(scope="module")
 def story() -> list[JournalRecord]:
     """The records of a job with failures, a rescale and a drained node."""
-    job = SimulatedJob(job_spec(replicas=4), seed=5)
-    agents = job.add_agents(4)
-    job.run_until("TRAINING")
-    agents[1].crash()
-    job.run(30)
-    job.change(replicas=3)
-    job.run(60)
-    job.evict(0)
-    job.run(90)
-    return job.records
-
-
-def head(epoch: int = 1) -> SegmentOpened:
-    """Return what files of the simulated master begin with."""
-    return SegmentOpened(format=2, epoch=epoch, incarnation=f"m{epoch}", job_uid=JOB_UID)
-
-
-def fold(records: object) -> JobState:
-    """Return the state that records come to."""
-    settings = CoreSettings()
-    state = JobState(event_limit=settings.event_limit, incident_limit=settings.incident_limit)
-    for record in records:  # type: ignore[attr-defined]
-        state.apply(record)
-    return state
-
-
-def write(journal: Journal, records: list[JournalRecord]) -> None:
-    """Write records as the loop does."""
-    journal.commit([codec.encode(record) for record in records], durable=True)
-
-
-def compacted(directory: Path, state: JobState, retention: Retention = KEEP_NOTHING) -> None:
-    """Compact as the master of epoch 1 does."""
-    compact(directory, head(), state, EVERY_MASTER, retention, NOW)
-
-
-def read(directory: Path) -> History:
-    """Read as a successor does."""
-    return read_history(directory, JOB_UID)
-
-
-def files(directory: Path) -> list[str]:
-    """Return the names in the directory."""
-    return sorted(path.name for path in directory.iterdir())
-
-
-class Stopped(BaseException):
-    """The process was killed here."""
-
-
-@dataclasses.dataclass
-class Border:
-    """Counts the steps at the border to the system, and ends the process at one of them."""
-
-    monkeypatch: pytest.MonkeyPatch
-    fatal: int = 10**9
-    error: BaseException = dataclasses.field(default_factory=Stopped)
-    taken: list[str] = dataclasses.field(default_factory=list)
-
-    def watch(self) -> None:
-        """Stand between the code and the system."""
-        for name in STEPS:
-            self.monkeypatch.setattr(durable_files, name, self._wrap(name))
-
-    def _wrap(self, name: str) -> Callable[..., object]:
-        real = getattr(durable_files, name)
-
-        def step(*arguments: object) -> object:
-            if len(self.taken) == self.fatal:
-                if name == "write":
-                    # Half of it is on disk, as after a kill in the middle of a write.
-                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])  # type: ignore[index, arg-type]
-                raise self.error
-            self.taken.append(name)
-            return real(*arguments)
-
-        return step
-
-
-@pytest.fixture
-def border(monkeypatch: pytest.MonkeyPatch) -> Border:
-    """A border that lets everything pass."""
-    return Border(monkeypatch)
+    return troubled_story()
 
 
 def test_a_base_folds_to_the_state_of_the_records_that_it_stands_for(
@@ -142,8 +62,6 @@ def test_a_base_folds_to_the_state_of_the_records_that_it_stands_for(
 
 def test_every_field_of_the_state_is_in_a_base() -> None:
     """A field that somebody adds to the state must be folded out, or a base would forget it."""
-    from holdfast_master.job import folding
-
     named = set(folding._SAME) | set(folding._lists(fold([])))
     named |= {"draining", "finished", "released", "trained_rounds"}
     renamed = {"ended_steps"}
@@ -151,124 +69,6 @@ def test_every_field_of_the_state_is_in_a_base() -> None:
     settings = {"event_limit", "incident_limit"}
     fields = {field.name for field in dataclasses.fields(JobState)}
     assert fields == (named - {"worlds_ended"}) | renamed | of_the_record | settings
-
-
-def test_the_steps_of_a_compaction_are_in_the_only_safe_order(
-    tmp_path: Path, story: list[JournalRecord], border: Border
-) -> None:
-    """Synced before it gets its name; the name synced before anything goes."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
-    border.watch()
-    journal.ask_rotation()
-    journal.commit([], durable=False)
-    assert border.taken == ["create", "write", "sync", "rename", "sync_directory"]
-    border.taken.clear()
-    compacted(tmp_path, fold(story))
-    written = ["create", "write", "sync", "rename", "sync_directory"]
-    assert border.taken == [*written, "remove", "sync_directory"]
-    journal.close()
-
-
-@pytest.mark.parametrize("step", range(7))
-def test_a_kill_at_any_step_of_a_compaction_loses_nothing(
-    tmp_path: Path, story: list[JournalRecord], border: Border, step: int
-) -> None:
-    """The fold is the same before and after; the next compaction tidies up."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
-    journal.ask_rotation()
-    journal.commit([], durable=False)
-    state = fold(story)
-    border.fatal = step
-    with border.monkeypatch.context():
-        border.watch()
-        with pytest.raises(Stopped):
-            compacted(tmp_path, state)
-        border.monkeypatch.undo()
-    assert fold(read(tmp_path).records) == state
-    compacted(tmp_path, state)
-    assert files(tmp_path) == [f"base-{state.sequence}-1.log", "journal-1-1.log"]
-    assert fold(read(tmp_path).records) == state
-    journal.close()
-
-
-@pytest.mark.parametrize("step", range(5))
-def test_a_kill_at_any_step_of_a_rotation_loses_nothing(
-    tmp_path: Path, story: list[JournalRecord], border: Border, step: int
-) -> None:
-    """A new file is there with its head, or not at all."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story[:50])
-    journal.ask_rotation()
-    border.fatal = step
-    border.watch()
-    with pytest.raises(Stopped):
-        write(journal, story[50:])
-    border.monkeypatch.undo()
-    assert fold(read(tmp_path).records) == fold(story[:50])
-    assert read(tmp_path).notes == ()
-    os.close(journal._file)  # type: ignore[arg-type]
-    again = Journal(tmp_path, 1, "m1")
-    write(again, story[50:])
-    again.close()
-    assert fold(read(tmp_path).records) == fold(story)
-
-
-@pytest.mark.parametrize("step", range(5))
-def test_a_disk_that_refuses_a_step_leaves_the_old_files(
-    tmp_path: Path, story: list[JournalRecord], border: Border, step: int
-) -> None:
-    """A full disk at any step is said with the remedy, and costs nothing."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
-    before = files(tmp_path)
-    border.fatal, border.error = step, OSError(28, "No space left on device")
-    border.watch()
-    with pytest.raises(CompactionError, match="No space left on device; old files stay: make room"):
-        compacted(tmp_path, fold(story))
-    border.monkeypatch.undo()
-    assert set(before) <= set(files(tmp_path))
-    assert fold(read(tmp_path).records) == fold(story)
-    journal.close()
-
-
-@pytest.mark.parametrize("step", range(5))
-def test_a_disk_that_refuses_a_new_file_leaves_the_writer_with_the_old_one(
-    tmp_path: Path, story: list[JournalRecord], border: Border, step: int
-) -> None:
-    """Records go on into the file that is open; the reason is kept for people."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story[:50])
-    journal.ask_rotation()
-    border.fatal, border.error = step, OSError(28, "No space left on device")
-    border.watch()
-    write(journal, story[50:])
-    border.monkeypatch.undo()
-    assert "No space left on device" in journal.rotation_trouble
-    assert journal.trouble == ""
-    assert fold(read(tmp_path).records) == fold(story)
-    journal.close()
-
-
-def test_what_was_read_back_and_differs_is_no_base(
-    tmp_path: Path, story: list[JournalRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk that returns something else than was written is found before anything goes."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
-    real = durable_files.sync
-
-    def rot(file: int) -> None:
-        real(file)
-        os.pwrite(file, b"\0", os.fstat(file).st_size // 2)
-
-    monkeypatch.setattr(durable_files, "sync", rot)
-    with pytest.raises(CompactionError, match="is not what was written; old files stay"):
-        compacted(tmp_path, fold(story))
-    assert "journal-1.log" in files(tmp_path)
-    assert fold(read(tmp_path).records) == fold(story)
-    journal.close()
 
 
 def test_a_damaged_base_is_left_out_and_the_facts_are_used(
@@ -444,63 +244,6 @@ def test_facts_are_kept_for_the_time_that_was_declared(
         records = read_history(tmp_path, JOB_UID, upto=upto).records
         known = [record for record in records if record.sequence <= upto]
         assert fold(known) == fold(story[:upto])
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from holdfast_master import durable_files
-from holdfast_master.compaction import Retention, compact
-from holdfast_master.history import read_history
-from holdfast_master.job.state import JobState
-from holdfast_wire.messages import SegmentOpened
-
-directory, fatal = Path(sys.argv[1]), int(sys.argv[2])
-state = JobState(event_limit=10_000, incident_limit=1_000)
-for record in read_history(directory, sys.argv[3]).records:
-    state.apply(record)
-taken = 0
-
-def wrap(name):
-    real = getattr(durable_files, name)
-    def step(*arguments):
-        global taken
-        if taken == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-        taken += 1
-        return real(*arguments)
-    setattr(durable_files, name, step)
-
-for name in ("create", "write", "sync", "rename", "remove", "sync_directory"):
-    wrap(name)
-head = SegmentOpened(format=2, epoch=1, incarnation="m1", job_uid=sys.argv[3])
-compact(directory, head, state, (), Retention(seconds=0.0, limit_bytes=0), 1.0)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(7))
-def test_a_process_that_is_killed_while_it_compacts_loses_nothing(
-    tmp_path: Path, story: list[JournalRecord], step: int
-) -> None:
-    """SIGKILL of a real process before each step."""
-    directory = tmp_path / "journal"
-    journal = Journal(directory, 1, "m1")
-    write(journal, story)
-    journal.ask_rotation()
-    journal.commit([], durable=False)
-    journal.close()
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(KILLED))
-    done = subprocess.run(
-        [sys.executable, str(script), str(directory), str(step), JOB_UID],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert fold(read(directory).records) == fold(story)
 
 
 def test_an_epochs_second_file_belongs_to_the_same_master(

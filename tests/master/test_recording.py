@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,18 @@ def test_a_disk_that_refuses_ends_the_recording_and_nothing_else(
     recorded.recorder.close()
     assert "No space left on device" in recorded.recorder.trouble
     assert len(recorded.recorder._queue) == 0
+
+
+def test_papers_that_cannot_be_copied_end_the_recording_and_no_decision(tmp_path: Path) -> None:
+    """Whatever is wrong with a recording, no input is lost to the core."""
+    recorded = Recorded(tmp_path / "journal", limit=10_000_000)
+    core = recorded.job.core
+    core._desk.rescale_cost = Fraction(1)  # type: ignore[assignment]
+    recorded.recorder.wants_part = True
+    recorded.job.add_agents(4)
+    recorded.job.run(1.0)
+    assert "Fraction is not among the classes" in recorded.recorder.trouble
+    assert len(core._desk.roster.nodes) == 4
 
 
 def test_a_disk_that_does_not_keep_up_leaves_a_hole_between_two_files(

@@ -185,7 +185,12 @@ def test_a_journal_that_does_not_reach_the_recording_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("found", "changed"),
-    [(b'"warm"', b'"wram"'), (b'"Roster"', b'"Boaster"'), (b'"ledger"', b'"legder"')],
+    [
+        (b'"warm"', b'"wram"'),
+        (b'"job.roster.Roster"', b'"job.roster.Boaster"'),
+        (b'"job.roster.Roster"', b'"os.path"'),
+        (b'"ledger"', b'"legder"'),
+    ],
 )
 def test_papers_of_another_release_are_refused_with_the_remedy(
     found: bytes, changed: bytes

@@ -11,46 +11,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast_master import inputs
-from holdfast_master.decide import failure, goodput, liveness, rendezvous
-from holdfast_master.job import (
-    boundary,
-    case,
-    claims,
-    job_clock,
-    ledger,
-    operator_view,
-    roster,
-    timers,
-    waiting_requests,
-    world,
-)
 from holdfast_master.job.desk import Desk
 from holdfast_wire import messages
 
-_MODULES = (
-    boundary,
-    case,
-    claims,
-    failure,
-    goodput,
-    inputs,
-    job_clock,
-    ledger,
-    liveness,
-    operator_view,
-    rendezvous,
-    roster,
-    timers,
-    waiting_requests,
-    world,
-)
-_ELSEWHERE = frozenset({"identity", "settings", "state", "_records", "_rest"})
-"""Fields of the desk that are no papers: journal, configuration and batch have them."""
+_OURS = "holdfast_master."
+_PURE = ("job.", "decide.", "inputs.")
+"""Where the classes live that papers may hold; none of them does anything when it is made."""
+_ELSEWHERE = frozenset({"identity", "settings", "state"})
+"""Fields of the desk that are no papers: journal and configuration have them."""
 _SEQUENCES: dict[type, tuple[str, Callable[[Iterable[Any]], Any]]] = {
     list: ("list", list),
     tuple: ("tuple", tuple),
@@ -65,19 +38,32 @@ class PapersError(ValueError):
     """Papers that this release cannot take up: names what is unknown."""
 
 
-def _classes() -> dict[str, type]:
-    found: dict[str, type] = {}
-    for module in (*_MODULES, messages):
-        found |= {
-            name: kind
-            for name, kind in vars(module).items()
-            if isinstance(kind, type) and (kind.__module__ == module.__name__ or module is messages)
-        }
-    return found
-
-
-_CLASSES = _classes()
 _TWINS = frozenset(kind for kind in vars(messages).values() if isinstance(kind, type))
+
+
+def _name_of(kind: type) -> str:
+    """Return the name by which papers know a class: its module's and its own."""
+    if kind in _TWINS:
+        return f"messages.{kind.__name__}"
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix(_OURS)
+    if not (kind.__module__.startswith(_OURS) and name.startswith(_PURE)):
+        raise PapersError(f"{name} is not among the classes that papers may hold")
+    return name
+
+
+def _class_of(name: str) -> Any:
+    """Return the class of that name."""
+    module, _, own = name.rpartition(".")
+    if module == "messages":
+        found = vars(messages).get(own)
+    elif name.startswith(_PURE):
+        # Whatever a desk can hold was imported with it.
+        found = vars(sys.modules.get(f"{_OURS}{module}", object)).get(own)
+    else:
+        found = None
+    if not isinstance(found, type):
+        raise PapersError(f"{name} is unknown to this release; use the one that wrote it")
+    return found
 
 
 def take(desk: Desk) -> dict[str, Any]:
@@ -87,11 +73,13 @@ def take(desk: Desk) -> dict[str, Any]:
     do so in another thread.
     """
     copier = _Copier()
-    return {
-        field.name: copier.copy(getattr(desk, field.name))
-        for field in dataclasses.fields(desk)
-        if field.name not in _ELSEWHERE
-    }
+    return {name: copier.copy(getattr(desk, name)) for name in _names(desk)}
+
+
+def _names(desk: Desk) -> list[str]:
+    # What begins with _ is the batch that is being written, and empty between two inputs.
+    names = [field.name for field in dataclasses.fields(desk)]
+    return [name for name in names if name not in _ELSEWHERE and not name.startswith("_")]
 
 
 def finish(message: Any) -> Any:
@@ -99,7 +87,7 @@ def finish(message: Any) -> Any:
     if type(message) not in _TWINS:
         raise PapersError(f"{type(message).__name__} is no message of the wire")
     fields = {f.name: _inside(getattr(message, f.name)) for f in dataclasses.fields(message)}
-    return {"new": type(message).__name__, "id": 0, "fields": fields}
+    return {"new": _name_of(type(message)), "id": 0, "fields": fields}
 
 
 def _inside(value: Any) -> Any:
@@ -118,7 +106,7 @@ class _Copier:
         if value is None or kind in {int, str, float, bool}:
             return value
         if isinstance(value, enum.Enum):
-            return {"enum": kind.__name__, "name": value.name}
+            return {"enum": _name_of(kind), "name": value.name}
         if kind in _TWINS:
             return value
         if kind in _SEQUENCES:
@@ -130,9 +118,7 @@ class _Copier:
         return self._object(value)
 
     def _object(self, value: Any) -> Any:
-        name = type(value).__name__
-        if _CLASSES.get(name) is not type(value):
-            raise PapersError(f"{name} is not among the classes that papers may hold")
+        name = _name_of(type(value))
         known = self._numbers.get(id(value))
         if known is not None:
             return {"same": known}
@@ -154,7 +140,7 @@ def put_back(desk: Desk, papers: dict[str, Any]) -> None:
         PapersError: they hold something that this release does not know.
     """
     reader = _Reader()
-    names = {field.name for field in dataclasses.fields(desk)} - _ELSEWHERE
+    names = _names(desk)
     for name, value in papers.items():
         if name not in names:
             raise PapersError(f"the desk has no {name} in this release; use the one that wrote it")
@@ -185,18 +171,15 @@ class _Reader:
         return _MAKERS[kind](self.read(item) for item in items)
 
     def _member(self, kind: str, name: str) -> Any:
-        found: Any = _CLASSES.get(kind)
-        if found is None or name not in found.__members__:
+        found = _class_of(kind)
+        if name not in found.__members__:
             raise PapersError(
                 f"{kind}.{name} is unknown to this release; use the one that wrote it"
             )
         return found[name]
 
     def _object(self, value: dict[str, Any]) -> Any:
-        kind = _CLASSES.get(value["new"])
-        if kind is None:
-            text = f"{value['new']} is unknown to this release; use the one that wrote it"
-            raise PapersError(text)
+        kind = _class_of(value["new"])
         made: Any = object.__new__(kind)
         if value["id"]:
             self._objects[value["id"]] = made
