@@ -183,5 +183,16 @@ def test_an_incident_is_stepped_through_by_its_id(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bad batch" in done.stdout
     assert "WorldDecided" in done.stdout
+    command = [sys.executable, "-m", "holdfast_master.inspection", "replay", str(journal)]
+    stepped = subprocess.run(
+        [*command, f"--incident={name}", "--step"],
+        input="\n" * 500,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert stepped.returncode == 0, stepped.stderr
+    assert stepped.stdout.count("-- Enter: next") == done.stdout.count("  > ")
     unknown = tool("replay", str(journal), "--incident=no")
     assert (unknown.returncode, f"known: {name}" in unknown.stderr) == (2, True)
