@@ -40,6 +40,8 @@ class Step:
     """None: the master's own beginning."""
     records: tuple[JournalRecord, ...]
     """What today's code decided."""
+    orders: tuple[Instruction, ...]
+    """What today's code wants done because of it."""
     recorded: tuple[JournalRecord, ...]
     """What was decided then, as far as the journal tells."""
     difference: str = ""
@@ -136,7 +138,7 @@ def _again(
         batch = core.handle(event, moment)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
         text = "" if recorded.failed else f"today's code fails: {type(error).__name__}: {error}"
-        return _made(number, moment, event, (), then, text)
+        return _made((number, moment, event), (), then, text)
     records = _facts_of(batch)
     others = len(batch) - len(records)
     text = compare(records, then)
@@ -147,7 +149,7 @@ def _again(
         text = f"{recorded.instructions} instructions followed then, {others} follow today"
     if not text and recorded.failed:
         text = "the code of then failed, today's does not"
-    return _made(number, moment, event, records, then, text)
+    return _made((number, moment, event), batch, then, text)
 
 
 def _step(
@@ -159,22 +161,22 @@ def _step(
 ) -> Step:
     records = _facts_of(batch)
     then = tuple(facts[item.sequence] for item in records if item.sequence in facts)
-    return _made(number, moment, event, records, then, compare(records, then))
+    return _made((number, moment, event), batch, then, compare(records, then))
 
 
 def _made(
-    number: int,
-    moment: Moment,
-    event: Input | None,
-    records: tuple[JournalRecord, ...],
+    place: tuple[int, Moment, Input | None],
+    batch: Sequence[Instruction],
     recorded: tuple[JournalRecord, ...],
     difference: str,
 ) -> Step:
+    number, moment, event = place
     return Step(
         number=number,
         moment=moment,
         event=event,
-        records=records,
+        records=_facts_of(batch),
+        orders=tuple(item for item in batch if not isinstance(item, Record)),
         recorded=recorded,
         difference=difference,
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast_master.inspection import verify
+from holdfast_master.recording_files import recording_paths
 from holdfast_master.segments import Kind, listing
 from holdfast_wire.messages import (
     DrainNodeRequest,
@@ -56,7 +57,7 @@ def fill(agent: ScriptedAgent, until: Path) -> None:
     chance = random.Random(0)
 
     def say_more() -> bool:
-        for _ in range(100):
+        for _ in range(20):
             agent.send(Heartbeat(sequence=chance.getrandbits(60)))
         return until.exists()
 
@@ -109,7 +110,7 @@ def test_what_a_real_master_decided_is_decided_alike_by_another_process(tmp_path
         "initial_spec": {**GENEROUS, "replicas": 3},
         "journal_dir": str(journal),
         # A part is an eighth of this: later parts begin with the core's papers.
-        "recording_bytes": 80_000,
+        "recording_bytes": 400_000,
     }
     with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 3) as agents:
         number = agents[0].round
@@ -129,7 +130,8 @@ def test_what_a_real_master_decided_is_decided_alike_by_another_process(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not decided again" not in done.stdout
     assert "decided again: all as they were" in done.stdout
-    assert done.stdout.count("with the state that was kept") >= 3
+    assert done.stdout.count("== inputs-") == len(recording_paths(journal))
+    assert "with the state that was kept" in done.stdout
     assert "test" in done.stdout
 
 
@@ -183,6 +185,7 @@ def test_an_incident_is_stepped_through_by_its_id(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bad batch" in done.stdout
     assert "WorldDecided" in done.stdout
+    assert "-> WorldAssignment to stream 1, 2" in done.stdout
     command = [sys.executable, "-m", "holdfast_master.inspection", "replay", str(journal)]
     stepped = subprocess.run(
         [*command, f"--incident={name}", "--step"],

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast_master import durable_files, recording, redeciding
+from holdfast_master import durable_files, framing, recording, redeciding
 from holdfast_master.inputs import Moment, Received
 from holdfast_master.recorded_inputs import from_message
 from holdfast_master.recording import InputRecorder, RecordedCore, encode
 from holdfast_master.recording_files import read_recording, recording_path, recording_paths
 from holdfast_master.redeciding import Step, redecide
+from holdfast_master.segments import JournalError
 from holdfast_wire import codec
 from holdfast_wire.messages import (
     Fence,
@@ -177,3 +180,36 @@ def test_the_short_way_to_encode_a_message_gives_the_same() -> None:
     assert from_message(both[0]) == Received(7, Fence(epoch=1, round=1), beat)
     assert (both[0].mono, both[0].unix_time) == (1.5, 2.5)
     assert (both[0].sequence, both[0].instructions) == (9, 2)
+
+
+def test_a_recording_of_a_newer_release_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """An older reader does not guess."""
+    path = recording_path(tmp_path, 1, 0)
+    newer = dataclasses.replace(HEAD, format=2, version="9.0")
+    path.write_bytes(framing.frame(codec.encode(newer)))
+    with pytest.raises(JournalError, match=r"has format 2, written by holdfast 9\.0"):
+        read_recording(path)
+
+
+def test_any_flipped_bit_of_a_recording_is_found(tmp_path: Path) -> None:
+    """What is before it is decided alike; what is behind it is left out, and that is said."""
+    directory = tmp_path / "journal"
+    recorded = Recorded(directory, limit=10_000_000)
+    recorded.job.add_agents(4)
+    for _ in range(5):
+        recorded.job.run(5.0)
+        recorded.recorder._write_waiting()
+    recorded.recorder.close()
+    (path,) = recording_paths(directory)
+    data = path.read_bytes()
+    whole = len(recorded.replay(directory)[0])
+    for bit in random.Random(0).sample(range(len(data) * 8), 40):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bytes(damaged))
+        recording = read_recording(path)
+        assert recording is None or recording.broken, f"bit {bit}"
+        if recording is not None:
+            (steps,) = recorded.replay(directory)
+            assert len(steps) < whole, f"bit {bit}"
+            assert [step.difference for step in steps if step.difference] == [], f"bit {bit}"

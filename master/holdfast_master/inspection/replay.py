@@ -120,6 +120,8 @@ class Player:
         self._say(f"{words.clock(step.moment.unix)}  > {words.input_line(step.event)}")
         for record in step.records:
             self._say(f"    {record.sequence:>7} {words.kind_of(record):<16} {words.says(record)}")
+        for line in words.order_lines(step.orders):
+            self._say(f"         -> {line}")
         if step.difference:
             self.difference = True
             self._tell_difference(step)

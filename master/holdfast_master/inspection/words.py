@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast_master.inputs import (
@@ -29,6 +29,7 @@ from holdfast_master.inputs import (
     StopWished,
     Ticked,
 )
+from holdfast_master.instructions import Instruction, Refuse, Reply, Send, Tell
 from holdfast_wire.messages import (
     BudgetCharge,
     CommandFinished,
@@ -135,7 +136,8 @@ def _decided(fact: WorldDecided) -> str:
 
 def _incident(fact: Incident) -> str:
     culprit = f" node {fact.culprit_node}" if fact.culprit_node else ""
-    state = "open" if fact.open else f"closed, charged to {fact.charged.name}"
+    charged = f"charged to {fact.charged.name}" if fact.charged else "no budget charged"
+    state = "open" if fact.open else f"closed, {charged}"
     rounds = f"round {fact.from_round} -> {fact.to_round or '?'}"
     return f"{fact.id} {state}: {fact.cause}{culprit}, {rounds}: {fact.text}"
 
@@ -180,6 +182,29 @@ _FACTS: dict[type, Callable[[Any], str]] = {
 }
 
 
+def order_lines(orders: Iterable[Instruction]) -> list[str]:
+    """Return what was to be done, a line for each kind of message with the streams it goes to."""
+    streams: dict[str, list[int]] = {}
+    others: list[str] = []
+    for order in orders:
+        if isinstance(order, Send):
+            name = type(order.response.message).__name__
+            streams.setdefault(name, []).append(order.session)
+        elif isinstance(order, Tell):
+            others.append(f"{_short(order.response.message)} to the operator")
+        elif isinstance(order, Reply | Refuse):
+            others.append(f"{type(order).__name__} to request {order.request_id}")
+        else:
+            others.append(_short(order))
+    sent = [f"{name} to stream {_numbers(found)}" for name, found in streams.items()]
+    return sent + others
+
+
+def _numbers(found: list[int]) -> str:
+    shown = ", ".join(map(str, sorted(found)[:8]))
+    return shown if len(found) <= 8 else f"{shown} and {len(found) - 8} more"
+
+
 def input_line(event: Input | None) -> str:
     """Return what the core was told; None: its own beginning."""
     return "the master begins" if event is None else _INPUTS[type(event)](event)
@@ -199,6 +224,8 @@ def _short(message: Any) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
     text = f"{len(value)} items" if isinstance(value, tuple) else str(plain(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
