@@ -81,10 +81,7 @@ class Core:
     """
 
     def __init__(self, identity: CoreIdentity, settings: CoreSettings) -> None:
-        self._start(identity, settings, _blank(settings))
-
-    def _start(self, identity: CoreIdentity, settings: CoreSettings, state: JobState) -> None:
-        self._desk = Desk(identity, settings, state)
+        self._desk = Desk(identity, settings, _blank(settings))
 
     @classmethod
     def restore(
@@ -98,7 +95,7 @@ class Core:
         for record in records:
             state.apply(record)
         core = cls(identity, settings)
-        core._start(identity, settings, state)
+        core._desk = Desk(identity, settings, state)
         return core
 
     def open(self, now: Moment) -> list[Instruction]:

@@ -16,6 +16,7 @@ from holdfast_wire.messages import (
     AgentDismissed,
     GoodputEntry,
     JobFolded,
+    NodeCounted,
     NodeExcluded,
     NodeGoodput,
     PastMaster,
@@ -38,6 +39,7 @@ _LISTS = (
     "events",
     "commands",
     "goodput",
+    "counted",
 )
 """Fields of JobFolded that grow with the job; the others are in the first part."""
 _SAME = (
@@ -115,6 +117,7 @@ def _lists(state: JobState) -> dict[str, list[Any]]:
         "events": list(state.events),
         "commands": list(state.commands.values()),
         "goodput": [_goodput(rank, totals) for rank, totals in state.goodput.items()],
+        "counted": [NodeCounted(node_rank=r, unix_time=at) for r, at in state.counted_unix.items()],
     }
 
 
@@ -140,12 +143,14 @@ def fold_in(state: JobState, part: JobFolded) -> None:
     state.events.extend(part.events)
     state.commands.update({item.command_id: item for item in part.commands})
     state.goodput.update({item.node_rank: from_entries(item.classes) for item in part.goodput})
-    _keep(state.incidents, state.incident_limit)
+    state.counted_unix.update({item.node_rank: item.unix_time for item in part.counted})
+    trim(state.incidents, state.incident_limit)
     while len(state.events) > state.event_limit:
         state.events.popleft()
 
 
-def _keep(kept: dict[str, Any], limit: int) -> None:
+def trim(kept: dict[Any, Any], limit: int) -> None:
+    """Drop the oldest entries beyond this many."""
     while len(kept) > limit:
         del kept[next(iter(kept))]
 

@@ -241,8 +241,7 @@ class JobState:
         if not fact.open and fact.charged in {BudgetKind.FAILURES, BudgetKind.NO_PROGRESS}:
             step = self.ended_steps.get(fact.from_round, 0)
             self.failed_step = max(self.failed_step or 0, step)
-        while len(self.incidents) > self.incident_limit:
-            del self.incidents[next(iter(self.incidents))]
+        folding.trim(self.incidents, self.incident_limit)
 
     @_fold.register
     def _(self, fact: BudgetCharge, _: JournalRecord) -> None:
@@ -298,5 +297,4 @@ def _who(members: tuple[WorldMember, ...]) -> set[tuple[int, str]]:
 
 def _keep(kept: dict[int, Any], number: int, *, value: Any) -> None:
     kept[number] = value
-    while len(kept) > _KEPT_ENDS:
-        del kept[next(iter(kept))]
+    folding.trim(kept, _KEPT_ENDS)

@@ -213,6 +213,14 @@ class PastMaster:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCounted:
+    """NodeCounted: the time up to which a node's goodput was counted."""
+
+    node_rank: int = 0
+    unix_time: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobFolded:
     """JobFolded: what all facts up to its sequence come to; the lists go on in further ones."""
 
@@ -258,3 +266,4 @@ class JobFolded:
     nodes_disrupted: int = 0
     rescales: int = 0
     masters: tuple[PastMaster, ...] = ()
+    counted: tuple[NodeCounted, ...] = ()

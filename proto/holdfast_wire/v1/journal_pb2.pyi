@@ -536,6 +536,26 @@ class PastMaster(google.protobuf.message.Message):
 Global___PastMaster: typing_extensions.TypeAlias = PastMaster
 
 @typing.final
+class NodeCounted(google.protobuf.message.Message):
+    """NodeCounted: the time up to which a node's goodput was counted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    UNIX_TIME_FIELD_NUMBER: builtins.int
+    node_rank: builtins.int
+    unix_time: builtins.float
+    def __init__(
+        self,
+        *,
+        node_rank: builtins.int = ...,
+        unix_time: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_rank", b"node_rank", "unix_time", b"unix_time"]) -> None: ...
+
+Global___NodeCounted: typing_extensions.TypeAlias = NodeCounted
+
+@typing.final
 class JobFolded(google.protobuf.message.Message):
     """JobFolded: what all facts up to its sequence come to. The lists are spread over several of these records, in their
     order; everything else is in the first.
@@ -585,6 +605,7 @@ class JobFolded(google.protobuf.message.Message):
     NODES_DISRUPTED_FIELD_NUMBER: builtins.int
     RESCALES_FIELD_NUMBER: builtins.int
     MASTERS_FIELD_NUMBER: builtins.int
+    COUNTED_FIELD_NUMBER: builtins.int
     first: builtins.bool
     last: builtins.bool
     epoch: builtins.int
@@ -651,6 +672,8 @@ class JobFolded(google.protobuf.message.Message):
     def goodput(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.job_pb2.NodeGoodput]: ...
     @property
     def masters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PastMaster]: ...
+    @property
+    def counted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeCounted]: ...
     def __init__(
         self,
         *,
@@ -696,9 +719,10 @@ class JobFolded(google.protobuf.message.Message):
         nodes_disrupted: builtins.int = ...,
         rescales: builtins.int = ...,
         masters: collections.abc.Iterable[Global___PastMaster] | None = ...,
+        counted: collections.abc.Iterable[Global___NodeCounted] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "assigned", b"assigned", "failed_step", b"failed_step", "spec", b"spec", "stop", b"stop", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "commands", b"commands", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "text", b"text", "trained_rounds", b"trained_rounds", "training", b"training", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "commands", b"commands", "counted", b"counted", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "text", b"text", "trained_rounds", b"trained_rounds", "training", b"training", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
 
 Global___JobFolded: typing_extensions.TypeAlias = JobFolded
