@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import shutil
@@ -63,6 +64,7 @@ def states() -> tuple[JobState, ...]:
 def whole() -> Path:
     """A journal of two epochs, three files of facts and two bases, all of it kept."""
     directory = Path(tempfile.mkdtemp(prefix="journal-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     records = story()
     second = next(
         at
