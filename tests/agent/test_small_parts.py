@@ -14,9 +14,9 @@ from holdfast.layout import Header
 from holdfast.page import Page
 from holdfast_agent import address, evidence
 from holdfast_agent.decide.fence import Accepted
+from holdfast_agent.decide.statements import Statements
 from holdfast_agent.lease import Lease
 from holdfast_agent.session import MAX_QUEUE, Outbox
-from holdfast_agent.statements import Statements
 from holdfast_wire.keys import MAX_TEXT_BYTES
 from holdfast_wire.messages import (
     BoundaryReached,
@@ -107,11 +107,11 @@ class TestOutbox:
 def test_what_happened_is_told_again_in_order_with_its_age() -> None:
     """Evidence survives a lost stream, and is labelled with its own round."""
     statements = Statements()
-    statements.note(WorkerExited(rank=1, exit_code=1, age_seconds=0.5), 3)
-    statements.note(Heartbeat(sequence=9), 3)
-    statements.note(RoundStarted(), 4)
-    statements.note(BoundaryReached(arm_id=1, step=2), 4)
-    again = statements.again(Accepted(epoch=2, incarnation="x", round=4))
+    statements.note(WorkerExited(rank=1, exit_code=1, age_seconds=0.5), 3, now=10.0)
+    statements.note(Heartbeat(sequence=9), 3, now=10.0)
+    statements.note(RoundStarted(), 4, now=11.0)
+    statements.note(BoundaryReached(arm_id=1, step=2), 4, now=12.0)
+    again = statements.again(Accepted(epoch=2, incarnation="x", round=4), now=12.0)
     assert [type(r.message).__name__ for r in again] == [
         "WorkerExited",
         "RoundStarted",
@@ -119,9 +119,9 @@ def test_what_happened_is_told_again_in_order_with_its_age() -> None:
     ]
     assert [r.fence.round for r in again if r.fence is not None] == [3, 4, 4]
     assert isinstance(again[0].message, WorkerExited)
-    assert again[0].message.age_seconds >= 0.5
+    assert again[0].message.age_seconds == 2.5
     statements.forget_before(4)
-    assert len(statements.again(Accepted())) == 2
+    assert len(statements.again(Accepted(), now=12.0)) == 2
 
 
 class TestEvidence:

@@ -17,10 +17,11 @@ from typing import Any
 from holdfast.layout import Header
 from holdfast_agent import zygote
 from holdfast_agent.commands import Commands
-from holdfast_agent.decide import fence, orders
+from holdfast_agent.decide import hearing, orders
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_agent.decide.goodput import Ledger, class_of
 from holdfast_agent.decide.leaving import ExitCode
+from holdfast_agent.decide.statements import Statements
 from holdfast_agent.ending import End, Ending
 from holdfast_agent.errors import RefusedError
 from holdfast_agent.greeting import Memory, Self, hello
@@ -29,7 +30,6 @@ from holdfast_agent.lease import Lease
 from holdfast_agent.runner import RoundRunner
 from holdfast_agent.session import Dial, Session
 from holdfast_agent.solitude import Solitude
-from holdfast_agent.statements import Statements
 from holdfast_agent.stores import Stores
 from holdfast_agent.tools import Tools
 from holdfast_agent.watch import Watch
@@ -51,8 +51,6 @@ from holdfast_wire.messages import (
 
 log = logging.getLogger(__name__)
 
-ABOUT_ROUND = (WorldAssignment, StopRound, Arm)
-"""Messages that an older round in the fence makes void."""
 STORE_LINGER_SECONDS = 1.0
 """The store of the round before goes this much later: nodes that have not heard of the new round
 yet would see their store vanish, and their own exceptions would look like the cause."""
@@ -128,7 +126,7 @@ class Agent:
 
     def report(self, message: Any, round_number: int | None = None) -> None:
         """Send a message, about `round_number` where it is about workers."""
-        self.statements.note(message, round_number or 0)
+        self.statements.note(message, round_number or 0, time.monotonic())
         request = SessionRequest(fence=self.accepted.fence(round_number), message=message)
         self.session.send(request)
 
@@ -171,20 +169,16 @@ class Agent:
     def on_response(self, response: SessionResponse) -> bool:
         """Act on a message of the master, if its fence allows."""
         message = response.message
-        verdict = fence.judge(
-            self.accepted, response.fence, about_round=isinstance(message, ABOUT_ROUND)
-        )
-        if verdict is not FenceVerdict.ACCEPT or response.fence is None:
-            self.dropped[verdict] += 1
-            log.warning("%s of the master dropped: %s", type(message).__name__, verdict.value)
+        heard = hearing.hear(self.accepted, response)
+        if heard.verdict is not FenceVerdict.ACCEPT:
+            self.dropped[heard.verdict] += 1
+            log.warning("%s of the master dropped: %s", type(message).__name__, heard.verdict.value)
             return False
-        own_round = self.accepted.round
-        assigned = isinstance(message, WorldAssignment)
-        self.accepted = fence.accept(self.accepted, response.fence, about_round=assigned)
+        self.accepted = heard.accepted
         handler = self._handlers.get(type(message))
         if handler is None or (self.ending.begun and not isinstance(message, Welcome)):
             return True
-        handler(message, own_round if assigned else response.fence.round)
+        handler(message, heard.round)
         return True
 
     def on_down(self, reason: str) -> None:
@@ -203,7 +197,7 @@ class Agent:
         if welcome.lease_seconds > 0:
             self._tools.page.words[Header.LEASE_LIMIT_NS] = int(welcome.lease_seconds * 1e9)
         verdict = orders.on_welcome(self.accepted.round, welcome.round, alive=self.runner.alive)
-        for request in self.statements.again(self.accepted):
+        for request in self.statements.again(self.accepted, time.monotonic()):
             self.session.send(request)
         if self.warm and self.runner.cold_reason:
             self.report(Warmed(cold_reason=self.runner.cold_reason))
@@ -249,13 +243,7 @@ class Agent:
         self.ending.leave(order)
 
     def _on_digest(self, digest: StateDigest) -> None:
-        known = self._digest
-        if (
-            known is None
-            or known.fence is None
-            or digest.fence is None
-            or (digest.fence.epoch, digest.sequence) > (known.fence.epoch, known.sequence)
-        ):
+        if hearing.newer_digest(self._digest, digest):
             self._digest = digest
 
     def _set_interval(self, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Reports how workers ended: reads the evidence in a thread, then tells the master once.
 
-Which exits are evidence is decided here by who caused them; what they mean is the master's.
+Which exits are evidence is decided in `decide.exits`; what they mean is the master's.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 from holdfast.page import Page
 from holdfast_agent import evidence
+from holdfast_agent.decide import exits
 from holdfast_agent.rounds import Round
 from holdfast_wire.messages import WorkerExited
 
@@ -48,8 +48,7 @@ class ExitReporter:
     def note(self, current: Round, page: Page, local_rank: int, mono_ns: int) -> None:
         """Take the exit of a local rank, whose code `current` has; report it if it is evidence."""
         code = current.exits[local_rank]
-        ordered = current.stop_ordered or current.lease_expired
-        if ordered or (current.kill_ordered and code == -signal.SIGKILL):
+        if not exits.is_evidence(code, current.orders):
             return
         rank = current.rank(page, local_rank)
         message = WorkerExited(

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from holdfast.page import Page
 from holdfast_agent.config import Settings
-from holdfast_agent.decide import ranks
+from holdfast_agent.decide import exits, ranks
 from holdfast_agent.rounds import Round
 from holdfast_wire.messages import ClassSeconds, Hello, StateDigest, StorePrepared
 
@@ -43,8 +43,7 @@ def hello(
     settings: Settings, own: Self, memory: Memory, current: Round | None, page: Page
 ) -> Hello:
     """Return the hello of this moment."""
-    ended = current is not None and (current.kill_ordered or current.stop_ordered)
-    shown = None if ended else current
+    shown = current if current is not None and exits.is_shown(current.orders) else None
     return Hello(
         job_uid=settings.job_uid,
         node_rank=settings.node_rank,

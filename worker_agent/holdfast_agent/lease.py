@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 
 from holdfast.page import Page
+from holdfast_agent.decide import lease
+from holdfast_agent.decide.lease import LeaseVerdict
 
 RENEW_SECONDS = 0.25
 """16 renewals in a lease of 4 s."""
@@ -43,16 +45,13 @@ class Lease:
             await asyncio.sleep(RENEW_SECONDS)
 
     def tick(self, now_ns: int) -> None:
-        """Renew, or say that the lease has run out in the meantime.
-
-        A lease that ran out is not simply renewed: where agent and zygote stood still together,
-        nobody has killed the workers yet, and a newer world may run elsewhere.
-        """
+        """Renew, or say that the lease has run out in the meantime: see `decide.lease`."""
         age_ns = self._page.lease_age_ns(now_ns) or 0
         self.longest_pause_seconds = max(self.longest_pause_seconds, age_ns * 1e-9)
-        if self._held and age_ns > self._page.lease_limit_ns:
+        verdict = lease.judge(held=self._held, age_ns=age_ns, limit_ns=self._page.lease_limit_ns)
+        if verdict is LeaseVerdict.EXPIRED:
             self._held = not self._on_expired(age_ns * 1e-9)
             if self._held:
                 self._page.begin_lease(now_ns)  # nothing ran that could have outlived it
-        elif self._held:
+        elif verdict is LeaseVerdict.RENEW:
             self._page.renew_lease(now_ns)

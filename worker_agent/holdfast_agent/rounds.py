@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast.page import Page
+from holdfast_agent.decide.exits import Orders
 from holdfast_agent.decide.ranks import Rank
 from holdfast_agent.logs import RoundLogs
 from holdfast_wire.messages import RoundStarted, RunningWorker, WorldAssignment
@@ -54,6 +55,13 @@ class Round:
     def kill_ordered(self) -> bool:
         """The agent killed it."""
         return self.killed_at is not None
+
+    @property
+    def orders(self) -> Orders:
+        """What this agent did to it."""
+        return Orders(
+            killed=self.kill_ordered, stopped=self.stop_ordered, lease_expired=self.lease_expired
+        )
 
     @property
     def size(self) -> int:

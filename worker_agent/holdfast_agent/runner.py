@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from holdfast_agent import contract, zygote
+from holdfast_agent.decide import exits
 from holdfast_agent.decide.phases import Happening, RoundPhase, follow
 from holdfast_agent.exits import ExitReporter
 from holdfast_agent.logs import RoundLogs
@@ -163,7 +164,7 @@ class RoundRunner:
         self._move(Happening.DEAD)
         self.died.set()
         self._spawn_task(asyncio.to_thread(current.logs.stop))
-        if current.kill_ordered or current.stop_ordered or current.lease_expired:
+        if exits.tells_stopped(current.orders, next_waits=self.pending is not None):
             self._report_stopped(current)
         self._try_spawn()
 
@@ -276,8 +277,6 @@ class RoundRunner:
         )
 
     def _report_stopped(self, current: Round) -> None:
-        if self.pending is not None and not current.lease_expired:
-            return
         codes = tuple(code for _, code in sorted(current.exits.items()))
         self._report(
             RoundStopped(lease_expired=current.lease_expired, exit_codes=codes), current.number

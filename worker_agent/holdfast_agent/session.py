@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from holdfast_agent.decide import reconnect
 from holdfast_agent.errors import RefusedError
 from holdfast_wire import channel, codec, errors
 from holdfast_wire.messages import Heartbeat, SessionRequest, SessionResponse, Welcome
@@ -25,8 +26,6 @@ from holdfast_wire.v1 import agent_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY_SECONDS = 0.05
-MAX_DELAY_SECONDS = 1.0
 WELCOME_DEADLINE_SECONDS = 5.0
 """From dialling to the Welcome: a frozen master accepts connections and says nothing."""
 COMPLAIN_SECONDS = 10.0
@@ -147,8 +146,7 @@ class Session:
                 welcomed = self._went_down(error)
             attempt = 0 if welcomed else attempt + 1
             if not self.closing:
-                delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt, 8))
-                await asyncio.sleep(delay * self._jitter.uniform(0.5, 1.0))
+                await asyncio.sleep(reconnect.delay(attempt, self._jitter.uniform(0.5, 1.0)))
 
     async def close(self, timeout_seconds: float) -> None:
         """Send what waits and end the stream; the caller then awaits or cancels `run`."""

@@ -14,17 +14,18 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast_agent.commands import MAX_DONE
 from holdfast_agent.config import Settings
-from holdfast_agent.decide import fence
+from holdfast_agent.decide import hearing
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
+from holdfast_agent.decide.statements import Statements
 from holdfast_agent.errors import RefusedError
 from holdfast_agent.greeting import version
 from holdfast_agent.session import Dial, Session
-from holdfast_agent.statements import Statements
 from holdfast_wire.messages import (
     CommandDone,
     DumpStacks,
@@ -150,7 +151,7 @@ class TorchrunNode:
             self._report(Heartbeat(sequence=sequence), self.accepted.round)
 
     def _report(self, message: Any, round_number: int) -> None:
-        self._statements.note(message, round_number)
+        self._statements.note(message, round_number, time.monotonic())
         if self._session is not None:
             request = SessionRequest(fence=self.accepted.fence(round_number), message=message)
             self._session.send(request)
@@ -185,23 +186,21 @@ class TorchrunNode:
 
     def on_response(self, response: SessionResponse) -> bool:
         """Act on a message of the master, if its fence allows."""
-        message, got = response.message, response.fence
-        about_round = isinstance(message, WorldAssignment | StopRound)
-        verdict = fence.judge(self.accepted, got, about_round=about_round)
-        if verdict is not FenceVerdict.ACCEPT or got is None:
-            log.warning("%s of the master dropped: %s", type(message).__name__, verdict.value)
+        message = response.message
+        heard = hearing.hear(self.accepted, response)
+        if heard.verdict is not FenceVerdict.ACCEPT:
+            log.warning("%s of the master dropped: %s", type(message).__name__, heard.verdict.value)
             return False
-        assigned = isinstance(message, WorldAssignment)
-        self.accepted = fence.accept(self.accepted, got, about_round=assigned)
+        self.accepted = heard.accepted
         handler = self._handlers.get(type(message))
         if handler is not None:
-            handler(message, got.round)
+            handler(message, heard.accepted.round)
         return True
 
     def _on_welcome(self, welcome: Welcome, _: int) -> None:
         if welcome.heartbeat_seconds > 0:
             self._interval = welcome.heartbeat_seconds
-        for request in self._statements.again(self.accepted):
+        for request in self._statements.again(self.accepted, time.monotonic()):
             if self._session is not None:
                 self._session.send(request)
 

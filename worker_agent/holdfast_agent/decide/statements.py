@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import time
 from typing import Any
 
 from holdfast_agent.decide.fence import Accepted
@@ -33,6 +32,7 @@ class Statement:
     round: int
     message: Any
     made_at: float
+    """Monotonic time, s."""
 
 
 class Statements:
@@ -41,19 +41,18 @@ class Statements:
     def __init__(self) -> None:
         self._kept: collections.deque[Statement] = collections.deque(maxlen=LIMIT)
 
-    def note(self, message: Any, round_number: int) -> None:
-        """Keep a message if it is one that must not get lost."""
+    def note(self, message: Any, round_number: int, now: float) -> None:
+        """Keep a message if it is one that must not get lost; `now`: monotonic, s."""
         if isinstance(message, KINDS):
-            self._kept.append(Statement(round_number, message, time.monotonic()))
+            self._kept.append(Statement(round_number, message, now))
 
     def forget_before(self, round_number: int) -> None:
         """Drop what is about rounds before `round_number`: nobody asks any more."""
         kept = [entry for entry in self._kept if entry.round >= round_number]
         self._kept = collections.deque(kept, maxlen=LIMIT)
 
-    def again(self, accepted: Accepted) -> list[SessionRequest]:
-        """Return everything kept, in order, with today's age and fence."""
-        now = time.monotonic()
+    def again(self, accepted: Accepted, now: float) -> list[SessionRequest]:
+        """Return everything kept, in order, with today's age and fence; `now`: monotonic, s."""
         return [
             SessionRequest(
                 fence=accepted.fence(entry.round), message=_aged(entry.message, now - entry.made_at)

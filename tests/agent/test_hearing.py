@@ -1,0 +1,121 @@
+"""What the agent makes of a master's messages, its own lease, exits and reconnects: pure rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_agent.decide import exits, hearing, lease, reconnect
+from holdfast_agent.decide.exits import Orders
+from holdfast_agent.decide.fence import Accepted, FenceVerdict
+from holdfast_agent.decide.lease import LeaseVerdict
+from holdfast_wire.messages import (
+    Arm,
+    Fence,
+    PrepareStore,
+    SessionResponse,
+    StateDigest,
+    StopRound,
+    Welcome,
+    WorldAssignment,
+)
+
+KNOWN = Accepted(epoch=3, incarnation="m", round=5)
+
+
+def response(message: object, epoch: int = 3, who: str = "m", number: int = 5) -> SessionResponse:
+    """A message of a master."""
+    fence = Fence(epoch=epoch, incarnation=who, round=number)
+    return SessionResponse(fence=fence, message=message)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("got", "verdict"),
+    [
+        (response(Welcome(), epoch=2), FenceVerdict.OLDER_EPOCH),
+        (response(Welcome(), who="twin"), FenceVerdict.OTHER_INCARNATION),
+        (response(WorldAssignment(), number=4), FenceVerdict.OLDER_ROUND),
+        (response(StopRound(), number=4), FenceVerdict.OLDER_ROUND),
+        (response(Arm(), number=4), FenceVerdict.OLDER_ROUND),
+        (response(PrepareStore(), number=0), FenceVerdict.ACCEPT),
+        (response(Welcome(), epoch=4, who="next", number=0), FenceVerdict.ACCEPT),
+        (SessionResponse(message=Welcome()), FenceVerdict.NO_FENCE),
+    ],
+)
+def test_only_what_the_fence_allows_is_heard(got: SessionResponse, verdict: FenceVerdict) -> None:
+    """A refused message teaches nothing, not even its epoch."""
+    heard = hearing.hear(KNOWN, got)
+    assert heard.verdict is verdict
+    assert (heard.accepted == KNOWN) is (heard.accepted.epoch == 3)
+    if verdict is not FenceVerdict.ACCEPT:
+        assert heard.accepted is KNOWN
+
+
+def test_only_an_assignment_moves_the_round() -> None:
+    """A stop of a newer round is about a round that never started here."""
+    assigned = hearing.hear(KNOWN, response(WorldAssignment(), number=8))
+    assert (assigned.accepted.round, assigned.round) == (8, 5)
+    stopped = hearing.hear(KNOWN, response(StopRound(), number=8))
+    assert (stopped.accepted.round, stopped.round) == (5, 8)
+
+
+def test_the_newer_digest_is_kept() -> None:
+    """By epoch, then by sequence; equal is not newer."""
+    old = StateDigest(fence=Fence(epoch=1), sequence=9)
+    new = StateDigest(fence=Fence(epoch=2), sequence=1)
+    assert hearing.newer_digest(None, old)
+    assert hearing.newer_digest(old, new)
+    assert not hearing.newer_digest(new, old)
+    assert not hearing.newer_digest(new, new)
+
+
+@pytest.mark.parametrize(
+    ("held", "age", "verdict"),
+    [
+        (True, 4, LeaseVerdict.RENEW),
+        (True, 5, LeaseVerdict.EXPIRED),
+        (False, 1, LeaseVerdict.WITHHOLD),
+        (False, 9, LeaseVerdict.WITHHOLD),
+    ],
+)
+def test_a_lease_that_ran_out_is_not_renewed(
+    *, held: bool, age: int, verdict: LeaseVerdict
+) -> None:
+    """Not before the workers are known to be dead."""
+    assert lease.judge(held=held, age_ns=age, limit_ns=4) is verdict
+
+
+NOTHING = Orders(killed=False, stopped=False, lease_expired=False)
+KILLED = Orders(killed=True, stopped=False, lease_expired=False)
+STOPPED = Orders(killed=False, stopped=True, lease_expired=False)
+EXPIRED = Orders(killed=True, stopped=False, lease_expired=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "orders", "evidence"),
+    [
+        (-9, NOTHING, True),
+        (0, NOTHING, True),
+        (-9, KILLED, False),
+        (1, KILLED, True),
+        (1, STOPPED, False),
+        (1, EXPIRED, False),
+    ],
+)
+def test_what_the_agent_caused_is_no_evidence(*, code: int, orders: Orders, evidence: bool) -> None:
+    """A rank that raised before its SIGKILL came is evidence; the SIGKILL is not."""
+    assert exits.is_evidence(code, orders) is evidence
+
+
+def test_the_master_is_told_of_ends_that_it_does_not_know() -> None:
+    """Not of a round that its own assignment ended; of an expired lease always."""
+    assert exits.tells_stopped(KILLED, next_waits=False)
+    assert not exits.tells_stopped(KILLED, next_waits=True)
+    assert exits.tells_stopped(EXPIRED, next_waits=True)
+    assert not exits.tells_stopped(NOTHING, next_waits=False)
+    assert [exits.is_shown(o) for o in (NOTHING, KILLED, STOPPED)] == [True, False, False]
+
+
+def test_reconnects_slow_down_to_a_second() -> None:
+    """50 ms, doubled, at most 1 s."""
+    assert [reconnect.delay(n, 1.0) for n in (0, 1, 4, 5, 99)] == [0.05, 0.1, 0.8, 1.0, 1.0]
+    assert reconnect.delay(0, 0.5) == 0.025

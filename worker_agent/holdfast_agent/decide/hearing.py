@@ -1,0 +1,44 @@
+"""Whether a message of a master is acted on, and what its fence teaches.
+
+Only the fence; what an accepted order leads to is `orders`, older masters and rounds are `fence`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_agent.decide import fence
+from holdfast_agent.decide.fence import Accepted, FenceVerdict
+from holdfast_wire.messages import Arm, SessionResponse, StateDigest, StopRound, WorldAssignment
+
+ABOUT_ROUND = (WorldAssignment, StopRound, Arm)
+"""Messages that an older round in the fence makes void."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Heard:
+    """A message judged by its fence."""
+
+    verdict: FenceVerdict
+    accepted: Accepted
+    """What is known from now on."""
+    round: int
+    """For an assignment the newest round before it; for others the round in their fence."""
+
+
+def hear(known: Accepted, response: SessionResponse) -> Heard:
+    """Judge a message; unless the verdict is ACCEPT nothing of it counts."""
+    got, message = response.fence, response.message
+    verdict = fence.judge(known, got, about_round=isinstance(message, ABOUT_ROUND))
+    if verdict is not FenceVerdict.ACCEPT or got is None:
+        return Heard(verdict, known, 0)
+    assigned = isinstance(message, WorldAssignment)
+    accepted = fence.accept(known, got, about_round=assigned)
+    return Heard(verdict, accepted, known.round if assigned else got.round)
+
+
+def newer_digest(known: StateDigest | None, got: StateDigest) -> bool:
+    """Whether a digest replaces the one that is kept: by epoch, then by sequence."""
+    if known is None or known.fence is None or got.fence is None:
+        return True
+    return (got.fence.epoch, got.sequence) > (known.fence.epoch, known.sequence)
