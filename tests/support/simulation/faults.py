@@ -1,0 +1,270 @@
+"""What each fault does to a running job. `scenario` has their names, weights and spans.
+
+Belongs here: one function for each fault, and what ends it. Does not belong here: when it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from holdfast_master.inputs import UserRequest
+from holdfast_wire.messages import (
+    DrainNodeRequest,
+    DumpStacksRequest,
+    Goodbye,
+    RestartWorkerRequest,
+    ScaleRequest,
+)
+from simulation.checks import Hurt
+from simulation.scenario import Fault
+
+if TYPE_CHECKING:
+    from simulation.agent import Agent
+    from simulation.job import Job
+
+GRACE = 8.0
+"""Of an evicted pod, s."""
+
+
+def apply(job: Job, fault: Fault) -> None:
+    """Let a fault happen."""
+    FAULTS[fault.what](job, fault)
+
+
+def _victim(job: Job, fault: Fault) -> Agent | None:
+    living = [rank for rank, agent in sorted(job.agents.items()) if agent.able]
+    if not living:
+        return None
+    return job.agents[next((rank for rank in living if rank >= fault.who), living[0])]
+
+
+def _hit(hurt: Hurt, what: Callable[[Job, Agent, Fault], None]) -> Callable[[Job, Fault], None]:
+    def happen(job: Job, fault: Fault) -> None:
+        agent = _victim(job, fault)
+        if agent is not None:
+            job.checks.hurt(agent.rank, hurt, fault.span)
+            what(job, agent, fault)
+
+    return happen
+
+
+def _exit(code: int, error: str) -> Callable[[Job, Agent, Fault], None]:
+    def happen(_: Job, agent: Agent, fault: Fault) -> None:
+        agent.workers.exit(fault.who % agent.local, code, error, delay=0.003)
+
+    return happen
+
+
+def _crash(job: Job, agent: Agent, _: Fault) -> None:
+    job.kill_agent(agent)
+    job.pod_failed(agent, 137)
+
+
+def _vanish(job: Job, agent: Agent, _: Fault) -> None:
+    """The machine is gone; nobody sees it for a while."""
+    agent.cut_up += 1
+    agent.cut_down += 1
+    job.kill_agent(agent)
+    job.time.after(9.0, job.pod_failed, agent, 255)
+
+
+def _restart(job: Job, agent: Agent, _: Fault) -> None:
+    """The container is started anew in the same pod."""
+    job.kill_agent(agent)
+    job.time.after(0.3, job.restart_in_pod, agent)
+
+
+def _crash_zygote(_: Job, agent: Agent, __: Fault) -> None:
+    agent.zygote_lost()
+
+
+def _freeze(job: Job, agent: Agent, fault: Fault) -> None:
+    agent.freeze(node=False)
+    job.time.after(fault.span, agent.thaw)
+
+
+def _pause(job: Job, agent: Agent, fault: Fault) -> None:
+    agent.freeze(node=True)
+    job.time.after(fault.span, agent.thaw)
+
+
+def _blip(_: Job, agent: Agent, __: Fault) -> None:
+    if agent.stream is not None:
+        agent.stream.reset()
+
+
+def _cut(up: int, down: int) -> Callable[[Job, Agent, Fault], None]:
+    def happen(job: Job, agent: Agent, fault: Fault) -> None:
+        job.cut([agent], up, down, fault.span)
+
+    return happen
+
+
+def _cut_many(share: int) -> Callable[[Job, Fault], None]:
+    def happen(job: Job, fault: Fault) -> None:
+        chosen = [a for rank, a in sorted(job.agents.items()) if a.alive and rank % share == 0]
+        for agent in chosen:
+            job.checks.hurt(agent.rank, Hurt.NETWORK, fault.span)
+        job.cut(chosen, 1, 1, fault.span)
+
+    return happen
+
+
+def _cut_peers(job: Job, fault: Fault) -> None:
+    for agent in job.agents.values():
+        agent.cut_peers += 1
+        job.time.after(fault.span, agent.peers_reachable)
+
+
+def _slow(job: Job, agent: Agent, fault: Fault) -> None:
+    agent.lag, agent.drag = 0.3, 1.0
+    job.time.after(fault.span, agent.quick_again)
+
+
+def _evict(job: Job, agent: Agent, fault: Fault) -> None:
+    job.operator.mark(agent.rank, conditions=("DisruptionTarget=True",))
+    agent.on_signal(15, GRACE)
+    job.time.after(fault.span, job.evicted, agent)
+
+
+def _leave(job: Job, agent: Agent, _: Fault) -> None:
+    agent.workers.vanish()
+    agent.report(Goodbye(reason="leaves"))
+    job.ended(agent, 0)
+
+
+def _ask(make: Callable[[Fault, Agent], UserRequest]) -> Callable[[Job, Agent, Fault], None]:
+    def happen(job: Job, agent: Agent, fault: Fault) -> None:
+        job.ask(make(fault, agent))
+
+    return happen
+
+
+def _scale(job: Job, fault: Fault) -> None:
+    spec = job.operator.spec
+    most = max(spec.min_replicas, job.scenario.maximum)
+    step = max(1, spec.node_unit)
+    choices = range(spec.min_replicas, most + 1, step)
+    job.ask(ScaleRequest(replicas=choices[fault.who % len(choices)]))
+
+
+def _suspend(job: Job, fault: Fault) -> None:
+    if not job.operator.spec.suspend:
+        job.operator.change(suspend=True)
+        job.time.after(fault.span, job.resume)
+
+
+def _respec(job: Job, fault: Fault) -> None:
+    """Minimum, maximum and join window change together."""
+    spec, unit = job.operator.spec, max(1, job.operator.spec.node_unit)
+    minimum = unit if fault.who % 2 else spec.min_replicas
+    window = 2.0 if fault.who % 3 else 0.0
+    maximum = max(spec.replicas, spec.min_replicas) + unit * (fault.who % 2)
+    job.operator.change(
+        min_replicas=minimum, max_replicas=maximum // unit * unit, join_window_seconds=window
+    )
+
+
+def _operator_gone(job: Job, fault: Fault) -> None:
+    job.operator.leave()
+    job.time.after(fault.span, job.operator.come_back)
+
+
+def _operator_late(job: Job, fault: Fault) -> None:
+    job.operator.lateness = 3.0
+    job.time.after(fault.span, job.operator_prompt)
+
+
+def _stall(job: Job, fault: Fault) -> None:
+    master = job.master
+    master.freeze()
+    job.time.after(fault.span, master.thaw)
+
+
+def _kill_master(job: Job, fault: Fault) -> None:
+    job.kill_master(fault.span, quickly=True)
+
+
+def _tear(job: Job, fault: Fault) -> None:
+    if job.master.up and job.master.segment is not None:
+        job.disk.tear(job.master.segment, lost=1 + fault.who)
+    job.kill_master(fault.span, quickly=False)
+
+
+def _lose(job: Job, fault: Fault) -> None:
+    if job.master.up:
+        job.kill_master(fault.span, quickly=fault.who % 2 == 0)
+        job.disk.lose()
+
+
+def _zombie(job: Job, fault: Fault) -> None:
+    job.leave_zombie(fault.span)
+
+
+def _twin(job: Job, fault: Fault) -> None:
+    job.start_twin(fault.span)
+
+
+def _slow_disk(job: Job, fault: Fault) -> None:
+    job.disk.latency = 0.4
+    job.time.after(fault.span, job.disk_quick)
+
+
+def _full_disk(job: Job, fault: Fault) -> None:
+    job.disk.full = True
+    job.time.after(fault.span, job.disk_empty)
+
+
+def _jump(job: Job, fault: Fault) -> None:
+    job.master.wall += 3600.0 * (fault.who % 5 - 2)
+
+
+def _stores(job: Job, fault: Fault) -> None:
+    job.store_failures = 1.0
+    job.time.after(fault.span, job.stores_work)
+
+
+FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
+    "kill_worker": _hit(Hurt.FAILURE, _exit(-9, "")),
+    "raise_worker": _hit(Hurt.FAILURE, _exit(1, "ValueError")),
+    "exit_worker": _hit(Hurt.FAILURE, _exit(3, "")),
+    "crash_agent": _hit(Hurt.FAILURE, _crash),
+    "vanish": _hit(Hurt.FAILURE, _vanish),
+    "restart_agent": _hit(Hurt.FAILURE, _restart),
+    "crash_zygote": _hit(Hurt.FAILURE, _crash_zygote),
+    "freeze_agent": _hit(Hurt.FAILURE, _freeze),
+    "pause_node": _hit(Hurt.FAILURE, _pause),
+    "blip": _hit(Hurt.NETWORK, _blip),
+    "cut": _hit(Hurt.NETWORK, _cut(1, 1)),
+    "cut_up": _hit(Hurt.NETWORK, _cut(1, 0)),
+    "cut_down": _hit(Hurt.NETWORK, _cut(0, 1)),
+    "cut_half": _cut_many(2),
+    "cut_all": _cut_many(1),
+    "cut_peers": _cut_peers,
+    "slow_node": _hit(Hurt.NETWORK, _slow),
+    "evict": _hit(Hurt.PREEMPTION, _evict),
+    "leave": _hit(Hurt.LEFT, _leave),
+    "drain": _hit(Hurt.ASKED, _ask(lambda _, agent: DrainNodeRequest(node_rank=agent.rank))),
+    "restart_round": _hit(Hurt.ASKED, _ask(lambda _, __: RestartWorkerRequest())),
+    "restart_node": _hit(
+        Hurt.ASKED, _ask(lambda _, agent: RestartWorkerRequest(node_rank=agent.rank))
+    ),
+    "scale": _scale,
+    "stacks": lambda job, _: job.ask(DumpStacksRequest()),
+    "suspend": _suspend,
+    "respec": _respec,
+    "operator_gone": _operator_gone,
+    "operator_late": _operator_late,
+    "operator_repeats": lambda job, _: job.operator.repeat(),
+    "stall_master": _stall,
+    "kill_master": _kill_master,
+    "tear_journal": _tear,
+    "lose_journal": _lose,
+    "zombie_master": _zombie,
+    "twin_master": _twin,
+    "slow_disk": _slow_disk,
+    "full_disk": _full_disk,
+    "jump_clock": _jump,
+    "stores_fail": _stores,
+}

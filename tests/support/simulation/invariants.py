@@ -1,0 +1,201 @@
+"""What must hold, each a small check of plain values that raises with its name and its reason.
+
+Belongs here: what is right. Does not belong here: who looks when (`checks`).
+
+The master's own invariants (`holdfast_master.job.invariants`) are checked beside these: ranks are
+contiguous, one boundary, incidents and charges agree, classes of each node sum to its wall time.
+Grants for commits do not exist in this version: what exists is checked, that nothing is saved at a
+boundary by a round once a newer one has begun to step (`no_late_commit`), and that workers without
+a master die at the limit (`masterless_ends`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from holdfast_agent.decide.fence import Accepted
+from holdfast_master.instructions import Instruction, Send, StepDown, Tell
+from holdfast_master.job.state import JobState
+from holdfast_wire.messages import (
+    Arm,
+    BudgetCharge,
+    BudgetKind,
+    Fence,
+    MasterSpec,
+    SessionResponse,
+    StopRound,
+    WorldAssignment,
+    WorldDecided,
+    WorldMember,
+)
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        self.invariant = invariant
+        super().__init__(f"{invariant}: {text}")
+
+
+def require(holds: object, invariant: str, text: str) -> None:
+    """Raise unless it holds.
+
+    Raises:
+        Broken: it does not.
+    """
+    if not holds:
+        raise Broken(invariant, text)
+
+
+def world_bounds(fact: WorldDecided, spec: MasterSpec | None) -> None:
+    """A world is within [min, max], not above replicas, and a multiple of the unit."""
+    name, size = "world_bounds", len(fact.members)
+    if spec is None:
+        raise Broken(name, f"round {fact.round} was decided before any spec had come")
+    most = min(spec.max_replicas, spec.replicas)
+    text = f"round {fact.round} has {size} nodes, allowed are {spec.min_replicas} to {most}"
+    require(spec.min_replicas <= size <= most, name, text)
+    unit = max(1, spec.node_unit)
+    require(size % unit == 0, name, f"round {fact.round}: {size} nodes are no multiple of {unit}")
+
+
+def world_alive(
+    fact: WorldDecided, heard: Mapping[tuple[int, str], float], now: float, limit: float
+) -> None:
+    """Every member has a stream, was heard within the silence limit and is not known to be dead.
+
+    heard: (node rank, agent id) of every agent with a stream whose pod is not known to be over, to
+    the time of its last message on the clock of `now`.
+    """
+    for member in fact.members:
+        at = heard.get((member.node_rank, member.agent_id))
+        who = f"round {fact.round}: node {member.node_rank} ({member.agent_id})"
+        if at is None:
+            raise Broken("world_alive", f"{who} has no stream, or its pod is known to be over")
+        silent = now - at
+        require(silent <= limit + 1e-3, "world_alive", f"{who} was silent for {silent:.1f} s")
+
+
+def ranks_stable(before: Sequence[WorldMember], fact: WorldDecided) -> None:
+    """Ranks are unique; survivors keep their order; at the same size only vacant places change.
+
+    The first place may go to another member because the first node serves the store.
+    """
+    ids = [member.node_rank for member in fact.members]
+    require(len(ids) == len(set(ids)), "ranks_stable", f"round {fact.round}: ranks {ids}")
+    old = [(member.node_rank, member.agent_id) for member in before]
+    new = [(member.node_rank, member.agent_id) for member in fact.members]
+    kept, stayed = [who for who in old if who in new], [who for who in new if who in old]
+    moved = new[0] if new and new[0] in kept and kept[0] != new[0] else None
+    kept = [who for who in kept if who != moved]
+    stayed = [who for who in stayed if who != moved]
+    text = f"round {fact.round}: survivors stood as {kept}, now as {stayed}"
+    require(kept == stayed, "ranks_stable", text)
+    if len(old) == len(new) and moved is None and kept and kept[0] == old[0]:
+        places = [(old.index(who), new.index(who)) for who in kept]
+        wrong = [pair for pair in places if pair[0] != pair[1]]
+        require(not wrong or new[0] not in old, "ranks_stable", f"round {fact.round}: {wrong}")
+
+
+def one_round(number: int, newest: int) -> None:
+    """Each decided round is newer than all before it."""
+    require(number > newest, "one_round", f"round {number} was decided after round {newest}")
+
+
+def assignments_agree(round_number: int, sent: Sequence[WorldAssignment]) -> None:
+    """All members of a round are told the same world, and each a place of its own."""
+    name = "assignments_agree"
+    worlds = {(a.world_hash, a.world_size, a.group_world_size, a.store_port) for a in sent}
+    require(len(worlds) == 1, name, f"round {round_number} was told as {sorted(worlds)}")
+    places = sorted((a.group_rank, a.base_rank, a.local_world_size) for a in sent)
+    groups = [place[0] for place in places]
+    require(len(groups) == len(set(groups)), name, f"round {round_number}: places {places}")
+    taken = [base + n for _, base, size in places for n in range(size)]
+    require(len(taken) == len(set(taken)), name, f"round {round_number}: ranks {taken}")
+
+
+def superseded_steps_down(
+    own: tuple[int, str], fence: Fence | None, batch: Sequence[Instruction]
+) -> None:
+    """A master that hears of a newer one, or of a twin, does nothing but step down."""
+    if fence is None or fence.epoch < own[0]:
+        return
+    if fence.epoch == own[0] and fence.incarnation in {"", own[1]}:
+        return
+    name, text = "superseded_steps_down", f"{own} heard of {fence.epoch, fence.incarnation}"
+    require(any(isinstance(item, StepDown) for item in batch), name, f"{text} and went on")
+    acts = [item for item in batch if isinstance(item, Send | Tell)]
+    require(not acts, name, f"{text} and still said {acts}")
+
+
+def old_news_without_effect(about: int, before: int, after: int, *, ending: bool) -> None:
+    """A message about the processes of another round does not end the running one."""
+    if before and about not in (0, before) and not ending:
+        text = f"a message about round {about} ended round {before} (now {after})"
+        require(after == before, "old_news_without_effect", text)
+
+
+def fence_obeyed(who: str, known: Accepted, response: SessionResponse) -> None:
+    """An agent acts on nothing of an older master, of a twin, or about an older round."""
+    got, what = response.fence, type(response.message).__name__
+    if got is None:
+        raise Broken("fence_obeyed", f"{who} obeyed a {what} without a fence")
+    text = f"{who} knows epoch {known.epoch} ({known.incarnation}) and obeyed {what} of {got}"
+    require(got.epoch >= known.epoch, "fence_obeyed", text)
+    twin = got.epoch == known.epoch and got.incarnation != known.incarnation
+    require(not twin, "fence_obeyed", text)
+    if isinstance(response.message, WorldAssignment | StopRound | Arm):
+        text = f"{who} is in round {known.round} and obeyed {what} of round {got.round}"
+        require(got.round >= known.round, "fence_obeyed", text)
+
+
+def charges_grow(before: Sequence[BudgetCharge], after: Sequence[BudgetCharge]) -> None:
+    """No charge is ever forgotten, but those of no progress; no incident is charged twice."""
+    lasting = BudgetKind.NO_PROGRESS
+    kept = [charge for charge in before if charge.kind is not lasting]
+    now = [charge for charge in after if charge.kind is not lasting]
+    text = f"{len(kept)} charges became {len(now)}"
+    require(now[: len(kept)] == kept, "charges_grow", text)
+    ids = [charge.incident_id for charge in after]
+    require(len(ids) == len(set(ids)), "charges_grow", f"an incident was charged twice: {ids}")
+
+
+def journal_agrees(folded: JobState, state: JobState) -> None:
+    """The records alone give the state that the master has."""
+    for field in dataclasses.fields(folded):
+        mine, its = getattr(state, field.name), getattr(folded, field.name)
+        text = f"{field.name} is {mine} in memory and {its} from the journal"
+        require(mine == its, "journal_agrees", text)
+
+
+def effect_after_record(round_number: int, durable: Collection[int]) -> None:
+    """An assignment goes out only once its decision is synced to the disk."""
+    text = f"round {round_number} was assigned before its record was durable"
+    require(round_number in durable, "effect_after_record", text)
+
+
+def no_late_commit(commits: Sequence[tuple[int, int, float]], began: float, number: int) -> None:
+    """Nothing is saved by an older round once a newer one steps; see the module's first words."""
+    late = [commit for commit in commits if commit[0] < number and commit[2] > began]
+    text = f"{late} were saved after round {number} had begun at {began:.2f}"
+    require(not late, "no_late_commit", text)
+
+
+def masterless_ends(who: str, alone: float, limit: float) -> None:
+    """Workers without a master do not outlive the limit."""
+    text = f"{who} trains for {alone:.1f} s without a master, the limit is {limit:.0f} s"
+    require(alone <= limit, "masterless_ends", text)
+
+
+def old_workers_die(who: str, own: int, newest: int, seconds: float, bound: float) -> None:
+    """No worker of an older round lives on where its agent reaches the master."""
+    text = f"{who} has workers of round {own}, the master is in round {newest}, {seconds:.1f} s"
+    require(seconds <= bound, "old_workers_die", text)
+
+
+def goodput_sums(rank: int, counted: int, present: int) -> None:
+    """The classes of a node sum to the time for which it was present, in microseconds."""
+    text = f"node {rank}: classes sum to {counted} us, it was present for {present} us"
+    require(abs(counted - present) <= 50, "goodput_sums", text)

@@ -1,0 +1,262 @@
+"""A whole job in memory: masters, agents, operator, users, and the wires between them.
+
+Belongs here: who is there and who reaches whom. Does not belong here: what goes wrong (`faults`),
+what is right (`invariants`), the course of a run (`run`).
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Sequence
+
+from holdfast_master.inputs import Asked, Input, UserRequest
+from holdfast_master.instructions import Finished
+from holdfast_wire.messages import GetRoundResponse, JobPhase, PodPhase
+from simulation.agent import Agent
+from simulation.checks import Checks
+from simulation.clock import VirtualTime
+from simulation.disk import Disk
+from simulation.master import JOB_UID, UNIX_START, Master
+from simulation.network import Stream
+from simulation.operator import Operator
+from simulation.scenario import Scenario
+from simulation.training import Training
+
+RESTART_SECONDS = 0.5
+"""After which a master that ended by itself is started again."""
+
+
+class Job:
+    """Everything of one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Start a master; no agent yet."""
+        self.scenario = scenario
+        self.luck = random.Random(f"{scenario.seed}/job")
+        self.time = VirtualTime()
+        self.disk = Disk()
+        self.checks = Checks(self)
+        self.training = Training(self.time, self.checks.two_rounds)
+        self.agents: dict[int, Agent] = {}
+        self.others: list[Master] = []
+        self.store_failures = scenario.store_failures
+        self.seen: collections.Counter[tuple[JobPhase, str]] = collections.Counter()
+        """(phase, kind of input) of every input."""
+        self.inputs = 0
+        self.over = False
+        self._numbers = 0
+        self._epoch = 1
+        self._restarting = False
+        self.operator = Operator(self)
+        self.master = Master(self, 1, "m1", ())
+        self.operator.attach()
+        self.checks.sweep()
+
+    def count(self) -> int:
+        """A number that was not used before."""
+        self._numbers += 1
+        return self._numbers
+
+    def note_input(self, phase: JobPhase, event: Input) -> None:
+        """An input is about to be taken."""
+        self.inputs += 1
+        message = getattr(event, "message", None) or getattr(event, "request", event)
+        self.seen[phase, type(message).__name__] += 1
+
+    # ---------------------------------------------------------------------------------------- wires
+
+    def endpoint(self, agent: Agent) -> Master | None:
+        """Whom the master's address leads to: now and then to one that should be gone."""
+        living = [other for other in self.others if other.up]
+        if living and agent.luck.random() < 0.3:
+            return agent.luck.choice(living)
+        return self.master if self.master.up else None
+
+    def connect(self, agent: Agent, master: Master) -> Stream:
+        """A new stream."""
+        stream = Stream(self.count(), self.time, agent, master)
+        master.streams[stream.number] = stream
+        return stream
+
+    def cut(self, agents: Sequence[Agent], up: int, down: int, span: float) -> None:
+        """Nothing gets through in these directions for a while."""
+        for agent in agents:
+            agent.cut_up += up
+            agent.cut_down += down
+            if agent.stream is not None:
+                self.time.after(agent.luck.uniform(2.0, 4.0), agent.stream.keep_alive)
+        self.time.after(span, self._healed, agents, up, down)
+
+    def _healed(self, agents: Sequence[Agent], up: int, down: int) -> None:
+        for agent in agents:
+            agent.cut_up -= up
+            agent.cut_down -= down
+            if agent.stream is not None:
+                agent.stream.healed()
+
+    def ask_peers(self, agent: Agent, ranks: Sequence[int]) -> list[GetRoundResponse]:
+        """The answers of those peers that can be reached."""
+        found = [self.agents.get(rank) for rank in ranks]
+        return [
+            GetRoundResponse(fence=peer.accepted.fence(), has_master=peer.connected)
+            for peer in found
+            if peer is not None
+            and peer.alive
+            and not (peer.frozen or peer.cut_peers or agent.cut_peers)
+        ]
+
+    def ask(self, request: UserRequest) -> int:
+        """A user asks the newest master."""
+        number = self.count()
+        if self.master.acting:
+            self.master.watch.asked[number] = self.time.now
+            self.master.push(Asked(number, request, "user"))
+        return number
+
+    # --------------------------------------------------------------------------------------- agents
+
+    def add_agent(self, rank: int, number: int, pod_uid: str) -> Agent:
+        """An agent process."""
+        agent = self.agents[rank] = Agent(self, rank, number, pod_uid)
+        return agent
+
+    def add_agents(self, count: int) -> None:
+        """Pods of node ranks 0 to count - 1."""
+        for rank in range(count):
+            self.operator.make(rank)
+
+    def kill_agent(self, agent: Agent) -> None:
+        """SIGKILL of an agent with all it started; its kernel resets the stream."""
+        if agent.alive:
+            agent.alive = False
+            agent.workers.vanish()
+            if agent.stream is not None:
+                agent.stream.reset()
+
+    def pod_failed(self, agent: Agent, code: int) -> None:
+        """The kubelet sees that the container ended."""
+        self.operator.ended(agent, PodPhase.FAILED, code)
+
+    def evicted(self, agent: Agent) -> None:
+        """The grace of an evicted pod is over."""
+        if agent.alive:
+            self.kill_agent(agent)
+            self.operator.ended(agent, PodPhase.FAILED, 143, "Evicted")
+
+    def restart_in_pod(self, agent: Agent) -> None:
+        """A new agent process in the same pod."""
+        if self.agents.get(agent.rank) is agent and not self.over:
+            self.add_agent(agent.rank, self.count(), agent.pod_uid)
+
+    def ended(self, agent: Agent, code: int) -> None:
+        """An agent process ends by itself."""
+        if agent.alive:
+            agent.alive = False
+            agent.workers.vanish()
+            if agent.stream is not None:
+                agent.stream.reset()
+            self.operator.ended(agent, PodPhase.FAILED if code else PodPhase.SUCCEEDED, code)
+
+    # -------------------------------------------------------------------------------------- masters
+
+    def kill_master(self, span: float, *, quickly: bool) -> None:
+        """The newest master ends; another is started after a while."""
+        if self.master.up:
+            self.checks.muddle()
+            self.master.die(quickly=quickly)
+            self._start_later(span)
+
+    def _start_later(self, delay: float) -> None:
+        if not self._restarting:
+            self._restarting = True
+            self.time.after(delay, self.start_master)
+
+    def start_master(self) -> None:
+        """A new master with the next epoch reads what the disk holds."""
+        self._restarting = False
+        if self.over:
+            return
+        self._epoch += 1
+        wall = self.master.wall
+        self.master = Master(self, self._epoch, f"m{self._epoch}", self.disk.read(JOB_UID))
+        self.master.wall = wall
+        if self.operator.up:
+            self.operator.attach()
+
+    def leave_zombie(self, span: float) -> None:
+        """The master is stopped, given up, followed by another, and wakes up."""
+        zombie = self.master
+        if not zombie.acting or zombie.frozen or self._restarting:
+            return
+        self.checks.muddle()
+        zombie.freeze()
+        self.others.append(zombie)
+        self._start_later(0.3)
+        self.time.after(span, zombie.thaw)
+        self.time.after(span + 8.0, self._end_other, zombie)
+
+    def start_twin(self, span: float) -> None:
+        """By mistake a second process gets the epoch of the master that runs.
+
+        It is gone before its silence limit ends: agents refuse it, but nothing else does.
+        """
+        records = self.disk.read(JOB_UID)
+        if self.master.acting and records and not self._restarting:
+            self.checks.muddle()
+            epoch = self.master.identity.epoch
+            twin = Master(self, epoch, f"twin{self.count()}", records, own_disk=False)
+            self.others.append(twin)
+            self.time.after(min(span, 3.5), self._end_other, twin)
+
+    def _end_other(self, master: Master) -> None:
+        if master is not self.master and master.up:
+            master.die(quickly=True)
+
+    def on_stepped_down(self, master: Master) -> None:
+        """A master gave way; if it was the newest, it is started again."""
+        self.checks.muddle()
+        if master is self.master:
+            self._start_later(RESTART_SECONDS)
+
+    def on_finished(self, master: Master, _: Finished) -> None:
+        """A master says that the job has ended."""
+        if master is self.master:
+            self.over = True
+
+    # -------------------------------------------------------------------------------- ends of faults
+
+    def operator_prompt(self) -> None:
+        """The operator is quick again."""
+        self.operator.lateness = 0.0
+
+    def resume(self) -> None:
+        """The spec does not suspend the job any more."""
+        if self.operator.spec.suspend:
+            self.operator.change(suspend=False)
+
+    def disk_quick(self) -> None:
+        """The disk is quick again."""
+        self.disk.latency = 0.0
+
+    def disk_empty(self) -> None:
+        """The disk has room again."""
+        self.disk.full = False
+
+    def stores_work(self) -> None:
+        """Stores can be started again."""
+        self.store_failures = 0.0
+
+    @property
+    def phase(self) -> JobPhase:
+        """The phase that the newest master is in."""
+        return self.master.core._desk.state.phase
+
+    def tale(self, last: int = 60) -> str:
+        """The newest events of the newest master."""
+        core = self.master.core
+        events = core.events_after(max(0, core.newest_event() - last), last)
+        return "\n".join(
+            f"  {event.unix_time - UNIX_START:9.3f} {event.reason:18} {event.text}"
+            for event in events
+        )

@@ -1,0 +1,222 @@
+"""The simulated operator: pods, what it sees of them, and what it does for the master.
+
+Belongs here: making, deleting and observing pods; epochs of masters. Does not belong here: the
+real operator's plan (`holdfast_operator.plan`), which has its own tests.
+
+It is late, repeats itself, and its words about different pods overtake each other; about one pod
+the first word comes before later ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from holdfast_master.inputs import (
+    OperatorConnected,
+    OperatorDisconnected,
+    PodListDone,
+    PodSeen,
+    ScaleAnswered,
+    SpecArrived,
+)
+from holdfast_wire.messages import (
+    Budget,
+    BudgetKind,
+    FinishDecision,
+    MasterSpec,
+    PodObservation,
+    PodPhase,
+    ReleaseDecision,
+    ReplaceDecision,
+    ScaleDecision,
+    ScaleResult,
+    SuccessPolicy,
+)
+
+if TYPE_CHECKING:
+    from simulation.agent import Agent
+    from simulation.job import Job
+    from simulation.master import Master
+    from simulation.scenario import Scenario
+
+KINDS = (
+    BudgetKind.FAILURES,
+    BudgetKind.PREEMPTIONS,
+    BudgetKind.RESCALES,
+    BudgetKind.NO_PROGRESS,
+)
+
+
+def first_spec(scenario: Scenario) -> MasterSpec:
+    """The spec that a scenario begins with."""
+    return MasterSpec(
+        generation=1,
+        replicas=scenario.replicas,
+        min_replicas=scenario.minimum,
+        max_replicas=scenario.maximum,
+        node_unit=scenario.unit,
+        standbys=scenario.standbys,
+        success_policy=SuccessPolicy(scenario.policy),
+        join_window_seconds=scenario.join_window,
+        scale_down_grace_seconds=8.0,
+        below_min_timeout_seconds=600.0,
+        budgets=tuple(Budget(kind=kind, limit=scenario.budget) for kind in KINDS),
+    )
+
+
+class Operator:
+    """Pods by node rank, and the stream to the newest master."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.up = True
+        self.lateness = 0.0
+        self.spec = first_spec(job.scenario)
+        self.pods: dict[int, PodObservation] = {}
+        self.said: list[PodObservation] = []
+        """What was observed before, to be repeated."""
+        self.finish: FinishDecision | None = None
+        self._said_at: dict[int, float] = {}
+
+    @property
+    def wanted(self) -> int:
+        """Pods that the spec wants."""
+        return 0 if self.spec.suspend else self.spec.replicas + self.spec.standbys
+
+    # ---------------------------------------------------------------------------------------- pods
+
+    def make(self, rank: int) -> Agent:
+        """A new pod with its agent."""
+        number = self.job.count()
+        agent = self.job.add_agent(rank, number, f"p{number}")
+        self.pods[rank] = PodObservation(
+            node_rank=rank,
+            pod_uid=agent.pod_uid,
+            name=f"job-worker-{rank}",
+            phase=PodPhase.RUNNING,
+            node=f"k8s-{rank}",
+        )
+        self.observe(rank)
+        return agent
+
+    def make_missing(self) -> None:
+        """Every wanted node rank has a living pod."""
+        if self.finish is not None or self.job.over:
+            return
+        for rank in range(self.wanted):
+            agent = self.job.agents.get(rank)
+            if agent is None or not agent.alive or agent.ending is not None:
+                self.replace(rank)
+
+    def replace(self, rank: int) -> None:
+        """Make the pod of a node rank anew; the one before is surely gone then."""
+        if rank >= self.wanted or self.job.over:
+            return
+        agent = self.job.agents.get(rank)
+        if agent is not None:
+            self.job.kill_agent(agent)
+        self.make(rank)
+
+    def observe(self, rank: int) -> None:
+        """Say what is seen of a pod, a little later."""
+        pod = self.pods[rank]
+        delay = self.job.luck.uniform(0.001, 0.05) + self.job.luck.random() * self.lateness
+        when = max(self.job.time.now + delay, self._said_at.get(rank, 0.0))
+        self._said_at[rank] = when
+        self.job.time.at(when, self.say, pod)
+
+    def say(self, pod: PodObservation) -> None:
+        """One observation reaches the master."""
+        if self.up:
+            self.said.append(pod)
+            self.job.master.push(PodSeen(pod))
+
+    def ended(self, agent: Agent, phase: PodPhase, exit_code: int, reason: str = "") -> None:
+        """The kubelet reports the end of a pod's container."""
+        pod = self.pods.get(agent.rank)
+        if pod is None or pod.pod_uid != agent.pod_uid:
+            return
+        self.pods[agent.rank] = dataclasses.replace(
+            pod, phase=phase, exit_code=exit_code, reason=reason
+        )
+        self.observe(agent.rank)
+
+    def mark(self, rank: int, *, wanted: bool = False, conditions: tuple[str, ...] = ()) -> None:
+        """A deletion is under way."""
+        pod = self.pods.get(rank)
+        if pod is not None and pod.phase is PodPhase.RUNNING:
+            self.pods[rank] = dataclasses.replace(
+                pod, terminating=True, wanted=wanted, conditions=conditions
+            )
+            self.observe(rank)
+
+    # -------------------------------------------------------------------------------------- stream
+
+    def attach(self) -> None:
+        """Open the stream to the newest master: spec, every pod, end of the list."""
+        if not self.up:
+            return
+        master = self.job.master
+        master.push(OperatorConnected())
+        master.push(SpecArrived(self.spec))
+        for rank in sorted(self.pods):
+            self.said.append(self.pods[rank])
+            master.push(PodSeen(self.pods[rank]))
+        master.push(PodListDone())
+
+    def leave(self) -> None:
+        """The operator's process ends."""
+        if self.up:
+            self.up = False
+            self.job.master.push(OperatorDisconnected())
+
+    def come_back(self) -> None:
+        """The operator is there again."""
+        if not self.up:
+            self.up = True
+            self.attach()
+
+    def change(self, **changes: object) -> None:
+        """A new generation of the spec; pods follow."""
+        generation = self.spec.generation + 1
+        self.spec = dataclasses.replace(self.spec, generation=generation, **changes)  # type: ignore[arg-type]
+        if self.up:
+            self.job.master.push(SpecArrived(self.spec))
+        self.job.time.after(0.05, self.make_missing)
+
+    def repeat(self) -> None:
+        """Some of what was said before is said again, late."""
+        if self.said and self.up:
+            for _ in range(3):
+                self.job.master.push(PodSeen(self.job.luck.choice(self.said)))
+
+    def told(self, master: Master, message: object) -> None:
+        """A decision of a master; of an older one nobody reads the stream."""
+        if master is not self.job.master or not self.up:
+            return
+        if isinstance(message, ReplaceDecision):
+            self.job.time.after(self.job.scenario.replace_delay, self._replace, message)
+        elif isinstance(message, ReleaseDecision):
+            for rank in message.node_ranks:
+                self.mark(rank, wanted=True)
+        elif isinstance(message, ScaleDecision):
+            self.job.time.after(0.05, self._scale, message)
+        elif isinstance(message, FinishDecision):
+            self.finish = message
+
+    def _replace(self, decision: ReplaceDecision) -> None:
+        pod = self.pods.get(decision.node_rank)
+        if self.up and pod is not None and pod.pod_uid == decision.pod_uid:
+            self.replace(decision.node_rank)
+
+    def _scale(self, decision: ScaleDecision) -> None:
+        if not self.up:
+            return
+        unit = max(1, self.spec.node_unit)
+        ok = self.spec.min_replicas <= decision.replicas and decision.replicas % unit == 0
+        error = "" if ok else "out of bounds"
+        result = ScaleResult(decision_id=decision.decision_id, ok=ok, error=error)
+        self.job.master.push(ScaleAnswered(result))
+        if ok:
+            self.change(replicas=decision.replicas)

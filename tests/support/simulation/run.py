@@ -1,0 +1,168 @@
+"""The course of a run: begin, let the schedule happen, see that the job recovers, end it.
+
+Belongs here: what is demanded of a job once nothing goes wrong any more. Does not belong here: the
+invariants that hold all the time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections import Counter
+
+from holdfast_master.job.faults import CoreFaultError
+from holdfast_wire.messages import JobPhase
+from simulation import faults, invariants
+from simulation.invariants import Broken, require
+from simulation.job import Job
+from simulation.scenario import Scenario
+
+HEAL_SECONDS = 4.0
+"""Between the end of the last fault and the last missing pods being made."""
+RECOVERY_SECONDS = 60.0
+"""Within this long after that the job trains at its full size."""
+END_SECONDS = 75.0
+"""Within this long after the script's end the job has ended."""
+LAST_STEPS = 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    scenario: Scenario
+    invariant: str
+    """The first that was broken; empty: none."""
+    text: str
+    """Why, for people."""
+    tale: str
+    """Newest events of the newest master."""
+    inputs: int
+    seconds: float
+    """Virtual."""
+    seen: Counter[tuple[JobPhase, str]]
+    fingerprint: tuple[object, ...]
+    """Equal for equal runs."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything held."""
+        return not self.invariant
+
+
+def run(scenario: Scenario) -> Outcome:
+    """Run a scenario to its end, or to the first invariant that does not hold."""
+    invariant, text = "", ""
+    collects = gc.isenabled()
+    gc.disable()  # a run makes much and no garbage that matters; one collection after it is enough
+    job = Job(scenario)
+    try:
+        _course(job)
+    except Broken as error:
+        invariant, text = error.invariant, str(error)
+    except CoreFaultError as error:
+        invariant, text = "core", str(error)
+    except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
+        invariant, text = f"crash:{type(error).__name__}", _where(error)
+    finally:
+        if collects:
+            gc.enable()
+    return Outcome(
+        scenario,
+        invariant,
+        text,
+        job.tale() if invariant else "",
+        job.inputs,
+        job.time.now,
+        job.seen,
+        _fingerprint(job),
+    )
+
+
+def _where(error: Exception) -> str:
+    """The error with the last place of each file that it came through."""
+    places, trace = [], error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        places.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} {code.co_name}")
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}; at {' < '.join(reversed(places[-6:]))}"
+
+
+def _fingerprint(job: Job) -> tuple[object, ...]:
+    state = job.master.core._desk.state
+    digest = hash(tuple((e.sequence, e.unix_time, e.text) for e in state.events))
+    return (job.inputs, job.time.events, job.time.now, state.sequence, state.round, digest)
+
+
+def _course(job: Job) -> None:
+    scenario = job.scenario
+    job.add_agents(scenario.replicas + scenario.standbys)
+    for fault in scenario.faults:
+        job.time.at(fault.at, faults.apply, job, fault)
+    quiet_at = max([fault.at + fault.span for fault in scenario.faults], default=0.0)
+    job.time.run(quiet_at + HEAL_SECONDS, lambda: job.over)
+    if not job.over:
+        _recovers(job)
+    if not job.over:
+        _succeeds(job)
+    if job.master.up:
+        job.master.watch.ended()
+    _ended_rightly(job)
+
+
+def _recovers(job: Job) -> None:
+    """Missing pods are made; within a bound the job trains with all of its nodes."""
+    job.operator.lateness = 0.0
+    job.stores_work()
+    job.operator.leave()
+    job.operator.come_back()
+    job.operator.make_missing()
+    whole = job.time.run(job.time.now + RECOVERY_SECONDS, lambda: job.over or is_whole(job))
+    members = len(job.master.core._desk.world.places) if job.master.core._desk.world else 0
+    text = (
+        f"{RECOVERY_SECONDS:.0f} s after the last fault the job is {job.phase.name} with "
+        f"{members} nodes, wanted are {largest(job)}"
+    )
+    require(whole, "progress", text)
+
+
+def largest(job: Job) -> int:
+    """The size that the job is to have."""
+    spec = job.operator.spec
+    unit = max(1, spec.node_unit)
+    return min(spec.replicas, spec.max_replicas) // unit * unit
+
+
+def is_whole(job: Job) -> bool:
+    """Whether the job trains with all of its nodes."""
+    world = job.master.core._desk.running()
+    return (
+        job.phase is JobPhase.TRAINING
+        and job.master.acting
+        and world is not None
+        and len(world.places) == largest(job)
+        and all(found.since is not None or found.broken for found in job.training.live.values())
+    )
+
+
+def _succeeds(job: Job) -> None:
+    """The script comes to its end, and so does the job."""
+    job.training.retarget(job.training.best + LAST_STEPS)
+    job.time.run(job.time.now + END_SECONDS, lambda: job.over)
+    text = f"{END_SECONDS:.0f} s after the script's end the job is {job.phase.name}"
+    require(job.over, "ends", text)
+
+
+def _ended_rightly(job: Job) -> None:
+    finished, state = job.master.finished, job.master.core._desk.state
+    if finished is None:
+        raise Broken("ends", "the job did not end")
+    if finished.succeeded:
+        text = f"the job succeeded although the script did not end: {state.text}"
+        require(job.training.best >= job.training.target, "ends_rightly", text)
+        return
+    spent = Counter(charge.kind for charge in state.charges)
+    text = f"the job failed with {finished.reason} after {dict(spent)}: {state.text}"
+    require(max(spent.values(), default=0) > job.scenario.budget, "ends_rightly", text)
+    invariants.require(finished.reason, "ends_rightly", "the job failed without a reason")

@@ -1,0 +1,182 @@
+"""A scenario: sizes, habits of the world, and the schedule of faults. All of it is data.
+
+Belongs here: the values and their drawing from a seed. Does not belong here: what a fault does
+(`faults`). The same scenario gives the same run, bit for bit; a part of its schedule is a scenario
+as well, which is what makes shrinking possible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong, or that somebody wants."""
+
+    at: float
+    """When, s."""
+    what: str
+    """A key of `faults.FAULTS`."""
+    who: int = 0
+    """Node rank; the next living node if there is none. For faults without a node: a choice."""
+    span: float = 0.0
+    """How long it lasts, s."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that a run depends on."""
+
+    seed: int
+    """Of what is not in the schedule: delays of messages, processes and people."""
+    replicas: int = 4
+    minimum: int = 1
+    maximum: int = 8
+    unit: int = 1
+    standbys: int = 0
+    local: int = 1
+    """Processes of a node."""
+    sdk: bool = True
+    join_window: float = 0.0
+    heartbeat: float = 2.0
+    """Between two heartbeats, s: the master's setting."""
+    raises: float = 0.5
+    """Chance that a survivor's collective raises; otherwise it hangs."""
+    replace_delay: float = 0.5
+    store_failures: float = 0.0
+    masterless: float = 600.0
+    """How long agents train on without a master, s."""
+    budget: int = 10_000
+    """Limit of each budget."""
+    policy: int = 1
+    """holdfast_wire.messages.SuccessPolicy."""
+    skew: float = 0.0
+    """Agents' clocks run up to this share faster or slower."""
+    faults: tuple[Fault, ...] = ()
+
+    def code(self) -> str:
+        """Python that makes this scenario, to be pasted into a test."""
+        fields = [
+            f"    {field.name}={getattr(self, field.name)!r},"
+            for field in dataclasses.fields(self)
+            if field.name != "faults" and getattr(self, field.name) != field.default
+        ]
+        faults = [
+            f"        Fault({fault.at!r}, {fault.what!r}, {fault.who}, {fault.span!r}),"
+            for fault in self.faults
+        ]
+        return "\n".join(["Scenario(", *fields, "    faults=(", *faults, "    ),", ")"])
+
+
+WEIGHTS: Mapping[str, int] = {
+    "kill_worker": 5,
+    "raise_worker": 3,
+    "exit_worker": 1,
+    "crash_agent": 3,
+    "vanish": 2,
+    "restart_agent": 1,
+    "crash_zygote": 1,
+    "freeze_agent": 2,
+    "pause_node": 2,
+    "blip": 3,
+    "cut": 2,
+    "cut_up": 1,
+    "cut_down": 1,
+    "cut_half": 1,
+    "cut_all": 1,
+    "cut_peers": 1,
+    "slow_node": 1,
+    "evict": 2,
+    "leave": 1,
+    "drain": 2,
+    "restart_round": 1,
+    "restart_node": 1,
+    "scale": 2,
+    "stacks": 1,
+    "suspend": 1,
+    "respec": 1,
+    "operator_gone": 1,
+    "operator_late": 1,
+    "operator_repeats": 1,
+    "stall_master": 1,
+    "kill_master": 2,
+    "tear_journal": 1,
+    "lose_journal": 1,
+    "zombie_master": 1,
+    "twin_master": 1,
+    "slow_disk": 1,
+    "full_disk": 1,
+    "jump_clock": 1,
+    "stores_fail": 1,
+}
+"""How often each fault is drawn, relative to the others."""
+SPANS: Mapping[str, tuple[float, float]] = {
+    "freeze_agent": (0.5, 14.0),
+    "pause_node": (0.5, 14.0),
+    "cut": (0.2, 14.0),
+    "cut_up": (0.2, 14.0),
+    "cut_down": (0.2, 14.0),
+    "cut_half": (0.2, 14.0),
+    "cut_all": (0.2, 14.0),
+    "cut_peers": (1.0, 20.0),
+    "slow_node": (1.0, 10.0),
+    "evict": (0.2, 8.0),
+    "suspend": (0.1, 8.0),
+    "operator_gone": (0.1, 6.0),
+    "operator_late": (1.0, 8.0),
+    "stall_master": (0.5, 20.0),
+    "kill_master": (0.05, 6.0),
+    "tear_journal": (0.05, 6.0),
+    "lose_journal": (0.05, 6.0),
+    "zombie_master": (0.5, 10.0),
+    "twin_master": (0.5, 6.0),
+    "slow_disk": (0.5, 5.0),
+    "full_disk": (0.5, 5.0),
+    "stores_fail": (0.5, 5.0),
+}
+"""Least and greatest span of those that last, s."""
+PAUSES = (0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 1.2, 2.5)
+"""Longest pause before the next fault, s; one of them is chosen."""
+
+
+def draw(seed: int, *, nodes: int | None = None, faults: int | None = None) -> Scenario:
+    """A scenario from a seed; `nodes` and `faults` fix its size instead of drawing it."""
+    luck = random.Random(seed)
+    unit = luck.choice((1, 1, 1, 1, 2))
+    size = luck.choice((1, 2, 2, 3, 4, 4, 5, 6, 8, 12)) if nodes is None else nodes
+    replicas = max(unit, size)
+    smallest = max(1, min(replicas, luck.choice((1, 1, 2, replicas))) // unit) * unit
+    count = luck.choice((3, 5, 8, 12, 16)) if faults is None else faults
+    return Scenario(
+        seed=seed,
+        replicas=replicas,
+        minimum=smallest,
+        maximum=max(smallest, (replicas + luck.choice((0, 1, 4))) // unit * unit),
+        unit=unit,
+        standbys=luck.choice((0, 0, 0, 1, 2)),
+        local=luck.choice((1, 1, 1, 2)),
+        sdk=luck.random() < 0.95,
+        join_window=luck.choice((0.0, 0.0, 3.0)),
+        heartbeat=luck.choice((0.5, 1.0, 2.0, 2.0, 3.0, 3.0)),
+        raises=luck.choice((0.0, 0.5, 1.0)),
+        replace_delay=luck.choice((0.05, 0.5, 3.0)),
+        store_failures=luck.choice((0.0, 0.0, 0.0, 0.2)),
+        masterless=luck.choice((600.0, 600.0, 12.0)),
+        budget=luck.choice((10_000, 10_000, 10_000, 10_000, 3)),
+        policy=luck.choice((1, 1, 1, 2, 3)),
+        skew=luck.choice((0.0, 0.0, 0.01)),
+        faults=_schedule(luck, replicas, count),
+    )
+
+
+def _schedule(luck: random.Random, nodes: int, count: int) -> tuple[Fault, ...]:
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    at, found = luck.uniform(0.0, 3.0), []
+    for what in luck.choices(kinds, weights, k=count):
+        span = luck.uniform(*SPANS[what]) if what in SPANS else 0.0
+        found.append(Fault(round(at, 4), what, luck.randrange(nodes), round(span, 4)))
+        at += luck.choice(PAUSES) * luck.random()
+    return tuple(found)

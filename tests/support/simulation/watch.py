@@ -1,0 +1,248 @@
+"""What one master was told and did, kept apart from it, and held against the invariants.
+
+Belongs here: an independent account of a master's inputs and effects. Does not belong here: what
+is right (`invariants`), and the job as a whole (`checks`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast_master.inputs import Connected, Disconnected, Input, PodSeen, Received, Stalled
+from holdfast_master.instructions import (
+    CloseSession,
+    Instruction,
+    Record,
+    Refuse,
+    Reply,
+    Send,
+)
+from holdfast_master.job.faults import BrokenInvariantError
+from holdfast_master.job.operator_view import is_over
+from holdfast_master.job.state import JobState
+from holdfast_master.job.transitions import ENDED
+from holdfast_wire.messages import (
+    BudgetCharge,
+    Goodbye,
+    JobPhase,
+    NodeGone,
+    NodeJoined,
+    WorldAssignment,
+    WorldDecided,
+    WorldMember,
+)
+from simulation import invariants
+from simulation.invariants import Broken, require
+
+if TYPE_CHECKING:
+    from simulation.checks import Checks
+    from simulation.master import Master
+
+_ENDING = ENDED | {JobPhase.STOPPING, JobPhase.SUSPENDED}
+
+
+class Watch:
+    """Looks at one master after each of its inputs."""
+
+    def __init__(self, checks: Checks, master: Master) -> None:
+        self.checks, self.master = checks, master
+        state = master.core._desk.state
+        self.sessions: dict[int, tuple[int, str, str]] = {}
+        """Open streams as the master was told: node rank, agent id, pod uid."""
+        self.heard: dict[int, float] = {}
+        self.over: set[str] = set()
+        self.patience = 0.0
+        self.decided = state.round
+        self.members: tuple[WorldMember, ...] = state.assigned.members if state.assigned else ()
+        self.durable: set[int] = set()
+        self.charges = list(state.charges)
+        self.running = 0
+        self.asked: dict[int, float] = {}
+        self.present: dict[int, int] = {}
+        self.joined = dict.fromkeys(state.nodes, self._micros()) if state.phase not in ENDED else {}
+        self.brought = {rank: sum(totals.values()) for rank, totals in state.goodput.items()}
+
+    def _micros(self) -> int:
+        return round(self.master.moment().mono * 1e6)
+
+    @property
+    def now(self) -> float:
+        """The master's clock without the time in which it stood still, s."""
+        return self.master.moment().mono - self.patience
+
+    # ------------------------------------------------------------------------------ after an input
+
+    def quiet_event(self, event: Input | None) -> None:
+        """An input that led to nothing: only who was heard is noted."""
+        if isinstance(event, Received):
+            self.heard[event.session] = self.now
+        elif event is not None:
+            self._note(event)
+        if isinstance(event, Received):
+            self._fences(event, [])
+
+    def after_event(self, event: Input | None, batch: list[Instruction]) -> None:
+        """An input that led to something: every invariant is looked at."""
+        if event is not None:
+            self._note(event)
+        desk = self.master.core._desk
+        try:
+            self.master.core.validate()
+        except BrokenInvariantError as error:
+            raise Broken("core", str(error)) from error
+        if isinstance(event, Received | Connected):
+            self._fences(event, batch)
+        told: dict[int, list[WorldAssignment]] = {}
+        for item in batch:
+            if isinstance(item, Record):
+                self._record(item, batch)
+            elif isinstance(item, CloseSession):
+                self._forget(item.session)
+            elif isinstance(item, Send):
+                self._collect(item, told)
+        for number, sent in told.items():
+            invariants.assignments_agree(number, sent)
+        if desk.state.charges != self.charges:
+            invariants.charges_grow(self.charges, desk.state.charges)
+            self.charges = list(desk.state.charges)
+        world = desk.running()
+        self.running = world.round if world is not None else 0
+
+    def _note(self, event: Input) -> None:
+        if isinstance(event, Connected):
+            hello = event.hello
+            self.sessions[event.session] = (hello.node_rank, hello.agent_id, hello.pod_uid)
+            self.heard[event.session] = self.now
+        elif isinstance(event, Received):
+            self.heard[event.session] = self.now
+            if isinstance(event.message, Goodbye) and not event.message.terminated:
+                self._forget(event.session)
+        elif isinstance(event, Disconnected):
+            self._forget(event.session)
+        elif isinstance(event, Stalled):
+            self.patience += event.seconds
+        elif isinstance(event, PodSeen) and is_over(event.observation):
+            self.over.add(event.observation.pod_uid)
+
+    def _forget(self, session: int) -> None:
+        self.sessions.pop(session, None)
+        self.heard.pop(session, None)
+
+    def _fences(self, event: Received | Connected, batch: list[Instruction]) -> None:
+        identity = self.master.identity
+        own = (identity.epoch, identity.incarnation)
+        invariants.superseded_steps_down(own, event.fence, batch)
+        if not isinstance(event, Received) or isinstance(event.message, Goodbye):
+            return
+        desk = self.master.core._desk
+        world = desk.running()
+        about = event.fence.round if event.fence is not None else 0
+        ending = desk.state.phase in _ENDING or desk.state.stop is not None or desk.stepped_down
+        after = world.round if world is not None else 0
+        invariants.old_news_without_effect(about, self.running, after, ending=ending)
+
+    # ---------------------------------------------------------------------------------- its records
+
+    def _record(self, item: Record, batch: list[Instruction]) -> None:
+        fact: Any = item.fact
+        if isinstance(fact, WorldDecided):
+            self._world(fact)
+        elif isinstance(fact, NodeJoined):
+            self._leaves(fact.node_rank)
+            self.joined[fact.node_rank] = self._micros()
+        elif isinstance(fact, NodeGone):
+            self._leaves(fact.node_rank)
+        elif isinstance(fact, BudgetCharge):
+            self.checks.charged(self.master, fact, batch)
+
+    def _leaves(self, rank: int) -> None:
+        since = self.joined.pop(rank, None)
+        if since is not None:
+            self.present[rank] = self.present.get(rank, 0) + self._micros() - since
+
+    def _world(self, fact: WorldDecided) -> None:
+        if fact.store_port:
+            if fact.round > self.decided:  # adopted as it runs
+                self.decided = fact.round
+            self.members = fact.members
+            return
+        invariants.one_round(fact.round, self.decided)
+        self.decided = fact.round
+        invariants.world_bounds(fact, self.master.core._desk.state.spec)
+        heard = {
+            (rank, agent_id): self.heard[session]
+            for session, (rank, agent_id, pod_uid) in self.sessions.items()
+            if pod_uid not in self.over
+        }
+        settings = self.master.settings
+        limit = settings.lease_seconds + 2 * settings.heartbeat_seconds
+        invariants.world_alive(fact, heard, self.now, limit)
+        invariants.ranks_stable(self.members, fact)
+
+    def _collect(self, item: Send, told: dict[int, list[WorldAssignment]]) -> None:
+        message, fence = item.response.message, item.response.fence
+        if isinstance(message, WorldAssignment) and fence is not None:
+            told.setdefault(fence.round, []).append(message)
+
+    # ---------------------------------------------------------------------------------- its effects
+
+    def written(self, records: list[Record], *, synced: bool) -> None:
+        """Records are on the disk."""
+        if synced:
+            facts = [record.fact for record in records]
+            self.durable.update(f.round for f in facts if isinstance(f, WorldDecided))
+
+    def sent(self, item: Send) -> None:
+        """A message goes out."""
+        fence, segment = item.response.fence, self.master.segment
+        if fence is None or not isinstance(item.response.message, WorldAssignment):
+            return
+        if segment is None or segment.pending or self.checks.job.disk.full:
+            return  # a disk that refuses is said to people, and the job goes on
+        known = self.durable
+        if self.members and fence.round not in known and fence.round in self._inherited():
+            return
+        invariants.effect_after_record(fence.round, known)
+
+    def _inherited(self) -> set[int]:
+        return {
+            record.fact.round
+            for record in self.master.base
+            if isinstance(record.fact, WorldDecided) and record.fact.store_port
+        }
+
+    def answered(self, item: Reply | Refuse) -> None:
+        """A user is answered."""
+        known = self.asked.pop(item.request_id, None)
+        text = f"request {item.request_id} was answered twice, or never asked"
+        require(known is not None, "answered_once", text)
+
+    # -------------------------------------------------------------------------------------- its end
+
+    def ended(self) -> None:
+        """The master's life is over, or the run: what it wrote must give what it knew."""
+        master = self.master
+        folded = JobState(
+            event_limit=master.settings.event_limit, incident_limit=master.settings.incident_limit
+        )
+        for record in master.base:
+            folded.apply(record)
+        for item in master.written:
+            folded.apply(item.journal())
+        invariants.journal_agrees(folded, master.core._desk.state)
+        self._goodput()
+
+    def _goodput(self) -> None:
+        desk = self.master.core._desk
+        adopted = desk.claims.digest is not None or desk.claims.settled
+        if adopted and not self.master.base:
+            return  # an adopted world brings accounts of its own
+        for rank in list(self.joined):
+            self._leaves(rank)
+        at = desk.clock.micros
+        late = self._micros() - at
+        for rank, totals in desk.ledger.totals(at).items():
+            counted = sum(totals.values()) - self.brought.get(rank, 0)
+            here = rank in desk.roster.nodes
+            expected = self.present.get(rank, 0) - (late if here else 0)
+            invariants.goodput_sums(rank, counted, expected)
