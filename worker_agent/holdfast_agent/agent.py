@@ -69,7 +69,7 @@ class Agent:
         self._tools, self._own = tools, own
         self.accepted = Accepted()
         self.welcome = FIRST_LIMITS
-        self.warm = False
+        self.warm = self._said_warm = False
         self.dropped: collections.Counter[FenceVerdict] = collections.Counter()
         self.statements = Statements()
         self.runner = RoundRunner(tools, self.report)
@@ -153,6 +153,7 @@ class Agent:
     def hello(self) -> SessionRequest:
         """Return the first message of a new stream."""
         self._account()
+        self._said_warm = self.warm
         memory = Memory(
             warm=self.warm,
             round=self.accepted.round,
@@ -199,8 +200,9 @@ class Agent:
         verdict = orders.on_welcome(self.accepted.round, welcome.round, alive=self.runner.alive)
         for request in self.statements.again(self.accepted, time.monotonic()):
             self.session.send(request)
-        if self.warm and self.runner.cold_reason:
-            self.report(Warmed(cold_reason=self.runner.cold_reason))
+        cold_reason = self.runner.cold_reason
+        if orders.warmth_unknown(warm=self.warm, said=self._said_warm, cold_reason=cold_reason):
+            self.report(Warmed(cold_reason=cold_reason))
         if verdict.order is orders.Order.KILL:
             self.runner.kill(verdict.reason)
 

@@ -116,9 +116,10 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
     desk.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, text)
     desk.move(Trigger.ASSIGNED, PhaseReason.WORLD_ASSIGNED, text)
     world = World(fact, assigned=True)
-    world.started.update(world.places)
     world.reached = max(hello.step for hello, _ in members)
     desk.world = desk.assigned = world
+    for rank in world.places:
+        starting.started(desk, world, rank)
     desk.spares = desk.roster.candidates - world.places.keys()
     for node in list(desk.roster.nodes.values()):
         candidacy.refresh(desk, node)

@@ -42,8 +42,18 @@ def report_process(desk: Desk, item: Evidence, round_number: int) -> None:
         return
     for case in reversed(desk.open_cases()):
         if round_number in case.broken:
-            _add(desk, case, item)
+            if not _is_echo(case, item):
+                _add(desk, case, item)
             return
+
+
+def _is_echo(case: Case, item: Evidence) -> bool:
+    """Whether a process failed because the master itself had ended its round.
+
+    Agents kill the ranks of a round one after another: some rank sees its peers go and raises
+    before its own end comes. Where the change was wanted, nobody is to be blamed for that.
+    """
+    return case.planned and case.broken_at is not None and item.at >= case.broken_at
 
 
 def report_loss(desk: Desk, item: Evidence, world: World, rank: int) -> None:
@@ -103,6 +113,7 @@ def open_case(desk: Desk, item: Evidence, world: World, *, asked: bool = True) -
         opened_unix=desk.clock.moment.unix,
         from_round=world.round,
         broken={world.round} if desk.broken else set(),
+        broken_at=desk.now if desk.broken else None,
         asked=asked,
         progressed=state.progressed(world.round),
         seen=[item.text],

@@ -17,7 +17,7 @@ from holdfast_master.job.case import Case
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.replacements import REPLACE
 from holdfast_master.job.timers import Timer
-from holdfast_master.job.transitions import ENDED
+from holdfast_master.job.transitions import ENDED, Trigger
 from holdfast_master.job.world import World
 from holdfast_wire.messages import GoodputClass, Incident, JobPhase, ReplaceDecision
 from holdfast_wire.reasons import PhaseReason
@@ -52,6 +52,9 @@ def _restore_world(desk: Desk) -> None:
     for rank in sorted(state.finished):
         world.finish_node(rank)
     desk.world = desk.assigned = world
+    if state.training and not state.ended and state.phase is JobPhase.STARTING:
+        # The journal's end was torn off between the fact and the phase that followed from it.
+        desk.move(Trigger.STEPPED, PhaseReason.TRAINING, f"round {world.round} trains")
     waits = state.reason == PhaseReason.WAITING_FOR_NODES
     if state.ended:
         desk.broken = "the last world had ended when a new master took over"

@@ -44,6 +44,7 @@ from simulation.workers import SIGKILL, SIGTERM, Workers
 
 if TYPE_CHECKING:
     from simulation.job import Job
+    from simulation.master import Master
 
 WELCOME_SECONDS = 5.0
 """holdfast_agent.session.WELCOME_DEADLINE_SECONDS."""
@@ -72,7 +73,7 @@ class Agent:
         self.workers = Workers(self)
         self.welcome = Welcome(masterless_limit_seconds=600.0)
         self.beat_seconds = 0.5
-        self.warm = False
+        self.warm = self.said_warm = False
         self.digest: StateDigest | None = None
         self.waiting: StorePrepared | None = None
         self.done: dict[int, CommandDone] = {}
@@ -159,6 +160,12 @@ class Agent:
         """A Welcome came and the stream has not ended since."""
         return self.stream is not None and self.stream.welcomed
 
+    def reaches(self, master: Master) -> bool:
+        """Whether it has a stream to this very master, and nothing is in the way."""
+        stream, blocked = self.stream, self.cut_up or self.cut_down
+        host = stream.host if stream is not None and stream.welcomed else None
+        return host is master and not (master.frozen or master.busy or blocked)
+
     def report(self, message: Any, number: int | None = None) -> None:
         """Send a message, about a round where it is about workers."""
         self.statements.note(message, number or 0, self.now)
@@ -169,6 +176,7 @@ class Agent:
     def hello(self) -> Hello:
         """What a new master must know."""
         self._account()
+        self.said_warm = self.warm
         current = self.workers.current
         shown = current if current is not None and hearing_shows(current) else None
         step = ranks.common_step(self.workers.view(shown), shown.number) if shown else 0
@@ -241,6 +249,8 @@ class Agent:
             if self.stream is not None:
                 event = Received(self.stream.number, request.fence, request.message)  # type: ignore[arg-type]
                 self.stream.send_up(event)
+        if orders.warmth_unknown(warm=self.warm, said=self.said_warm, cold_reason=""):
+            self.report(Warmed())
         if verdict.order is Order.KILL:
             self.workers.kill()
 

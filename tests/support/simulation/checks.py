@@ -18,8 +18,10 @@ from holdfast_wire.messages import (
     SessionResponse,
     WorldAssignment,
 )
+from holdfast_wire.reasons import Cause
 from simulation import invariants
 from simulation.invariants import Broken, require
+from simulation.training import Round
 from simulation.watch import Watch
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Hurt(enum.Enum):
     """What really happened to a node."""
 
     FAILURE = "failure"
+    RAISED = "raised"
+    """A process raised or chose its exit code: on the wire no different from a survivor's end."""
     PREEMPTION = "preemption"
     NETWORK = "network"
     LEFT = "left"
@@ -54,9 +58,12 @@ class Wound:
 
 MEMORY_SECONDS = 40.0
 """A wound explains charges for this long after its end: silence, recovery and open evidence."""
+BRIEF_SECONDS = 2.0
+"""An incident that another one, or the job's end, closes so soon may not know its culprit yet."""
+_DAMAGE = (Hurt.FAILURE, Hurt.RAISED, Hurt.NETWORK)
 _GUILTY = {
-    BudgetKind.FAILURES: (Hurt.FAILURE, Hurt.NETWORK),
-    BudgetKind.NO_PROGRESS: (Hurt.FAILURE, Hurt.NETWORK),
+    BudgetKind.FAILURES: _DAMAGE,
+    BudgetKind.NO_PROGRESS: _DAMAGE,
     BudgetKind.PREEMPTIONS: (Hurt.PREEMPTION,),
 }
 
@@ -70,6 +77,8 @@ class Checks:
         self.muddled_until = -1.0
         """Until then masters were lost: what they knew of causes may be gone with them."""
         self.newest_start: dict[str, int] = {}
+        self.opened: dict[str, float] = {}
+        """Incident to when it was opened."""
         self._old_since: dict[str, float] = {}
 
     def new_master(self, master: Master) -> Watch:
@@ -96,8 +105,11 @@ class Checks:
         incident = found[-1]
         if not incident.culprit_node:
             return
+        brief = self.job.time.now - self.opened.get(incident.id, -MEMORY_SECONDS) < BRIEF_SECONDS
         rank = int(incident.culprit_node)
         kinds = {wound.kind for wound in self._recent(rank)}
+        if brief or incident.cause in {Cause.WORKER_RAISED, Cause.WORKER_EXITED}:
+            kinds |= self._alike(brief=brief)
         text = (
             f"{charge.kind.name} paid for incident {charge.incident_id} ({incident.cause}, node "
             f"{rank}: {incident.text}); what had happened to it: {sorted(k.value for k in kinds)}"
@@ -109,6 +121,14 @@ class Checks:
     def _recent(self, rank: int) -> list[Wound]:
         since = self.job.time.now - MEMORY_SECONDS
         return [wound for wound in self.wounds.get(rank, ()) if wound.until >= since]
+
+    def _alike(self, *, brief: bool) -> set[Hurt]:
+        """What happened to any node that a survivor's end may be taken for.
+
+        Delays on the wire decide which of two exceptions seems to be the earlier.
+        """
+        everything = {wound.kind for rank in self.wounds for wound in self._recent(rank)}
+        return everything if brief else everything & {Hurt.RAISED}
 
     # --------------------------------------------------------------------------------------- agents
 
@@ -123,9 +143,21 @@ class Checks:
         require(number > before, "rounds_grow", text)
         self.newest_start[agent.agent_id] = number
 
-    def two_rounds(self, numbers: list[int]) -> None:
-        """Two rounds step at the same time."""
-        raise Broken("one_active_round", f"rounds {sorted(numbers)} step at the same time")
+    def two_rounds(self, rounds: list[Round]) -> None:
+        """Two rounds step at the same time.
+
+        An older one may where no member of it can be told: it commits nothing and dies at the
+        limit (`masterless`), or when it is reached (`old_workers`). And where an epoch was given
+        to two masters an agent that knew neither may follow the wrong one: whoever starts masters
+        must not do that, agents and masters can only notice it.
+        """
+        rounds.sort(key=lambda found: (found.master, found.number))
+        if any(found.master[1].startswith("twin") for found in rounds):
+            return
+        for older in rounds[:-1]:
+            told = [member for member in older.members.values() if member.reached]
+            text = f"rounds {[found.number for found in rounds]} step at the same time"
+            require(not told, "one_active_round", text)
 
     def sweep(self) -> None:
         """Once a second: what lives on where."""
@@ -144,14 +176,8 @@ class Checks:
 
     def _old_workers(self, agent: Agent) -> None:
         master, own = self.job.master, agent.workers.living_round
-        stream, assigned = agent.stream, master.core._desk.state.assigned
-        reaches = (
-            stream is not None
-            and stream.welcomed
-            and stream.host is master
-            and not (master.frozen or master.busy or agent.cut_down)
-        )
-        old = reaches and assigned is not None and 0 < own < assigned.round
+        assigned = master.core._desk.state.assigned
+        old = agent.reaches(master) and assigned is not None and 0 < own < assigned.round
         if not old or assigned is None:
             self._old_since.pop(agent.agent_id, None)
             return

@@ -17,15 +17,12 @@ from holdfast_wire.messages import (
     ScaleRequest,
 )
 from simulation.checks import Hurt
+from simulation.operator import GRACE
 from simulation.scenario import Fault
 
 if TYPE_CHECKING:
     from simulation.agent import Agent
     from simulation.job import Job
-
-GRACE = 8.0
-"""Of an evicted pod, s."""
-
 
 def apply(job: Job, fault: Fault) -> None:
     """Let a fault happen."""
@@ -227,8 +224,8 @@ def _stores(job: Job, fault: Fault) -> None:
 
 FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "kill_worker": _hit(Hurt.FAILURE, _exit(-9, "")),
-    "raise_worker": _hit(Hurt.FAILURE, _exit(1, "ValueError")),
-    "exit_worker": _hit(Hurt.FAILURE, _exit(3, "")),
+    "raise_worker": _hit(Hurt.RAISED, _exit(1, "ValueError")),
+    "exit_worker": _hit(Hurt.RAISED, _exit(3, "")),
     "crash_agent": _hit(Hurt.FAILURE, _crash),
     "vanish": _hit(Hurt.FAILURE, _vanish),
     "restart_agent": _hit(Hurt.FAILURE, _restart),

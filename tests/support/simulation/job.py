@@ -146,7 +146,9 @@ class Job:
 
     def restart_in_pod(self, agent: Agent) -> None:
         """A new agent process in the same pod."""
-        if self.agents.get(agent.rank) is agent and not self.over:
+        pod = self.operator.pods[agent.rank]
+        stays = pod.pod_uid == agent.pod_uid and not pod.terminating
+        if self.agents.get(agent.rank) is agent and stays and not self.over:
             self.add_agent(agent.rank, self.count(), agent.pod_uid)
 
     def ended(self, agent: Agent, code: int) -> None:
@@ -193,8 +195,8 @@ class Job:
         zombie.freeze()
         self.others.append(zombie)
         self._start_later(0.3)
-        self.time.after(span, zombie.thaw)
-        self.time.after(span + 8.0, self._end_other, zombie)
+        self.time.after(span / 2, zombie.thaw)
+        self.time.after(span, self._end_other, zombie)
 
     def start_twin(self, span: float) -> None:
         """By mistake a second process gets the epoch of the master that runs.

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from simulation.master import Master
     from simulation.scenario import Scenario
 
+GRACE = 8.0
+"""Of a pod that is deleted, s."""
 KINDS = (
     BudgetKind.FAILURES,
     BudgetKind.PREEMPTIONS,
@@ -141,6 +143,15 @@ class Operator:
             pod, phase=phase, exit_code=exit_code, reason=reason
         )
         self.observe(agent.rank)
+        if phase is PodPhase.FAILED:
+            delay = self.job.scenario.replace_delay
+            self.job.time.after(delay, self._refill, agent.rank, agent.pod_uid)
+
+    def _refill(self, rank: int, pod_uid: str) -> None:
+        """A pod that failed gets a successor; one that ended well only by the master's wish."""
+        pod = self.pods.get(rank)
+        if self.up and pod is not None and pod.pod_uid == pod_uid:
+            self.replace(rank)
 
     def mark(self, rank: int, *, wanted: bool = False, conditions: tuple[str, ...] = ()) -> None:
         """A deletion is under way."""
@@ -176,6 +187,9 @@ class Operator:
         if not self.up:
             self.up = True
             self.attach()
+            for rank, pod in sorted(self.pods.items()):
+                if pod.phase is PodPhase.FAILED:
+                    self.job.time.after(0.1, self._refill, rank, pod.pod_uid)
 
     def change(self, **changes: object) -> None:
         """A new generation of the spec; pods follow."""
@@ -199,11 +213,20 @@ class Operator:
             self.job.time.after(self.job.scenario.replace_delay, self._replace, message)
         elif isinstance(message, ReleaseDecision):
             for rank in message.node_ranks:
-                self.mark(rank, wanted=True)
+                if rank >= self.wanted:
+                    self._delete(rank)
         elif isinstance(message, ScaleDecision):
             self.job.time.after(0.05, self._scale, message)
         elif isinstance(message, FinishDecision):
             self.finish = message
+
+    def _delete(self, rank: int) -> None:
+        """A pod that the spec does not want is deleted: SIGTERM, and SIGKILL after the grace."""
+        agent = self.job.agents.get(rank)
+        self.mark(rank, wanted=True)
+        if agent is not None and agent.alive:
+            agent.on_signal(15, GRACE)
+            self.job.time.after(GRACE, self.job.evicted, agent)
 
     def _replace(self, decision: ReplaceDecision) -> None:
         pod = self.pods.get(decision.node_rank)

@@ -142,7 +142,7 @@ def is_whole(job: Job) -> bool:
         and job.master.acting
         and world is not None
         and len(world.places) == largest(job)
-        and all(found.since is not None or found.broken for found in job.training.live.values())
+        and all(job.agents[rank].reaches(job.master) for rank in world.places)
     )
 
 

@@ -22,6 +22,14 @@ PACE = 0.1
 class Member(Protocol):
     """A node's processes of one round."""
 
+    @property
+    def master(self) -> tuple[int, str]:
+        """Epoch and incarnation of the newest master that the node's agent has accepted."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the newest master's word comes to the node's agent, and soon."""
+
     def on_first_step(self) -> None:
         """Every rank of the round has completed a step."""
 
@@ -44,6 +52,8 @@ class Round:
     """Hash of its world: a master without memory may give a number twice."""
     size: int
     """Nodes."""
+    master: tuple[int, str]
+    """Epoch and incarnation of the one that assigned it."""
     members: dict[int, Member] = dataclasses.field(default_factory=dict)
     """By group rank."""
     paused: set[int] = dataclasses.field(default_factory=set)
@@ -63,8 +73,8 @@ class Round:
 class Training:
     """All rounds of a job, and the checkpoint."""
 
-    def __init__(self, time: VirtualTime, two_at_once: Callable[[list[int]], None]) -> None:
-        """`two_at_once` is called with the numbers of rounds that step at the same time."""
+    def __init__(self, time: VirtualTime, two_at_once: Callable[[list[Round]], None]) -> None:
+        """`two_at_once` is called with the rounds that step at the same time."""
         self._time = time
         self._two_at_once = two_at_once
         self.target = 1 << 30
@@ -79,7 +89,7 @@ class Training:
         """A node's processes of a round begin."""
         found = self.live.get((number, world))
         if found is None or found.broken:
-            found = self.live[number, world] = Round(number, world, size)
+            found = self.live[number, world] = Round(number, world, size, member.master)
             found.base = found.done = self.saved
         found.members[place] = member
         if len(found.members) == size:
@@ -155,7 +165,7 @@ class Training:
             return
         if found.since is None:
             found.since = self._time.now
-            stepping = [other.number for other in self.live.values() if other.since is not None]
+            stepping = [other for other in self.live.values() if other.since is not None]
             if len(stepping) > 1:
                 self._two_at_once(stepping)
         first = found.done + 1 if not found.told else self._limit(found)

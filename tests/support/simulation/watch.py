@@ -24,6 +24,8 @@ from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import (
     BudgetCharge,
     Goodbye,
+    GoodputMarked,
+    Incident,
     JobPhase,
     NodeGone,
     NodeJoined,
@@ -57,6 +59,8 @@ class Watch:
         self.durable: set[int] = set()
         self.charges = list(state.charges)
         self.running = 0
+        self.adopts = False
+        """Agents of a running world have brought accounts of their own."""
         self.asked: dict[int, float] = {}
         self.present: dict[int, int] = {}
         self.joined = dict.fromkeys(state.nodes, self._micros()) if state.phase not in ENDED else {}
@@ -95,7 +99,7 @@ class Watch:
         told: dict[int, list[WorldAssignment]] = {}
         for item in batch:
             if isinstance(item, Record):
-                self._record(item, batch)
+                self._record(event, item, batch)
             elif isinstance(item, CloseSession):
                 self._forget(item.session)
             elif isinstance(item, Send):
@@ -143,15 +147,21 @@ class Watch:
 
     # ---------------------------------------------------------------------------------- its records
 
-    def _record(self, item: Record, batch: list[Instruction]) -> None:
+    def _record(
+        self, event: Input | None, item: Record, batch: list[Instruction]
+    ) -> None:
         fact: Any = item.fact
         if isinstance(fact, WorldDecided):
             self._world(fact)
+        elif isinstance(fact, GoodputMarked):
+            self.adopts |= isinstance(event, Connected)
         elif isinstance(fact, NodeJoined):
             self._leaves(fact.node_rank)
             self.joined[fact.node_rank] = self._micros()
         elif isinstance(fact, NodeGone):
             self._leaves(fact.node_rank)
+        elif isinstance(fact, Incident):
+            self.checks.opened.setdefault(fact.id, self.checks.job.time.now)
         elif isinstance(fact, BudgetCharge):
             self.checks.charged(self.master, fact, batch)
 
@@ -187,8 +197,8 @@ class Watch:
     # ---------------------------------------------------------------------------------- its effects
 
     def written(self, records: list[Record], *, synced: bool) -> None:
-        """Records are on the disk."""
-        if synced:
+        """Records are on the disk; of a full one people are told, and the job goes on."""
+        if synced or self.checks.job.disk.full:
             facts = [record.fact for record in records]
             self.durable.update(f.round for f in facts if isinstance(f, WorldDecided))
 
@@ -197,8 +207,8 @@ class Watch:
         fence, segment = item.response.fence, self.master.segment
         if fence is None or not isinstance(item.response.message, WorldAssignment):
             return
-        if segment is None or segment.pending or self.checks.job.disk.full:
-            return  # a disk that refuses is said to people, and the job goes on
+        if segment is None:
+            return
         known = self.durable
         if self.members and fence.round not in known and fence.round in self._inherited():
             return
@@ -234,9 +244,8 @@ class Watch:
 
     def _goodput(self) -> None:
         desk = self.master.core._desk
-        adopted = desk.claims.digest is not None or desk.claims.settled
-        if adopted and not self.master.base:
-            return  # an adopted world brings accounts of its own
+        if self.adopts:
+            return
         for rank in list(self.joined):
             self._leaves(rank)
         at = desk.clock.micros

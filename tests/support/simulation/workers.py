@@ -92,6 +92,17 @@ class Workers:
         return self.pending is not None or (self.current is not None and not self.current.dead)
 
     @property
+    def master(self) -> tuple[int, str]:
+        """Epoch and incarnation of the newest master that the agent has accepted."""
+        return (self.agent.accepted.epoch, self.agent.accepted.incarnation)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the newest master's word comes to the agent, and soon."""
+        agent = self.agent
+        return agent.reaches(agent.job.master) and not (agent.frozen or agent.lag)
+
+    @property
     def living_round(self) -> int:
         """Round of living processes; 0: none live."""
         current = self.current

@@ -67,3 +67,12 @@ def on_stop(own_round: int, stop_round: int, *, alive: bool) -> Verdict:
     if stop_round not in (0, own_round):
         return Verdict(Order.KEEP, f"round {own_round} runs here, not {stop_round}")
     return Verdict(Order.KILL, f"the master stops round {own_round}")
+
+
+def warmth_unknown(*, warm: bool, said: bool, cold_reason: str) -> bool:
+    """Whether a master that has just welcomed this agent must be told that it is ready.
+
+    said: its hello said so. A zygote that became ready between hello and Welcome was told to
+    nobody, and a hello has no room for why workers are started cold.
+    """
+    return warm and (not said or bool(cold_reason))
