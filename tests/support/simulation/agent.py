@@ -373,6 +373,7 @@ class Agent:
                 answers=answers,
             )
             if verdict.kill:
+                self.job.checks.muddle()
                 self.workers.kill()
         self.later(1.0, self._look)
 
@@ -433,6 +434,7 @@ class Agent:
             self.lease_held = False
             self.workers.expire(current)
         self.workers.pause(paused=False)
+        self.job.checks.thawed(self, age * 1e-9, LEASE_LIMIT)
         deferred, self.deferred = self.deferred, []
         for what in deferred:
             if self.alive:

@@ -16,7 +16,9 @@ from holdfast_wire.messages import (
     BudgetKind,
     Incident,
     SessionResponse,
+    SuccessPolicy,
     WorldAssignment,
+    WorldDecided,
 )
 from holdfast_wire.reasons import Cause
 from simulation import invariants
@@ -58,8 +60,7 @@ class Wound:
 
 MEMORY_SECONDS = 40.0
 """A wound explains charges for this long after its end: silence, recovery and open evidence."""
-BRIEF_SECONDS = 2.0
-"""An incident that another one, or the job's end, closes so soon may not know its culprit yet."""
+_DAMAGED = {Hurt.RAISED}
 _DAMAGE = (Hurt.FAILURE, Hurt.RAISED, Hurt.NETWORK)
 _GUILTY = {
     BudgetKind.FAILURES: _DAMAGE,
@@ -77,8 +78,10 @@ class Checks:
         self.muddled_until = -1.0
         """Until then masters were lost: what they knew of causes may be gone with them."""
         self.newest_start: dict[str, int] = {}
+        self.done: dict[str, set[int]] = {}
+        """World hash to the ranks that ended well."""
         self.opened: dict[str, float] = {}
-        """Incident to when it was opened."""
+        """Incident to when it was opened, on its master's patient clock."""
         self._old_since: dict[str, float] = {}
 
     def new_master(self, master: Master) -> Watch:
@@ -97,7 +100,11 @@ class Checks:
     # -------------------------------------------------------------------------------------- charges
 
     def charged(self, master: Master, charge: BudgetCharge, batch: list[Instruction]) -> None:
-        """A budget pays: it must be the right one, for a node that really was hurt."""
+        """A budget pays: it must be the right one, for a node that really was hurt.
+
+        An incident that another one, or the job's end, closes before the silence limit may not
+        know its culprit yet.
+        """
         facts = [item.fact for item in batch if isinstance(item, Record)]
         found = [f for f in facts if isinstance(f, Incident) and f.id == charge.incident_id]
         if not found or self.job.time.now < self.muddled_until or charge.kind not in _GUILTY:
@@ -105,7 +112,9 @@ class Checks:
         incident = found[-1]
         if not incident.culprit_node:
             return
-        brief = self.job.time.now - self.opened.get(incident.id, -MEMORY_SECONDS) < BRIEF_SECONDS
+        settings = master.settings
+        patience = settings.silence_seconds + 1.0
+        brief = master.watch.now - self.opened.get(incident.id, -MEMORY_SECONDS) < patience
         rank = int(incident.culprit_node)
         kinds = {wound.kind for wound in self._recent(rank)}
         if brief or incident.cause in {Cause.WORKER_RAISED, Cause.WORKER_EXITED}:
@@ -125,10 +134,13 @@ class Checks:
     def _alike(self, *, brief: bool) -> set[Hurt]:
         """What happened to any node that a survivor's end may be taken for.
 
-        Delays on the wire decide which of two exceptions seems to be the earlier.
+        Delays on the wire decide which of two exceptions seems to be the earlier. And a node that
+        was asked to leave ends by itself when its patience is over: the exceptions of the others
+        can be heard before that, and then nothing tells them from a failure.
         """
         everything = {wound.kind for rank in self.wounds for wound in self._recent(rank)}
-        return everything if brief else everything & {Hurt.RAISED}
+        leaving = everything & {Hurt.PREEMPTION, Hurt.ASKED}
+        return everything if brief else everything & {Hurt.RAISED} | (_DAMAGED if leaving else set())
 
     # --------------------------------------------------------------------------------------- agents
 
@@ -142,6 +154,33 @@ class Checks:
         text = f"{agent.agent_id} starts round {number} after {before}"
         require(number > before, "rounds_grow", text)
         self.newest_start[agent.agent_id] = number
+
+    def thawed(self, agent: Agent, stood: float, limit: float) -> None:
+        """An agent goes on after it stood still."""
+        invariants.lease_kills(agent.agent_id, stood, limit, agent.workers.living_round)
+
+    def lost(self, watch: Watch, rank: int, agent_id: str) -> None:
+        """A master gives a node up: something must have happened to it, or it was silent."""
+        agent = self.job.agents.get(rank)
+        same = agent is not None and agent.agent_id == agent_id
+        if agent is None or not same or not agent.alive or agent.ending is not None:
+            return
+        if self._recent(rank) or self.job.time.now < self.muddled_until:
+            return
+        at = watch.contact.get((rank, agent_id))
+        if at is not None:
+            settings = watch.master.settings
+            limit = settings.lease_seconds + 2 * settings.heartbeat_seconds
+            invariants.lost_rightly(f"node {rank} ({agent_id})", watch.now - at, limit)
+
+    def finished(self, world: str, rank: int) -> None:
+        """A training process ended well."""
+        self.done.setdefault(world, set()).add(rank)
+
+    def succeeded(self, world: WorldDecided, policy: SuccessPolicy) -> None:
+        """A master decides that the job has succeeded."""
+        size = sum(member.local_world_size for member in world.members)
+        invariants.success_earned(policy, size, self.done.get(world.world_hash, set()))
 
     def two_rounds(self, rounds: list[Round]) -> None:
         """Two rounds step at the same time.

@@ -25,6 +25,7 @@ from holdfast_wire.messages import (
     MasterSpec,
     SessionResponse,
     StopRound,
+    SuccessPolicy,
     WorldAssignment,
     WorldDecided,
     WorldMember,
@@ -199,3 +200,40 @@ def goodput_sums(rank: int, counted: int, present: int) -> None:
     """The classes of a node sum to the time for which it was present, in microseconds."""
     text = f"node {rank}: classes sum to {counted} us, it was present for {present} us"
     require(abs(counted - present) <= 50, "goodput_sums", text)
+
+
+def window_kept(fact: WorldDecided, enough_for: float, window: float) -> None:
+    """A first world that could still grow waits until there were enough nodes for the window."""
+    text = f"round {fact.round} was decided after {enough_for:.2f} s of a window of {window:g} s"
+    require(enough_for >= window - 1e-3, "window_kept", text)
+
+
+def join_keeps_world(rank: int, before: int, after: int) -> None:
+    """A node that joins breaks no world that others are in, or are still fetching."""
+    text = f"node {rank} joined, and round {before} was given up"
+    require(before == after, "join_keeps_world", text)
+
+
+def lost_rightly(who: str, silent: float, limit: float) -> None:
+    """A node to which nothing has happened is not given up before it was silent for the limit.
+
+    silent: on the master's clock without the time in which the master itself stood still.
+    """
+    text = f"{who} lives, nothing happened to it, it was silent for {silent:.2f} s and is given up"
+    require(silent >= limit - 1e-3, "lost_rightly", text)
+
+
+def lease_kills(who: str, stood: float, limit: float, living: int) -> None:
+    """Nothing of the workers lives once their agent stood still for longer than its lease."""
+    text = f"{who} stood still for {stood:.1f} s and its workers of round {living} live"
+    require(not living or stood <= limit, "lease_kills", text)
+
+
+def success_earned(policy: SuccessPolicy, size: int, done: Collection[int]) -> None:
+    """The job succeeds only when its policy is met by ranks that really ended well."""
+    met = {
+        SuccessPolicy.ANY_WORKER: bool(done),
+        SuccessPolicy.RANK0: 0 in done,
+    }.get(policy, len(done) == size)
+    text = f"{policy.name} is not met: {len(done)} of {size} ranks ended well"
+    require(met, "success_earned", text)

@@ -201,9 +201,11 @@ class Operator:
 
     def repeat(self) -> None:
         """Some of what was said before is said again, late."""
-        if self.said and self.up:
-            for _ in range(3):
-                self.job.master.push(PodSeen(self.job.luck.choice(self.said)))
+        if self.up:
+            ended = [pod for pod in self.said if pod.phase in {PodPhase.FAILED, PodPhase.GONE}]
+            for source in (self.said, ended, ended):
+                if source:
+                    self.job.master.push(PodSeen(self.job.luck.choice(source)))
 
     def told(self, master: Master, message: object) -> None:
         """A decision of a master; of an older one nobody reads the stream."""

@@ -17,6 +17,7 @@ from holdfast_master.instructions import (
     Reply,
     Send,
 )
+from holdfast_master.job.desk import Desk
 from holdfast_master.job.faults import BrokenInvariantError
 from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.state import JobState
@@ -29,6 +30,7 @@ from holdfast_wire.messages import (
     JobPhase,
     NodeGone,
     NodeJoined,
+    StopRequested,
     WorldAssignment,
     WorldDecided,
     WorldMember,
@@ -52,7 +54,15 @@ class Watch:
         self.sessions: dict[int, tuple[int, str, str]] = {}
         """Open streams as the master was told: node rank, agent id, pod uid."""
         self.heard: dict[int, float] = {}
+        self.contact: dict[tuple[int, str], float] = {}
+        """(node rank, agent id) to its last message, streams that are gone included."""
         self.over: set[str] = set()
+        self.enough_since: float | None = None
+        self.recovering = False
+        self.newest = 0
+        """Newest decided world that is not given up; 0: none."""
+        self.places: set[int] = set()
+        """Its node ranks."""
         self.patience = 0.0
         self.decided = state.round
         self.members: tuple[WorldMember, ...] = state.assigned.members if state.assigned else ()
@@ -78,9 +88,7 @@ class Watch:
 
     def quiet_event(self, event: Input | None) -> None:
         """An input that led to nothing: only who was heard is noted."""
-        if isinstance(event, Received):
-            self.heard[event.session] = self.now
-        elif event is not None:
+        if event is not None:
             self._note(event)
         if isinstance(event, Received):
             self._fences(event, [])
@@ -109,16 +117,42 @@ class Watch:
         if desk.state.charges != self.charges:
             invariants.charges_grow(self.charges, desk.state.charges)
             self.charges = list(desk.state.charges)
+        if isinstance(event, Connected):
+            self._joins(event)
+        self._look(desk)
+
+    def _look(self, desk: Desk) -> None:
+        """How things stand before the next input."""
         world = desk.running()
         self.running = world.round if world is not None else 0
+        self.newest = desk.world.round if desk.world is not None and not desk.broken else 0
+        self.places = set(desk.world.places) if desk.world is not None else set()
+        self.recovering = desk.recovering
+        if desk.bounds.fit(len(desk.roster.candidates)) == 0 or self.newest:
+            self.enough_since = None
+        elif self.enough_since is None:
+            self.enough_since = self.now
+
+    def _joins(self, event: Connected) -> None:
+        desk, rank = self.master.core._desk, event.hello.node_rank
+        if self.newest and rank not in self.places and not desk.stepped_down and not self._is_ending():
+            after = desk.world.round if desk.world is not None and not desk.broken else 0
+            invariants.join_keeps_world(rank, self.newest, after)
+
+    def _is_ending(self) -> bool:
+        state = self.master.core._desk.state
+        return state.phase in _ENDING or state.stop is not None
 
     def _note(self, event: Input) -> None:
         if isinstance(event, Connected):
             hello = event.hello
             self.sessions[event.session] = (hello.node_rank, hello.agent_id, hello.pod_uid)
             self.heard[event.session] = self.now
+            self.contact[hello.node_rank, hello.agent_id] = self.now
         elif isinstance(event, Received):
-            self.heard[event.session] = self.now
+            if event.session in self.sessions:
+                self.heard[event.session] = self.now
+                self.contact[self.sessions[event.session][:2]] = self.now
             if isinstance(event.message, Goodbye) and not event.message.terminated:
                 self._forget(event.session)
         elif isinstance(event, Disconnected):
@@ -151,6 +185,7 @@ class Watch:
         self, event: Input | None, item: Record, batch: list[Instruction]
     ) -> None:
         fact: Any = item.fact
+        state = self.master.core._desk.state
         if isinstance(fact, WorldDecided):
             self._world(fact)
         elif isinstance(fact, GoodputMarked):
@@ -160,8 +195,14 @@ class Watch:
             self.joined[fact.node_rank] = self._micros()
         elif isinstance(fact, NodeGone):
             self._leaves(fact.node_rank)
+            told = fact.agent_id in self.master.core._desk.state.dismissed
+            if not told and not self._is_ending():
+                self.checks.lost(self, fact.node_rank, fact.agent_id)
+        elif isinstance(fact, StopRequested):
+            if fact.succeeded and state.assigned is not None and state.spec is not None:
+                self.checks.succeeded(state.assigned, state.spec.success_policy)
         elif isinstance(fact, Incident):
-            self.checks.opened.setdefault(fact.id, self.checks.job.time.now)
+            self.checks.opened.setdefault(fact.id, self.now)
         elif isinstance(fact, BudgetCharge):
             self.checks.charged(self.master, fact, batch)
 
@@ -178,7 +219,13 @@ class Watch:
             return
         invariants.one_round(fact.round, self.decided)
         self.decided = fact.round
-        invariants.world_bounds(fact, self.master.core._desk.state.spec)
+        spec = self.master.core._desk.state.spec
+        invariants.world_bounds(fact, spec)
+        bounds = self.master.core._desk.bounds
+        first = not (self.recovering or self.newest)
+        if spec is not None and first and len(fact.members) < bounds.largest:
+            since = self.now if self.enough_since is None else self.enough_since
+            invariants.window_kept(fact, self.now - since, spec.join_window_seconds)
         heard = {
             (rank, agent_id): self.heard[session]
             for session, (rank, agent_id, pod_uid) in self.sessions.items()

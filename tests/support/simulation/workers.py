@@ -239,6 +239,9 @@ class Workers:
         self.slot_of(current)
         if code != 0:
             self._depart(current)
+        elif not current.slot.boundary_complete:
+            rank = current.assignment.base_rank + local_rank
+            self.agent.job.checks.finished(current.assignment.world_hash, rank)
         self.agent.later(delay, self._exited, current, local_rank, code, error)
 
     def _exited(self, current: LocalRound, local_rank: int, code: int, error: str) -> None:

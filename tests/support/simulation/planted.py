@@ -1,0 +1,336 @@
+"""Planted bugs: the real code with one function wrong, for as long as a test asks.
+
+Each says what is wrong and where it was seen; `bench` and product never import this. A simulation
+that cannot find them proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from holdfast_agent.decide import fence, lease, masterless, orders
+from holdfast_agent.decide.fence import Accepted, FenceVerdict
+from holdfast_agent.decide.lease import LeaseVerdict
+from holdfast_agent.decide.masterless import MasterlessVerdict
+from holdfast_agent.decide.orders import Order, Verdict
+from holdfast_agent.decide.statements import Statements
+from holdfast_master import core
+from holdfast_master.decide import failure, rendezvous, success
+from holdfast_master.decide.failure import Charge
+from holdfast_master.decide.rendezvous import Bounds
+from holdfast_master.decide.success import Outcome, Tally
+from holdfast_master.job import (
+    assignments,
+    charges,
+    desk,
+    digests,
+    hellos,
+    incidents,
+    losses,
+    operators,
+    restoring,
+    rounds,
+)
+from holdfast_wire.messages import BudgetKind, SuccessPolicy
+
+Patch = tuple[Any, str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bug:
+    """One thing that is wrong."""
+
+    name: str
+    what: str
+    patches: Callable[[], list[Patch]]
+
+
+@contextlib.contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Let the code be wrong for a while."""
+    saved: list[Patch] = []
+    try:
+        for owner, name, wrong in bug.patches():
+            saved.append((owner, name, vars(owner)[name]))
+            setattr(owner, name, wrong)
+        yield
+    finally:
+        for owner, name, right in reversed(saved):
+            setattr(owner, name, right)
+
+
+# ----------------------------------------------------------------------------------- who is obeyed
+
+
+def _skip_fence() -> list[Patch]:
+    def judge(known: Accepted, got: Any, *, about_round: bool) -> FenceVerdict:
+        del known, about_round
+        return FenceVerdict.ACCEPT if got is not None and got.epoch else FenceVerdict.NO_FENCE
+
+    return [(fence, "judge", judge)]
+
+
+def _twin_accepted() -> list[Patch]:
+    right = core._superseded
+
+    def superseded(the_desk: Any, got: Any) -> bool:
+        return right(the_desk, got) if got and got.epoch > the_desk.identity.epoch else False
+
+    return [(core, "_superseded", superseded)]
+
+
+def _zombie_goes_on() -> list[Patch]:
+    return [(core, "_superseded", lambda *_: False)]
+
+
+def _old_round_obeyed() -> list[Patch]:
+    right = orders.on_welcome
+
+    def keep(own_round: int, master_round: int, *, alive: bool) -> Verdict:
+        verdict = right(own_round, master_round, alive=alive)
+        return Verdict(Order.KEEP, verdict.reason)
+
+    return [(orders, "on_welcome", keep)]
+
+
+def _masterless_for_ever() -> list[Patch]:
+    return [(masterless, "judge", lambda **_: MasterlessVerdict(kill=False, reason="never"))]
+
+
+# ------------------------------------------------------------------------------------- rendezvous
+
+
+def _max_ignored() -> list[Patch]:
+    def largest(self: Bounds) -> int:
+        return self.floor(self.replicas)
+
+    return [(Bounds, "largest", property(largest))]
+
+
+def _unit_above_min() -> list[Patch]:
+    """The world is cut to whole units after the minimum was checked."""
+
+    def fit(self: Bounds, nodes: int) -> int:
+        size = min(nodes, self.replicas, self.maximum)
+        return size if size >= self.minimum else 0
+
+    return [(Bounds, "fit", fit)]
+
+
+def _min_ignored() -> list[Patch]:
+    def smallest(self: Bounds) -> int:
+        return max(1, self.unit)
+
+    return [(Bounds, "smallest", property(smallest))]
+
+
+def _window_not_reset() -> list[Patch]:
+    """The time since which there are enough nodes outlives their going: no window afterwards."""
+    right = rounds.form
+
+    def form(the_desk: Any) -> None:
+        since = the_desk.enough_since
+        right(the_desk)
+        the_desk.enough_since = the_desk.enough_since or since
+
+    return [(rounds, "form", form)]
+
+
+def _late_joiner_wipes() -> list[Patch]:
+    """A newcomer breaks a world whose members are still fetching it."""
+    right = hellos._joined
+
+    def joined(the_desk: Any, session: int, hello: Any) -> None:
+        right(the_desk, session, hello)
+        world = the_desk.world
+        if world is not None and not world.training and not the_desk.broken:
+            incidents.break_world(the_desk, "a node joined")
+
+    return [(hellos, "_joined", joined)]
+
+
+def _spec_once() -> list[Patch]:
+    right = operators.spec_arrived
+
+    def arrived(the_desk: Any, spec: Any) -> None:
+        if the_desk.state.spec is None:
+            right(the_desk, spec)
+
+    return [(operators, "spec_arrived", arrived)]
+
+
+def _parameters_lost() -> list[Patch]:
+    """After a restart the minimum is unknown, so any node is enough until a spec comes."""
+    right = restoring.take_up
+
+    def take_up(the_desk: Any) -> None:
+        spec = the_desk.state.spec
+        if spec is not None:
+            the_desk.state.spec = dataclasses.replace(spec, min_replicas=1, node_unit=1)
+        right(the_desk)
+
+    return [(restoring, "take_up", take_up)]
+
+
+def _order_lost() -> list[Patch]:
+    right = rendezvous.arrange
+
+    def arrange(previous: Any, candidates: Any, size: int, *more: Any) -> Any:
+        chosen = right(previous, candidates, size, *more)
+        return tuple(sorted(chosen, key=lambda node: node.agent_id))
+
+    return [(rendezvous, "arrange", arrange)]
+
+
+def _dead_members() -> list[Patch]:
+    """Nobody asks whether a member of the last world may be dead."""
+    return [(rounds, "_unsure", lambda _: "")]
+
+
+# -------------------------------------------------------------------------------- blame and budgets
+
+
+def _charged_twice() -> list[Patch]:
+    right = charges._pay
+
+    def pay(*args: Any) -> None:
+        right(*args)
+        right(*args)
+
+    return [(charges, "_pay", pay)]
+
+
+def _preemption_as_failure() -> list[Patch]:
+    right = failure.charge
+
+    def charge(blamed: Any, action: Any, **more: bool) -> Charge:
+        found = right(blamed, action, **more)
+        taken = found.kind is BudgetKind.PREEMPTIONS
+        return Charge(BudgetKind.FAILURES, found.reason) if taken else found
+
+    return [(failure, "charge", charge)]
+
+
+def _survivor_blamed() -> list[Patch]:
+    """Whoever is heard first is to blame."""
+    from holdfast_master.job import case  # noqa: PLC0415
+
+    return [(case, "culprit", lambda evidence: evidence[0])]
+
+
+def _charges_forgotten() -> list[Patch]:
+    right = incidents.open_case
+
+    def open_case(the_desk: Any, *args: Any, **more: Any) -> Any:
+        the_desk.state.charges = the_desk.state.charges[1:]
+        return right(the_desk, *args, **more)
+
+    return [(incidents, "open_case", open_case)]
+
+
+# ------------------------------------------------------------------------------ liveness and success
+
+
+def _stale_pod_kills() -> list[Patch]:
+    """An event of an old pod is taken for the newest pod's."""
+    right = losses.pod_seen
+
+    def seen(the_desk: Any, pod: Any) -> None:
+        node = the_desk.roster.nodes.get(pod.node_rank)
+        if node is not None and losses.is_over(pod):
+            pod = dataclasses.replace(pod, pod_uid=node.pod_uid)
+        right(the_desk, pod)
+
+    return [(losses, "pod_seen", seen)]
+
+
+def _lease_ignored() -> list[Patch]:
+    """A lease that ran out is renewed as if nothing had been."""
+    return [(lease, "judge", lambda **_: LeaseVerdict.RENEW)]
+
+
+def _stall_expires() -> list[Patch]:
+    """A master that stood still believes its own clock."""
+    return [(core, "_INPUTS", {**core._INPUTS, core.Stalled: lambda *_: None})]
+
+
+def _any_success() -> list[Patch]:
+    def decide(policy: SuccessPolicy, tally: Tally) -> Outcome:
+        del policy
+        return Outcome(tally.ranks_done > 0, "one rank has finished")
+
+    return [(success, "decide", decide)]
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+def _effect_first() -> list[Patch]:
+    """The assignments do not wait until their decision is on the disk."""
+    right = desk.Desk.record
+
+    def record(self: Any, fact: Any, *, durable: bool = False) -> None:
+        right(self, fact, durable=durable and not isinstance(fact, assignments.WorldDecided))
+
+    return [(desk.Desk, "record", record)]
+
+
+def _unwritten() -> list[Patch]:
+    """A change of the state that the journal does not know."""
+    right = rounds._decide
+
+    def decide(the_desk: Any, verdict: Any) -> None:
+        right(the_desk, verdict)
+        the_desk.state.rescales += 1
+
+    return [(rounds, "_decide", decide)]
+
+
+def _never_told_again() -> list[Patch]:
+    """What a lost stream swallowed is not said again."""
+    return [(Statements, "again", lambda *_: [])]
+
+
+def _digest_ignored() -> list[Patch]:
+    """A master without a journal counts rounds from one, whatever agents say."""
+    right = hellos.connected
+
+    def connected(the_desk: Any, event: Any) -> None:
+        right(the_desk, event)
+        the_desk.newest_round_seen = 0
+
+    return [(hellos, "connected", connected), (digests, "_replay", lambda *_: None)]
+
+
+_BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
+    ("skipped fence", "an agent obeys any master", _skip_fence),
+    ("twin accepted", "an equal epoch with another incarnation is obeyed", _twin_accepted),
+    ("zombie goes on", "a master ignores that a newer one exists", _zombie_goes_on),
+    ("old round lives", "workers of a round that the master gave up live on", _old_round_obeyed),
+    ("masterless for ever", "workers without a master never die", _masterless_for_ever),
+    ("max ignored", "six joiners, max 4: a world of 6 (DLRover 2.1)", _max_ignored),
+    ("unit ignored", "min 5, unit 4, 7 joiners: no whole units (DLRover 2.1)", _unit_above_min),
+    ("min ignored", "a world below the minimum is formed", _min_ignored),
+    ("window not reset", "a join window that never ends (DLRover 2.1)", _window_not_reset),
+    ("late joiner wipes", "a join clears a world being fetched (DLRover #1534)", _late_joiner_wipes),
+    ("parameters once", "a later spec is ignored (DLRover 2.1)", _spec_once),
+    ("parameters lost", "after a restart one node forms a world (DLRover 2.1)", _parameters_lost),
+    ("order lost", "survivors change places", _order_lost),
+    ("dead members", "a world is formed while a member may be dead", _dead_members),
+    ("charged twice", "one incident, two charges", _charged_twice),
+    ("preemption as failure", "a preemption spends the failure budget", _preemption_as_failure),
+    ("survivor blamed", "the first to be heard is the culprit", _survivor_blamed),
+    ("charges forgotten", "a budget forgets", _charges_forgotten),
+    ("stale pod kills", "an old pod's event kills the new pod's node", _stale_pod_kills),
+    ("lease ignored", "workers live on although their lease ran out", _lease_ignored),
+    ("stall expires", "a master that stood still expires everybody", _stall_expires),
+    ("any success", "any one success ends the job (DLRover 2.4)", _any_success),
+    ("effect first", "assignments go out before their record is durable", _effect_first),
+    ("unwritten", "the state changes without a record", _unwritten),
+    ("never told again", "what a lost stream swallowed is lost", _never_told_again),
+    ("digest ignored", "a master without a journal forgets what agents keep", _digest_ignored),
+)
+BUGS: Mapping[str, Bug] = {name: Bug(name, what, make) for name, what, make in _BUGS}
