@@ -121,6 +121,8 @@ class Core:
             restoring.take_up(desk)
         else:
             desk.event(EventReason.MASTER_STARTED, f"epoch {identity.epoch} begins")
+            if identity.epoch > 1:
+                adoption.expect(desk)
         desk.timers.set(Timer.MARK, desk.now + desk.settings.goodput_mark_seconds)
         steering.steer(desk)
         return desk.finish()

@@ -62,8 +62,10 @@ def _bring_goodput(desk: Desk, hello: Hello) -> None:
 def pending(desk: Desk) -> str:
     """Why no world may be formed yet; empty: it may. Adopts the claimed world once it is whole."""
     claims = desk.claims
-    if claims.settled or not claims.hellos:
+    if claims.settled:
         return ""
+    if not claims.hellos:
+        return _maybe_more(desk)
     members = claims.whole()
     if members is not None:
         _adopt(desk, members)
@@ -72,12 +74,27 @@ def pending(desk: Desk) -> str:
     return f"{len(claims.hellos)} nodes run round {number}; waits for its other members"
 
 
+def expect(desk: Desk) -> None:
+    """This master follows another and has no journal: its nodes get their time to come back."""
+    desk.timers.ensure(Timer.ADOPT, desk.now + desk.settings.adopt_seconds)
+
+
+def _maybe_more(desk: Desk) -> str:
+    """Why idle nodes form no world yet: those that have not come may run one."""
+    if not desk.timers.running(Timer.ADOPT) or desk.roster.connected() >= desk.wanted:
+        return ""
+    return f"{desk.roster.connected()} idle nodes are back; others may run a world"
+
+
 def give_up(desk: Desk) -> None:
     """Not all members came back in time: end what runs, a fresh round follows."""
     claims = desk.claims
     if claims.settled:
         return
     digests.take(desk)
+    desk.dirty = True
+    if not claims.hellos:
+        return
     number, _ = claims.newest()
     text = f"not every member of round {number} came back; a fresh round follows"
     desk.event(EventReason.WORLD_NOT_ADOPTED, text, Warn)
@@ -86,7 +103,6 @@ def give_up(desk: Desk) -> None:
         if node is not None and node.agent_id == hello.agent_id:
             stop_round(desk, node, hello.round, text)
     claims.hellos.clear()
-    desk.dirty = True
 
 
 def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:

@@ -7,7 +7,7 @@ checks of what others send.
 from __future__ import annotations
 
 from holdfast_master.job.desk import Desk
-from holdfast_master.job.faults import ensure
+from holdfast_master.job.faults import BrokenInvariantError, ensure
 from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import BudgetKind, JobPhase
 
@@ -54,12 +54,15 @@ def _world(desk: Desk) -> None:
     bases = [place.base_rank for place in world.places.values()]
     sizes = [place.member.local_world_size for place in world.places.values()]
     ranks = [base + local for base, size in zip(bases, sizes, strict=True) for local in range(size)]
-    ensure(ranks == list(range(world.size)), f"ranks {ranks} are not 0 to {world.size - 1}")
+    if ranks != list(range(world.size)):
+        raise BrokenInvariantError(f"ranks {ranks} are not 0 to {world.size - 1}")
     groups = [place.group_rank for place in world.places.values()]
-    ensure(groups == list(range(len(groups))), f"group ranks {groups} are not contiguous")
+    if groups != list(range(len(groups))):
+        raise BrokenInvariantError(f"group ranks {groups} are not contiguous")
     bounds = world.bounds
     fits = bounds is None or bounds.fit(len(groups)) == len(groups)
-    ensure(fits, f"a world of {len(groups)} nodes does not fit {bounds}")
+    if not fits:
+        raise BrokenInvariantError(f"a world of {len(groups)} nodes does not fit {bounds}")
     members = world.places.keys()
     for name in ("started", "stepped", "finished"):
         ensure(getattr(world, name) <= members, f"{name} holds nodes that are no members")
@@ -67,20 +70,24 @@ def _world(desk: Desk) -> None:
         return
     for rank, place in world.places.items():
         node = desk.roster.nodes.get(rank)
-        same = node is not None and node.agent_id == place.member.agent_id
+        if node is not None and node.agent_id == place.member.agent_id:
+            continue
         excused = rank in world.finished or rank in world.saved
-        ensure(same or excused, f"member {rank} of the running world is not present")
+        ensure(excused, f"member {rank} of the running world is not present")
 
 
 def _nodes(desk: Desk) -> None:
     roster = desk.roster
     known = {rank: node.agent_id for rank, node in desk.state.nodes.items()}
     present = {rank: node.agent_id for rank, node in roster.nodes.items()}
-    ensure(desk.state.phase in ENDED or known == present, f"nodes {present}, state {known}")
+    if desk.state.phase not in ENDED and known != present:
+        raise BrokenInvariantError(f"nodes {present}, state {known}")
     for session, rank in roster.sessions.items():
-        ensure(roster.nodes[rank].session == session, f"session {session} is not node {rank}'s")
+        if roster.nodes[rank].session != session:
+            raise BrokenInvariantError(f"session {session} is not node {rank}'s")
     for rank, node in roster.nodes.items():
-        ensure((node.session is None) == (rank in roster.away), f"node {rank}: away is wrong")
+        if (node.session is None) is not (rank in roster.away):
+            raise BrokenInvariantError(f"node {rank}: away is wrong")
     ensure(roster.candidates <= present.keys(), "candidates that are not present")
     ensure(not roster.candidates & roster.away, "candidates without a stream")
     ensure(not roster.candidates & desk.state.draining, "candidates that are draining")
@@ -91,13 +98,15 @@ def _nodes(desk: Desk) -> None:
         if rank not in members
         or (desk.world is not None and not desk.world.holds(rank, present[rank]))
     }
-    ensure(desk.spares == expected, f"spares are {desk.spares}, must be {expected}")
+    if desk.spares != expected:
+        raise BrokenInvariantError(f"spares are {desk.spares}, must be {expected}")
 
 
 def _incidents(desk: Desk) -> None:
     state = desk.state
     charged = [charge.incident_id for charge in state.charges]
-    ensure(len(charged) == len(set(charged)), f"an incident was charged twice: {charged}")
+    if len(charged) != len(set(charged)):
+        raise BrokenInvariantError(f"an incident was charged twice: {charged}")
     for charge in state.charges:
         fact = state.incidents.get(charge.incident_id)
         ensure(fact is None or not fact.open, f"open incident {charge.incident_id} was charged")

@@ -208,6 +208,10 @@ def echo_due(desk: Desk) -> None:
 def _again(desk: Desk, world: World, boundary: Boundary, late: str) -> None:
     if world.saved:
         return  # some have stopped already: only the others' stopping, or the deadline, can follow
+    blind = _blind(desk, world)
+    if blind:  # not known when the boundary began: the master may have been new
+        miss(desk, f"{late}; {blind}")
+        return
     boundary.tries += 1
     if boundary.tries >= desk.settings.arm_tries:
         miss(desk, f"{late}, {boundary.tries} times")

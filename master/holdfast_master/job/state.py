@@ -124,7 +124,7 @@ class JobState:
         """Fold one record in."""
         self.sequence = record.sequence
         self.job_seconds = record.job_seconds
-        self._fold(record.fact, record)
+        _FOLDS.get(type(record.fact), _NOTHING)(self, record.fact, record)
 
     @functools.singledispatchmethod
     def _fold(self, fact: None, record: JournalRecord) -> None:
@@ -289,6 +289,11 @@ class JobState:
     @_fold.register
     def _(self, fact: JobFolded, _: JournalRecord) -> None:
         folding.fold_in(self, fact)
+
+
+_FOLDS: Final = JobState.__dict__["_fold"].dispatcher.registry
+"""Looked up here: a descriptor that is made anew for each record costs more than the fold."""
+_NOTHING: Final = _FOLDS[object]
 
 
 def _who(members: tuple[WorldMember, ...]) -> set[tuple[int, str]]:

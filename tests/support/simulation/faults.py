@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from holdfast_master.inputs import UserRequest
+from holdfast_master.inputs import StopWished, UserRequest
 from holdfast_wire.messages import (
     DrainNodeRequest,
     DumpStacksRequest,
     Goodbye,
     RestartWorkerRequest,
     ScaleRequest,
+    StopJobRequest,
+    StopWish,
 )
 from simulation.checks import Hurt
 from simulation.operator import GRACE
@@ -222,6 +224,15 @@ def _stores(job: Job, fault: Fault) -> None:
     job.time.after(fault.span, job.stores_work)
 
 
+def _stop_job(job: Job, fault: Fault) -> None:
+    job.ask(StopJobRequest(now=fault.who % 2 == 0))
+
+
+def _stop_wish(job: Job, fault: Fault) -> None:
+    if job.operator.up:
+        job.master.push(StopWished(StopWish(reason="deleted", grace_seconds=fault.span)))
+
+
 FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "kill_worker": _hit(Hurt.FAILURE, _exit(-9, "")),
     "raise_worker": _hit(Hurt.RAISED, _exit(1, "ValueError")),
@@ -264,4 +275,6 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "full_disk": _full_disk,
     "jump_clock": _jump,
     "stores_fail": _stores,
+    "stop_job": _stop_job,
+    "stop_wish": _stop_wish,
 }

@@ -108,7 +108,7 @@ class Operator:
             return
         for rank in range(self.wanted):
             agent = self.job.agents.get(rank)
-            if agent is None or not agent.alive or agent.ending is not None:
+            if agent is None or not agent.alive:
                 self.replace(rank)
 
     def replace(self, rank: int) -> None:

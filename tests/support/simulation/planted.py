@@ -253,8 +253,8 @@ def _lease_ignored() -> list[Patch]:
 
 
 def _stall_expires() -> list[Patch]:
-    """A master that stood still believes its own clock."""
-    return [(core, "_INPUTS", {**core._INPUTS, core.Stalled: lambda *_: None})]
+    """A master that stood still looks at its deadlines before it reads what has come."""
+    return [(core, "_INPUTS", {**core._INPUTS, core.Stalled: core._ticked})]
 
 
 def _any_success() -> list[Patch]:

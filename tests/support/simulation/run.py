@@ -12,6 +12,7 @@ from collections import Counter
 
 from holdfast_master.job.faults import CoreFaultError
 from holdfast_wire.messages import JobPhase
+from holdfast_wire.reasons import EndReason
 from simulation import faults, invariants
 from simulation.invariants import Broken, require
 from simulation.job import Job
@@ -24,6 +25,10 @@ RECOVERY_SECONDS = 60.0
 END_SECONDS = 75.0
 """Within this long after the script's end the job has ended."""
 LAST_STEPS = 30
+_STOPS = {
+    "stop_job": EndReason.STOPPED_BY_USER,
+    "stop_wish": EndReason.STOPPED_BY_OPERATOR,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,8 +122,11 @@ def _recovers(job: Job) -> None:
     job.stores_work()
     job.operator.leave()
     job.operator.come_back()
-    job.operator.make_missing()
-    whole = job.time.run(job.time.now + RECOVERY_SECONDS, lambda: job.over or is_whole(job))
+    whole, until = False, job.time.now + RECOVERY_SECONDS
+    while not whole and job.time.now < until:
+        job.operator.make_missing()
+        pause = min(until, job.time.now + HEAL_SECONDS)
+        whole = job.time.run(pause, lambda: job.over or is_whole(job))
     members = len(job.master.core._desk.world.places) if job.master.core._desk.world else 0
     text = (
         f"{RECOVERY_SECONDS:.0f} s after the last fault the job is {job.phase.name} with "
@@ -161,6 +169,9 @@ def _ended_rightly(job: Job) -> None:
     if finished.succeeded:
         text = f"the job succeeded although the script did not end: {state.text}"
         require(job.training.best >= job.training.target, "ends_rightly", text)
+        return
+    stops = {fault.what for fault in job.scenario.faults}
+    if finished.reason in {reason for what, reason in _STOPS.items() if what in stops}:
         return
     spent = Counter(charge.kind for charge in state.charges)
     text = f"the job failed with {finished.reason} after {dict(spent)}: {state.text}"

@@ -71,7 +71,7 @@ class Scenario:
         return "\n".join(["Scenario(", *fields, "    faults=(", *faults, "    ),", ")"])
 
 
-WEIGHTS: Mapping[str, int] = {
+WEIGHTS: Mapping[str, float] = {
     "kill_worker": 5,
     "raise_worker": 3,
     "exit_worker": 1,
@@ -111,6 +111,8 @@ WEIGHTS: Mapping[str, int] = {
     "full_disk": 1,
     "jump_clock": 1,
     "stores_fail": 1,
+    "stop_job": 0.2,
+    "stop_wish": 0.2,
 }
 """How often each fault is drawn, relative to the others."""
 SPANS: Mapping[str, tuple[float, float]] = {
@@ -136,6 +138,7 @@ SPANS: Mapping[str, tuple[float, float]] = {
     "slow_disk": (0.5, 5.0),
     "full_disk": (0.5, 5.0),
     "stores_fail": (0.5, 5.0),
+    "stop_wish": (0.0, 10.0),
 }
 """Least and greatest span of those that last, s."""
 PAUSES = (0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 1.2, 2.5)

@@ -61,6 +61,8 @@ class Watch:
         self.recovering = False
         self.newest = 0
         """Newest decided world that is not given up; 0: none."""
+        self.fetching = False
+        """Its members are on their way to their first step."""
         self.places: set[int] = set()
         """Its node ranks."""
         self.patience = 0.0
@@ -126,6 +128,7 @@ class Watch:
         world = desk.running()
         self.running = world.round if world is not None else 0
         self.newest = desk.world.round if desk.world is not None and not desk.broken else 0
+        self.fetching = bool(self.newest) and desk.world is not None and not desk.world.training
         self.places = set(desk.world.places) if desk.world is not None else set()
         self.recovering = desk.recovering
         if desk.bounds.fit(len(desk.roster.candidates)) == 0 or self.newest:
@@ -135,7 +138,7 @@ class Watch:
 
     def _joins(self, event: Connected) -> None:
         desk, rank = self.master.core._desk, event.hello.node_rank
-        if self.newest and rank not in self.places and not desk.stepped_down and not self._is_ending():
+        if self.fetching and rank not in self.places and not desk.stepped_down and not self._is_ending():
             after = desk.world.round if desk.world is not None and not desk.broken else 0
             invariants.join_keeps_world(rank, self.newest, after)
 
