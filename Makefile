@@ -13,6 +13,7 @@ STAMP := .venv/.setup-stamp
 FAST := not train and not slow and not kube
 # Two, also on a big machine: the fast tests watch deadlines of their own processes.
 WORKERS ?= 2
+SOAK_MINUTES ?= 120
 
 # uv takes interpreters from the machine only, and trusts the certificates that the machine trusts,
 # as pip does: behind a company's proxy its own list is not enough.
@@ -63,6 +64,11 @@ test: check ## Check, then run every test (under 40 minutes on 2 cores)
 .PHONY: test-fast
 test-fast: $(STAMP) ## Run the fast tests only (under 3 minutes)
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
+
+.PHONY: soak
+soak: $(STAMP) ## Simulate the control plane with random faults for SOAK_MINUTES (120)
+	PYTHONPATH=tests/support $(BIN)/python -m soak --minutes $(SOAK_MINUTES) \
+	  --processes $(WORKERS) $(if $(SOAK_SEED),--first $(SOAK_SEED))
 
 .PHONY: demo
 demo: $(STAMP) ## Train the example on 2 local nodes, kill a worker and a node, watch it recover

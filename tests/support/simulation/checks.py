@@ -78,6 +78,8 @@ class Checks:
         self.muddled_until = -1.0
         """Until then masters were lost: what they knew of causes may be gone with them."""
         self.newest_start: dict[str, int] = {}
+        self.starts: dict[int, int] = {}
+        """Round to how many agents were told to start it."""
         self.done: dict[str, set[int]] = {}
         """World hash to the ranks that ended well."""
         self.opened: dict[str, float] = {}
@@ -154,6 +156,7 @@ class Checks:
         text = f"{agent.agent_id} starts round {number} after {before}"
         require(number > before, "rounds_grow", text)
         self.newest_start[agent.agent_id] = number
+        self.starts[number] = self.starts.get(number, 0) + 1
 
     def thawed(self, agent: Agent, stood: float, limit: float) -> None:
         """An agent goes on after it stood still."""

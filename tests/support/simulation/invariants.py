@@ -88,16 +88,16 @@ def ranks_stable(before: Sequence[WorldMember], fact: WorldDecided) -> None:
     require(len(ids) == len(set(ids)), "ranks_stable", f"round {fact.round}: ranks {ids}")
     old = [(member.node_rank, member.agent_id) for member in before]
     new = [(member.node_rank, member.agent_id) for member in fact.members]
-    kept, stayed = [who for who in old if who in new], [who for who in new if who in old]
-    moved = new[0] if new and new[0] in kept and kept[0] != new[0] else None
+    was, now = {who: at for at, who in enumerate(old)}, {who: at for at, who in enumerate(new)}
+    kept, stayed = [who for who in old if who in now], [who for who in new if who in was]
+    moved = new[0] if new and new[0] in was and kept[0] != new[0] else None
     kept = [who for who in kept if who != moved]
     stayed = [who for who in stayed if who != moved]
     text = f"round {fact.round}: survivors stood as {kept}, now as {stayed}"
     require(kept == stayed, "ranks_stable", text)
     if len(old) == len(new) and moved is None and kept and kept[0] == old[0]:
-        places = [(old.index(who), new.index(who)) for who in kept]
-        wrong = [pair for pair in places if pair[0] != pair[1]]
-        require(not wrong or new[0] not in old, "ranks_stable", f"round {fact.round}: {wrong}")
+        wrong = [who for who in kept if was[who] != now[who]]
+        require(not wrong or new[0] not in was, "ranks_stable", f"round {fact.round}: {wrong}")
 
 
 def one_round(number: int, newest: int) -> None:

@@ -74,7 +74,7 @@ class Training:
     """All rounds of a job, and the checkpoint."""
 
     def __init__(self, time: VirtualTime, two_at_once: Callable[[list[Round]], None]) -> None:
-        """`two_at_once` is called with the rounds that step at the same time."""
+        """`two_at_once` is called with the rounds that step when one of them completes its first."""
         self._time = time
         self._two_at_once = two_at_once
         self.target = 1 << 30
@@ -104,11 +104,12 @@ class Training:
         if member is None:
             return
         self._settle(found)
+        first = not found.broken
         found.broken, found.since = True, None
         found.version += 1
         if not found.members:
             self.live.pop((found.number, found.world), None)
-        if not quietly:
+        if first and not quietly:
             for other in list(found.members.values()):
                 other.on_peers_lost()
 
@@ -165,9 +166,6 @@ class Training:
             return
         if found.since is None:
             found.since = self._time.now
-            stepping = [other for other in self.live.values() if other.since is not None]
-            if len(stepping) > 1:
-                self._two_at_once(stepping)
         first = found.done + 1 if not found.told else self._limit(found)
         next_step = min(first, self._limit(found))
         when = found.since + max(0, next_step - found.done) * PACE
@@ -179,6 +177,9 @@ class Training:
         self._settle(found)
         if not found.told and found.done > found.base:
             found.told = True
+            stepping = [other for other in self.live.values() if other.since is not None]
+            if len(stepping) > 1:
+                self._two_at_once(stepping)
             for member in list(found.members.values()):
                 member.on_first_step()
         if version == found.version:

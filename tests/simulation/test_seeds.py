@@ -1,0 +1,44 @@
+"""Random schedules of faults: whatever happens, every invariant holds and the job comes back.
+
+Two thousand seeds, each a scenario of its own. A failing one is shrunk; the message has the seed,
+the invariant, and the minimal scenario as code to paste into `test_found.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation.run import run
+from simulation.scenario import draw
+from simulation.shrink import report
+
+SEEDS = 2_000
+PER_TEST = 100
+PER_TEST_LARGE = 10
+
+
+def check(seed: int, **sizes: int) -> None:
+    """Run a seed; fail with its smallest scenario."""
+    outcome = run(draw(seed, **sizes))
+    if not outcome.ok:
+        pytest.fail(report(outcome), pytrace=False)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, PER_TEST))
+def test_a_job_survives_whatever_happens(first: int) -> None:
+    """One to twelve nodes, three to sixteen faults; about 25 ms each."""
+    for seed in range(first, first + PER_TEST):
+        check(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 60, PER_TEST_LARGE))
+def test_sixteen_nodes_survive_thirty_faults(first: int) -> None:
+    """The size by which the speed of the simulation is judged."""
+    for seed in range(first, first + PER_TEST_LARGE):
+        check(seed, nodes=16, faults=30)
+
+
+@pytest.mark.parametrize("nodes", [100, 1000])
+def test_a_crowd_survives(nodes: int) -> None:
+    """Nothing in the rules depends on the number being small."""
+    check(1, nodes=nodes, faults=6)

@@ -1,0 +1,70 @@
+"""Runs random seeds for as long as it is told, then says what was covered: `make soak`.
+
+Fails at once on a broken invariant, with its shrunk scenario; at the end on a reachable pair of
+phase and input, or step of the state machine, that no run has come to. Each process takes every
+n-th seed; the first seed is printed and can be given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+
+from simulation.coverage import Coverage
+from simulation.run import run
+from simulation.scenario import draw
+from simulation.shrink import report
+
+LOG_SECONDS = 60.0
+LARGE_EVERY = 50
+"""Each so many seeds one is of a hundred nodes."""
+
+Seen = tuple[int, Counter[tuple[str, str]], Counter[tuple[str, str]], str]
+
+
+def soak(first: int, step: int, until: float) -> Seen:
+    """Run every `step`-th seed from `first` until a monotonic time or the first failure."""
+    coverage, runs, seed, told = Coverage(), 0, first, time.monotonic()
+    with coverage.steps_counted():
+        while time.monotonic() < until:
+            nodes = 100 if seed % LARGE_EVERY == 0 else None
+            outcome = run(draw(seed, nodes=nodes))
+            coverage.add(outcome.seen)
+            runs, seed = runs + 1, seed + step
+            if not outcome.ok:
+                return runs, coverage.pairs, coverage.steps, report(outcome)
+            if time.monotonic() - told > LOG_SECONDS:
+                told = time.monotonic()
+                print(f"{runs} runs, at seed {seed}: {coverage.summary()}", flush=True)
+    return runs, coverage.pairs, coverage.steps, ""
+
+
+def main() -> int:
+    """Run on all cores that are given; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--first", type=int, default=int(time.time()) * 1000, help="first seed")
+    options = parser.parse_args()
+    print(f"soak: seeds from {options.first}, {options.minutes:g} minutes", flush=True)
+    until = time.monotonic() + options.minutes * 60
+    work = [(options.first + n, options.processes, until) for n in range(options.processes)]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        found = pool.starmap(soak, work)
+    coverage = Coverage()
+    for _, pairs, steps, _ in found:
+        coverage.pairs += pairs
+        coverage.steps += steps
+    print(f"soak: {sum(runs for runs, *_ in found)} runs; {coverage.summary()}")
+    failures = [failure for *_, failure in found if failure]
+    for title, pairs in (("unreached", coverage.missing()), ("impossible", coverage.impossible())):
+        failures += [f"{title}: {phase} × {what}" for phase, what in pairs]
+    print("\n\n".join(failures) or "soak: every invariant held, every reachable pair was reached")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
