@@ -35,8 +35,9 @@ def claim(desk: Desk, hello: Hello) -> int:
     if desk.state.assigned is not None or claims.settled:
         return 0
     claims.keep_digest(hello.digest)
-    runs = any(worker.round == hello.round for worker in hello.workers)
-    if hello.assignment is None or not hello.round or not runs:
+    runs = sum(worker.round == hello.round for worker in hello.workers)
+    # A world that lacks a rank cannot go on: what that rank's end meant, only its master knew.
+    if hello.assignment is None or not hello.round or runs < hello.local_world_size:
         return 0
     if desk.state.phase is not JobPhase.WAITING:
         return 0

@@ -74,6 +74,18 @@ def report_loss(desk: Desk, item: Evidence, world: World, rank: int) -> None:
         desk.case.lost.add(rank)
 
 
+def report_gone(desk: Desk, item: Evidence, rank: int) -> None:
+    """Evidence that a node is gone that the newest world does without.
+
+    It was in the world that was interrupted: its end explains what the others met at that time.
+    """
+    for case in reversed(desk.open_cases()):
+        near = abs(item.at - case.opened_at) <= desk.settings.terminal_seconds
+        if rank in case.members and near and not case.planned:
+            _add(desk, case, item)
+            return
+
+
 def report_late(desk: Desk, item: Evidence, rank: int) -> None:
     """Evidence about a node that is already gone: it happened when the node was lost."""
     for case in reversed(desk.open_cases()):

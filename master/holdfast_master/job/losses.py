@@ -115,6 +115,8 @@ def lose(
         incidents.report_loss(desk, item, world, node.rank)
     elif node.draining is not None:
         incidents.report_late(desk, item, node.rank)
+    else:
+        incidents.report_gone(desk, item, node.rank)
     if item.kind is not EvidenceKind.NODE_REMOVED:
         replacements.ask(desk, node.rank, node.pod_uid, text)
 

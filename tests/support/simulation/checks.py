@@ -120,7 +120,7 @@ class Checks:
         rank = int(incident.culprit_node)
         kinds = {wound.kind for wound in self._recent(rank)}
         if brief or incident.cause in {Cause.WORKER_RAISED, Cause.WORKER_EXITED}:
-            kinds |= self._alike(brief=brief)
+            kinds |= self._alike(master, brief=brief)
         text = (
             f"{charge.kind.name} paid for incident {charge.incident_id} ({incident.cause}, node "
             f"{rank}: {incident.text}); what had happened to it: {sorted(k.value for k in kinds)}"
@@ -133,16 +133,18 @@ class Checks:
         since = self.job.time.now - MEMORY_SECONDS
         return [wound for wound in self.wounds.get(rank, ()) if wound.until >= since]
 
-    def _alike(self, *, brief: bool) -> set[Hurt]:
+    def _alike(self, master: Master, *, brief: bool) -> set[Hurt]:
         """What happened to any node that a survivor's end may be taken for.
 
         Delays on the wire decide which of two exceptions seems to be the earlier. And a node that
         was asked to leave ends by itself when its patience is over: the exceptions of the others
-        can be heard before that, and then nothing tells them from a failure.
+        can be heard before that, and then nothing tells them from a failure. Nor is anybody told
+        of the end of a node that the spec has just given up.
         """
         everything = {wound.kind for rank in self.wounds for wound in self._recent(rank)}
         leaving = everything & {Hurt.PREEMPTION, Hurt.ASKED}
-        return everything if brief else everything & {Hurt.RAISED} | (_DAMAGED if leaving else set())
+        surplus = [rank for rank in self.wounds if rank >= master.core._desk.wanted]
+        return everything if brief else everything & {Hurt.RAISED} | (_DAMAGED if leaving or surplus else set())
 
     # --------------------------------------------------------------------------------------- agents
 
