@@ -60,8 +60,8 @@ def main() -> int:
         coverage.steps += steps
     print(f"soak: {sum(runs for runs, *_ in found)} runs; {coverage.summary()}")
     failures = [failure for *_, failure in found if failure]
-    for title, pairs in (("unreached", coverage.missing()), ("impossible", coverage.impossible())):
-        failures += [f"{title}: {phase} × {what}" for phase, what in pairs]
+    failures += [f"unreached: {phase} × {what}" for phase, what in coverage.missing()]
+    failures += [f"impossible: {phase} × {what}" for phase, what in coverage.impossible()]
     print("\n\n".join(failures) or "soak: every invariant held, every reachable pair was reached")
     return 1 if failures else 0
 

@@ -29,6 +29,7 @@ from simulation.watch import Watch
 if TYPE_CHECKING:
     from simulation.agent import Agent
     from simulation.job import Job
+    from simulation.line import Line
     from simulation.master import Master
 
 SWEEP_SECONDS = 1.0
@@ -60,7 +61,6 @@ class Wound:
 
 MEMORY_SECONDS = 40.0
 """A wound explains charges for this long after its end: silence, recovery and open evidence."""
-_DAMAGED = {Hurt.RAISED}
 _DAMAGE = (Hurt.FAILURE, Hurt.RAISED, Hurt.NETWORK)
 _GUILTY = {
     BudgetKind.FAILURES: _DAMAGE,
@@ -144,7 +144,9 @@ class Checks:
         everything = {wound.kind for rank in self.wounds for wound in self._recent(rank)}
         leaving = everything & {Hurt.PREEMPTION, Hurt.ASKED}
         surplus = [rank for rank in self.wounds if rank >= master.core._desk.wanted]
-        return everything if brief else everything & {Hurt.RAISED} | (_DAMAGED if leaving or surplus else set())
+        if brief or leaving or surplus:
+            return everything | {Hurt.RAISED}
+        return everything & {Hurt.RAISED}
 
     # --------------------------------------------------------------------------------------- agents
 
@@ -160,7 +162,7 @@ class Checks:
         self.newest_start[agent.agent_id] = number
         self.starts[number] = self.starts.get(number, 0) + 1
 
-    def thawed(self, agent: Agent, stood: float, limit: float) -> None:
+    def thawed(self, agent: Line, stood: float, limit: float) -> None:
         """An agent goes on after it stood still."""
         invariants.lease_kills(agent.agent_id, stood, limit, agent.workers.living_round)
 

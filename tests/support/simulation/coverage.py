@@ -20,9 +20,7 @@ MESSAGES = tuple(kind.__name__ for kind in inputs.AgentMessage.__args__)
 REQUESTS = tuple(kind.__name__ for kind in inputs.UserRequest.__args__)
 _CARRIERS = {"Received": MESSAGES, "Asked": REQUESTS}
 KINDS = tuple(
-    name
-    for kind in core._INPUTS
-    for name in _CARRIERS.get(kind.__name__, (kind.__name__,))
+    name for kind in core._INPUTS for name in _CARRIERS.get(kind.__name__, (kind.__name__,))
 )
 """Every kind of input: agents' messages and users' requests by their own names."""
 
@@ -55,17 +53,18 @@ class Coverage:
     @contextlib.contextmanager
     def steps_counted(self) -> Iterator[None]:
         """Count every step of the state machine meanwhile."""
-        right = desk.advance
+        right = vars(desk)["advance"]
 
         def advance(phase: JobPhase, trigger: Trigger, *more: object) -> JobPhase:
             self.steps[phase.name, trigger.name] += 1
-            return right(phase, trigger, *more)  # type: ignore[arg-type]
+            following: JobPhase = right(phase, trigger, *more)
+            return following
 
-        desk.advance = advance  # type: ignore[assignment]
+        vars(desk)["advance"] = advance
         try:
             yield
         finally:
-            desk.advance = right
+            vars(desk)["advance"] = right
 
     def missing(self) -> list[Pair]:
         """Reachable pairs and steps that were not seen."""
@@ -82,5 +81,6 @@ class Coverage:
 
     def summary(self) -> str:
         """One line."""
-        return f"{len(self.pairs)} pairs of phase and input, {len(self.steps)} steps of {len(TABLE)}"
-
+        return (
+            f"{len(self.pairs)} pairs of phase and input, {len(self.steps)} steps of {len(TABLE)}"
+        )

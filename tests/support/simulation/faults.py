@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from simulation.agent import Agent
     from simulation.job import Job
 
+
 def apply(job: Job, fault: Fault) -> None:
     """Let a fault happen."""
     FAULTS[fault.what](job, fault)
@@ -148,6 +149,10 @@ def _scale(job: Job, fault: Fault) -> None:
     job.ask(ScaleRequest(replicas=choices[fault.who % len(choices)]))
 
 
+def _stacks(job: Job, _: Fault) -> None:
+    job.ask(DumpStacksRequest())
+
+
 def _suspend(job: Job, fault: Fault) -> None:
     if not job.operator.spec.suspend:
         job.operator.change(suspend=True)
@@ -259,7 +264,7 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
         Hurt.ASKED, _ask(lambda _, agent: RestartWorkerRequest(node_rank=agent.rank))
     ),
     "scale": _scale,
-    "stacks": lambda job, _: job.ask(DumpStacksRequest()),
+    "stacks": _stacks,
     "suspend": _suspend,
     "respec": _respec,
     "operator_gone": _operator_gone,

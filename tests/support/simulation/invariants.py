@@ -32,7 +32,7 @@ from holdfast_wire.messages import (
 )
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818 - named as a test says it
     """An invariant does not hold."""
 
     def __init__(self, invariant: str, text: str) -> None:

@@ -17,6 +17,7 @@ from simulation.agent import Agent
 from simulation.checks import Checks
 from simulation.clock import VirtualTime
 from simulation.disk import Disk
+from simulation.line import Line
 from simulation.master import JOB_UID, UNIX_START, Master
 from simulation.network import Stream
 from simulation.operator import Operator
@@ -66,14 +67,14 @@ class Job:
 
     # ---------------------------------------------------------------------------------------- wires
 
-    def endpoint(self, agent: Agent) -> Master | None:
+    def endpoint(self, agent: Line) -> Master | None:
         """Whom the master's address leads to: now and then to one that should be gone."""
         living = [other for other in self.others if other.up]
         if living and agent.luck.random() < 0.3:
             return agent.luck.choice(living)
         return self.master if self.master.up else None
 
-    def connect(self, agent: Agent, master: Master) -> Stream:
+    def connect(self, agent: Line, master: Master) -> Stream:
         """A new stream."""
         stream = Stream(self.count(), self.time, agent, master)
         master.streams[stream.number] = stream
@@ -226,7 +227,7 @@ class Job:
         if master is self.master:
             self.over = True
 
-    # -------------------------------------------------------------------------------- ends of faults
+    # ------------------------------------------------------------------------------- ends of faults
 
     def operator_prompt(self) -> None:
         """The operator is quick again."""

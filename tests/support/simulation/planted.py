@@ -22,8 +22,8 @@ from holdfast_master.decide import failure, rendezvous, success
 from holdfast_master.decide.failure import Charge
 from holdfast_master.decide.rendezvous import Bounds
 from holdfast_master.decide.success import Outcome, Tally
+from holdfast_master.inputs import Stalled
 from holdfast_master.job import (
-    assignments,
     charges,
     desk,
     digests,
@@ -34,7 +34,8 @@ from holdfast_master.job import (
     restoring,
     rounds,
 )
-from holdfast_wire.messages import BudgetKind, SuccessPolicy
+from holdfast_master.job.operator_view import is_over
+from holdfast_wire.messages import BudgetKind, SuccessPolicy, WorldDecided
 
 Patch = tuple[Any, str, Any]
 
@@ -216,7 +217,7 @@ def _preemption_as_failure() -> list[Patch]:
 
 def _survivor_blamed() -> list[Patch]:
     """Whoever is heard first is to blame."""
-    from holdfast_master.job import case  # noqa: PLC0415
+    from holdfast_master.job import case
 
     return [(case, "culprit", lambda evidence: evidence[0])]
 
@@ -231,7 +232,7 @@ def _charges_forgotten() -> list[Patch]:
     return [(incidents, "open_case", open_case)]
 
 
-# ------------------------------------------------------------------------------ liveness and success
+# ----------------------------------------------------------------------------- liveness and success
 
 
 def _stale_pod_kills() -> list[Patch]:
@@ -240,7 +241,7 @@ def _stale_pod_kills() -> list[Patch]:
 
     def seen(the_desk: Any, pod: Any) -> None:
         node = the_desk.roster.nodes.get(pod.node_rank)
-        if node is not None and losses.is_over(pod):
+        if node is not None and is_over(pod):
             pod = dataclasses.replace(pod, pod_uid=node.pod_uid)
         right(the_desk, pod)
 
@@ -254,7 +255,7 @@ def _lease_ignored() -> list[Patch]:
 
 def _stall_expires() -> list[Patch]:
     """A master that stood still looks at its deadlines before it reads what has come."""
-    return [(core, "_INPUTS", {**core._INPUTS, core.Stalled: core._ticked})]
+    return [(core, "_INPUTS", {**core._INPUTS, Stalled: core._ticked})]
 
 
 def _any_success() -> list[Patch]:
@@ -273,7 +274,7 @@ def _effect_first() -> list[Patch]:
     right = desk.Desk.record
 
     def record(self: Any, fact: Any, *, durable: bool = False) -> None:
-        right(self, fact, durable=durable and not isinstance(fact, assignments.WorldDecided))
+        right(self, fact, durable=durable and not isinstance(fact, WorldDecided))
 
     return [(desk.Desk, "record", record)]
 
@@ -315,7 +316,11 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("unit ignored", "min 5, unit 4, 7 joiners: no whole units (DLRover 2.1)", _unit_above_min),
     ("min ignored", "a world below the minimum is formed", _min_ignored),
     ("window not reset", "a join window that never ends (DLRover 2.1)", _window_not_reset),
-    ("late joiner wipes", "a join clears a world being fetched (DLRover #1534)", _late_joiner_wipes),
+    (
+        "late joiner wipes",
+        "a join clears a world (DLRover #1534)",
+        _late_joiner_wipes,
+    ),
     ("parameters once", "a later spec is ignored (DLRover 2.1)", _spec_once),
     ("parameters lost", "after a restart one node forms a world (DLRover 2.1)", _parameters_lost),
     ("order lost", "survivors change places", _order_lost),

@@ -82,9 +82,7 @@ def _sizes(scenario: Scenario) -> Iterator[Scenario]:
         if unit <= replicas < scenario.replicas:
             minimum = min(scenario.minimum, replicas // unit * unit)
             maximum = max(minimum, min(scenario.maximum, replicas))
-            yield dataclasses.replace(
-                scenario, replicas=replicas, minimum=minimum, maximum=maximum
-            )
+            yield dataclasses.replace(scenario, replicas=replicas, minimum=minimum, maximum=maximum)
     for name, least in (("standbys", 0), ("local", 1)):
         value = getattr(scenario, name)
         if value > least:

@@ -74,7 +74,7 @@ class Training:
     """All rounds of a job, and the checkpoint."""
 
     def __init__(self, time: VirtualTime, two_at_once: Callable[[list[Round]], None]) -> None:
-        """`two_at_once` is called with the rounds that step when one of them completes its first."""
+        """`two_at_once` is told of the rounds that step when one completes its first step."""
         self._time = time
         self._two_at_once = two_at_once
         self.target = 1 << 30

@@ -38,6 +38,7 @@ from holdfast_wire.messages import (
 )
 from simulation import invariants
 from simulation.invariants import Broken, require
+from simulation.presence import Presence
 
 if TYPE_CHECKING:
     from simulation.checks import Checks
@@ -79,22 +80,13 @@ class Watch:
         self.durable: set[int] = set()
         self.charges = list(state.charges)
         self.running = 0
-        self.adopts = False
-        """Agents of a running world have brought accounts of their own."""
         self.asked: dict[int, float] = {}
-        self.present: dict[int, int] = {}
-        self.joined = dict.fromkeys(state.nodes, self._micros()) if state.phase not in ENDED else {}
-        self.brought = {rank: sum(totals.values()) for rank, totals in state.goodput.items()}
-
-    def _micros(self) -> int:
-        return round(self.master.moment().mono * 1e6)
+        self.presence = Presence(master)
 
     @property
     def now(self) -> float:
         """The master's clock without the time in which it stood still, s."""
         return self.master.moment().mono - self.patience
-
-    # ------------------------------------------------------------------------------ after an input
 
     def quiet_event(self, event: Input | None) -> None:
         """An input that led to nothing: only who was heard is noted."""
@@ -147,14 +139,19 @@ class Watch:
         self.fetching = bool(self.newest) and desk.world is not None and not desk.world.training
         self.places = desk.world.places.keys() if desk.world is not None else ()
         self.recovering = desk.recovering
-        if desk.bounds.fit(len(desk.roster.candidates)) == 0 or self.newest:
+        if desk.bounds.fit(len(desk.roster.candidates)) == 0 or world is not None:
             self.enough_since = None
         elif self.enough_since is None:
             self.enough_since = self.now
 
     def _joins(self, event: Connected) -> None:
         desk, rank = self.master.core._desk, event.hello.node_rank
-        if self.fetching and rank not in self.places and not desk.stepped_down and not self._is_ending():
+        if (
+            self.fetching
+            and rank not in self.places
+            and not desk.stepped_down
+            and not self._is_ending()
+        ):
             after = desk.world.round if desk.world is not None and not desk.broken else 0
             invariants.join_keeps_world(rank, self.newest, after)
 
@@ -200,20 +197,17 @@ class Watch:
 
     # ---------------------------------------------------------------------------------- its records
 
-    def _record(
-        self, event: Input | None, item: Record, batch: list[Instruction]
-    ) -> None:
+    def _record(self, event: Input | None, item: Record, batch: list[Instruction]) -> None:
         fact: Any = item.fact
         state = self.master.core._desk.state
         if isinstance(fact, WorldDecided):
             self._world(fact)
         elif isinstance(fact, GoodputMarked):
-            self.adopts |= isinstance(event, Connected)
+            self.presence.brought_along |= isinstance(event, Connected)
         elif isinstance(fact, NodeJoined):
-            self._leaves(fact.node_rank)
-            self.joined[fact.node_rank] = self._micros()
+            self.presence.joins(fact.node_rank)
         elif isinstance(fact, NodeGone):
-            self._leaves(fact.node_rank)
+            self.presence.leaves(fact.node_rank)
             told = fact.agent_id in self.master.core._desk.state.dismissed
             if not told and not self._is_ending():
                 self.checks.lost(self, fact.node_rank, fact.agent_id)
@@ -225,15 +219,9 @@ class Watch:
         elif isinstance(fact, BudgetCharge):
             self.checks.charged(self.master, fact, batch)
 
-    def _leaves(self, rank: int) -> None:
-        since = self.joined.pop(rank, None)
-        if since is not None:
-            self.present[rank] = self.present.get(rank, 0) + self._micros() - since
-
     def _world(self, fact: WorldDecided) -> None:
         if fact.store_port:
-            if fact.round > self.decided:  # adopted as it runs
-                self.decided = fact.round
+            self.decided = max(self.decided, fact.round)  # newer only where it is adopted
             self.members = fact.members
             return
         invariants.one_round(fact.round, self.decided)
@@ -307,18 +295,4 @@ class Watch:
         for item in master.written:
             folded.apply(item.journal())
         invariants.journal_agrees(folded, master.core._desk.state)
-        self._goodput()
-
-    def _goodput(self) -> None:
-        desk = self.master.core._desk
-        if self.adopts:
-            return
-        for rank in list(self.joined):
-            self._leaves(rank)
-        at = desk.clock.micros
-        late = self._micros() - at
-        for rank, totals in desk.ledger.totals(at).items():
-            counted = sum(totals.values()) - self.brought.get(rank, 0)
-            here = rank in desk.roster.nodes
-            expected = self.present.get(rank, 0) - (late if here else 0)
-            invariants.goodput_sums(rank, counted, expected)
+        self.presence.check()

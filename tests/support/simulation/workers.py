@@ -7,11 +7,9 @@ agent's own pure functions. Does not belong here: orders (`agent`), physics (`tr
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from holdfast_agent.decide import exits, ranks
-from holdfast_agent.decide.exits import Orders
 from holdfast_agent.decide.phases import Happening, RoundPhase, follow
 from holdfast_agent.decide.ranks import Rank
 from holdfast_wire.messages import (
@@ -22,64 +20,16 @@ from holdfast_wire.messages import (
     WorkerExited,
     WorldAssignment,
 )
-from simulation.training import PACE, Round
+from simulation.local_round import LocalRound, Slot
 
 if TYPE_CHECKING:
-    from simulation.agent import Agent
-
-SIGKILL, SIGTERM = 9, 15
-TRAIN = 2
-"""holdfast.layout's section of a training step: one less than RankSection.TRAIN."""
-
-
-@dataclasses.dataclass(slots=True)
-class Slot:
-    """A rank's slot of the shared page; all ranks of a node are alike here."""
-
-    round: int
-    attached: bool
-    step: int = 0
-    step_ns: int = 0
-    step_duration_ns: int = int(PACE * 1e9)
-    samples: int = 0
-    loss: float | None = 1.0
-    section: int = TRAIN
-    section_ns: int = 0
-    first_step: int = 0
-    first_step_ns: int = 0
-    echo_id: int = 0
-    echo_step: int = 0
-    answered_id: int = 0
-    answered_step: int = 0
-    boundary_complete: bool = False
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class LocalRound:
-    """A round whose processes were started here."""
-
-    number: int
-    assignment: WorldAssignment
-    slot: Slot
-    physics: Round | None = None
-    exits: dict[int, int] = dataclasses.field(default_factory=dict)
-    killed: bool = False
-    stopped: bool = False
-    lease_expired: bool = False
-    dead: bool = False
-    started: bool = False
-    armed: int = 0
-
-    @property
-    def orders(self) -> Orders:
-        """What the agent did to it."""
-        return Orders(killed=self.killed, stopped=self.stopped, lease_expired=self.lease_expired)
+    from simulation.line import Line
 
 
 class Workers:
     """At most one living round, and perhaps one that waits for it to be dead."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Line) -> None:
         self.agent = agent
         self.phase = RoundPhase.IDLE
         self.current: LocalRound | None = None

@@ -1,0 +1,59 @@
+"""A round on one node: its processes, and the slots of the shared page that they write.
+
+A record, as `holdfast_agent.rounds` has it; what happens to it is `workers`' business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_agent.decide.exits import Orders
+from holdfast_wire.messages import WorldAssignment
+from simulation.training import PACE, Round
+
+TRAIN = 2
+"""holdfast.layout's section of a training step: one less than RankSection.TRAIN."""
+
+
+@dataclasses.dataclass(slots=True)
+class Slot:
+    """A rank's slot of the shared page; all ranks of a node are alike here."""
+
+    round: int
+    attached: bool
+    step: int = 0
+    step_ns: int = 0
+    step_duration_ns: int = int(PACE * 1e9)
+    samples: int = 0
+    loss: float | None = 1.0
+    section: int = TRAIN
+    section_ns: int = 0
+    first_step: int = 0
+    first_step_ns: int = 0
+    echo_id: int = 0
+    echo_step: int = 0
+    answered_id: int = 0
+    answered_step: int = 0
+    boundary_complete: bool = False
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class LocalRound:
+    """A round whose processes were started here."""
+
+    number: int
+    assignment: WorldAssignment
+    slot: Slot
+    physics: Round | None = None
+    exits: dict[int, int] = dataclasses.field(default_factory=dict)
+    killed: bool = False
+    stopped: bool = False
+    lease_expired: bool = False
+    dead: bool = False
+    started: bool = False
+    armed: int = 0
+
+    @property
+    def orders(self) -> Orders:
+        """What the agent did to it."""
+        return Orders(killed=self.killed, stopped=self.stopped, lease_expired=self.lease_expired)

@@ -1,0 +1,58 @@
+"""How long each node was present to one master: what its goodput classes must sum to.
+
+Belongs here: an account kept apart from the master's ledger. Does not belong here: what the time
+was spent on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast_master.job.transitions import ENDED
+from simulation import invariants
+
+if TYPE_CHECKING:
+    from simulation.master import Master
+
+
+class Presence:
+    """Times of nodes, in microseconds of the master's clock."""
+
+    def __init__(self, master: Master) -> None:
+        """A master that has read its journal counts the nodes that it knows from there."""
+        self._master = master
+        state = master.core._desk.state
+        nodes = state.nodes if state.phase not in ENDED else {}
+        self._joined = dict.fromkeys(nodes, self._now())
+        self._present: dict[int, int] = {}
+        self._before = {rank: sum(totals.values()) for rank, totals in state.goodput.items()}
+        self.brought_along = False
+        """Agents of a running world have brought accounts of their own: nothing to compare."""
+
+    def _now(self) -> int:
+        return round(self._master.moment().mono * 1e6)
+
+    def joins(self, rank: int) -> None:
+        """A node is there; another agent of it may have been until now."""
+        self.leaves(rank)
+        self._joined[rank] = self._now()
+
+    def leaves(self, rank: int) -> None:
+        """A node is gone."""
+        since = self._joined.pop(rank, None)
+        if since is not None:
+            self._present[rank] = self._present.get(rank, 0) + self._now() - since
+
+    def check(self) -> None:
+        """Compare with the ledger, at the end of the master's life."""
+        if self.brought_along:
+            return
+        for rank in list(self._joined):
+            self.leaves(rank)
+        desk = self._master.core._desk
+        at = desk.clock.micros
+        late = self._now() - at
+        for rank, totals in desk.ledger.totals(at).items():
+            counted = sum(totals.values()) - self._before.get(rank, 0)
+            expected = self._present.get(rank, 0) - (late if rank in desk.roster.nodes else 0)
+            invariants.goodput_sums(rank, counted, expected)
