@@ -122,7 +122,7 @@ class AgentProcess:
             local_world_size=self.local,
             warm=self.warm,
             round=self.newest_round,
-            step=self.job.training.step(self.round, now) if self.round else 0,
+            step=self.job.training.step(self.round, now) if self.round and self.sdk else 0,
             workers=tuple(workers) if self.round and not self.crashed else (),
             store=self.store,
             digest=self.digest,

@@ -16,7 +16,6 @@ from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_agent.decide.lease import LeaseVerdict
 from holdfast_agent.decide.masterless import MasterlessVerdict
 from holdfast_agent.decide.orders import Order, Verdict
-from holdfast_agent.decide.statements import Statements
 from holdfast_master import core
 from holdfast_master.decide import failure, rendezvous, success
 from holdfast_master.decide.failure import Charge
@@ -290,11 +289,6 @@ def _unwritten() -> list[Patch]:
     return [(rounds, "_decide", decide)]
 
 
-def _never_told_again() -> list[Patch]:
-    """What a lost stream swallowed is not said again."""
-    return [(Statements, "again", lambda *_: [])]
-
-
 def _digest_ignored() -> list[Patch]:
     """A master without a journal counts rounds from one, whatever agents say."""
     right = hellos.connected
@@ -335,7 +329,6 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("any success", "any one success ends the job (DLRover 2.4)", _any_success),
     ("effect first", "assignments go out before their record is durable", _effect_first),
     ("unwritten", "the state changes without a record", _unwritten),
-    ("never told again", "what a lost stream swallowed is lost", _never_told_again),
     ("digest ignored", "a master without a journal forgets what agents keep", _digest_ignored),
 )
 BUGS: Mapping[str, Bug] = {name: Bug(name, what, make) for name, what, make in _BUGS}

@@ -1,0 +1,163 @@
+"""Faults that random schedules found in the master, each as a small scene of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast_master.settings import CoreSettings
+from holdfast_wire.messages import (
+    BudgetKind,
+    JobPhase,
+    MasterSpec,
+    PodPhase,
+    RestartWorkerRequest,
+    WorkerExited,
+    WorldTraining,
+)
+from simulated_job import SimulatedJob, job_spec
+
+Start = Callable[..., SimulatedJob]
+
+
+def test_a_journal_torn_between_a_fact_and_its_phase_is_mended(training: Start) -> None:
+    """The world trains, the record of the phase is lost: the new master takes that step itself."""
+    job = training(2)
+    job.kill_master()
+    place = max(n for n, r in enumerate(job.records) if isinstance(r.fact, WorldTraining))
+    del job.records[place + 1 :]
+    job.start_master()
+    assert job.phase is JobPhase.TRAINING
+    job.run(3.0)
+    assert job.is_in("TRAINING")
+
+
+def test_the_echo_of_a_wanted_restart_is_nobodys_fault(training: Start) -> None:
+    """Ranks that raise because their peers were killed by order are not blamed."""
+    job = training(3)
+    agent, number = job.agents[1], job.agents[1].round
+    job.ask(RestartWorkerRequest())
+    exited = WorkerExited(rank=1, exit_code=1, error_type="RuntimeError", step=5)
+    job.time.after(0.0001, lambda: agent._send(exited, agent._fence(number)))
+    job.run(20.0)
+    assert "WorkerFailed" in job.reasons()
+    assert job.charges() == []
+    assert "IncidentBlamed" not in job.reasons()
+
+
+def test_an_adopted_world_without_the_sdk_trains() -> None:
+    """Nobody reports a first step: it counts as training after a while, as any such world."""
+    job = SimulatedJob(job_spec(replicas=2))
+    job.add_agents(2, sdk=False)
+    job.run_until("TRAINING")
+    job.kill_master()
+    job.start_master(journal=False)
+    job.run_until("TRAINING", limit=8.0)
+    assert "WorldAdopted" in job.reasons()
+
+
+def test_an_idle_node_does_not_hide_a_running_world() -> None:
+    """A standby is the first to greet a master without memory; the others' world goes on."""
+    job = SimulatedJob(job_spec(replicas=2, min_replicas=1, standbys=1, join_window_seconds=0.0))
+    job.add_agents(3)
+    job.run_until("TRAINING")
+    job.run(8.0)
+    members = job.members
+    assert len(members) == 2
+    job.kill_master()
+    for rank in members:
+        job.agents[rank].cut_off()
+    job.start_master(journal=False)
+    job.run(1.0)
+    assert job.is_in("WAITING")
+    for rank in members:
+        job.agents[rank].reachable()
+    job.run(3.0)
+    assert job.is_in("TRAINING")
+    assert "WorldAdopted" in job.reasons()
+    assert job.members == members
+
+
+def test_idle_nodes_of_a_lost_journal_do_not_wait_for_ever() -> None:
+    """Others that may run a world have five seconds."""
+    job = SimulatedJob(job_spec(replicas=3, min_replicas=1, join_window_seconds=0.0))
+    job.replaces = False
+    job.kill_master()
+    job.start_master(journal=False)
+    job.add_agent(0)
+    job.run(4.0)
+    assert job.is_in("WAITING")
+    job.run(3.0)
+    assert job.is_in("TRAINING")
+
+
+def test_a_world_that_lacks_a_rank_is_not_adopted() -> None:
+    """What became of the rank, only the lost master knew: one fresh round follows."""
+    job = SimulatedJob(job_spec(replicas=2))
+    job.raises = 0.0
+    job.add_agents(2, local=2)
+    job.run_until("TRAINING")
+    job.run(2.0)
+    job.kill_master()
+    whole = job.agents[0]._hello
+
+    def hello() -> object:
+        found = whole()
+        return type(found)(
+            **{
+                name: getattr(found, name) if name != "workers" else found.workers[:1]
+                for name in found.__dataclass_fields__
+            }
+        )
+
+    job.agents[0]._hello = hello  # type: ignore[assignment, method-assign]
+    job.start_master(journal=False)
+    job.run(10.0)
+    assert "WorldAdopted" not in job.reasons()
+    assert job.is_in("TRAINING")
+    assert job.core.status(job.moment()).round == 2
+
+
+def test_a_restored_master_learns_that_a_boundary_is_in_vain() -> None:
+    """It could not know that no rank has the SDK; it does not arm three times to find out."""
+    rare = CoreSettings(heartbeat_seconds=5.0, silence_seconds=14.0)
+    spec = job_spec(replicas=3, min_replicas=2, join_window_seconds=0.0)
+    job = SimulatedJob(spec, settings=rare)
+    job.add_agents(2, sdk=False)
+    job.run_until("TRAINING")
+    job.run(6.0)
+    job.kill_master()
+    job.start_master()
+    job.run(0.6)
+    job.add_agent(2, sdk=False)
+    job.run(30.0)
+    assert job.reasons().count("BoundaryArmed") == 1
+    assert job.members == [0, 1, 2]
+
+
+def test_a_dead_node_is_blamed_although_the_next_world_does_without_it(training: Start) -> None:
+    """The survivors' exceptions came first, and a scale-down before the news of its death."""
+    job = training(4)
+    job.raises, job.store_failures = 0.0, 1.0
+    for agent in job.agents.values():
+        agent.store = None
+    for node in job.core._desk.roster.nodes.values():
+        node.store = None
+    job.operator_up = True
+    dead = job.agents[3]
+    exited = WorkerExited(rank=0, exit_code=1, error_type="RuntimeError", step=5)
+    number = job.agents[0].round
+    job.agents[0]._send(exited, job.agents[0]._fence(number))
+    job.run(0.02)
+    assert job.is_in("FORMING")
+    spec: MasterSpec = job.spec
+    job.change(replicas=spec.replicas - 1)
+    assert job.core._desk.world is not None
+    assert 3 not in job.core._desk.world.places
+    job._end_pod(dead, PodPhase.FAILED, 137)
+    job.run(0.05)
+    case = job.core._desk.case
+    assert case is not None
+    assert case.best.node_rank == 3
+    job.store_failures = 0.0
+    job.run(30.0)
+    assert job.charges() == [BudgetKind.FAILURES]
