@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_agent.decide import exits, hearing, lease, reconnect
+from holdfast_agent.decide import exits, hearing, lease, orders, reconnect
 from holdfast_agent.decide.exits import Orders
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_agent.decide.lease import LeaseVerdict
@@ -119,3 +119,19 @@ def test_reconnects_slow_down_to_a_second() -> None:
     """50 ms, doubled, at most 1 s."""
     assert [reconnect.delay(n, 1.0) for n in (0, 1, 4, 5, 99)] == [0.05, 0.1, 0.8, 1.0, 1.0]
     assert reconnect.delay(0, 0.5) == 0.025
+
+
+@pytest.mark.parametrize(
+    ("warm", "said", "cold", "unknown"),
+    [
+        (False, False, "", False),
+        (True, True, "", False),
+        (True, False, "", True),
+        (True, True, "threads", True),
+    ],
+)
+def test_a_master_hears_that_an_agent_is_ready(
+    *, warm: bool, said: bool, cold: str, unknown: bool
+) -> None:
+    """Also where its zygote became ready between hello and Welcome, when nothing can be sent."""
+    assert orders.warmth_unknown(warm=warm, said=said, cold_reason=cold) is unknown

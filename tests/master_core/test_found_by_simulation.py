@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from holdfast_master.settings import CoreSettings
 from holdfast_wire.messages import (
     BudgetKind,
+    Hello,
     JobPhase,
     MasterSpec,
     PodPhase,
@@ -100,16 +102,11 @@ def test_a_world_that_lacks_a_rank_is_not_adopted() -> None:
     job.kill_master()
     whole = job.agents[0]._hello
 
-    def hello() -> object:
+    def hello() -> Hello:
         found = whole()
-        return type(found)(
-            **{
-                name: getattr(found, name) if name != "workers" else found.workers[:1]
-                for name in found.__dataclass_fields__
-            }
-        )
+        return dataclasses.replace(found, workers=found.workers[:1])
 
-    job.agents[0]._hello = hello  # type: ignore[assignment, method-assign]
+    job.agents[0]._hello = hello  # type: ignore[method-assign]
     job.start_master(journal=False)
     job.run(10.0)
     assert "WorldAdopted" not in job.reasons()

@@ -32,8 +32,9 @@ from holdfast_wire.messages import (
     StopWish,
 )
 from simulated_agent import SimulatedAgent
-from simulated_master import SimulatedMaster, job_spec
+from simulated_master import SimulatedMaster
 from simulated_process import AgentProcess
+from simulated_spec import job_spec
 
 __all__ = ["SimulatedJob", "job_spec"]
 

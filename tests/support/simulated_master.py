@@ -30,10 +30,8 @@ from holdfast_master.instructions import (
     StepDown,
     Tell,
 )
-from holdfast_master.job.state import JobState
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire.messages import (
-    Budget,
     BudgetKind,
     FinishDecision,
     JobPhase,
@@ -41,43 +39,21 @@ from holdfast_wire.messages import (
     LeaveOutcome,
     MasterSpec,
     PodObservation,
-    SuccessPolicy,
     WorldAssignment,
 )
 from simulated_agent import SimulatedAgent
-from simulated_process import JOB_UID, AgentProcess
+from simulated_line import JOB_UID
+from simulated_process import AgentProcess
 from simulated_training import Training
-from virtual_time import VirtualTime
+from simulated_views import JobViews
+from simulation.clock import VirtualTime
 
 MONO_START = 1000.0
 UNIX_START = 1_700_000_000.0
 
 
-def job_spec(**changes: object) -> MasterSpec:
-    """A spec with generous budgets."""
-    limits = {
-        BudgetKind.FAILURES: 1000,
-        BudgetKind.PREEMPTIONS: 1000,
-        BudgetKind.RESCALES: 1000,
-        BudgetKind.NO_PROGRESS: 1000,
-    }
-    spec = MasterSpec(
-        generation=1,
-        replicas=4,
-        min_replicas=2,
-        max_replicas=8,
-        node_unit=1,
-        success_policy=SuccessPolicy.ALL_WORKERS,
-        join_window_seconds=5.0,
-        scale_down_grace_seconds=30.0,
-        below_min_timeout_seconds=600.0,
-        budgets=tuple(Budget(kind=kind, limit=limit) for kind, limit in limits.items()),
-    )
-    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
-
-
 @dataclasses.dataclass(eq=False)
-class SimulatedMaster:
+class SimulatedMaster(JobViews):
     """The core, its journal, the network and the agents."""
 
     spec: MasterSpec
@@ -225,43 +201,6 @@ class SimulatedMaster:
         events = self.core.events_after(max(0, self.core.newest_event() - 60), 60)
         lines = [f"  {e.unix_time - UNIX_START:9.3f} {e.reason:18} {e.text}" for e in events]
         return f"{problem}; phase {self.phase.name}\n" + "\n".join(lines)
-
-    @property
-    def phase(self) -> JobPhase:
-        """The job's phase."""
-        return self.core._desk.state.phase
-
-    def is_in(self, *phases: str) -> bool:
-        """Whether the job is in one of these phases."""
-        return self.phase.name in phases
-
-    @property
-    def end(self) -> str:
-        """Why the job ended; empty: it has not."""
-        return "" if self.finished is None else self.finished.reason
-
-    @property
-    def members(self) -> list[int]:
-        """Node ranks of the running world, in rank order."""
-        world = self.core._desk.running()
-        return list(world.places) if world else []
-
-    def reasons(self) -> list[str]:
-        """Reasons of all events, oldest first."""
-        return [event.reason for event in self.core.events_after(0, 100_000)]
-
-    def charges(self) -> list[BudgetKind]:
-        """What was charged so far."""
-        return [charge.kind for charge in self.core._desk.state.charges]
-
-    def refold(self) -> JobState:
-        """The state as the journal alone gives it."""
-        state = JobState(
-            event_limit=self.settings.event_limit, incident_limit=self.settings.incident_limit
-        )
-        for record in self.records:
-            state.apply(record)
-        return state
 
     # ----------------------------------------------------------------------------------- network
 

@@ -237,14 +237,6 @@ class Agent(Line):
         """It lives, runs, and was not told to end."""
         return self.alive and not self.frozen and self.ending is None
 
-    def peers_reachable(self) -> None:
-        """Other agents are reached again."""
-        self.cut_peers -= 1
-
-    def quick_again(self) -> None:
-        """The node is as fast as others."""
-        self.lag = self.drag = 0.0
-
     def zygote_lost(self) -> None:
         """The zygote is gone with its workers: the agent cannot go on."""
         self.workers.vanish()

@@ -145,6 +145,14 @@ class Line:
             fence = self.accepted.fence(number)
             self.stream.send_up(Received(self.stream.number, fence, message))
 
+    def peers_reachable(self) -> None:
+        """Other agents are reached again."""
+        self.cut_peers -= 1
+
+    def quick_again(self) -> None:
+        """The node is as fast as others."""
+        self.lag = self.drag = 0.0
+
     # -------------------------------------------------------------------------------------- freeze
 
     def freeze(self, *, node: bool) -> None:

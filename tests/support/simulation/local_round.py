@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_agent.decide.exits import Orders
-from holdfast_wire.messages import WorldAssignment
+from holdfast_wire.messages import RunningWorker, WorldAssignment
 from simulation.training import PACE, Round
 
 TRAIN = 2
@@ -57,3 +57,13 @@ class LocalRound:
     def orders(self) -> Orders:
         """What the agent did to it."""
         return Orders(killed=self.killed, stopped=self.stopped, lease_expired=self.lease_expired)
+
+    def running(self, size: int) -> tuple[RunningWorker, ...]:
+        """The living of its `size` processes."""
+        if self.dead or not self.started:
+            return ()
+        return tuple(
+            RunningWorker(local_rank=rank, pid=1000 + rank, round=self.number)
+            for rank in range(size)
+            if rank not in self.exits
+        )

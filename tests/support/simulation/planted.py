@@ -11,11 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from holdfast_agent.decide import fence, lease, masterless, orders
-from holdfast_agent.decide.fence import Accepted, FenceVerdict
-from holdfast_agent.decide.lease import LeaseVerdict
-from holdfast_agent.decide.masterless import MasterlessVerdict
-from holdfast_agent.decide.orders import Order, Verdict
 from holdfast_master import core
 from holdfast_master.decide import failure, rendezvous, success
 from holdfast_master.decide.failure import Charge
@@ -35,8 +30,8 @@ from holdfast_master.job import (
 )
 from holdfast_master.job.operator_view import is_over
 from holdfast_wire.messages import BudgetKind, SuccessPolicy, WorldDecided
-
-Patch = tuple[Any, str, Any]
+from simulation import planted_agent
+from simulation.planted_agent import Patch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,44 +55,6 @@ def planted(bug: Bug) -> Iterator[None]:
     finally:
         for owner, name, right in reversed(saved):
             setattr(owner, name, right)
-
-
-# ----------------------------------------------------------------------------------- who is obeyed
-
-
-def _skip_fence() -> list[Patch]:
-    def judge(known: Accepted, got: Any, *, about_round: bool) -> FenceVerdict:
-        del known, about_round
-        return FenceVerdict.ACCEPT if got is not None and got.epoch else FenceVerdict.NO_FENCE
-
-    return [(fence, "judge", judge)]
-
-
-def _twin_accepted() -> list[Patch]:
-    right = core._superseded
-
-    def superseded(the_desk: Any, got: Any) -> bool:
-        return right(the_desk, got) if got and got.epoch > the_desk.identity.epoch else False
-
-    return [(core, "_superseded", superseded)]
-
-
-def _zombie_goes_on() -> list[Patch]:
-    return [(core, "_superseded", lambda *_: False)]
-
-
-def _old_round_obeyed() -> list[Patch]:
-    right = orders.on_welcome
-
-    def keep(own_round: int, master_round: int, *, alive: bool) -> Verdict:
-        verdict = right(own_round, master_round, alive=alive)
-        return Verdict(Order.KEEP, verdict.reason)
-
-    return [(orders, "on_welcome", keep)]
-
-
-def _masterless_for_ever() -> list[Patch]:
-    return [(masterless, "judge", lambda **_: MasterlessVerdict(kill=False, reason="never"))]
 
 
 # ------------------------------------------------------------------------------------- rendezvous
@@ -247,11 +204,6 @@ def _stale_pod_kills() -> list[Patch]:
     return [(losses, "pod_seen", seen)]
 
 
-def _lease_ignored() -> list[Patch]:
-    """A lease that ran out is renewed as if nothing had been."""
-    return [(lease, "judge", lambda **_: LeaseVerdict.RENEW)]
-
-
 def _stall_expires() -> list[Patch]:
     """A master that stood still looks at its deadlines before it reads what has come."""
     return [(core, "_INPUTS", {**core._INPUTS, Stalled: core._ticked})]
@@ -301,11 +253,23 @@ def _digest_ignored() -> list[Patch]:
 
 
 _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
-    ("skipped fence", "an agent obeys any master", _skip_fence),
-    ("twin accepted", "an equal epoch with another incarnation is obeyed", _twin_accepted),
-    ("zombie goes on", "a master ignores that a newer one exists", _zombie_goes_on),
-    ("old round lives", "workers of a round that the master gave up live on", _old_round_obeyed),
-    ("masterless for ever", "workers without a master never die", _masterless_for_ever),
+    ("skipped fence", "an agent obeys any master", planted_agent.skip_fence),
+    (
+        "twin accepted",
+        "an equal epoch with another incarnation is obeyed",
+        planted_agent.twin_accepted,
+    ),
+    ("zombie goes on", "a master ignores that a newer one exists", planted_agent.zombie_goes_on),
+    (
+        "old round lives",
+        "workers of a round that the master gave up live on",
+        planted_agent.old_round_obeyed,
+    ),
+    (
+        "masterless for ever",
+        "workers without a master never die",
+        planted_agent.masterless_for_ever,
+    ),
     ("max ignored", "six joiners, max 4: a world of 6 (DLRover 2.1)", _max_ignored),
     ("unit ignored", "min 5, unit 4, 7 joiners: no whole units (DLRover 2.1)", _unit_above_min),
     ("min ignored", "a world below the minimum is formed", _min_ignored),
@@ -324,7 +288,7 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("survivor blamed", "the first to be heard is the culprit", _survivor_blamed),
     ("charges forgotten", "a budget forgets", _charges_forgotten),
     ("stale pod kills", "an old pod's event kills the new pod's node", _stale_pod_kills),
-    ("lease ignored", "workers live on although their lease ran out", _lease_ignored),
+    ("lease ignored", "workers live on although their lease ran out", planted_agent.lease_ignored),
     ("stall expires", "a master that stood still expires everybody", _stall_expires),
     ("any success", "any one success ends the job (DLRover 2.4)", _any_success),
     ("effect first", "assignments go out before their record is durable", _effect_first),

@@ -275,8 +275,6 @@ class Workers:
         if current is self.current and not self.paused:
             self.exit(0, 1, "RuntimeError")
 
-    # ------------------------------------------------------------------------------------ the page
-
     def slot_of(self, current: LocalRound) -> Slot:
         """The slot as it is now."""
         slot, physics = current.slot, current.physics
@@ -300,11 +298,4 @@ class Workers:
 
     def running(self) -> tuple[RunningWorker, ...]:
         """The living processes, for a hello."""
-        current = self.current
-        if current is None or current.dead or not current.started:
-            return ()
-        return tuple(
-            RunningWorker(local_rank=rank, pid=1000 + rank, round=current.number)
-            for rank in range(self.agent.local)
-            if rank not in current.exits
-        )
+        return self.current.running(self.agent.local) if self.current is not None else ()

@@ -1,0 +1,61 @@
+"""Planted bugs in who obeys whom: the agent's decisions, and a master that should give way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast_agent.decide import fence, lease, masterless, orders
+from holdfast_agent.decide.fence import Accepted, FenceVerdict
+from holdfast_agent.decide.lease import LeaseVerdict
+from holdfast_agent.decide.masterless import MasterlessVerdict
+from holdfast_agent.decide.orders import Order, Verdict
+from holdfast_master import core
+
+Patch = tuple[Any, str, Any]
+"""Owner, name, and what it is to be."""
+
+
+def skip_fence() -> list[Patch]:
+    """An agent obeys any master."""
+
+    def judge(known: Accepted, got: Any, *, about_round: bool) -> FenceVerdict:
+        del known, about_round
+        return FenceVerdict.ACCEPT if got is not None and got.epoch else FenceVerdict.NO_FENCE
+
+    return [(fence, "judge", judge)]
+
+
+def twin_accepted() -> list[Patch]:
+    """An equal epoch with another incarnation is taken for its own."""
+    right = core._superseded
+
+    def superseded(the_desk: Any, got: Any) -> bool:
+        return right(the_desk, got) if got and got.epoch > the_desk.identity.epoch else False
+
+    return [(core, "_superseded", superseded)]
+
+
+def zombie_goes_on() -> list[Patch]:
+    """A master ignores that a newer one exists."""
+    return [(core, "_superseded", lambda *_: False)]
+
+
+def old_round_obeyed() -> list[Patch]:
+    """Workers of a round that the master gave up live on."""
+    right = orders.on_welcome
+
+    def keep(own_round: int, master_round: int, *, alive: bool) -> Verdict:
+        verdict = right(own_round, master_round, alive=alive)
+        return Verdict(Order.KEEP, verdict.reason)
+
+    return [(orders, "on_welcome", keep)]
+
+
+def masterless_for_ever() -> list[Patch]:
+    """Workers without a master never die."""
+    return [(masterless, "judge", lambda **_: MasterlessVerdict(kill=False, reason="never"))]
+
+
+def lease_ignored() -> list[Patch]:
+    """A lease that ran out is renewed as if nothing had been."""
+    return [(lease, "judge", lambda **_: LeaseVerdict.RENEW)]
