@@ -30,9 +30,15 @@ def consider(desk: Desk) -> None:
     if desk.state.phase is JobPhase.TRAINING:
         if desk.case is None and (leaving or not world.finished):
             _weigh(desk, world, leaving)
-    elif leaving or len(world.places) > desk.bounds.largest:
+    elif _cannot_begin(desk, world, leaving):
         text = _why_leaving(leaving) or "fewer nodes are wanted"
         incidents.break_world(desk, text)
+
+
+def _cannot_begin(desk: Desk, world: World, leaving: list[Node]) -> bool:
+    """Whether a world is given up before it trains; one that stands in may as well begin."""
+    drained = any(node.rank in desk.state.draining for node in leaving)
+    return drained or len(world.places) > desk.bounds.largest
 
 
 def _leaving(desk: Desk, world: World) -> list[Node]:

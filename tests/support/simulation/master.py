@@ -87,7 +87,9 @@ class Master:
         self.written: list[Record] = []
         """Every record of this process, whether the disk took it or not."""
         self.watch = job.checks.new_master(self)
-        self._carry_out(None, self.core.open(self.moment()))
+        batch = self.core.open(self.moment())
+        self.watch.presence.begin()
+        self._carry_out(None, batch)
 
     def moment(self) -> Moment:
         """Now, on both of its clocks."""

@@ -19,15 +19,21 @@ class Presence:
     """Times of nodes, in microseconds of the master's clock."""
 
     def __init__(self, master: Master) -> None:
-        """A master that has read its journal counts the nodes that it knows from there."""
+        """Nothing is counted before `begin`."""
         self._master = master
-        state = master.core._desk.state
-        nodes = state.nodes if state.phase not in ENDED else {}
-        self._joined = dict.fromkeys(nodes, self._now())
+        self._joined: dict[int, int] = {}
         self._present: dict[int, int] = {}
-        self._before = {rank: sum(totals.values()) for rank, totals in state.goodput.items()}
+        self._before: dict[int, int] = {}
         self.brought_along = False
         """Agents of a running world have brought accounts of their own: nothing to compare."""
+
+    def begin(self) -> None:
+        """The master has opened its segment: what it has read, it counts on from here."""
+        desk = self._master.core._desk
+        nodes = desk.state.nodes if desk.state.phase not in ENDED else {}
+        self._joined = dict.fromkeys(nodes, self._now())
+        totals = desk.ledger.totals(desk.clock.micros)
+        self._before = {rank: sum(classes.values()) for rank, classes in totals.items()}
 
     def _now(self) -> int:
         return round(self._master.moment().mono * 1e6)

@@ -229,7 +229,9 @@ class Watch:
         spec = self.master.core._desk.state.spec
         invariants.world_bounds(fact, spec)
         bounds = self.master.core._desk.bounds
-        first = not (self.recovering or self.newest)
+        pods = self.master.core._desk.operator.pods
+        gone = any(is_over(pod) for pod in pods.values())  # perhaps nobody makes it anew
+        first = not (self.recovering or self.newest or gone)
         if spec is not None and first and len(fact.members) < bounds.largest:
             since = self.now if self.enough_since is None else self.enough_since
             invariants.window_kept(fact, self.now - since, spec.join_window_seconds)
