@@ -11,6 +11,7 @@ from holdfast_wire.messages import (
     Hello,
     JobPhase,
     MasterSpec,
+    PodObservation,
     PodPhase,
     RestartWorkerRequest,
     WorkerExited,
@@ -158,3 +159,35 @@ def test_a_dead_node_is_blamed_although_the_next_world_does_without_it(training:
     job.store_failures = 0.0
     job.run(30.0)
     assert job.charges() == [BudgetKind.FAILURES]
+
+
+def test_a_pod_that_never_joined_is_charged_once_over_two_masters() -> None:
+    """The second master hears of it anew when the operator lists all pods."""
+    job = SimulatedJob(job_spec(replicas=2))
+    job.replaces = False
+    job.add_agent(0)
+    job.pods[1] = PodObservation(
+        node_rank=1, pod_uid="dead", name="job-worker-1", phase=PodPhase.FAILED, exit_code=127
+    )
+    job.tell_pod(1)
+    job.run(2.0)
+    assert job.charges() == [BudgetKind.NO_PROGRESS]
+    job.kill_master()
+    job.start_master()
+    job.run(2.0)
+    assert job.charges() == [BudgetKind.NO_PROGRESS]
+
+
+def test_a_master_without_memory_charges_no_pod_that_had_joined_before() -> None:
+    """Whether a dead pod's agent had joined, only the lost journal knew."""
+    job = SimulatedJob(job_spec(replicas=2, min_replicas=2))
+    job.replaces = False
+    job.add_agents(2)
+    job.run_until("TRAINING")
+    job.kill_master()
+    job.agents[1].crash()
+    job.run(1.0)
+    job.start_master(journal=False)
+    job.run(2.0)
+    assert "PodFailed" in job.reasons()
+    assert job.charges() == []

@@ -10,6 +10,7 @@ from holdfast_master.decide import budgets
 from holdfast_master.job import charges
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.operator_view import is_over
+from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import ENDED
 from holdfast_master.job.wording import pod_end
 from holdfast_wire.messages import BudgetCharge, BudgetKind, JobPhase, PodObservation, PodPhase
@@ -30,17 +31,21 @@ def pod_seen(desk: Desk, pod: PodObservation) -> None:
     desk.operator.note_early_end(pod.pod_uid)
     text = f"{pod_end(pod)} before its agent joined"
     desk.event(EventReason.POD_FAILED, text, Warn, node=pod.node_rank)
-    if desk.running() is None:
+    # A master that may not know of a running world does not know which pods' agents had joined.
+    if desk.running() is None and not desk.timers.running(Timer.ADOPT):
         _charge(desk, pod, text)
 
 
 def _charge(desk: Desk, pod: PodObservation, text: str) -> None:
     """Nothing trains, and this is why: it counts as a restart without progress."""
+    incident = f"pod {pod.pod_uid}"
+    if any(charge.incident_id == incident for charge in desk.state.charges):
+        return  # an earlier master has seen it
     can = budgets.afford(charges.balance(desk, BudgetKind.NO_PROGRESS))
     paid = BudgetCharge(
         kind=BudgetKind.NO_PROGRESS,
         job_seconds=desk.clock.job_seconds,
-        incident_id=f"pod {pod.pod_uid}",
+        incident_id=incident,
     )
     desk.record(paid, durable=True)
     desk.event(EventReason.BUDGET_CHARGED, f"nothing trains: {can.reason}", node=pod.node_rank)
