@@ -142,6 +142,13 @@ def largest(job: Job) -> int:
     return min(spec.replicas, spec.max_replicas) // unit * unit
 
 
+def _pays(job: Job, missing: int) -> bool:
+    """Whether so many more nodes gain more than the pause costs: among thousands one does not."""
+    desk = job.master.core._desk
+    gain = desk.settings.grow_horizon_seconds * missing / max(1, largest(job))
+    return missing > 0 and gain > desk.rescale_cost
+
+
 def is_whole(job: Job) -> bool:
     """Whether the job trains with all of its nodes."""
     world = job.master.core._desk.running()
@@ -149,7 +156,8 @@ def is_whole(job: Job) -> bool:
         job.phase is JobPhase.TRAINING
         and job.master.acting
         and world is not None
-        and len(world.places) == largest(job)
+        and len(world.places) <= largest(job)
+        and not _pays(job, largest(job) - len(world.places))
         and all(job.agents[rank].reaches(job.master) for rank in world.places)
     )
 

@@ -14,6 +14,8 @@ from simulation.scenario import Fault, Scenario
 
 MOST_RUNS = 400
 """Runs that one shrink may take: a few seconds."""
+MOST_INPUTS = 300_000
+"""Inputs of masters that they may take together: a crowd is not shrunk for minutes."""
 
 Run = Callable[[Scenario], Outcome]
 
@@ -24,16 +26,18 @@ class Shrinker:
     def __init__(self, invariant: str, runner: Run = run, most: int = MOST_RUNS) -> None:
         """`invariant` must stay the one that is broken."""
         self.invariant = invariant
-        self.runs = 0
+        self.runs = self.inputs = 0
         self._run = runner
         self._most = most
 
     def fails(self, scenario: Scenario) -> bool:
         """Whether the scenario breaks the same invariant; False once the runs are used up."""
-        if self.runs >= self._most:
+        if self.runs >= self._most or self.inputs >= MOST_INPUTS:
             return False
         self.runs += 1
-        return self._run(scenario).invariant == self.invariant
+        outcome = self._run(scenario)
+        self.inputs += outcome.inputs
+        return outcome.invariant == self.invariant
 
     def shrink(self, scenario: Scenario) -> Scenario:
         """The smallest scenario found."""
