@@ -26,7 +26,9 @@ from holdfast_wire.messages import (
     WorkerExited,
     WorldAssignment,
 )
-from simulated_line import AgentLine
+from simulated_line import JOB_UID, AgentLine
+
+__all__ = ["JOB_UID", "AgentProcess"]
 
 
 @dataclasses.dataclass

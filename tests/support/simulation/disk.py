@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast_master.history import Segment, join
+from holdfast_master.history import join
 from holdfast_master.instructions import Record
+from holdfast_master.segments import Segment
 from holdfast_wire.messages import JournalRecord
 
 
