@@ -4,9 +4,8 @@ Belongs here: what is right. Does not belong here: who looks when (`checks`).
 
 The master's own invariants (`holdfast_master.job.invariants`) are checked beside these: ranks are
 contiguous, one boundary, incidents and charges agree, classes of each node sum to its wall time.
-Grants for commits do not exist in this version: what exists is checked, that nothing is saved at a
-boundary by a round once a newer one has begun to step (`no_late_commit`), and that workers without
-a master die at the limit (`masterless_ends`).
+Grants for commits do not exist in this version: what exists is checked, that no two rounds step at
+once and that workers without a master die at the limit (`masterless_ends`).
 """
 
 from __future__ import annotations
@@ -175,13 +174,6 @@ def effect_after_record(round_number: int, durable: Collection[int]) -> None:
     """An assignment goes out only once its decision is synced to the disk."""
     text = f"round {round_number} was assigned before its record was durable"
     require(round_number in durable, "effect_after_record", text)
-
-
-def no_late_commit(commits: Sequence[tuple[int, int, float]], began: float, number: int) -> None:
-    """Nothing is saved by an older round once a newer one steps; see the module's first words."""
-    late = [commit for commit in commits if commit[0] < number and commit[2] > began]
-    text = f"{late} were saved after round {number} had begun at {began:.2f}"
-    require(not late, "no_late_commit", text)
 
 
 def masterless_ends(who: str, alone: float, limit: float) -> None:
