@@ -1,0 +1,1 @@
+"""The load benchmark: thousands of agents' real streams against one master, beside DLRover's."""

@@ -1,0 +1,56 @@
+"""Arithmetic on measurements: percentiles, growth, ratios. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least ``percent`` of the values do not exceed.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("no values, so no percentile")
+    ordered = sorted(values)
+    place = math.ceil(percent / 100 * len(ordered))
+    return ordered[min(len(ordered), max(1, place)) - 1]
+
+
+def spread(values: Sequence[float], name: str, scale: float = 1.0) -> dict[str, float]:
+    """Return median, 99th percentile and greatest of ``values`` times ``scale``, by name."""
+    if not values:
+        return {}
+    return {
+        f"{name}_p50": scale * percentile(values, 50),
+        f"{name}_p99": scale * percentile(values, 99),
+        f"{name}_max": scale * max(values),
+    }
+
+
+def growth(costs: Mapping[int, float]) -> float | None:
+    """Return k of the power law cost = c · (N log N)^k that fits best; None below three sizes.
+
+    At most 1: the cost grows no faster than N log N. Fitted as a line through the logarithms, so
+    that a constant part, which small sizes mostly show, makes k smaller and never larger.
+    """
+    points = [(math.log(n * math.log(n)), math.log(cost)) for n, cost in sorted(costs.items())]
+    if len(points) < 3:
+        return None
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    over = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    return over / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float] | None:
+    """Return how many times more theirs is: of the medians, least and greatest pairing.
+
+    None where there is nothing to compare.
+    """
+    if not theirs or not ours or min(ours) <= 0:
+        return None
+    middle = percentile(theirs, 50) / percentile(ours, 50)
+    return middle, min(theirs) / max(ours), max(theirs) / min(ours)

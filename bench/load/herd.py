@@ -1,0 +1,176 @@
+"""The generator processes seen from the conductor: starts them, tells them what to do, adds up."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench.recovery import venvs
+
+AGENTS_EACH = 5_000
+"""Agents of one generator process."""
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class LoadError(RuntimeError):
+    """A measurement could not be made: says what did not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every generator is told once."""
+
+    target: str
+    job_uid: str
+    key: str
+    """Hex of the key that the job's CA is derived from."""
+    ranks: int
+
+
+class Herd:
+    """All agents and watchers; agents go round robin to the processes in runs of ranks."""
+
+    def __init__(self, setup: Setup, agents: int, log: Path) -> None:
+        """Start as many processes as ``agents`` need, and one for watchers."""
+        count = -(-agents // AGENTS_EACH)
+        each = -(-agents // count)
+        self._ranges = [(at, min(at + each, agents)) for at in range(0, agents, each)]
+        self._log = log.open("ab")
+        self._processes = [self._start(setup) for _ in range(len(self._ranges) + 1)]
+
+    def __enter__(self) -> Herd:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait(timeout=30)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+        self._log.close()
+
+    def connect(self, *, held: int | None = None, slow: int | None = None) -> None:
+        """Connect every agent; returns once all were welcomed."""
+        for number, (first, last) in enumerate(self._ranges):
+            self._say(number, do="connect", first=first, last=last, held=held, slow=slow)
+        for number in range(len(self._ranges)):
+            self._hear(number)
+
+    def tell(self, rank: int, do: str, **arguments: Any) -> dict[str, Any]:
+        """Have one agent do something; what it answers."""
+        number = next(at for at, (_, last) in enumerate(self._ranges) if rank < last)
+        self._say(number, do=do, rank=rank, **arguments)
+        return self._hear(number)
+
+    def watch(self, count: int, interval: float, *, slow: bool = False) -> None:
+        """Start watchers."""
+        self._say(len(self._ranges), do="watch", count=count, interval=interval, slow=slow)
+        self._hear(len(self._ranges))
+
+    def forget(self) -> None:
+        """Begin all counts anew."""
+        self._all("forget")
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts of all processes together."""
+        return merged(self._all("state"))
+
+    def wait(self, what: str, look: Any, seconds: float) -> dict[str, Any]:
+        """Return the counts once ``look`` is true of them.
+
+        Raises:
+            LoadError: it was not within ``seconds``; says ``what`` and the counts.
+        """
+        end = time.monotonic() + seconds
+        while not look(state := self.state()):
+            if time.monotonic() > end:
+                raise LoadError(f"{what}: not within {seconds:.0f} s; {state}")
+            time.sleep(0.05)
+        return state
+
+    def pids(self) -> Iterator[int]:
+        """Yield the process ids."""
+        for process in self._processes:
+            yield process.pid
+
+    def _start(self, setup: Setup) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.load.generator"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=_ROOT,
+            env=venvs.environment(),
+        )
+        line = json.dumps(
+            {
+                "target": setup.target,
+                "job_uid": setup.job_uid,
+                "key": setup.key,
+                "ranks": setup.ranks,
+            }
+        )
+        assert process.stdin is not None
+        process.stdin.write(line.encode() + b"\n")
+        return process
+
+    def _all(self, do: str) -> list[dict[str, Any]]:
+        for number in range(len(self._processes)):
+            self._say(number, do=do)
+        return [self._hear(number) for number in range(len(self._processes))]
+
+    def _say(self, number: int, **line: Any) -> None:
+        pipe = self._processes[number].stdin
+        assert pipe is not None
+        pipe.write(json.dumps(line).encode() + b"\n")
+        pipe.flush()
+
+    def _hear(self, number: int) -> dict[str, Any]:
+        pipe = self._processes[number].stdout
+        assert pipe is not None
+        line = pipe.readline()
+        if not line:
+            raise LoadError(f"a generator ended; its log is {self._log.name}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def merged(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the counts of several processes as one's: sums, and the latest of times."""
+    total: dict[str, Any] = {}
+    for name in states[0]:
+        values = [state[name] for state in states]
+        if name.endswith(("_at", "_max")):
+            total[name] = max(values)
+        elif name == "rounds":
+            total[name] = _merged_rounds(values)
+        elif isinstance(values[0], dict):
+            total[name] = dict(sum((collections.Counter(v) for v in values), collections.Counter()))
+        else:
+            total[name] = sum(values)
+    return total
+
+
+def _merged_rounds(values: list[dict[str, list[float]]]) -> dict[int, tuple[int, float]]:
+    rounds: dict[int, tuple[int, float]] = {}
+    for one in values:
+        for text, (count, at) in one.items():
+            known = rounds.get(int(text), (0, 0.0))
+            rounds[int(text)] = (known[0] + int(count), max(known[1], at))
+    return rounds

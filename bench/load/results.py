@@ -1,0 +1,66 @@
+"""One measurement as it is written, one JSON line each. Pure: no files, no clock."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OURS = "holdfast"
+PEER = "dlrover"
+
+STEADY = "steady"
+"""Agents train and say so; nothing happens."""
+WORLD = "world"
+"""The first world is decided and delivered."""
+FAILURE = "failure"
+"""A worker fails and everybody is told."""
+HERD = "herd"
+"""The master is killed and started again; everybody comes back at once."""
+WATCHERS = "watchers"
+SLOW_AGENT = "slow agent"
+SLOW_WATCHER = "slow watcher"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one scenario showed at one size."""
+
+    system: str
+    scenario: str
+    clients: int
+    variant: str = ""
+    """What else is different: the interval, the transport, the message."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """By name; the unit is the name's ending (_s, _ms, _us, _mb, _cores), a count has none."""
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    """The single values behind a median, by the same names."""
+    load: float = 0.0
+    """The machine's load average over a minute when the measurement began."""
+    limits: str = ""
+    """What kept it from what was asked for; empty: nothing."""
+
+
+def to_line(result: Result) -> str:
+    """Write ``result`` as one line of JSON, to four digits behind the point."""
+    return json.dumps(_rounded(asdict(result)))
+
+
+def from_line(line: str) -> Result:
+    """Read what `to_line` wrote."""
+    return Result(**json.loads(line))
+
+
+def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[Result]]:
+    """Read a results file: what is known of the run (its first line), then the results."""
+    about, *rest = [line for line in lines if line.strip()]
+    return json.loads(about)["about"], [from_line(line) for line in rest]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value

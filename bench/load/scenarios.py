@@ -1,0 +1,223 @@
+"""What is done to a loaded master, and what is measured meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.load import figures
+from bench.load.herd import Herd, LoadError, Setup
+from bench.load.master import JOB, LoadedMaster, Probe, ask, heartbeat_effects
+from bench.load.results import FAILURE, HERD, OURS, STEADY, WORLD, Result
+from bench.load.usage import Usage
+from holdfast_wire.messages import GetJobRequest, JobPhase
+
+SETTLE_S = 3.0
+_LOST = frozenset({"NodeLost", "NodeDisconnected", "AgentLost"})
+_RESTARTED = frozenset({"WorkerFailed", "NodeLost", "RoundStarting", "WorldFormed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One size of the benchmark."""
+
+    agents: int
+    ranks: int = 1
+    interval_s: float = 0.0
+    """Time between heartbeats; 0: what the master gives to so many."""
+    steady_s: float = 30.0
+    failures: int = 5
+    herd: bool = True
+
+    @property
+    def variant(self) -> str:
+        """Return what sets this plan apart from the ordinary one of its size."""
+        words = [f"{self.ranks} ranks each"] if self.ranks != 1 else []
+        words += [f"a heartbeat per {self.interval_s:g} s"] if self.interval_s else []
+        return ", ".join(words)
+
+    def core(self) -> dict[str, float]:
+        """Return the settings of the master's core."""
+        if not self.interval_s:
+            return {}
+        # As many messages per second as make the interval this long.
+        return {"crowd_nodes": 1, "crowd_messages_per_second": self.agents / self.interval_s}
+
+
+def run(plan: Plan, directory: Path) -> Iterator[Result]:
+    """Load one master with one size and yield what it showed."""
+    master = LoadedMaster(directory, plan.agents, plan.core())
+    master.start()
+    setup = Setup(master.target, JOB, master.key.hex(), plan.ranks)
+    try:
+        with Herd(setup, plan.agents, directory / "generators.log") as herd:
+            yield _world(plan, master, herd)
+            yield steady(plan, master, herd)
+            if plan.failures:
+                yield _failures(plan, master, herd)
+            if plan.herd:
+                yield _thunder(plan, master, herd)
+    finally:
+        master.kill()
+
+
+def start_world(master: LoadedMaster, herd: Herd, agents: int, **special: Any) -> float:
+    """Connect everybody and form the first world; seconds from the last Warmed to the last told."""
+    last = agents - 1
+    herd.connect(held=last, **special)
+    time.sleep(SETTLE_S)
+    began = herd.tell(last, "warm")["at"]
+    state = herd.wait("the first world", lambda s: _told(s, 1) == agents, 60)
+    trains(master)
+    return float(state["rounds"][1][1] - began)
+
+
+def trains(master: LoadedMaster, seconds: float = 60.0) -> None:
+    """Wait until the job trains.
+
+    Raises:
+        LoadError: it does not.
+    """
+    end = time.monotonic() + seconds
+    with master.link() as link:
+        while ask(link, "GetJob", GetJobRequest()).status.phase is not JobPhase.TRAINING:
+            if time.monotonic() > end:
+                raise LoadError(f"the job does not train; the master's log is {master.log}")
+            time.sleep(0.1)
+
+
+def steady(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+    """Measure without any event: first the use alone, then the answers' delays."""
+    load = os.getloadavg()[0]
+    time.sleep(SETTLE_S)
+    with master.link() as link:
+        _, newest = master.events(link, 1 << 40)
+        herd.forget()
+        window = Window(master)
+        time.sleep(plan.steady_s)
+        state = herd.state()
+        found = window.close(state["sent"])
+        found |= latencies(plan, master, herd)
+        events, _ = master.events(link, newest)
+    found["lost"] = sum(event.reason in _LOST for event in events)
+    found["generator_late_max_ms"] = 1000 * state["late_max"]
+    return _result(plan, STEADY, found, load)
+
+
+def latencies(plan: Plan, master: LoadedMaster, herd: Herd) -> dict[str, float]:
+    """Probe for half as long as the steady state was watched."""
+    began = master.look().cpu_s
+    with Probe(master) as probe:
+        since = time.monotonic()
+        effects = heartbeat_effects(
+            master, lambda loss: herd.tell(0, "tell_loss", loss=loss)["at"], 20
+        )
+        time.sleep(max(1.0, plan.steady_s / 2 - (time.monotonic() - since)))
+        passed = time.monotonic() - since
+    found = figures.spread(probe.delays, "probe_ms", 1000)
+    found |= figures.spread(effects, "heartbeat_seen_ms", 1000)
+    found["probed_cores"] = (master.look().cpu_s - began) / passed
+    return found
+
+
+class Window:
+    """Some time of a master's life."""
+
+    def __init__(self, master: LoadedMaster) -> None:
+        self._master = master
+        self._before: Usage = master.look()
+        self._since = time.monotonic()
+
+    def close(self, messages: int) -> dict[str, float]:
+        """Return the use, whole and for each of ``messages``."""
+        after = self._master.look()
+        passed = time.monotonic() - self._since
+        cpu = after.cpu_s - self._before.cpu_s
+        return {
+            "cores": cpu / passed,
+            "messages_per_s": messages / passed,
+            "message_us": 1e6 * cpu / max(1, messages),
+            "rss_mb": after.rss_mb,
+            "peak_mb": after.peak_mb,
+            "files": after.files,
+        }
+
+
+def _world(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+    load, began = os.getloadavg()[0], time.monotonic()
+    seconds = start_world(master, herd, plan.agents)
+    found = {"told_s": seconds, "connected_s": time.monotonic() - began - seconds - SETTLE_S}
+    return _result(plan, WORLD, found, load)
+
+
+def _failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+    load = os.getloadavg()[0]
+    delays, cpu = [], []
+    for number in range(plan.failures):
+        newest = max(herd.state()["rounds"])
+        before = master.look().cpu_s
+        began = herd.tell(number * 7919 % plan.agents, "fail")["at"]
+        following = newest + 1
+        state = herd.wait("told of a failure", lambda s: _told(s, following) == plan.agents, 60)
+        cpu.append(master.look().cpu_s - before)
+        delays.append(state["rounds"][following][1] - began)
+        trains(master)
+        time.sleep(1.0)
+    found = figures.spread(delays, "told_s") | {"cpu_s_p50": figures.percentile(cpu, 50)}
+    return _result(plan, FAILURE, found, load, samples={"told_s": delays})
+
+
+def _thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+    load = os.getloadavg()[0]
+    rounds = len(herd.state()["rounds"])
+    master.kill()
+    herd.forget()
+    began = time.monotonic()
+    master.start()
+    serving = time.monotonic()
+    state = herd.wait("all are back", lambda s: s["up"] == plan.agents, 240)
+    trains(master, 120)
+    time.sleep(15.0)
+    after, used = herd.state(), master.look()
+    found = {
+        "serving_s": serving - began,
+        "welcomed_s": state["welcomed_at"] - serving,
+        "peak_mb": used.peak_mb,
+        "rss_mb": used.rss_mb,
+        "cpu_s": used.cpu_s,
+        "rounds_made": float(len(after["rounds"]) - rounds),
+        "workers_killed": float(after["killed"]),
+        "attempts": float(sum(after["ended"].values())),
+        "sent_away": float(sum(after["left"].values())),
+    }
+    return _result(plan, HERD, found, load, limits=str(after["left"] or ""))
+
+
+def _told(state: dict[str, Any], round_number: int) -> int:
+    count: int = state["rounds"].get(round_number, (0, 0.0))[0]
+    return count
+
+
+def _result(
+    plan: Plan,
+    scenario: str,
+    found: dict[str, float],
+    load: float,
+    *,
+    samples: dict[str, list[float]] | None = None,
+    limits: str = "",
+) -> Result:
+    return Result(
+        system=OURS,
+        scenario=scenario,
+        clients=plan.agents,
+        variant=plan.variant,
+        figures=found,
+        samples=samples or {},
+        load=load,
+        limits=limits,
+    )
