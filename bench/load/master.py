@@ -85,6 +85,10 @@ class LoadedMaster:
         assert self._process is not None
         return usage.look(self._process.pid)
 
+    def said(self, text: str) -> bool:
+        """Return whether its log holds ``text``."""
+        return text in self.log.read_text()
+
     @contextlib.contextmanager
     def link(self) -> Iterator[grpc.Channel]:
         """Open a user's connection."""

@@ -17,8 +17,7 @@ from bench.load.usage import Usage
 from holdfast_wire.messages import GetJobRequest, JobPhase
 
 SETTLE_S = 3.0
-_LOST = frozenset({"NodeLost", "NodeDisconnected", "AgentLost"})
-_RESTARTED = frozenset({"WorkerFailed", "NodeLost", "RoundStarting", "WorldFormed"})
+_LOST = frozenset({"NodeLost", "NodeDisconnected"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ def start_world(master: LoadedMaster, herd: Herd, agents: int, **special: Any) -
     herd.connect(held=last, **special)
     time.sleep(SETTLE_S)
     began = herd.tell(last, "warm")["at"]
-    state = herd.wait("the first world", lambda s: _told(s, 1) == agents, 60)
+    state = herd.wait("the first world", lambda s: told(s, 1) == agents, 60)
     trains(master)
     return float(state["rounds"][1][1] - began)
 
@@ -162,7 +161,7 @@ def _failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
         before = master.look().cpu_s
         began = herd.tell(number * 7919 % plan.agents, "fail")["at"]
         following = newest + 1
-        state = herd.wait("told of a failure", lambda s: _told(s, following) == plan.agents, 60)
+        state = herd.wait("told of a failure", lambda s: told(s, following) == plan.agents, 60)
         cpu.append(master.look().cpu_s - before)
         delays.append(state["rounds"][following][1] - began)
         trains(master)
@@ -197,7 +196,8 @@ def _thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     return _result(plan, HERD, found, load, limits=str(after["left"] or ""))
 
 
-def _told(state: dict[str, Any], round_number: int) -> int:
+def told(state: dict[str, Any], round_number: int) -> int:
+    """Return how many agents have got their place in a round."""
     count: int = state["rounds"].get(round_number, (0, 0.0))[0]
     return count
 

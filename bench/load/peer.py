@@ -1,0 +1,169 @@
+"""DLRover 0.6.1's master under its own clients' messages, for comparison.
+
+Its "local" master, which has no cluster to watch: what is measured is its calls. It has no TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.load import figures, usage
+from bench.load.herd import LoadError
+from bench.load.results import PEER, STEADY, Result
+from bench.load.usage import Usage
+from bench.recovery import venvs
+
+HEARTBEAT = "heartbeat"
+POLL = "poll"
+TRANSPORTS = ("grpc", "http")
+MESSAGES = (HEARTBEAT, POLL)
+START_S = 60.0
+_CLIENTS = Path(__file__).with_name("dlrover_clients.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPlan:
+    """Messages per second of so many clients in all, as many as Holdfast's agents send."""
+
+    clients: int
+    rate: float
+    seconds: float = 15.0
+    repetitions: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What one repetition showed."""
+
+    message_us: float
+    rate: float
+    delays: list[float]
+    errors: list[str]
+    seen: Usage
+    """The master while its clients are still connected."""
+
+
+def run(python: str, plan: PeerPlan, directory: Path) -> Iterator[Result]:
+    """Measure each transport and message."""
+    for transport in TRANSPORTS:
+        with _master(python, transport, plan.clients, directory) as (pid, address):
+            for message in MESSAGES:
+                yield _measure(python, plan, directory, (transport, message, pid, address))
+
+
+def _measure(
+    python: str, plan: PeerPlan, directory: Path, what: tuple[str, str, int, str]
+) -> Result:
+    transport, message, _, _ = what
+    load = os.getloadavg()[0]
+    costs: list[float] = []
+    rates: list[float] = []
+    delays: list[float] = []
+    errors: list[str] = []
+    for _ in range(plan.repetitions):
+        turn = _once(python, plan, directory, what)
+        costs.append(turn.message_us)
+        rates.append(turn.rate)
+        delays += turn.delays
+        errors += turn.errors
+    found = figures.spread(delays, "answer_ms", 1000) | {
+        "message_us": figures.percentile(costs, 50),
+        "messages_per_s": figures.percentile(rates, 50),
+        "rss_mb": turn.seen.rss_mb,
+        "files": turn.seen.files,
+        "errors": float(len(errors)),
+    }
+    return Result(
+        system=PEER,
+        scenario=STEADY,
+        clients=plan.clients,
+        variant=f"{transport} {message}",
+        figures=found,
+        samples={"message_us": costs},
+        load=load,
+        limits=errors[0] if errors else "",
+    )
+
+
+def _once(
+    python: str, plan: PeerPlan, directory: Path, what: tuple[str, str, int, str]
+) -> _Turn:
+    transport, message, pid, address = what
+    command = [python, "-W", "ignore", str(_CLIENTS), "--address", address]
+    command += ["--transport", transport, "--message", message]
+    command += ["--clients", str(plan.clients), "--rate", str(plan.rate)]
+    command += ["--seconds", str(plan.seconds)]
+    with (directory / "dlrover-clients.log").open("ab") as log:
+        clients = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=venvs.environment(),
+        )
+    assert clients.stdin is not None
+    assert clients.stdout is not None
+    try:
+        if not _line(clients, b"connected\n"):
+            raise LoadError(f"DLRover's clients did not connect; their log is {log.name}")
+        before, began = usage.look(pid).cpu_s, time.monotonic()
+        clients.stdin.write(b"go\n")
+        clients.stdin.flush()
+        said = json.loads(_line(clients, b"{"))
+        seen, passed = usage.look(pid), time.monotonic() - began
+    finally:
+        clients.kill()
+        clients.communicate()
+    count = len(said["delays"])
+    cost = 1e6 * (seen.cpu_s - before) / max(1, count)
+    return _Turn(cost, count / passed, said["delays"], said["errors"], seen)
+
+
+def _line(process: subprocess.Popen[bytes], begin: bytes) -> bytes:
+    """Return the next line that begins so; DLRover's code prints others. Empty: it ended."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(begin):
+            return line
+    return b""
+
+
+@contextlib.contextmanager
+def _master(
+    python: str, transport: str, nodes: int, directory: Path
+) -> Iterator[tuple[int, str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    command = [python, "-u", "-m", "dlrover.python.master.main", "--platform", "local"]
+    command += ["--job_name", "load", "--node_num", str(nodes), "--port", str(port)]
+    command += ["--service_type", transport]
+    with (directory / "dlrover-master.log").open("ab") as log:
+        master = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=directory, env=venvs.environment()
+        )
+    try:
+        _await_port(master, port)
+        time.sleep(3.0)  # its own start goes on for a moment
+        yield master.pid, f"localhost:{port}"
+    finally:
+        master.send_signal(signal.SIGKILL)
+        master.wait(timeout=30)
+
+
+def _await_port(master: subprocess.Popen[bytes], port: int) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and master.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("localhost", port), 1):
+            return
+        time.sleep(0.1)
+    raise LoadError(f"DLRover's master does not listen on port {port}")
