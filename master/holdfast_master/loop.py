@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from holdfast_master.inputs import Asked, Input, JournalNoted, Moment, Stalled, Ticked
+from holdfast_master.inputs import Asked, Input, JournalNoted, Moment, Received, Stalled, Ticked
 from holdfast_master.instructions import Instruction, Record, RefusalCode, Refuse, StepDown
 from holdfast_master.watchdog import Watchdog
 from holdfast_wire import codec
+from holdfast_wire.messages import Heartbeat
 from holdfast_wire.reasons import EventReason
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ SETTLE_SECONDS = 0.05
 """After a stall, input counts as drained when none has come for this long."""
 SETTLE_LIMIT_SECONDS = 1.0
 """After a stall, timers wait at most this long for input that still arrives."""
+LINGER_SECONDS = 0.01
+"""Heartbeats wait this long for each other: a turn costs more than what one of them changes, and
+they come half a second apart at the least. Anything else is taken at once, and they with it."""
 IDLE_SECONDS = 0.5
 """Longest sleep of the loop: pending journal writes are tried again this often."""
 
@@ -97,6 +101,7 @@ class Loop:
         self._after_batch = after_batch
         self._inputs: collections.deque[Input] = collections.deque()
         self._arrived = asyncio.Event()
+        self._lingering: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._room.set()
         self._watchdog = Watchdog(time.monotonic())
@@ -113,7 +118,11 @@ class Loop:
         """Take an input now, also where others wait: for what must not be lost."""
         self._inputs.append(event)
         self._pushed += 1
-        self._arrived.set()
+        if not _can_linger(event):
+            self._arrived.set()
+        elif self._lingering is None:
+            running = asyncio.get_running_loop()
+            self._lingering = running.call_later(LINGER_SECONDS, self._arrived.set)
 
     async def put(self, event: Input) -> None:
         """Take an input; waits while too many wait already."""
@@ -170,9 +179,8 @@ class Loop:
         return min(IDLE_SECONDS, max(0.0, deadline - time.monotonic()))
 
     async def _wait(self, seconds: float) -> bool:
-        """Return whether there is input."""
-        if not self._inputs:
-            self._arrived.clear()
+        """Return whether input is there that should not wait."""
+        if not self._arrived.is_set():
             try:
                 async with asyncio.timeout(seconds):
                     await self._arrived.wait()
@@ -191,6 +199,11 @@ class Loop:
     def _drain(self, limit: int) -> list[Input]:
         taken = [self._inputs.popleft() for _ in range(min(limit, len(self._inputs)))]
         self._taken += len(taken)
+        if not self._inputs:
+            self._arrived.clear()
+            if self._lingering is not None:
+                self._lingering.cancel()
+                self._lingering = None
         self._room.set()
         return taken
 
@@ -248,6 +261,10 @@ class Loop:
         except Exception:
             self.counters.effect_errors += 1
             log.exception("an effect failed", extra={"effect": type(instruction).__name__})
+
+
+def _can_linger(event: Input) -> bool:
+    return type(event) is Received and type(event.message) is Heartbeat
 
 
 def _apology(event: Input) -> list[Instruction]:
