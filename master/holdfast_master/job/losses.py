@@ -64,7 +64,10 @@ def watch(desk: Desk, node: Node) -> None:
         node.away_told = True
         text = f"node {node.rank} is {judgement.reason}"
         desk.event(EventReason.NODE_DISCONNECTED, text, Warn, node=node.rank)
-    desk.timers.set(Timer.SILENCE, judgement.until, node.rank)
+    until = judgement.until
+    if judgement.health is Health.ALIVE:
+        until = liveness.next_look(until, node.heartbeat, desk.now)
+    desk.timers.set(Timer.SILENCE, until, node.rank)
 
 
 def silence_due(desk: Desk, rank: int) -> None:
