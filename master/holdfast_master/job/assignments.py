@@ -47,7 +47,8 @@ def assign(desk: Desk, world: World, first: Node) -> None:
     for rank in world.places:
         node = desk.roster.nodes[rank]
         send_assignment(desk, node, cap)
-        node.ranks, node.stalled = (), False
+        node.note(())
+        node.stalled = False
     _turn_nodes(desk, world)
     if before is not None:
         _stop_left(desk, before, world)

@@ -32,11 +32,13 @@ def heard(desk: Desk, node: Node, _: int, message: Heartbeat) -> None:
     world = desk.member(node)
     if world is None or not message.ranks:
         return
-    ranks = tuple(item for item in message.ranks if item.round == world.round and _is_sane(item))
+    number = world.round
+    ranks = tuple([item for item in message.ranks if item.round == number and _is_sane(item)])
     if not ranks:
         return
     _note_samples(desk, node, ranks)
-    node.ranks, node.ranks_at = ranks, desk.now
+    node.note(ranks)
+    node.ranks_at = desk.now
     for item in ranks:
         world.reached = max(world.reached, item.step)
         world.learn_pace(item.step_seconds)
@@ -63,7 +65,7 @@ def _note_start(desk: Desk, node: Node, world: World) -> None:
 
 
 def _note_samples(desk: Desk, node: Node, ranks: tuple[RankProgress, ...]) -> None:
-    samples = sum(item.samples for item in ranks)
+    samples = sum([item.samples for item in ranks])
     span = desk.now - node.ranks_at
     if node.ranks and samples >= node.samples and span > 0:
         rate = (samples - node.samples) / span
@@ -86,8 +88,8 @@ def _note_progress(desk: Desk, world: World) -> None:
 
 def _classify(desk: Desk, node: Node, world: World) -> None:
     activity = Activity(
-        sections=frozenset(item.section for item in node.ranks),
-        since_step_seconds=max(item.since_step_seconds for item in node.ranks),
+        sections=frozenset([item.section for item in node.ranks]),
+        since_step_seconds=max([item.since_step_seconds for item in node.ranks]),
         usual_step_seconds=world.step_seconds,
     )
     kind = goodput.classify(activity, stall_seconds=_STALL_SECONDS, stall_steps=_STALL_STEPS)

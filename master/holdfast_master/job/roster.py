@@ -45,7 +45,10 @@ class Node:
     store_asked: str = ""
     store_failed: bool = False
     ranks: tuple[RankProgress, ...] = ()
+    """What its ranks said last; set by `note`."""
     ranks_at: float = 0.0
+    step: int = 0
+    """Newest step that all its ranks have completed; 0: none or not known."""
     stalled: bool = False
     samples: int = 0
     """Of all its ranks at the last report."""
@@ -72,10 +75,10 @@ class Node:
             topology=tuple(sorted(topology.items())),
         )
 
-    @property
-    def step(self) -> int:
-        """Newest step that all its ranks have completed; 0: none or not known."""
-        return min((item.step for item in self.ranks), default=0)
+    def note(self, ranks: tuple[RankProgress, ...]) -> None:
+        """Keep what its ranks do; nothing: they do not run."""
+        self.ranks = ranks
+        self.step = min([item.step for item in ranks], default=0)
 
 
 class Roster:

@@ -49,7 +49,7 @@ def status(desk: Desk) -> JobStatus:
         step_seconds=world.step_seconds if world else 0.0,
         loss=loss,
         has_loss=loss != 0.0,
-        samples_per_second=sum(node.samples_per_second for node in members),
+        samples_per_second=sum([node.samples_per_second for node in members]),
         restarts_in_place=state.restarts_in_place,
         nodes_replaced=state.nodes_replaced,
         nodes_disrupted=state.nodes_disrupted,
