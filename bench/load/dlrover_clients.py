@@ -121,9 +121,7 @@ async def _run(options: argparse.Namespace) -> None:
     found, spread = _Found(), random.Random(1)
     end = time.monotonic() + options.seconds
     interval = options.clients / options.rate
-    await asyncio.gather(
-        *(_client(call, interval, end, spread.random(), found) for call in calls)
-    )
+    await asyncio.gather(*(_client(call, interval, end, spread.random(), found) for call in calls))
     sys.stdout.write(json.dumps({"delays": found.delays, "errors": found.errors}) + "\n")
     sys.stdout.flush()
     await asyncio.gather(*(link.close() for link in links))

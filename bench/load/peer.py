@@ -94,9 +94,7 @@ def _measure(
     )
 
 
-def _once(
-    python: str, plan: PeerPlan, directory: Path, what: tuple[str, str, int, str]
-) -> _Turn:
+def _once(python: str, plan: PeerPlan, directory: Path, what: tuple[str, str, int, str]) -> _Turn:
     transport, message, pid, address = what
     command = [python, "-W", "ignore", str(_CLIENTS), "--address", address]
     command += ["--transport", transport, "--message", message]
@@ -138,9 +136,7 @@ def _line(process: subprocess.Popen[bytes], begin: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _master(
-    python: str, transport: str, nodes: int, directory: Path
-) -> Iterator[tuple[int, str]]:
+def _master(python: str, transport: str, nodes: int, directory: Path) -> Iterator[tuple[int, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])

@@ -99,9 +99,7 @@ def _agent(master: LoadedMaster, agents: int, calm: list[float], rank: int) -> R
     found = _compared(calm, probe.delays)
     found |= {"cut_off_s": passed, "messages": float(sent)}
     found["grown_mb"] = master.look().peak_mb - before.rss_mb
-    return Result(
-        system=OURS, scenario=SLOW_AGENT, clients=agents, figures=found, load=load
-    )
+    return Result(system=OURS, scenario=SLOW_AGENT, clients=agents, figures=found, load=load)
 
 
 def _watcher(master: LoadedMaster, herd: Herd, agents: int, calm: list[float]) -> Result:
@@ -116,9 +114,7 @@ def _watcher(master: LoadedMaster, herd: Herd, agents: int, calm: list[float]) -
         passed = time.monotonic() - began
     found = _compared(calm, probe.delays)
     found |= {"cut_off_s": passed, "grown_mb": master.look().peak_mb - before.peak_mb}
-    return Result(
-        system=OURS, scenario=SLOW_WATCHER, clients=agents, figures=found, load=load
-    )
+    return Result(system=OURS, scenario=SLOW_WATCHER, clients=agents, figures=found, load=load)
 
 
 def _compared(calm: list[float], now: list[float]) -> dict[str, float]:

@@ -44,4 +44,4 @@ def look(pid: int) -> Usage:
 
 
 def _megabytes(text: str) -> float:
-    return int(text.split()[0]) * 1024 / 1e6
+    return int(text.split(maxsplit=1)[0]) * 1024 / 1e6
