@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import grpc
 
 from holdfast_agent.session import (
-    FIRST_DELAY_SECONDS,
-    MAX_DELAY_SECONDS,
+    LONGEST_WELCOME_DEADLINE_SECONDS,
     TRANSIENT,
     WELCOME_DEADLINE_SECONDS,
 )
@@ -27,6 +26,9 @@ from holdfast_wire.v1 import agent_pb2, fence_pb2
 
 SESSION = "/holdfast.v1.AgentService/Session"
 STEP_SECONDS = 0.5
+FIRST_DELAY_SECONDS = 0.05
+MAX_DELAY_SECONDS = 1.0
+"""Between two tries to connect, as a real agent waits."""
 SLOW_READER_OPTIONS = [("grpc.http2.lookahead_bytes", 1_024), ("grpc.http2.bdp_probe", 0)]
 """gRPC reads ahead for an application that does not read; not for one that is to be seen."""
 
@@ -89,6 +91,7 @@ class Agent:
         self._jitter = random.Random(rank)
         self._call: Any = None
         self._writing = asyncio.Lock()
+        self._patience = WELCOME_DEADLINE_SECONDS
         self._interval = 0.5
         self._running = False
         self._began = time.monotonic()
@@ -136,6 +139,9 @@ class Agent:
         while True:
             try:
                 reason = await self._one_stream()
+            except TimeoutError:
+                reason = "no Welcome in time"
+                self._patience = min(2 * self._patience, LONGEST_WELCOME_DEADLINE_SECONDS)
             except TRANSIENT as error:
                 code = getattr(error, "code", None)
                 reason = str(code()) if callable(code) else type(error).__name__
@@ -154,7 +160,7 @@ class Agent:
             call: Any = link.stream_stream(SESSION)()
             beating: asyncio.Task[None] | None = None
             try:
-                async with asyncio.timeout(WELCOME_DEADLINE_SECONDS):
+                async with asyncio.timeout(self._patience):
                     self._call = call
                     await self._send(hello=self._hello())
                     data = await call.read()
@@ -260,6 +266,7 @@ class Agent:
             self._ledger.killed()
             await self._send(round_stopped=agent_pb2.RoundStopped())
         self.up = True
+        self._patience = WELCOME_DEADLINE_SECONDS
         self._ledger.welcomed()
         if self._warm and not again:
             await self.warm()

@@ -17,6 +17,8 @@ from bench.load.usage import Usage
 from holdfast_wire.messages import GetJobRequest, JobPhase
 
 SETTLE_S = 3.0
+PARTS = 3
+"""Windows of a steady state: their spread is shown."""
 _LOST = frozenset({"NodeLost", "NodeDisconnected"})
 
 
@@ -90,21 +92,28 @@ def trains(master: LoadedMaster, seconds: float = 60.0) -> None:
 
 
 def steady(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
-    """Measure without any event: first the use alone, then the answers' delays."""
+    """Measure without any event: first the use alone, in three parts, then the answers' delays."""
     load = os.getloadavg()[0]
     time.sleep(SETTLE_S)
     with master.link() as link:
         _, newest = master.events(link, 1 << 40)
-        herd.forget()
-        window = Window(master)
-        time.sleep(plan.steady_s)
-        state = herd.state()
-        found = window.close(state["sent"])
+        parts = [_part(master, herd, plan.steady_s / PARTS) for _ in range(PARTS)]
+        found = {name: figures.percentile([part[name] for part in parts], 50) for name in parts[0]}
         found |= latencies(plan, master, herd)
         events, _ = master.events(link, newest)
     found["lost"] = sum(event.reason in _LOST for event in events)
+    samples = {"message_us": [part["message_us"] for part in parts]}
+    return _result(plan, STEADY, found, load, samples=samples)
+
+
+def _part(master: LoadedMaster, herd: Herd, seconds: float) -> dict[str, float]:
+    herd.forget()
+    window = Window(master)
+    time.sleep(seconds)
+    state = herd.state()
+    found = window.close(state["sent"])
     found["generator_late_max_ms"] = 1000 * state["late_max"]
-    return _result(plan, STEADY, found, load)
+    return found
 
 
 def latencies(plan: Plan, master: LoadedMaster, herd: Herd) -> dict[str, float]:

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 WELCOME_DEADLINE_SECONDS = 5.0
 """From dialling to the Welcome: a frozen master accepts connections and says nothing."""
+LONGEST_WELCOME_DEADLINE_SECONDS = 20.0
+"""The deadline doubles up to this while none comes: in a herd of thousands a handshake waits for
+its turn, and an attempt that is given up too early only adds to the herd."""
 COMPLAIN_SECONDS = 10.0
 """The same reason for a failed connection is logged this often."""
 MAX_QUEUE = 1_000
@@ -120,6 +123,7 @@ class Session:
         """A Welcome came and the stream has not ended since."""
         self.reconnects = 0
         """Streams that ended after a Welcome."""
+        self._patience = WELCOME_DEADLINE_SECONDS
         self.malformed = 0
         """Messages that could not be read."""
 
@@ -182,8 +186,13 @@ class Session:
 
     async def _read(self, call: Any, outbox: Outbox) -> None:
         outbox.put(self._listener.hello())
-        async with asyncio.timeout(WELCOME_DEADLINE_SECONDS):
-            first = await call.read()
+        try:
+            async with asyncio.timeout(self._patience):
+                first = await call.read()
+        except TimeoutError as error:
+            text = f"no Welcome within {self._patience:.0f} s"
+            self._patience = min(2 * self._patience, LONGEST_WELCOME_DEADLINE_SECONDS)
+            raise TimeoutError(text) from error
         if first is grpc.aio.EOF:
             await self._raise_status(call)
             return
@@ -198,6 +207,7 @@ class Session:
         if first is None or not isinstance(first.message, Welcome):
             raise ConnectionError("the master's first message is no Welcome")
         self._outbox = outbox
+        self._patience = WELCOME_DEADLINE_SECONDS
         self.connected = True
         if not self._listener.on_response(first):
             self._outbox = None
@@ -256,6 +266,4 @@ def _describe(error: BaseException | None) -> tuple[str, bool]:
     if isinstance(error, grpc.RpcError):
         refusal = errors.read(error)
         return f"{refusal.code.name}: {refusal.text}", refusal.code in PERMANENT
-    if isinstance(error, TimeoutError):
-        return str(error) or f"no Welcome within {WELCOME_DEADLINE_SECONDS:.0f} s", False
     return str(error), False

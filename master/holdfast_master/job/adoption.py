@@ -43,7 +43,8 @@ def claim(desk: Desk, hello: Hello) -> int:
         return 0
     claims.hellos[hello.node_rank] = hello
     _bring_goodput(desk, hello)
-    desk.timers.ensure(Timer.ADOPT, desk.now + desk.settings.adopt_seconds)
+    # From the latest on: while members keep coming back, the others only wait for their turn.
+    desk.timers.set(Timer.ADOPT, desk.now + desk.settings.adopt_seconds)
     desk.dirty = True
     return hello.round
 

@@ -165,6 +165,8 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
         desk.put(CloseSession(node.session, RefusalCode.ABORTED, "STREAM_REPLACED", text))
     desk.roster.attach(node, session)
     losses.heard(desk, node)
+    if node.hello is None:
+        desk.roster.returned_at = desk.now
     node.hello, node.warm = hello, node.warm or hello.warm
     stores.present(desk, node, hello.store)
     if node.away_told:
@@ -271,5 +273,8 @@ def restore_nodes(desk: Desk) -> None:
             node.draining = EvidenceKind.DRAINED
         desk.roster.add(node)
         desk.ledger.open(node.rank, GoodputClass.WAITING, desk.clock.micros)
+    _stretch_heartbeats(desk)
+    for node in desk.roster.nodes.values():
+        node.heartbeat = desk.heartbeat
         until = desk.now + liveness.silence_limit(node.heartbeat, desk.limits)
         desk.timers.set(Timer.SILENCE, until, node.rank)

@@ -55,6 +55,11 @@ def watch(desk: Desk, node: Node) -> None:
     """Judge whether the node lives, and look again when that may have changed."""
     judgement = liveness.judge(node.pulse, desk.limits, desk.now)
     if judgement.health is Health.LOST:
+        herd = desk.roster.returned_at + desk.settings.adopt_seconds
+        if node.hello is None and desk.now < herd:
+            # It waits for its turn: a thousand handshakes take longer than the silence limit.
+            desk.timers.set(Timer.SILENCE, herd, node.rank)
+            return
         text = f"node {node.rank} is {judgement.reason}"
         lose(desk, node, EvidenceKind.AGENT_SILENT, text, at=node.last_heard)
         return

@@ -93,6 +93,8 @@ class Roster:
         """Present in the journal or a moment ago, without a stream, not lost."""
         self.quiet: set[int] = set()
         """With a stream, but several heartbeats are missing."""
+        self.returned_at = float("-inf")
+        """When the latest node that only the journal knew came back, patient clock, s."""
         self.failure_cap: int | None = None
         """Least --max-restarts that any agent has named."""
 
