@@ -168,7 +168,7 @@ class Master:
         server = grpc.aio.server(
             interceptors=[RoleGate(config.job_uid, self.counters, self._report)],
             options=[
-                *channel.SERVER_OPTIONS,
+                *channel.MASTER_SERVER_OPTIONS,
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ],
         )

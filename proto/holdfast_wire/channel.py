@@ -37,6 +37,23 @@ SERVER_OPTIONS: Options = [
 ]
 """Options of every gRPC server of a job."""
 
+_MASTER: Options = [
+    # Messages are small and a window of 64 KiB holds hundreds: the probe's pings, one for each
+    # heartbeat, would measure nothing and cost a third of what the heartbeat does.
+    ("grpc.http2.bdp_probe", 0),
+]
+
+_MASTER_PINGS: Options = [
+    # A vanished agent is silent, and silence is judged sooner than this: the master's own pings
+    # only clear away connections that nobody holds any more, users' among them.
+    ("grpc.keepalive_time_ms", 10_000),
+]
+
+MASTER_SERVER_OPTIONS: Options = list(
+    {**dict(SERVER_OPTIONS), **dict(_MASTER), **dict(_MASTER_PINGS)}.items()
+)
+"""Options of the master's server, which thousands of agents are connected to."""
+
 
 class CredentialsError(Exception):
     """The certificate files cannot be used: names the file and the remedy."""
@@ -60,8 +77,13 @@ def channel_options(host: str) -> Options:
 
 
 def master_channel_options(job_uid: str) -> Options:
-    """Return the options of a channel to the master of `job_uid`."""
-    return channel_options(master_host(job_uid))
+    """Return the options of a channel to the master of `job_uid`.
+
+    A master that vanished with its machine is noticed after 5 + 2 s: its successor needs longer to
+    start, and the pings of ten thousand agents cost the master as much as their heartbeats.
+    """
+    options = dict(channel_options(master_host(job_uid))) | dict(_MASTER)
+    return list((options | {"grpc.keepalive_time_ms": 5_000}).items())
 
 
 def peer_channel_options(job_uid: str) -> Options:
