@@ -12,7 +12,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import grpc
 
@@ -31,6 +31,10 @@ MAX_DELAY_SECONDS = 1.0
 """Between two tries to connect, as a real agent waits."""
 SLOW_READER_OPTIONS = [("grpc.http2.lookahead_bytes", 1_024), ("grpc.http2.bdp_probe", 0)]
 """gRPC reads ahead for an application that does not read; not for one that is to be seen."""
+
+
+Reaction = Callable[["Agent", Any, fence_pb2.Fence], Coroutine[Any, Any, None]]
+"""What an agent does at a message and its fence."""
 
 
 class Ledger(Protocol):
@@ -253,7 +257,7 @@ class Agent:
 
     async def _take(self, response: agent_pb2.SessionResponse) -> None:
         kind = response.WhichOneof("message")
-        react = _REACTIONS.get(kind or "")
+        react = self._REACTIONS.get(kind or "")
         if react is not None:
             await react(self, getattr(response, kind or ""), response.fence)
 
@@ -307,14 +311,13 @@ class Agent:
         self._running = False
         self._ledger.left(message.reason)
 
-
-_REACTIONS: dict[str, Callable[[Agent, Any, fence_pb2.Fence], Coroutine[Any, Any, None]]] = {
-    "welcome": Agent._welcome,
-    "assignment": Agent._assigned,
-    "stop_round": Agent._stopped,
-    "prepare_store": Agent._prepare,
-    "dump_stacks": Agent._done,
-    "leave": Agent._left,
-    "digest": Agent._placed,
-    "heartbeat_interval": Agent._stretched,
-}
+    _REACTIONS: ClassVar[dict[str, Reaction]] = {
+        "welcome": _welcome,
+        "assignment": _assigned,
+        "stop_round": _stopped,
+        "prepare_store": _prepare,
+        "dump_stacks": _done,
+        "leave": _left,
+        "digest": _placed,
+        "heartbeat_interval": _stretched,
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import random
 import sys
@@ -22,7 +23,7 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 1)]
 
 
 def _message(kind: str) -> Any:
-    from dlrover.python.common import comm
+    comm: Any = importlib.import_module("dlrover.python.common.comm")
 
     if kind == "heartbeat":
         return comm.HeartBeat(timestamp=int(time.time()))
@@ -31,7 +32,10 @@ def _message(kind: str) -> Any:
 
 def _grpc_call(address: str, number: int, kind: str, links: list[Any]) -> Call:
     import grpc
-    from dlrover.proto import elastic_training_pb2, elastic_training_pb2_grpc
+
+    elastic_training_pb2: Any = importlib.import_module("dlrover.proto.elastic_training_pb2")
+    grpc_module = "dlrover.proto.elastic_training_pb2_grpc"
+    elastic_training_pb2_grpc: Any = importlib.import_module(grpc_module)
 
     link = grpc.aio.insecure_channel(address, options=_OPTIONS)
     links.append(link)
@@ -49,8 +53,8 @@ def _grpc_call(address: str, number: int, kind: str, links: list[Any]) -> Call:
 
 
 def _http_call(address: str, number: int, kind: str) -> Call:
-    import requests
-    from dlrover.python.common import comm
+    requests: Any = importlib.import_module("requests")
+    comm: Any = importlib.import_module("dlrover.python.common.comm")
 
     host, _, port = address.partition(":")
 

@@ -50,10 +50,10 @@ class Fleet:
                 self, rank, self._credentials("agent", rank), held=rank == held, slow=rank == slow
             )
             self._agents[rank] = agent
-            while self._up + _CONNECTING < len(self._agents):
+            while self._up + _CONNECTING < len(self._agents):  # noqa: ASYNC110 - many tell
                 await asyncio.sleep(0.005)
             agent.start()
-        while self._up < len(self._agents):
+        while self._up < len(self._agents):  # noqa: ASYNC110 - many tell
             await asyncio.sleep(0.01)
 
     def watch(self, count: int, interval: float, *, slow: bool) -> None:
@@ -167,9 +167,18 @@ class Watcher:
 
     async def run(self) -> None:
         """Watch until the stream ends."""
+        try:
+            await self._watch()
+        except grpc.aio.AioRpcError as error:
+            self.end = str(error.code())
+        finally:
+            self.watching = False
+
+    async def _watch(self) -> None:
         made = grpc.aio.secure_channel(self._target, self._credentials, self._options)
         async with made as link:
-            call: Any = link.unary_stream(WATCH)(self._request.SerializeToString())
+            method: Any = link.unary_stream(WATCH)
+            call = method(self._request.SerializeToString())
             data = await call.read()
             self.watching = True
             if self._slow:
@@ -177,8 +186,7 @@ class Watcher:
             while data is not grpc.aio.EOF and not self.end:
                 self._take(job_pb2.WatchJobResponse.FromString(data))
                 data = await call.read()
-            self.watching = False
-            self.end = str(await call.code())
+            self.end = self.end or str(await call.code())
 
     def _take(self, response: job_pb2.WatchJobResponse) -> None:
         self.messages += 1

@@ -8,17 +8,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any, Self
 
 from bench.recovery import venvs
 
 AGENTS_EACH = 5_000
 """Agents of one generator process."""
 _ROOT = Path(__file__).resolve().parents[2]
+
+
+Look = Callable[[dict[str, Any]], bool]
+"""Whether the counts are as they should be."""
 
 
 class LoadError(RuntimeError):
@@ -47,7 +51,7 @@ class Herd:
         self._log = log.open("ab")
         self._processes = [self._start(setup) for _ in range(len(self._ranges) + 1)]
 
-    def __enter__(self) -> Herd:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -91,7 +95,9 @@ class Herd:
         """Return the counts of all processes together."""
         return merged(self._all("state"))
 
-    def wait(self, what: str, look: Any, seconds: float) -> dict[str, Any]:
+    def wait(
+        self, what: str, look: Callable[[dict[str, Any]], bool], seconds: float
+    ) -> dict[str, Any]:
         """Return the counts once ``look`` is true of them.
 
         Raises:
@@ -126,8 +132,7 @@ class Herd:
                 "ranks": setup.ranks,
             }
         )
-        assert process.stdin is not None
-        process.stdin.write(line.encode() + b"\n")
+        _pipe(process.stdin).write(line.encode() + b"\n")
         return process
 
     def _all(self, do: str) -> list[dict[str, Any]]:
@@ -136,19 +141,22 @@ class Herd:
         return [self._hear(number) for number in range(len(self._processes))]
 
     def _say(self, number: int, **line: Any) -> None:
-        pipe = self._processes[number].stdin
-        assert pipe is not None
+        pipe = _pipe(self._processes[number].stdin)
         pipe.write(json.dumps(line).encode() + b"\n")
         pipe.flush()
 
     def _hear(self, number: int) -> dict[str, Any]:
-        pipe = self._processes[number].stdout
-        assert pipe is not None
-        line = pipe.readline()
+        line = _pipe(self._processes[number].stdout).readline()
         if not line:
             raise LoadError(f"a generator ended; its log is {self._log.name}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise LoadError("a generator has no pipe")
+    return pipe
 
 
 def merged(states: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -82,7 +82,8 @@ class LoadedMaster:
 
     def look(self) -> Usage:
         """Return what it uses."""
-        assert self._process is not None
+        if self._process is None:
+            raise LoadError("the master was not started")
         return usage.look(self._process.pid)
 
     def said(self, text: str) -> bool:
@@ -162,7 +163,7 @@ class Probe:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Probe:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bench.load import figures
-from bench.load.herd import Herd, LoadError, Setup
-from bench.load.master import JOB, LoadedMaster, Probe, ask, heartbeat_effects
+from bench.load.herd import Herd, LoadError
+from bench.load.master import LoadedMaster, Probe, ask, heartbeat_effects
 from bench.load.results import FAILURE, HERD, OURS, STEADY, WORLD, Result
 from bench.load.usage import Usage
 from holdfast_wire.messages import GetJobRequest, JobPhase
@@ -19,6 +17,10 @@ from holdfast_wire.messages import GetJobRequest, JobPhase
 SETTLE_S = 3.0
 PARTS = 3
 """Windows of a steady state: their spread is shown."""
+BACK_S = 600.0
+"""A herd that is not back by then never comes."""
+AFTER_HERD_S = 15.0
+"""Longer than a restored master waits for those who are missing: it shall have had its chance."""
 _LOST = frozenset({"NodeLost", "NodeDisconnected"})
 
 
@@ -33,6 +35,7 @@ class Plan:
     steady_s: float = 30.0
     failures: int = 5
     herd: bool = True
+    watchers: int = 0
 
     @property
     def variant(self) -> str:
@@ -49,30 +52,13 @@ class Plan:
         return {"crowd_nodes": 1, "crowd_messages_per_second": self.agents / self.interval_s}
 
 
-def run(plan: Plan, directory: Path) -> Iterator[Result]:
-    """Load one master with one size and yield what it showed."""
-    master = LoadedMaster(directory, plan.agents, plan.core())
-    master.start()
-    setup = Setup(master.target, JOB, master.key.hex(), plan.ranks)
-    try:
-        with Herd(setup, plan.agents, directory / "generators.log") as herd:
-            yield _world(plan, master, herd)
-            yield steady(plan, master, herd)
-            if plan.failures:
-                yield _failures(plan, master, herd)
-            if plan.herd:
-                yield _thunder(plan, master, herd)
-    finally:
-        master.kill()
-
-
 def start_world(master: LoadedMaster, herd: Herd, agents: int, **special: Any) -> float:
     """Connect everybody and form the first world; seconds from the last Warmed to the last told."""
     last = agents - 1
     herd.connect(held=last, **special)
     time.sleep(SETTLE_S)
     began = herd.tell(last, "warm")["at"]
-    state = herd.wait("the first world", lambda s: told(s, 1) == agents, 60)
+    state = told_all(herd, 1, agents)
     trains(master)
     return float(state["rounds"][1][1] - began)
 
@@ -155,14 +141,16 @@ class Window:
         }
 
 
-def _world(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+def world(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+    """Connect everybody and measure how soon the first world is there."""
     load, began = os.getloadavg()[0], time.monotonic()
     seconds = start_world(master, herd, plan.agents)
     found = {"told_s": seconds, "connected_s": time.monotonic() - began - seconds - SETTLE_S}
     return _result(plan, WORLD, found, load)
 
 
-def _failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+def failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+    """Have workers fail, one after another, and measure how soon everybody is told."""
     load = os.getloadavg()[0]
     delays, cpu = [], []
     for number in range(plan.failures):
@@ -170,7 +158,7 @@ def _failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
         before = master.look().cpu_s
         began = herd.tell(number * 7919 % plan.agents, "fail")["at"]
         following = newest + 1
-        state = herd.wait("told of a failure", lambda s: told(s, following) == plan.agents, 60)
+        state = told_all(herd, following, plan.agents)
         cpu.append(master.look().cpu_s - before)
         delays.append(state["rounds"][following][1] - began)
         trains(master)
@@ -179,7 +167,8 @@ def _failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     return _result(plan, FAILURE, found, load, samples={"told_s": delays})
 
 
-def _thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+def thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+    """Kill the master, start its successor, and measure how soon everybody is back."""
     load = os.getloadavg()[0]
     rounds = len(herd.state()["rounds"])
     master.kill()
@@ -187,9 +176,9 @@ def _thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     began = time.monotonic()
     master.start()
     serving = time.monotonic()
-    state = herd.wait("all are back", lambda s: s["up"] == plan.agents, 240)
+    state = herd.wait("all are back", lambda s: s["up"] == plan.agents, BACK_S)
     trains(master, 120)
-    time.sleep(15.0)
+    time.sleep(AFTER_HERD_S)
     after, used = herd.state(), master.look()
     found = {
         "serving_s": serving - began,
@@ -203,6 +192,12 @@ def _thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
         "sent_away": float(sum(after["left"].values())),
     }
     return _result(plan, HERD, found, load, limits=str(after["left"] or ""))
+
+
+def told_all(herd: Herd, round_number: int, agents: int) -> dict[str, Any]:
+    """Wait until every agent has its place in a round; the counts then."""
+    what = f"everybody is told of round {round_number}"
+    return herd.wait(what, lambda state: told(state, round_number) == agents, 60)
 
 
 def told(state: dict[str, Any], round_number: int) -> int:

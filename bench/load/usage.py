@@ -38,7 +38,7 @@ def look(pid: int) -> Usage:
         OSError: there is none.
     """
     at = Path("/proc") / str(pid)
-    files = len(os.listdir(at / "fd"))
+    files = sum(1 for _ in (at / "fd").iterdir())
     stat, status = (at / "stat").read_text(), (at / "status").read_text()
     return parse(stat, status, files, os.sysconf("SC_CLK_TCK"))
 

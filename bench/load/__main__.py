@@ -1,0 +1,158 @@
+"""``python -m bench.load``: load the masters, write the results, show or publish the page."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.load import course, peer, strain
+from bench.load.herd import LoadError
+from bench.load.page import page
+from bench.load.peer import PeerPlan
+from bench.load.results import OURS, Result, read, to_line
+from bench.load.scenarios import Plan
+from bench.recovery import conductor, venvs
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks" / "load.md"
+RECORD = PAGE.with_suffix(".jsonl")
+FILES_BESIDE = 200
+"""Open files of a master for everything but agents."""
+WATCHED = 1_000
+_SLOW_AMONG = 100
+_RATES = {100: 200.0, 1_000: 1_000.0}
+"""Messages per second that Holdfast's agents send at these sizes: the peer gets as many."""
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
+    parser.add_argument("--agents", default="100,1000,3000,10000", help="sizes")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each steady state")
+    parser.add_argument("--no-peer", action="store_true", help="leave DLRover out")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "load.jsonl")
+    parser.add_argument(
+        "--publish", action="store_true", help=f"also write {RECORD.name} and {PAGE.name} in docs/"
+    )
+    parser.add_argument("--page-of", type=Path, help="print the page of a results file and leave")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says; the exit code."""
+    options = _arguments(arguments)
+    if options.page_of:
+        sys.stdout.write(page(*read(options.page_of.read_text().splitlines())))
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also tidies up
+    try:
+        _run(options)
+    except KeyboardInterrupt:
+        print(f"bench.load: interrupted; the results so far: {options.out}", file=sys.stderr)
+        return 130
+    text = options.out.read_text()
+    finished = page(*read(text.splitlines()))
+    print(finished)
+    if options.publish:
+        RECORD.write_text(text)
+        PAGE.write_text(finished)
+    return 0
+
+
+def fitting(sizes: Sequence[int], files: int) -> tuple[list[int], list[str]]:
+    """Return the sizes that so many open files allow, and what was made smaller or left out."""
+    most = files - FILES_BESIDE
+    kept, said = [], []
+    for size in sizes:
+        if size > most:
+            said.append(
+                f"{size:,} agents need {size + FILES_BESIDE:,} open files, the hard limit is "
+                f"{files:,}: {most:,} instead (raise it with ulimit -Hn)"
+            )
+        kept.append(min(size, most))
+    return sorted(set(kept)), said
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Run everything; each result is in the file as soon as it is known."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    sizes, left_out = fitting([int(size) for size in options.agents.split(",")], files)
+    parts = _parts(sizes, options.seconds)
+    if not options.no_peer:
+        try:
+            parts += _peer_parts(sizes, venvs.python_of("dlrover"))
+        except venvs.SetupError as error:
+            left_out.append(f"DLRover: {error}")
+    about = conductor.about("load", {}) | {
+        "grpc": metadata.version("grpcio"),
+        "open_files": files,
+        "left_out": left_out,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    with options.out.open("w") as out:
+        out.write(json.dumps({"about": about}) + "\n")
+        for name, part in parts:
+            for result in _tried(name, part):
+                out.write(to_line(result) + "\n")
+                out.flush()
+                print(f"{time.monotonic() - begun:.0f} s  {to_line(result)}", flush=True)
+
+
+def _parts(
+    sizes: Sequence[int], seconds: float
+) -> list[tuple[str, Callable[[Path], Iterator[Result]]]]:
+    plans = []
+    for size in sizes:
+        watchers = WATCHED if size == WATCHED else 0
+        plans.append(Plan(agents=size, steady_s=seconds, watchers=watchers))
+        if size == 1_000:
+            plans.append(Plan(agents=size, steady_s=seconds, ranks=8, failures=0, herd=False))
+        if size == 3_000:
+            plans.append(
+                Plan(agents=size, steady_s=seconds, interval_s=5.0, failures=0, herd=False)
+            )
+    parts: list[tuple[str, Callable[[Path], Iterator[Result]]]] = [
+        (f"{plan.agents} agents {plan.variant}", _bound(course.run, plan)) for plan in plans
+    ]
+    parts.append(("slow readers", _bound(strain.slow_readers, _SLOW_AMONG)))
+    return parts
+
+
+def _peer_parts(
+    sizes: Sequence[int], python: str
+) -> list[tuple[str, Callable[[Path], Iterator[Result]]]]:
+    plans = [PeerPlan(clients=size, rate=_RATES[size]) for size in sizes if size in _RATES]
+    return [(f"DLRover, {plan.clients} clients", _bound(peer.run, python, plan)) for plan in plans]
+
+
+def _bound(run: Callable[..., Iterator[Result]], *given: Any) -> Callable[[Path], Iterator[Result]]:
+    return lambda directory: run(*given, directory)
+
+
+def _tried(name: str, part: Callable[[Path], Iterator[Result]]) -> Iterator[Result]:
+    """Run one part in a directory of its own; what fails is a result that says so."""
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-load-"))
+    try:
+        yield from part(directory)
+    except (LoadError, OSError) as error:
+        print(f"{name}: {error}; its files are in {directory}", file=sys.stderr, flush=True)
+        yield Result(system=OURS, scenario="failed", clients=0, variant=name, limits=str(error))
+    else:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The page of a run: what was promised, then each scenario's figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.load.bars import judge, ratio
+from bench.load.results import (
+    FAILURE,
+    HERD,
+    OURS,
+    PEER,
+    SLOW_AGENT,
+    SLOW_WATCHER,
+    STEADY,
+    WATCHERS,
+    WORLD,
+    Result,
+)
+from bench.recovery.report import table
+
+_INTRO = """\
+# Load on the job master, beside DLRover's
+
+Generated from [load.jsonl](load.jsonl) by `python -m bench.load --publish`.
+
+Real agents' streams (a certificate, a connection with mTLS and a stream each) against a real master
+process with its journal on disk. Generators and master share the machine; the load average beside
+each figure says what else ran. DLRover's master gets as many messages per second from as many
+clients in the same run, without TLS, which it does not have. Trust the ratios more than the
+figures.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    title: str
+    text: str
+    scenarios: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
+    """Heading and figure."""
+
+
+_SPREAD = (("p50", "p50"), ("p99", "p99"), ("max", "max"))
+_USE = (
+    ("messages/s", "messages_per_s"),
+    ("µs/message", "message_us"),
+    ("cores", "cores"),
+    ("MB", "rss_mb"),
+    ("open files", "files"),
+)
+_TABLES = (
+    _Table(
+        "Nothing happens",
+        "Agents train and send heartbeats at the interval that the master gave them, unless "
+        "another is named. CPU is the master's user and system time. A probe is GetJob, 20 times a second; "
+        "a heartbeat is seen once GetJob shows what it said (an upper bound: the last question's "
+        "own way is part of it). The probes' own cost is not in the cores of this table.",
+        (STEADY,),
+        (
+            *_USE,
+            *((f"probe {word}, ms", f"probe_ms_{end}") for word, end in _SPREAD),
+            *((f"heartbeat seen {word}, ms", f"heartbeat_seen_ms_{end}") for word, end in _SPREAD),
+            ("falsely lost", "lost"),
+        ),
+    ),
+    _Table(
+        "The first world",
+        "From the last agent's word that it is warm to the last agent's place in the world. "
+        "Connected: from the first connection to the last Welcome.",
+        (WORLD,),
+        (("told, s", "told_s"), ("connected, s", "connected_s")),
+    ),
+    _Table(
+        "A worker fails",
+        "From one agent's word to the last agent's place in the new world, and the master's CPU "
+        "until then.",
+        (FAILURE,),
+        (
+            *((f"told {word}, s", f"told_s_{end}") for word, end in _SPREAD),
+            ("CPU, s", "cpu_s_p50"),
+        ),
+    ),
+    _Table(
+        "The master is killed and all come back at once",
+        "SIGKILL, then a new process on the same journal and port. Welcomed: from the moment at "
+        "which it serves to the last Welcome. Attempts: streams that ended or could not be had, "
+        "the old ones among them.",
+        (HERD,),
+        (
+            ("serving, s", "serving_s"),
+            ("welcomed, s", "welcomed_s"),
+            ("peak MB", "peak_mb"),
+            ("attempts", "attempts"),
+            ("new worlds", "rounds_made"),
+            ("workers killed", "workers_killed"),
+        ),
+    ),
+    _Table(
+        "Watchers beside the agents",
+        "Each watcher wants the status once a second; then a worker fails.",
+        (WATCHERS,),
+        (
+            *_USE[:4],
+            ("news/s", "watched_per_s"),
+            *((f"probe {word}, ms", f"probe_ms_{end}") for word, end in _SPREAD),
+            ("agents told, s", "told_s"),
+            ("watchers told, s", "watchers_told_s"),
+        ),
+    ),
+    _Table(
+        "Peers that do not read",
+        "An agent stops reading while 200 messages a second are meant for it; a watcher never "
+        "reads while the status changes. Calm: the probes before.",
+        (SLOW_AGENT, SLOW_WATCHER),
+        (
+            ("cut off after, s", "cut_off_s"),
+            ("memory grew by, MB", "grown_mb"),
+            ("probe p50, ms", "probe_ms_p50"),
+            ("p99", "probe_ms_p99"),
+            ("calm p50, ms", "calm_probe_ms_p50"),
+            ("p99 ", "calm_probe_ms_p99"),
+        ),
+    ),
+)
+
+
+def page(about: Mapping[str, Any], results: Sequence[Result]) -> str:
+    """Return the whole page."""
+    parts = [_INTRO, _machine(about), _promises(results)]
+    parts += [part for item in _TABLES if (part := _section(item, results))]
+    parts.append(_peer(results))
+    return "\n".join(part for part in parts if part)
+
+
+def number(value: float | None) -> str:
+    """Return ``value`` with as many digits as it carries."""
+    if value is None:
+        return "–"
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _machine(about: Mapping[str, Any]) -> str:
+    machine = (
+        f"{about.get('date')}, commit {about.get('commit')}: {about.get('cores')} × "
+        f"{about.get('cpu')}, {about.get('memory_gib')} GiB, Linux {about.get('kernel')}, Python "
+        f"{about.get('python')}, gRPC {about.get('grpc')}, DLRover {about.get('dlrover')}; open "
+        f"files {about.get('open_files')}."
+    )
+    lines = [machine, *(f"Left out: {text}" for text in about.get("left_out", []))]
+    return "\n\n".join(lines) + "\n"
+
+
+def _promises(results: Sequence[Result]) -> str:
+    words = {True: "yes", False: "**no**", None: "–"}
+    rows = [[v.text, v.promised, v.reached, words[v.kept]] for v in judge(results)]
+    return "## What is promised\n\n" + table(["promise", "at", "measured", "kept"], rows)
+
+
+def _section(item: _Table, results: Sequence[Result]) -> str:
+    found = [r for r in results if r.system == OURS and r.scenario in item.scenarios]
+    if not found:
+        return ""
+    rows = [
+        [
+            f"{result.clients:,}",
+            result.variant or (result.scenario if len(item.scenarios) > 1 else ""),
+            *(number(result.figures.get(name)) for _, name in item.columns),
+            f"{result.load:.1f}",
+        ]
+        for result in found
+    ]
+    header = ["agents", "", *(heading for heading, _ in item.columns), "load average"]
+    return f"## {item.title}\n\n{item.text}\n\n" + table(header, rows)
+
+
+def _peer(results: Sequence[Result]) -> str:
+    found = [result for result in results if result.system == PEER]
+    if not found:
+        return ""
+    rows = [
+        [
+            f"{result.clients:,}",
+            result.variant,
+            *(number(result.figures.get(name)) for _, name in _USE if name != "cores"),
+            *(number(result.figures.get(f"answer_ms_{end}")) for _, end in _SPREAD),
+            _times(ratio(results, result.clients, result.variant)),
+            f"{result.load:.1f}",
+        ]
+        for result in found
+    ]
+    header = ["clients", "call", *(heading for heading, name in _USE if name != "cores")]
+    header += [f"answer {word}, ms" for word, _ in _SPREAD]
+    header += ["CPU × Holdfast's", "load average"]
+    text = (
+        "Its local master. Heartbeat: what its agents report every 15 s. Poll: the question for "
+        "waiting nodes that they ask all the time. Ratios: of the medians (least of theirs over "
+        "greatest of ours – greatest over least), each of three windows."
+    )
+    return f"## DLRover 0.6.1\n\n{text}\n\n" + table(header, rows)
+
+
+def _times(found: tuple[float, float, float] | None) -> str:
+    if found is None:
+        return "–"
+    middle, low, high = found
+    return f"{middle:.1f}× ({low:.1f}–{high:.1f})"
