@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> None:
     parts = _parts(sizes, options.seconds)
     if not options.no_peer:
         try:
-            parts += _peer_parts(sizes, venvs.python_of("dlrover"))
+            parts += _peer_parts(sizes, options.seconds / 2, venvs.python_of("dlrover"))
         except venvs.SetupError as error:
             left_out.append(f"DLRover: {error}")
     about = conductor.about("load", {}) | {
@@ -131,9 +131,13 @@ def _parts(
 
 
 def _peer_parts(
-    sizes: Sequence[int], python: str
+    sizes: Sequence[int], seconds: float, python: str
 ) -> list[tuple[str, Callable[[Path], Iterator[Result]]]]:
-    plans = [PeerPlan(clients=size, rate=_RATES[size]) for size in sizes if size in _RATES]
+    plans = [
+        PeerPlan(clients=size, rate=_RATES[size], seconds=seconds)
+        for size in sizes
+        if size in _RATES
+    ]
     return [(f"DLRover, {plan.clients} clients", _bound(peer.run, python, plan)) for plan in plans]
 
 

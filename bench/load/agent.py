@@ -25,6 +25,8 @@ from holdfast_wire import channel
 from holdfast_wire.v1 import agent_pb2, fence_pb2
 
 SESSION = "/holdfast.v1.AgentService/Session"
+SPAWN_SECONDS = 0.05
+"""From an assignment to running workers: what killing and forking takes."""
 STEP_SECONDS = 0.5
 FIRST_DELAY_SECONDS = 0.05
 MAX_DELAY_SECONDS = 1.0
@@ -105,6 +107,7 @@ class Agent:
         self._fence = fence_pb2.Fence()
         self._sequence = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Connect, and go on until `close`."""
@@ -112,9 +115,10 @@ class Agent:
 
     async def close(self) -> None:
         """End without a word."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._starting) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def deafen(self) -> None:
         """Read no more."""
@@ -285,13 +289,22 @@ class Agent:
         self._ledger.assigned(fence.round)
         self._fence.round = fence.round
         self._assignment = message
-        started = agent_pb2.RoundStarted(killed_seconds=0.01, spawned_seconds=0.02)
-        await self._send(round_started=started)
-        self._running = True
-        stepped = agent_pb2.RoundStarted(
-            first_step=True, step=self._step(), first_step_seconds=0.05
-        )
-        await self._send(round_started=stepped)
+        self._running = False
+        if self._starting is not None:
+            self._starting.cancel()
+        self._starting = asyncio.create_task(self._start_workers())
+
+    async def _start_workers(self) -> None:
+        with contextlib.suppress(*TRANSIENT):
+            await asyncio.sleep(SPAWN_SECONDS)
+            started = agent_pb2.RoundStarted(killed_seconds=0.01, spawned_seconds=SPAWN_SECONDS)
+            await self._send(round_started=started)
+            await asyncio.sleep(STEP_SECONDS)
+            self._running = True
+            stepped = agent_pb2.RoundStarted(
+                first_step=True, step=self._step(), first_step_seconds=STEP_SECONDS
+            )
+            await self._send(round_started=stepped)
 
     async def _stopped(self, message: agent_pb2.StopRound, _: fence_pb2.Fence) -> None:
         self._running = False
