@@ -78,6 +78,10 @@ demo: $(STAMP) ## Train the example on 2 local nodes, kill a worker and a node, 
 bench-recovery: $(STAMP) ## Measure recovery beside torchrun and DLRover (long; wants a quiet machine)
 	$(BIN)/python -m bench.recovery
 
+.PHONY: bench-load
+bench-load: $(STAMP) ## Measure the master under 100 to 10,000 agents, beside DLRover's (20 minutes)
+	$(BIN)/python -m bench.load
+
 .PHONY: bench-overhead
 bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, beside torchrun
 	$(BIN)/python bench/sdk_step.py

@@ -57,7 +57,8 @@ _TABLES = (
         "Agents train and send heartbeats at the interval that the master gave them, unless "
         "another is named. CPU is the master's user and system time. A probe is GetJob, 20 "
         "times a second; a heartbeat is seen once GetJob shows what it said (an upper "
-        "bound: the last question's own way is part of it). The probes' own cost is not in the cores of this table.",
+        "bound: the last question's own way is part of it). The probes' own cost is not in "
+        "the cores of this table.",
         (STEADY,),
         (
             *_USE,

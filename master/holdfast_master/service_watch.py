@@ -21,6 +21,7 @@ from holdfast_master.hangup import finish_writing
 from holdfast_master.inputs import Moment
 from holdfast_master.instructions import Record
 from holdfast_master.message_size import fitting
+from holdfast_master.watch_news import News, Snapshot
 from holdfast_master.watch_token import Token, parse_token
 from holdfast_wire import codec
 from holdfast_wire.messages import (
@@ -67,16 +68,6 @@ class WatchViews(Protocol):
         """Return the newest event's sequence."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _News:
-    """One message for every watcher, encoded once."""
-
-    sequence: int
-    """Newest event once this has been read."""
-    is_event: bool
-    body: bytes
-
-
 @dataclasses.dataclass(slots=True)
 class _Watcher:
     """How far one watcher has come."""
@@ -113,7 +104,7 @@ class WatchService:
         self._ancestors = ancestors
         self._clock = clock
         self._counters = counters
-        self._ring: collections.deque[_News] = collections.deque(maxlen=RING_ITEMS)
+        self._ring: collections.deque[News] = collections.deque(maxlen=RING_ITEMS)
         self._total = 0
         self._newest = views.newest_event()
         self.watchers: set[asyncio.Event] = set()
@@ -121,9 +112,10 @@ class WatchService:
         self._status = JobStatus()
         self._status_body = b""
         self._status_made = float("-inf")
+        self._shared: Snapshot | None = None
         self._finished = False
         for event in views.events_after(max(0, self._newest - RING_ITEMS), RING_ITEMS):
-            self._append(_News(event.sequence, True, _body(event)))
+            self._append(News(event.sequence, True, _body(event)))
 
     def publish(self, records: Sequence[Record]) -> None:
         """Show what a batch recorded."""
@@ -132,9 +124,9 @@ class WatchService:
             fact = record.fact
             if isinstance(fact, EventRecorded) and fact.event is not None:
                 self._newest = fact.event.sequence
-                self._append(_News(self._newest, True, _body(fact.event)))
+                self._append(News(self._newest, True, _body(fact.event)))
             elif isinstance(fact, Incident):
-                self._append(_News(self._newest, False, _body(fact)))
+                self._append(News(self._newest, False, _body(fact)))
         if self._total != before:
             self._wake()
 
@@ -218,18 +210,32 @@ class WatchService:
         await self._snapshot(watcher, context)
 
     async def _snapshot(self, watcher: _Watcher, context: Context) -> None:
+        now = self._clock().mono
+        shared = self._shared
+        if (
+            shared is None
+            or shared.cursor != self._total
+            or now - shared.made > STATUS_AGE_SECONDS
+            or self._finished
+        ):
+            shared = self._shared = self._made_snapshot()
+        watcher.cursor, watcher.sequence = shared.cursor, shared.sequence
+        watcher.status = shared.status
+        watcher.status_due = now + watcher.interval
+        await self._write(watcher, context, shared.body)
+
+    def _made_snapshot(self) -> Snapshot:
         now = self._clock()
         events = self._views.events_after(max(0, self._newest - SNAPSHOT_EVENTS), SNAPSHOT_EVENTS)
         status = self._views.status(now)
-        watcher.status = dataclasses.replace(status, job_seconds=0.0)
-        watcher.status_due = now.mono + watcher.interval
         snapshot = JobSnapshot(
             status=status,
             nodes=fitting(self._views.nodes(now)),
             # What is decided and not yet written comes as news later.
             events=tuple(event for event in events if event.sequence <= self._newest),
         )
-        await self._write(watcher, context, _body(snapshot))
+        compared = dataclasses.replace(status, job_seconds=0.0)
+        return Snapshot(now.mono, self._total, self._newest, compared, _body(snapshot))
 
     async def _write(self, watcher: _Watcher, context: Context, body: bytes) -> None:
         token = Token(*self._own, watcher.sequence)
@@ -270,7 +276,7 @@ class WatchService:
             return oldest, sequence
         return f"events up to {first - 1} are no longer kept"
 
-    def _append(self, news: _News) -> None:
+    def _append(self, news: News) -> None:
         self._ring.append(news)
         self._total += 1
 

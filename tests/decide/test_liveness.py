@@ -12,6 +12,7 @@ from holdfast_master.decide.liveness import (
     Pulse,
     heartbeat_interval,
     judge,
+    next_look,
     silence_limit,
 )
 
@@ -39,7 +40,7 @@ TABLE = [
     (pulse(10.0, gone=14.9), 14.95, Health.BLIP, 15.0),
     (pulse(10.0, gone=10.4), 15.0, Health.LOST, 15.0),
     (pulse(10.0, heartbeat=5.0), 24.9, Health.LOST, 24.9),
-    (pulse(10.0, heartbeat=5.0), 23.9, Health.ALIVE, 25.0),
+    (pulse(10.0, heartbeat=5.0), 23.9, Health.ALIVE, 24.0),
 ]
 
 
@@ -79,3 +80,29 @@ def test_a_crowd_is_heard_less_often(nodes: int, interval: float) -> None:
     """Above 500 nodes intervals grow in half seconds up to five."""
     found = heartbeat_interval(nodes, usual=0.5, longest=5.0, crowd=500, messages_per_second=500.0)
     assert found == interval
+
+
+def test_a_node_with_a_long_interval_is_looked_at_when_its_limit_ends() -> None:
+    """Three missing heartbeats of 5 s would be later than the limit of 14 s."""
+    look = judge(pulse(100.0, heartbeat=5.0), LIMITS, 101.0)
+    assert (look.health, look.until) == (Health.ALIVE, 114.0)
+
+
+@given(
+    until=st.floats(0.1, 1e6),
+    heartbeat=st.floats(0.05, 5.0),
+    ahead=st.floats(0.001, 20.0),
+)
+def test_the_next_look_is_never_late_and_lies_ahead(
+    until: float, heartbeat: float, ahead: float
+) -> None:
+    """At most half an interval before what it stands for."""
+    look = next_look(until, heartbeat, until - ahead)
+    assert until - ahead < look <= until
+    assert until - look <= heartbeat / 2
+
+
+def test_nodes_that_were_heard_at_moments_of_their_own_are_looked_at_together() -> None:
+    """A hundred nodes, heard within one interval: a few looks."""
+    looks = {next_look(11.5 + at / 100, 1.0, 10.0) for at in range(100)}
+    assert looks == {11.5, 12.0}

@@ -12,11 +12,19 @@ from typing import Any
 import pytest
 
 from holdfast_master import loop as loop_module
-from holdfast_master.inputs import Asked, Input, JournalNoted, PeerRefused, Stalled, Ticked
+from holdfast_master.inputs import (
+    Asked,
+    Input,
+    JournalNoted,
+    PeerRefused,
+    Received,
+    Stalled,
+    Ticked,
+)
 from holdfast_master.instructions import Finished, Instruction, RefusalCode, Refuse, StepDown, Tell
 from holdfast_master.loop import Loop
 from holdfast_master.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog
-from holdfast_wire.messages import StopJobRequest, SyncResponse
+from holdfast_wire.messages import Heartbeat, StopJobRequest, SyncResponse
 from scripted_core import ScriptedCore
 from served import eventually
 
@@ -301,3 +309,27 @@ def test_the_watchdog_adds_up_what_was_lost() -> None:
     watchdog.look(25.0)
     watchdog.look(30.0)
     assert watchdog.take(30.0) == pytest.approx(10.0 - 2 * PERIOD_SECONDS, abs=0.3)
+
+
+async def test_heartbeats_wait_for_each_other_and_anything_else_takes_them_along() -> None:
+    """A turn of the loop is for many heartbeats; their order with the rest stays."""
+    seen: list[str] = []
+
+    def react(event: Input, _now: Any) -> list[Instruction]:
+        seen.append(type(event).__name__)
+        return []
+
+    core = ScriptedCore(react)
+    async with running(core, Disk([]), []) as loop:
+        before = len(seen)
+        loop.push(Received(1, None, Heartbeat(sequence=1)))
+        loop.push(Received(2, None, Heartbeat(sequence=1)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert seen[before:] == []
+        loop.push(refused("now"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert seen[before:] == ["Received", "Received", "PeerRefused"]
+        loop.push(Received(1, None, Heartbeat(sequence=2)))
+        await until(lambda: seen[before + 3 :] == ["Received"])

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_master.core import Core
-from holdfast_master.inputs import Connected, Moment, Received
-from holdfast_master.instructions import Finished, Record, StepDown
+from holdfast_master.inputs import Connected, Moment, Received, Ticked
+from holdfast_master.instructions import Finished, Record, Send, StepDown
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire.messages import (
     BudgetKind,
@@ -19,6 +19,7 @@ from holdfast_wire.messages import (
     Hello,
     ScaleRequest,
     StopJobRequest,
+    Welcome,
 )
 from simulated_job import SimulatedJob, job_spec
 
@@ -290,3 +291,59 @@ def goodput_of(job: SimulatedJob) -> dict[GoodputClass, float]:
     """Node-seconds by class."""
     answer = job.core.goodput(job.moment())
     return {entry.kind: entry.node_seconds for entry in answer.totals}
+
+
+def test_nodes_that_wait_for_their_turn_to_come_back_are_not_lost() -> None:
+    """A herd's handshakes take longer than the silence limit; it is over 5 s after the last one."""
+    now, old = 100.0, Core(identity(), CoreSettings())
+    batch = old.open(Moment(now, now))
+    for rank in range(4):
+        batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(now, now))
+    records = [item.journal() for item in batch if isinstance(item, Record)]
+    core = Core.restore(records, identity(4), CoreSettings())
+    core.open(Moment(now, now))
+    for rank in range(3):
+        now += 4.0
+        run_until(core, now)
+        core.handle(Connected(10 + rank, said_hello(rank), None), Moment(now, now))
+        for back in range(rank + 1):
+            core.handle(Received(10 + back, None, Heartbeat()), Moment(now, now))
+    assert {node.node_rank for node in core.nodes(Moment(now, now))} == {0, 1, 2, 3}
+    for _ in range(6):
+        now += 1.0
+        run_until(core, now)
+        for back in range(3):
+            core.handle(Received(10 + back, None, Heartbeat()), Moment(now, now))
+    assert {node.node_rank for node in core.nodes(Moment(now, now))} == {0, 1, 2}
+
+
+def test_a_crowd_that_comes_back_keeps_its_long_interval() -> None:
+    """The first Welcome of a new master already names it."""
+    settings = CoreSettings(crowd_nodes=2, crowd_messages_per_second=1.0)
+    old = Core(identity(), settings)
+    batch = old.open(Moment(1.0, 1.0))
+    for rank in range(4):
+        batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(1.0, 1.0))
+    records = [item.journal() for item in batch if isinstance(item, Record)]
+    core = Core.restore(records, identity(4), settings)
+    core.open(Moment(2.0, 2.0))
+    batch = core.handle(Connected(1, said_hello(0), None), Moment(2.1, 2.1))
+    (welcome,) = [
+        item.response.message
+        for item in batch
+        if isinstance(item, Send) and isinstance(item.response.message, Welcome)
+    ]
+    assert welcome.heartbeat_seconds == 4.0
+
+
+def said_hello(rank: int) -> Hello:
+    """An agent's first word."""
+    return Hello(
+        job_uid="uid-1", node_rank=rank, agent_id=f"a{rank}", local_world_size=1, warm=True
+    )
+
+
+def run_until(core: Core, end: float) -> None:
+    """Let every deadline up to a moment come."""
+    while (due := core.next_deadline()) is not None and due <= end:
+        core.handle(Ticked(), Moment(due, due))
