@@ -20,6 +20,7 @@ from holdfast_agent.session import (
     LONGEST_WELCOME_DEADLINE_SECONDS,
     TRANSIENT,
     WELCOME_DEADLINE_SECONDS,
+    connected,
 )
 from holdfast_wire import channel
 from holdfast_wire.v1 import agent_pb2, fence_pb2
@@ -165,6 +166,7 @@ class Agent:
             options += SLOW_READER_OPTIONS
         target = self._ledger.target
         async with grpc.aio.secure_channel(target, self._credentials, options) as link:
+            await connected(link)
             call: Any = link.stream_stream(SESSION)()
             beating: asyncio.Task[None] | None = None
             try:

@@ -27,10 +27,13 @@ from holdfast_wire.v1 import agent_pb2_grpc
 log = logging.getLogger(__name__)
 
 WELCOME_DEADLINE_SECONDS = 5.0
-"""From dialling to the Welcome: a frozen master accepts connections and says nothing."""
+"""From the connection to the Welcome: a master that does not answer is left."""
+CONNECT_DEADLINE_SECONDS = 20.0
+"""From dialling to a connection with its handshake done, which the welcome's deadline follows: in a
+herd of thousands a handshake waits for its turn. A refused connection fails at once."""
 LONGEST_WELCOME_DEADLINE_SECONDS = 20.0
-"""The deadline doubles up to this while none comes: in a herd of thousands a handshake waits for
-its turn, and an attempt that is given up too early only adds to the herd."""
+"""The deadline doubles up to this while none comes: an attempt that is given up too early only adds
+to the herd."""
 COMPLAIN_SECONDS = 10.0
 """The same reason for a failed connection is logged this often."""
 MAX_QUEUE = 1_000
@@ -170,6 +173,7 @@ class Session:
         options = channel.master_channel_options(self._dial.job_uid)
         credentials = channel.channel_credentials(self._dial.tls_dir)
         async with grpc.aio.secure_channel(endpoint, credentials, options) as link:
+            await connected(link)
             call = agent_pb2_grpc.AgentServiceStub(link).Session()
             outbox = Outbox()
             writer = asyncio.create_task(self._write(call, outbox))
@@ -257,6 +261,25 @@ class Session:
         if reason != known or now - said_at >= COMPLAIN_SECONDS:
             self._complained = (reason, now)
             log.warning("no master at %s yet: %s", self._dial.endpoint(), reason)
+
+
+async def connected(link: grpc.aio.Channel) -> None:
+    """Wait until the channel is connected.
+
+    Raises:
+        ConnectionError: it is refused, or not there in time.
+    """
+    try:
+        async with asyncio.timeout(CONNECT_DEADLINE_SECONDS):
+            state = link.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    raise ConnectionError("the connection was refused or broke")
+                await link.wait_for_state_change(state)
+                state = link.get_state(try_to_connect=True)
+    except TimeoutError as error:
+        text = f"no connection within {CONNECT_DEADLINE_SECONDS:.0f} s"
+        raise ConnectionError(text) from error
 
 
 def _describe(error: BaseException | None) -> tuple[str, bool]:
