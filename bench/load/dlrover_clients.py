@@ -33,13 +33,12 @@ def _message(kind: str) -> Any:
 def _grpc_call(address: str, number: int, kind: str, links: list[Any]) -> Call:
     import grpc
 
-    elastic_training_pb2: Any = importlib.import_module("dlrover.proto.elastic_training_pb2")
-    grpc_module = "dlrover.proto.elastic_training_pb2_grpc"
-    elastic_training_pb2_grpc: Any = importlib.import_module(grpc_module)
+    proto: Any = importlib.import_module("dlrover.proto")
+    elastic_training_pb2 = proto.elastic_training_pb2
 
     link = grpc.aio.insecure_channel(address, options=_OPTIONS)
     links.append(link)
-    stub = elastic_training_pb2_grpc.MasterStub(link)
+    stub = proto.elastic_training_pb2_grpc.MasterStub(link)
 
     async def call() -> None:
         request = elastic_training_pb2.Message()
