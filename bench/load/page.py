@@ -152,7 +152,8 @@ def _machine(about: Mapping[str, Any]) -> str:
         f"{about.get('python')}, gRPC {about.get('grpc')}, DLRover {about.get('dlrover')}; open "
         f"files {about.get('open_files')}."
     )
-    lines = [machine, *(f"Left out: {text}" for text in about.get("left_out", []))]
+    left_out = [f"Left out: {text}" for text in about.get("left_out", [])]
+    lines = [machine, *about.get("notes", []), *left_out]
     return "\n\n".join(lines) + "\n"
 
 
