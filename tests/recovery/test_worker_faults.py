@@ -10,6 +10,7 @@ import pytest
 
 from holdfast_wire.messages import BudgetKind, JobPhase
 from local_job import STEPS, StartJob, assert_same_curve, event_times, losses
+from loop_script import loop_script
 
 pytestmark = pytest.mark.train
 
@@ -87,6 +88,22 @@ def test_an_exit_code_rule_fails_the_job_at_once(start_job: StartJob) -> None:
     assert job.finish() == 1, job.evidence()
     assert "0 in place" in job.output, job.evidence()
     assert "42" in job.output
+
+
+def test_a_node_to_avoid_takes_no_other_node_along(start_job: StartJob, tmp_path: Path) -> None:
+    """ReplaceOnOtherNode: one new process in the culprit's place, and the job goes on."""
+    rules = [{"action": "ReplaceOnOtherNode", "onExitCodes": {"operator": "In", "values": [3]}}]
+    once = tmp_path / "once"
+    job = start_job(
+        script=loop_script(tmp_path, f"--exit-once=3:1:{once}"), failurePolicy={"rules": rules}
+    )
+    assert job.finish() == 0, job.evidence()
+    assert once.exists()
+    excluded = event_times(job.output, "NodeExcluded")
+    assert len(excluded) == 1, job.evidence()
+    assert f"{job.name}-worker-1-0 is avoided" in excluded[0]
+    assert (job.home.logs / f"{job.name}-worker-1-1.log").exists()
+    assert not (job.home.logs / f"{job.name}-worker-0-1.log").exists()
 
 
 def test_ranks_may_end_far_apart(start_job: StartJob, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,6 +49,15 @@ class LocalPod:
             return PodPhase.RUNNING
         return PodPhase.SUCCEEDED if self.exit_code == 0 else PodPhase.FAILED
 
+    @property
+    def node(self) -> str:
+        """What stands for its Kubernetes node: its own name.
+
+        Each process is a machine of its own here; were it this machine's name, a node that is
+        excluded would take all the others along.
+        """
+        return self.name
+
     def observed(self) -> ObservedPod:
         """Return the pod as a planner sees it."""
         return ObservedPod(
@@ -61,7 +69,7 @@ class LocalPod:
             reason=self._reason(),
             deleting=self.wanted_end and self.exit_code is None,
             ready=self.ready,
-            node=socket.gethostname(),
+            node=self.node,
             created_at=self.created_at,
             ended_at=self.ended_at,
         )
@@ -75,7 +83,7 @@ class LocalPod:
             phase=self.phase,
             exit_code=self.exit_code or 0,
             reason=self._reason(),
-            node=socket.gethostname(),
+            node=self.node,
             terminating=self.wanted_end and self.exit_code is None,
             wanted=self.wanted_end,
         )

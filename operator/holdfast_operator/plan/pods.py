@@ -71,7 +71,7 @@ class ObservedPod:
     ready: bool = False
     """Its agent is connected (for a master: it serves)."""
     node: str = ""
-    """The Kubernetes node; locally the host."""
+    """The Kubernetes node; locally the pod's own name."""
     created_at: float = 0.0
     """Unix time, s."""
     ended_at: float | None = None
