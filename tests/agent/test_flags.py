@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_agent import config
+from holdfast_agent import config, flags
 from holdfast_agent.config import Settings
 from holdfast_agent.errors import InputError
+from holdfast_operator.build import command
 
 pytest.importorskip("torch")
 
@@ -309,3 +310,23 @@ def test_torchruns_handler_needs_an_endpoint(managed: dict[str, str]) -> None:
     without = {name: value for name, value in managed.items() if name != "HOLDFAST_MASTER"}
     with pytest.raises(InputError, match="--rdzv-endpoint"):
         config.for_torchrun(without, "", None)
+
+
+def test_the_table_of_flags_is_the_parsers() -> None:
+    """What a job file is checked against before it starts is what torch's parser takes."""
+    theirs = {}
+    for action in flags._parser()._actions:
+        if action.option_strings and action.dest != "help":
+            kind = "switch" if action.nargs == 0 else getattr(action.type, "__name__", "str")
+            kind = kind if kind in ("switch", "int", "float") else "str"
+            choices = tuple(action.choices) if action.choices else None
+            theirs[tuple(action.option_strings)] = choices or kind
+    ours: dict[tuple[str, ...], object] = dict(command.CHOICES)
+    for kind, table in (
+        ("switch", command.SWITCHES),
+        ("str", command.TEXTS),
+        ("int", command.NUMBERS),
+        ("float", command.FRACTIONS),
+    ):
+        ours.update(dict.fromkeys(table, kind))
+    assert ours == theirs

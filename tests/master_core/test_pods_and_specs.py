@@ -141,3 +141,24 @@ def test_the_operator_may_come_back_without_having_gone(training: Start) -> None
     job = training(2)
     job.operator_returns()
     assert job.reasons().count("OperatorConnected") == 1
+
+
+def test_a_pod_that_fails_before_its_agent_joins_is_an_event(training: Start) -> None:
+    """Once for each pod, with its last words."""
+    job = training(2)
+    for uid in ("early-1", "early-1", "early-2"):
+        pod = PodObservation(
+            node_rank=7,
+            pod_uid=uid,
+            name=uid,
+            phase=PodPhase.FAILED,
+            exit_code=2,
+            text="error: unrecognized --x",
+        )
+        job.take(PodSeen(pod))
+    told = [e.text for e in job.core.events_after(0, 1000) if e.reason == "PodFailed"]
+    assert told == [
+        f"{uid} of node 7 ended with exit code 2 (its last words: error: unrecognized --x)"
+        " before its agent joined"
+        for uid in ("early-1", "early-2")
+    ]

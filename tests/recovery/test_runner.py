@@ -99,3 +99,15 @@ def test_a_second_job_of_the_same_name_is_refused(start_job: StartJob, tmp_path:
     done = job.cli("run", str(tmp_path / "job.yaml"))
     assert done.returncode == 2
     assert f"holdfast stop {job.name}" in done.stderr
+
+
+def test_an_agent_that_cannot_start_says_why_in_the_events(start_job: StartJob) -> None:
+    """A module that is not there: the agent's last words reach the events and the view."""
+    job = start_job(script=["-m", "no.such.module"])
+    event = job.wait_event("PodFailed")
+    assert "exit code 2" in event.text
+    assert "no.such.module" in event.text
+    job.process.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGINT)
+    job.finish(60)
+    assert "no.such.module" in job.output

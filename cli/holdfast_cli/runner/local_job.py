@@ -41,6 +41,8 @@ class LocalPod:
     wanted_end: bool = False
     """The runner itself is ending it."""
     ready: bool = False
+    said: str = ""
+    """The last line of its log, where it failed."""
 
     @property
     def phase(self) -> PodPhase:
@@ -86,6 +88,7 @@ class LocalPod:
             node=self.node,
             terminating=self.wanted_end and self.exit_code is None,
             wanted=self.wanted_end,
+            text=self.said,
         )
 
     def _reason(self) -> str:

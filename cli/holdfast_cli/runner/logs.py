@@ -1,4 +1,4 @@
-"""Shows what the training processes print, a prefix for each pod."""
+"""What pods print: shown live with a prefix for each pod, and the last words of one that failed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast_cli.watching import View
 
 _POLL_S = 0.25
+_TAIL_BYTES = 4096
 
 
 async def follow_logs(directory: Path, view: View) -> None:
@@ -31,3 +32,15 @@ def _new_lines(file: Path, offset: int) -> tuple[list[str], int]:
         data = stream.read()
     whole = data[: data.rfind(b"\n") + 1]
     return whole.decode(errors="replace").splitlines(), offset + len(whole)
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not blank; empty where there is none."""
+    try:
+        with log.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - _TAIL_BYTES))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

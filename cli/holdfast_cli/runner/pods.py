@@ -17,6 +17,7 @@ from holdfast_cli.home import JobHome, JobRecord
 from holdfast_cli.runner import processes
 from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob, LocalPod
+from holdfast_cli.runner.logs import last_line
 from holdfast_cli.runner.master_process import MasterProcess
 from holdfast_operator.build.contract import Identity
 from holdfast_operator.build.process import build_process
@@ -127,11 +128,14 @@ class PodProcesses:
         return await processes.start(
             processes.Command(
                 argv=built.argv,
-                env=_environment({**self._surroundings.variables, **built.env}),
+                env=environment({**self._surroundings.variables, **built.env}),
                 cwd=Path(built.working_dir or "."),
-                log=self._home.logs / f"{pod.name}.log",
+                log=self._log(pod.name),
             )
         )
+
+    def _log(self, name: str) -> Path:
+        return self._home.logs / f"{name}.log"
 
     def _master_address(self, node_rank: int) -> str:
         if self._surroundings.route is not None:
@@ -140,7 +144,10 @@ class PodProcesses:
         return endpoint.target if endpoint else ""
 
     async def _wait(self, pod: LocalPod, running: processes.Running) -> None:
-        pod.exit_code = await running.wait()
+        code = await running.wait()
+        if code > 0:
+            pod.said = await asyncio.to_thread(last_line, self._log(pod.name))
+        pod.exit_code = code
         pod.ended_at = time.time()
         pod.ready = False
         self._changed(pod.name)
@@ -154,7 +161,8 @@ class PodProcesses:
         task.add_done_callback(self._tasks.discard)
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of a pod's process: this one's, with `given` laid over it."""
     # `holdfast-run` must be found even where the environment of this Python is not active.
     scripts = str(Path(sys.executable).parent)
     path = f"{scripts}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

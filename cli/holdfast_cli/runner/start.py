@@ -18,6 +18,7 @@ from holdfast_cli.failures import BadInputError, MasterUnreachableError
 from holdfast_cli.home import JobHome, JobRecord, is_running, job_home, process_started
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.pods import Surroundings
+from holdfast_cli.runner.preflight import check_machine
 from holdfast_cli.runner.supervise import Director, Supervisor
 from holdfast_operator.build.process import check_job, job_notices
 from holdfast_operator.crd import load_crd
@@ -80,7 +81,7 @@ def read_file(file: Path) -> ElasticJob:
         job = read_job(text, load_crd(), str(file))
     except InvalidJobError as error:
         raise BadInputError(str(error)) from error
-    problems = check_job(job)
+    problems = check_job(job) or check_machine(job)
     if problems:
         raise BadInputError(str(InvalidJobError(str(file), list(problems))))
     return job

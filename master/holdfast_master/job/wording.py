@@ -54,7 +54,8 @@ def worker_end(exited: WorkerExited, node: int, rank: int) -> str:
 def pod_end(pod: PodObservation) -> str:
     """What happened to a pod."""
     name = pod.name or f"pod {pod.pod_uid}"
-    why = f" ({pod.reason})" if pod.reason else ""
+    said = f" (its last words: {short(pod.text)})" if pod.text else ""
+    why = (f" ({pod.reason})" if pod.reason else "") + said
     if pod.phase is PodPhase.SUCCEEDED:
         return f"{name} of node {pod.node_rank} ended with exit code 0{why}"
     if pod.exit_code:

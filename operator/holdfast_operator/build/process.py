@@ -50,7 +50,7 @@ class Process:
 def check_job(job: ElasticJob) -> tuple[Problem, ...]:
     """Every reason why the job's pods cannot be processes on this machine."""
     return tuple(
-        problem for path, template in _templates(job) for problem in check_template(template, path)
+        problem for path, template in templates(job) for problem in check_template(template, path)
     )
 
 
@@ -64,7 +64,7 @@ def job_notices(job: ElasticJob) -> tuple[str, ...]:
     return (
         *job.notices,
         *unused,
-        *(notice for path, template in _templates(job) for notice in notices(template, path)),
+        *(notice for path, template in templates(job) for notice in notices(template, path)),
     )
 
 
@@ -96,7 +96,8 @@ def _value(variable: Mapping[str, Any], who: Identity, known: Mapping[str, str])
     }[source["fieldRef"]["fieldPath"]]
 
 
-def _templates(job: ElasticJob) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def templates(job: ElasticJob) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """The worker's template and those of the extra roles, in order, each with its place."""
     yield _WORKER, job.spec.worker_template
     for at, role in enumerate(job.spec.extra_roles):
         yield ("spec", "extraRoles", at, "template"), role.template

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from holdfast_operator.build import fields
+from holdfast_operator.build.command import check_command
 from holdfast_operator.build.contract import RESERVED
 from holdfast_operator.spec.problems import (
     Path,
@@ -90,8 +91,15 @@ def _check_main(container: Mapping[str, Any], path: Path) -> Iterator[Problem]:
             fault="must be set",
             remedy="without an image, nobody else knows what to start",
         )
-    for name in ("command", "args"):
-        yield from _check_words(container.get(name), (*path, name))
+    faults = [
+        fault
+        for name in ("command", "args")
+        for fault in _check_words(container.get(name), (*path, name))
+    ]
+    yield from faults
+    if not faults:
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        yield from check_command(words, path)
     where = container.get("workingDir")
     if where is not None and not isinstance(where, str):
         yield _wrong((*path, "workingDir"), where, "is not a text", "write it in quotes")

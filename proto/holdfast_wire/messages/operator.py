@@ -49,12 +49,14 @@ class PodObservation:
     conditions: tuple[str, ...] = ()
     """Conditions as "Type=Status"."""
     node: str = ""
-    """Kubernetes node; locally the host name."""
+    """Kubernetes node; locally the pod's own name."""
     terminating: bool = False
     """A deletion is under way."""
     wanted: bool = False
     """The operator itself deleted it (scale down, suspend, cleanup): no failure and no
     preemption."""
+    text: str = ""
+    """The last thing that a pod which failed said: locally the last line of its log."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

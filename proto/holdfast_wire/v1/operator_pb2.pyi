@@ -117,6 +117,7 @@ class PodObservation(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     TERMINATING_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
     name: builtins.str
@@ -126,11 +127,13 @@ class PodObservation(google.protobuf.message.Message):
     reason: builtins.str
     """For example OOMKilled, Evicted, Deleted; locally Killed."""
     node: builtins.str
-    """Kubernetes node; locally the host name."""
+    """Kubernetes node; locally the pod's own name."""
     terminating: builtins.bool
     """A deletion is under way."""
     wanted: builtins.bool
     """The operator itself deleted it (scale down, suspend, cleanup): no failure and no preemption."""
+    text: builtins.str
+    """The last thing that a pod which failed said: locally the last line of its log."""
     @property
     def conditions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Conditions as "Type=Status"."""
@@ -148,8 +151,9 @@ class PodObservation(google.protobuf.message.Message):
         node: builtins.str = ...,
         terminating: builtins.bool = ...,
         wanted: builtins.bool = ...,
+        text: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["conditions", b"conditions", "exit_code", b"exit_code", "name", b"name", "node", b"node", "node_rank", b"node_rank", "phase", b"phase", "pod_uid", b"pod_uid", "reason", b"reason", "terminating", b"terminating", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["conditions", b"conditions", "exit_code", b"exit_code", "name", b"name", "node", b"node", "node_rank", b"node_rank", "phase", b"phase", "pod_uid", b"pod_uid", "reason", b"reason", "terminating", b"terminating", "text", b"text", "wanted", b"wanted"]) -> None: ...
 
 Global___PodObservation: typing_extensions.TypeAlias = PodObservation
 
