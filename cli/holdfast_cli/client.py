@@ -11,6 +11,8 @@ from typing import Any, Self
 
 import grpc
 
+from holdfast_cli import ending
+from holdfast_cli.ending import Ending
 from holdfast_cli.failures import MasterUnreachableError, RefusedError
 from holdfast_cli.home import JobHome, is_running
 from holdfast_wire import codec, errors
@@ -22,19 +24,27 @@ _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class JobClient:
-    """A user's connection to one master. Close it, or use it as a context manager."""
+    """A user's connection to one master. Close it, or use it as a context manager.
+
+    Where the master is gone because the job has ended, what it said last answers instead.
+    """
 
     def __init__(self, home: JobHome) -> None:
         """Prepare a connection to the master of the job at `home`; connects at the first call.
 
         Raises:
-            MasterUnreachableError: no master serves this job.
+            MasterUnreachableError: no master serves this job, and nothing is known of its end.
         """
         record = home.record()
         endpoint = home.endpoint()
+        self._home = home
+        self._channel: grpc.Channel | None = None
+        self.ended = None if is_running(record) else ending.read(home)
+        """How the job ended; None while it runs, or where nobody wrote that down."""
+        if self.ended is not None:
+            return
         if endpoint is None:
             raise MasterUnreachableError(_why_unreachable(home, "it has not started to serve"))
-        self._home = home
         self._channel = grpc.secure_channel(
             endpoint.target,
             channel_credentials(home.tls("user")),
@@ -52,7 +62,8 @@ class JobClient:
 
     def close(self) -> None:
         """Close the connection."""
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def call(self, request: object, timeout_s: float = 10.0) -> Any:
         """Send one request twin, for example GetJobRequest, and return the response twin.
@@ -61,11 +72,13 @@ class JobClient:
             MasterUnreachableError: no answer within `timeout_s` seconds.
             RefusedError: the master said no.
         """
+        if self.ended is not None:
+            return self.ended.answer(request)
         method = type(request).__name__.removesuffix("Request")
         try:
             answer = getattr(self._stub, method)(codec.to_proto(request), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise self._translate(error) from error
+            return self._find_end(error).answer(request)
         return codec.from_proto(answer)
 
     def watch(self, request: WatchJobRequest) -> Iterator[WatchJobResponse]:
@@ -75,15 +88,27 @@ class JobClient:
             MasterUnreachableError: the connection broke.
             RefusedError: the master said no.
         """
+        if self.ended is not None:
+            yield self.ended.snapshot()
+            return
         stream: Any = self._stub.WatchJob(codec.to_proto(request))
         try:
             for message in stream:
                 yield codec.from_proto(message)
         except grpc.RpcError as error:
-            raise self._translate(error) from error
+            yield self._find_end(error).snapshot()
         finally:
             with contextlib.suppress(grpc.RpcError):
                 stream.cancel()
+
+    def _find_end(self, error: grpc.RpcError) -> Ending:
+        """Return how the job ended where that is why its master is gone; else raise the error."""
+        failure = self._translate(error)
+        if isinstance(failure, MasterUnreachableError):
+            self.ended = ending.read(self._home)
+        if self.ended is None:
+            raise failure from error
+        return self.ended
 
     def _translate(self, error: grpc.RpcError) -> MasterUnreachableError | RefusedError:
         refusal = errors.read(error)

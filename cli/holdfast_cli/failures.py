@@ -32,18 +32,18 @@ class MasterUnreachableError(CliError):
 
 
 class RefusedError(CliError):
-    """The master answered, and said no."""
+    """The master answered, and said no; or the job has ended and there is nothing to steer."""
 
     exit_code = 5
 
 
 EXIT_CODES = {
     0: "done; for run and watch: the job succeeded",
-    1: "the job failed, or was stopped",
+    1: "run and watch: the job failed, or was stopped",
     2: "bad input: a file, flag or variable is wrong; nothing was started",
     3: "no job of that name",
-    4: "the job's master does not answer",
-    5: "the master refused",
+    4: "the job's master does not answer, and the job left no word of its end",
+    5: "the master refused, or the job has ended",
     6: "journal verify: damaged, and nothing is lost",
     7: "journal verify: facts are lost",
     8: "replay: this release decides differently",

@@ -214,7 +214,13 @@ def _stacks_text(nodes_: Any) -> str:
 @_reason
 def stop(job: str, now: bool, reason: str) -> None:
     """End JOB: a checkpoint at a step boundary where the script can, then SIGTERM."""
-    _ask(job, StopJobRequest(reason=reason, now=now))
+    with JobClient(find_job(os.environ, job)) as client:
+        client.call(StopJobRequest(reason=reason, now=now))
+        ended = client.ended
+    if ended is not None:
+        how = render.phase_name(ended.status.phase)
+        click.echo(f"{job} has ended already: {how}; `holdfast status {job}` shows how")
+        return
     click.echo(f"{job} is stopping; `holdfast watch {job}` shows how far it is")
 
 

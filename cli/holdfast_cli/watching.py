@@ -21,7 +21,7 @@ from rich.text import Text
 from holdfast_cli import render
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import MasterUnreachableError
-from holdfast_cli.home import JobHome
+from holdfast_cli.home import JobHome, is_running
 from holdfast_wire.messages import (
     EventSeverity,
     JobEvent,
@@ -174,7 +174,7 @@ class Follower:
         """Follow until the job has ended or `stop()` says so; return the last status.
 
         Raises:
-            MasterUnreachableError: no answer for `give_up_s` seconds.
+            MasterUnreachableError: no answer for `give_up_s` seconds, or nobody is left to ask.
         """
         silent_since = time.monotonic()
         while not stop() and self.last.phase not in FINAL_PHASES:
@@ -182,7 +182,8 @@ class Follower:
                 if self._follow_once(stop):
                     silent_since = time.monotonic()
             except MasterUnreachableError as error:
-                if time.monotonic() - silent_since > self._give_up_s:
+                patient = time.monotonic() - silent_since <= self._give_up_s
+                if not (patient and is_running(self._home.record())):
                     raise
                 self._view.note(f"no answer from the master ({error}); trying again")
             if self.last.phase not in FINAL_PHASES and not stop():

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import signal
 import time
 from collections.abc import Callable
 
-from holdfast_cli import watching
-from holdfast_cli.client import JobClient
+from holdfast_cli import ending, watching
 from holdfast_cli.failures import CliError
 from holdfast_cli.home import JobHome, JobRecord
-from holdfast_cli.runner import processes
+from holdfast_cli.runner import last_words, processes
 from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.logs import follow_logs
@@ -34,7 +32,7 @@ from holdfast_operator.plan.actions import (
 )
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import Said
-from holdfast_wire.messages import GetGoodputRequest, GetJobRequest, JobStatus, StopWish
+from holdfast_wire.messages import JobPhase, JobStatus, StopWish
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_GRACE_S = 15.0
@@ -102,7 +100,7 @@ class Supervisor:
             left = await asyncio.to_thread(processes.sweep)
             if left:
                 _log.error("processes that do not end: %s", left)
-        print(self._summary or "The job ended before its master could say how.", flush=True)
+        print(self._summary, flush=True)
         return self._exit_code()
 
     async def _work(self) -> None:
@@ -135,28 +133,31 @@ class Supervisor:
                 _log.info("nothing to delete: %s", action.reason)
 
     async def _is_over(self) -> bool:
-        if self._interrupts > 1:
-            return True
-        if self._finished is not None:
-            self._summary = await asyncio.to_thread(self._summarise, self._finished)
-            return True
         late = time.time() - self._interrupted_at > _INTERRUPT_GRACE_S
-        return bool(self._interrupts) and late
+        impatient = self._interrupts > 1 or (bool(self._interrupts) and late)
+        if self._finished is None and not impatient:
+            return False
+        self._summary = await asyncio.to_thread(self._conclude, self._finished)
+        return True
 
     def _patience(self, requeue_after: float | None) -> float:
         ending = self._interrupts or self._job.view.outcome is not None
         return min(requeue_after or 5.0, 0.2 if ending else 5.0)
 
-    def _summarise(self, finished: FinishJob) -> str:
+    def _conclude(self, finished: FinishJob | None) -> str:
+        """Keep what the master says last, for who asks later; return the summary."""
+        silence = ""
         try:
-            with JobClient(self._home) as client:
-                status = client.call(GetJobRequest()).status
-                if self._last.has_loss and not status.has_loss:
-                    status = dataclasses.replace(status, loss=self._last.loss, has_loss=True)
-                return summary(status, client.call(GetGoodputRequest()))
+            found = last_words.ask(self._home)
         except CliError as error:
-            how = f"{finished.reason}: {finished.text}"
-            return f"The job ended ({how}); its master did not say more: {error}"
+            silence = f"; its master did not say more: {error}"
+            found = last_words.silent(self._job.job.name, self._job.uid, self._job.view.status)
+        end = _end(finished) if finished is not None else None
+        found = last_words.with_end(found, end, self._last)
+        ending.write(self._home, found)
+        if silence:
+            return f"The job ended ({found.status.reason}: {found.status.text}){silence}"
+        return summary(found.status, found.goodput)
 
     def _exit_code(self) -> int:
         if self._interrupts:
@@ -187,3 +188,8 @@ class Supervisor:
         self._interrupted_at = self._interrupted_at or time.time()
         self._sync.send(StopWish(reason="Interrupted", grace_seconds=_INTERRUPT_GRACE_S))
         self._changed.set()
+
+
+def _end(finished: FinishJob) -> JobStatus:
+    phase = JobPhase.SUCCEEDED if finished.succeeded else JobPhase.FAILED
+    return JobStatus(phase=phase, reason=finished.reason, text=finished.text)

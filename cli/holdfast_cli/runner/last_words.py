@@ -1,0 +1,74 @@
+"""Asks the master, at the job's end, for everything that people may want to know later."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_cli.client import JobClient
+from holdfast_cli.ending import Ending
+from holdfast_cli.home import JobHome
+from holdfast_cli.watching import FINAL_PHASES
+from holdfast_wire.messages import (
+    GetGoodputRequest,
+    GetJobRequest,
+    GetJobResponse,
+    JobEvent,
+    JobPhase,
+    JobStatus,
+    ListEventsRequest,
+    ListEventsResponse,
+    ListNodesRequest,
+)
+
+_PAGE = 5000
+_TIMEOUT_S = 3.0
+"""For each answer; a second Ctrl-C does not wait long for a master that hangs."""
+_INTERRUPTED = JobStatus(
+    phase=JobPhase.FAILED,
+    reason="Interrupted",
+    text="holdfast run was interrupted before the master could end the job",
+)
+
+
+def ask(home: JobHome) -> Ending:
+    """Return what the master says now.
+
+    Raises:
+        CliError: it does not answer, or refuses.
+    """
+    with JobClient(home) as client:
+        return Ending(
+            job=client.call(GetJobRequest(), _TIMEOUT_S),
+            nodes=client.call(ListNodesRequest(), _TIMEOUT_S),
+            events=_events(client),
+            goodput=client.call(GetGoodputRequest(), _TIMEOUT_S),
+        )
+
+
+def _events(client: JobClient) -> ListEventsResponse:
+    """Every event that the master keeps: it sends what fits into a message, oldest first."""
+    found: list[JobEvent] = []
+    while True:
+        after = found[-1].sequence if found else 0
+        request = ListEventsRequest(after_sequence=after, limit=_PAGE)
+        page: ListEventsResponse = client.call(request, _TIMEOUT_S)
+        found += page.events
+        if not page.events or found[-1].sequence >= page.newest_sequence:
+            return dataclasses.replace(page, events=tuple(found))
+
+
+def silent(name: str, uid: str, last: JobStatus | None) -> Ending:
+    """What is known of a job whose master cannot be asked any more."""
+    status = dataclasses.replace(last or JobStatus(), name=name, uid=uid)
+    return Ending(job=GetJobResponse(status=status))
+
+
+def with_end(ending: Ending, end: JobStatus | None, last_loss: JobStatus) -> Ending:
+    """Make an ending final where the master was not: `end`, or interrupted; with the last loss."""
+    status = ending.status
+    if status.phase not in FINAL_PHASES:
+        end = end or _INTERRUPTED
+        status = dataclasses.replace(status, phase=end.phase, reason=end.reason, text=end.text)
+    if last_loss.has_loss and not status.has_loss:
+        status = dataclasses.replace(status, loss=last_loss.loss, has_loss=True)
+    return dataclasses.replace(ending, job=dataclasses.replace(ending.job, status=status))

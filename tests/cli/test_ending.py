@@ -1,0 +1,105 @@
+"""An ended job can be asked: what its master said last is kept, whole and for its owner only."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast_cli import ending, watching
+from holdfast_cli.client import JobClient
+from holdfast_cli.failures import MasterUnreachableError, RefusedError
+from holdfast_cli.home import JobHome, JobRecord
+from holdfast_cli.runner import last_words
+from holdfast_wire.messages import (
+    GetGoodputRequest,
+    GetGoodputResponse,
+    GetJobRequest,
+    GetJobResponse,
+    JobEvent,
+    JobPhase,
+    JobStatus,
+    ListEventsRequest,
+    ListEventsResponse,
+    ListNodesRequest,
+    ListNodesResponse,
+    NodeInfo,
+    ScaleRequest,
+    StopJobRequest,
+)
+
+ENDING = ending.Ending(
+    job=GetJobResponse(
+        status=JobStatus(
+            name="gpt", phase=JobPhase.FAILED, reason="NoProgress", loss=float("nan"), has_loss=True
+        )
+    ),
+    nodes=ListNodesResponse(nodes=(NodeInfo(node_rank=1, host="h"),)),
+    events=ListEventsResponse(
+        events=tuple(JobEvent(sequence=n, reason="NodeLost", text=f"e{n}") for n in (1, 2, 3)),
+        newest_sequence=3,
+    ),
+    goodput=GetGoodputResponse(node_seconds=2.5, goodput=0.5),
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> JobHome:
+    """Return the home of a job whose runner is gone."""
+    home = JobHome(tmp_path / "gpt")
+    home.create()
+    home.write_record(
+        JobRecord(name="gpt", uid="u", runner_pid=os.getpid(), runner_started=1, job_file="/x")
+    )
+    return home
+
+
+def test_what_was_written_answers(home: JobHome) -> None:
+    """Every question about the past gets the last answer; the file is 0600."""
+    ending.write(home, ENDING)
+    assert stat.S_IMODE((home.path / "ended.json").stat().st_mode) == 0o600
+    with JobClient(home) as client:
+        assert repr(client.call(GetJobRequest())) == repr(ENDING.job)
+        assert client.call(ListNodesRequest()) == ENDING.nodes
+        assert client.call(GetGoodputRequest()) == ENDING.goodput
+        later = client.call(ListEventsRequest(after_sequence=1, limit=1))
+        assert [event.text for event in later.events] == ["e2"]
+        assert client.call(StopJobRequest()) is not None
+        with pytest.raises(RefusedError, match="gpt has ended, Scale needs a running one"):
+            client.call(ScaleRequest(replicas=2))
+
+
+def test_a_watch_of_an_ended_job_ends_at_once(home: JobHome) -> None:
+    """Its events and its last status are shown."""
+    ending.write(home, ENDING)
+    lines: list[str] = []
+    began = time.monotonic()
+    last = watching.Follower(home, watching.PlainView(lines.append)).run()
+    assert time.monotonic() - began < 5
+    assert (last.phase, last.reason) == (JobPhase.FAILED, "NoProgress")
+    assert [line for line in lines if "e3" in line]
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"job": 1}', '{"job": {"status": 7}}'])
+def test_a_job_that_left_no_word_is_unreachable_at_once(home: JobHome, text: str | None) -> None:
+    """Its runner was killed, or the file is damaged: no half a minute of tries."""
+    if text is not None:
+        (home.path / "ended.json").write_text(text)
+    began = time.monotonic()
+    with pytest.raises(MasterUnreachableError, match="not running any more"):
+        watching.Follower(home, watching.PlainView(print)).run()
+    assert time.monotonic() - began < 5
+
+
+def test_an_end_that_the_master_did_not_see_is_made_final() -> None:
+    """Interrupted twice, or a master that could not be started."""
+    left = last_words.silent("gpt", "u", JobStatus(phase=JobPhase.TRAINING, step=7))
+    loss = JobStatus(loss=0.5, has_loss=True)
+    cut = last_words.with_end(left, None, loss).status
+    assert (cut.phase, cut.reason, cut.step, cut.loss) == (JobPhase.FAILED, "Interrupted", 7, 0.5)
+    lost = JobStatus(phase=JobPhase.FAILED, reason="MasterLost", text="it ended at once")
+    assert last_words.with_end(left, lost, JobStatus()).status.reason == "MasterLost"
+    assert last_words.with_end(ENDING, lost, JobStatus()).status.reason == "NoProgress"
