@@ -9,6 +9,7 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,10 @@ _HOUR = 3600.0
 
 
 def to_plain(value: Any) -> Any:
-    """Return `value` as JSON takes it: twins become objects, enums their names."""
+    """Return `value` as JSON takes it: twins become objects, enums their names.
+
+    JSON has no NaN and no infinity: such a number becomes null.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return {field.name: to_plain(getattr(value, field.name)) for field in fields}
@@ -39,12 +43,14 @@ def to_plain(value: Any) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value
 
 
-def to_json(value: Any) -> str:
-    """Return `value` as indented JSON."""
-    return json.dumps(to_plain(value), indent=2)
+def to_json(value: Any, *, indent: int | None = 2) -> str:
+    """Return `value` as JSON, indented; with `indent` None on one line."""
+    return json.dumps(to_plain(value), indent=indent, allow_nan=False)
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

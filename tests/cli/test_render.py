@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -114,3 +115,14 @@ def test_summary_says_how_it_ended_and_where_the_seconds_went() -> None:
     assert "round 1 -> 2  WorkerCrashed node 1 rank 1" in text
     assert "260 ms to the next step" in text
     assert "respawned 50 ms, restored and first step 200 ms; 4 steps redone" in text
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_json_has_null_where_a_number_is_not_finite(loss: float) -> None:
+    """JSON knows neither NaN nor infinity."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    status = dataclasses.replace(STATUS, loss=loss)
+    assert json.loads(render.to_json(status), parse_constant=refuse)["loss"] is None
