@@ -15,7 +15,7 @@ output_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Text for people, JSON for programs.",
+    help="Text for people, JSON for programs (a number that is not finite is null).",
 )
 
 

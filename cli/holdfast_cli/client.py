@@ -6,6 +6,7 @@ Belongs here: the transport of JobService. Does not belong here: what is shown.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -17,9 +18,17 @@ from holdfast_cli.failures import MasterUnreachableError, RefusedError
 from holdfast_cli.home import JobHome, is_running
 from holdfast_wire import codec, errors
 from holdfast_wire.channel import channel_credentials, master_channel_options
-from holdfast_wire.messages import WatchJobRequest, WatchJobResponse
+from holdfast_wire.messages import (
+    JobEvent,
+    ListEventsRequest,
+    ListEventsResponse,
+    WatchJobRequest,
+    WatchJobResponse,
+)
 from holdfast_wire.v1.job_pb2_grpc import JobServiceStub
 
+_PAGE = 5000
+"""Events in one answer at most; a master sends no more."""
 _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -80,6 +89,30 @@ class JobClient:
         except grpc.RpcError as error:
             return self._find_end(error).answer(request)
         return codec.from_proto(answer)
+
+    def events(
+        self, after: int = 0, most: int | None = None, timeout_s: float = 10.0
+    ) -> ListEventsResponse:
+        """Return the events after a sequence, oldest first; of more than `most` the newest.
+
+        A master sends what fits into a message, oldest first, so there may be several calls.
+
+        Raises:
+            MasterUnreachableError: no answer within `timeout_s` seconds.
+            RefusedError: the master said no.
+        """
+        if most is not None:
+            newest = self.call(ListEventsRequest(limit=1), timeout_s).newest_sequence
+            after = max(after, newest - most)
+        found: list[JobEvent] = []
+        while True:
+            request = ListEventsRequest(after_sequence=after, limit=_PAGE)
+            page: ListEventsResponse = self.call(request, timeout_s)
+            found += page.events
+            if not page.events or found[-1].sequence >= page.newest_sequence:
+                kept = found if most is None else found[-most:]
+                return dataclasses.replace(page, events=tuple(kept))
+            after = found[-1].sequence
 
     def watch(self, request: WatchJobRequest) -> Iterator[WatchJobResponse]:
         """Yield what the master tells a watcher, until the stream ends.

@@ -17,14 +17,14 @@ from holdfast_cli import journal, render, watching
 from holdfast_cli.arguments import complete_job, job_argument, output_option
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import EXIT_CODES, BadInputError, CliError, JobFailedError
-from holdfast_cli.home import find_job, is_running, known_jobs
+from holdfast_cli.home import find_job
+from holdfast_cli.listing import list_jobs
 from holdfast_wire.messages import (
     DrainNodeRequest,
     DumpStacksRequest,
     GetGoodputRequest,
     GetJobRequest,
     JobPhase,
-    ListEventsRequest,
     ListNodesRequest,
     RestartWorkerRequest,
     ScaleRequest,
@@ -33,6 +33,7 @@ from holdfast_wire.messages import (
 
 _STACKS_TIMEOUT_S = 30.0
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + "."
+_RANK = click.IntRange(0, 2**31 - 1)
 _reason = click.option("--reason", default="", help="Recorded in the job's events.")
 
 
@@ -93,10 +94,11 @@ def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool
 
 @main.command()
 @job_argument
-def watch(job: str) -> None:
-    """Follow JOB: world, round, step, loss and every event with its reason."""
+@output_option
+def watch(job: str, output: str) -> None:
+    """Follow JOB: world, round, step, loss and every event with its reason; JSON: a line each."""
     home = find_job(os.environ, job)
-    with watching.choose_view() as view:
+    with watching.choose_view(output) as view:
         last = watching.Follower(home, view).run()
     if last.phase is JobPhase.FAILED:
         raise JobFailedError(f"job {job} failed: {last.reason}: {last.text}")
@@ -115,16 +117,12 @@ def status(job: str | None, output: str) -> None:
 
 
 def _list_jobs(output: str) -> None:
-    homes = [find_job(os.environ, name) for name in known_jobs(os.environ)]
-    records = [home.record() for home in homes]
-    rows = [
-        (record.name, "running" if is_running(record) else "ended", record.job_file, str(home.path))
-        for record, home in zip(records, homes, strict=True)
-    ]
+    jobs = list_jobs(os.environ)
     if output == "json":
-        click.echo(render.to_json(records))
-    else:
-        click.echo(render.columns(("JOB", "STATE", "FILE", "DIRECTORY"), rows))
+        click.echo(render.to_json(jobs))
+        return
+    rows = [(job.name, job.state, job.job_file, job.directory) for job in jobs]
+    click.echo(render.columns(("JOB", "STATE", "FILE", "DIRECTORY"), rows))
 
 
 @main.command()
@@ -138,12 +136,25 @@ def nodes(job: str, output: str) -> None:
 
 @main.command()
 @job_argument
-@click.option("--after", default=0, show_default=True, help="Only events after this sequence.")
-@click.option("--limit", default=1000, show_default=True, help="At most this many.")
+@click.option(
+    "--after",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Only events after this sequence.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    help="At most this many, the newest.",
+)
 @output_option
 def events(job: str, after: int, limit: int, output: str) -> None:
     """List what happened to JOB and what was decided, each with its reason."""
-    answer = _ask(job, ListEventsRequest(after_sequence=after, limit=limit))
+    with JobClient(find_job(os.environ, job)) as client:
+        answer = client.events(after, limit)
     _show(output, answer.events, lambda: render.events_table(answer.events))
 
 
@@ -158,38 +169,43 @@ def goodput(job: str, output: str) -> None:
 
 @main.command()
 @job_argument
-@click.argument("replicas", type=click.IntRange(min=1))
+@click.argument("replicas", type=click.IntRange(1, 2**31 - 1))
 @_reason
-def scale(job: str, replicas: int, reason: str) -> None:
+@output_option
+def scale(job: str, replicas: int, reason: str, output: str) -> None:
     """Change JOB to REPLICAS nodes; a script with the SDK loses no step."""
     answer = _ask(job, ScaleRequest(replicas=replicas, reason=reason), timeout_s=30.0)
-    click.echo(f"{job} scales to {replicas} replicas (generation {answer.generation})")
+    text = f"{job} scales to {replicas} replicas (generation {answer.generation})"
+    _show(output, answer, lambda: text)
 
 
 @main.command()
 @job_argument
-@click.option("--node", type=click.IntRange(min=0), help="Replace the agent of this node rank.")
+@click.option("--node", type=_RANK, help="Replace the agent of this node rank.")
 @_reason
-def restart(job: str, node: int | None, reason: str) -> None:
+@output_option
+def restart(job: str, node: int | None, reason: str, output: str) -> None:
     """Start a new round of JOB in place, or replace one node."""
     answer = _ask(job, RestartWorkerRequest(node_rank=node, reason=reason))
     what = f"node {node} is being replaced" if node is not None else "a new round begins"
-    click.echo(f"{job}: {what}; the round before was {answer.round}")
+    text = f"{job}: {what}; the round before was {answer.round}"
+    _show(output, answer, lambda: text)
 
 
 @main.command()
 @job_argument
-@click.argument("node", type=click.IntRange(min=0))
+@click.argument("node", type=_RANK)
 @_reason
-def drain(job: str, node: int, reason: str) -> None:
+@output_option
+def drain(job: str, node: int, reason: str, output: str) -> None:
     """Move JOB off NODE (a node rank) at a step boundary, then release it."""
     answer = _ask(job, DrainNodeRequest(node_rank=node, reason=reason))
-    click.echo(f"{job}: {answer.text}")
+    _show(output, answer, lambda: f"{job}: {answer.text}")
 
 
 @main.command()
 @job_argument
-@click.option("--node", type=click.IntRange(min=0), help="Only this node rank.")
+@click.option("--node", type=_RANK, help="Only this node rank.")
 @output_option
 def stacks(job: str, node: int | None, output: str) -> None:
     """Print the Python stacks of every rank of JOB."""
@@ -212,16 +228,17 @@ def _stacks_text(nodes_: Any) -> str:
 @job_argument
 @click.option("--now", is_flag=True, help="Do not wait for a checkpoint at a step boundary.")
 @_reason
-def stop(job: str, now: bool, reason: str) -> None:
+@output_option
+def stop(job: str, now: bool, reason: str, output: str) -> None:
     """End JOB: a checkpoint at a step boundary where the script can, then SIGTERM."""
     with JobClient(find_job(os.environ, job)) as client:
         client.call(StopJobRequest(reason=reason, now=now))
         ended = client.ended
+    text = f"{job} is stopping; `holdfast watch {job}` shows how far it is"
     if ended is not None:
         how = render.phase_name(ended.status.phase)
-        click.echo(f"{job} has ended already: {how}; `holdfast status {job}` shows how")
-        return
-    click.echo(f"{job} is stopping; `holdfast watch {job}` shows how far it is")
+        text = f"{job} has ended already: {how}; `holdfast status {job}` shows how"
+    _show(output, {"job": job, "ended": ended is not None}, lambda: text)
 
 
 main.add_command(journal.journal)

@@ -94,6 +94,31 @@ class PlainView:
         self._write(f"{render.clock(unix)}  {text}")
 
 
+class JsonView:
+    """One line of JSON for each status, event and note, for programs."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def status(self, status: JobStatus) -> None:
+        """Write {"status": …}."""
+        self._write(render.to_json({"status": status}, indent=None))
+
+    def event(self, event: JobEvent) -> None:
+        """Write {"event": …}."""
+        self._write(render.to_json({"event": event}, indent=None))
+
+    def note(self, text: str) -> None:
+        """Write {"note": …}."""
+        self._write(render.to_json({"note": text}, indent=None))
+
+
 class LiveView:
     """A panel that is redrawn in place: the state above, the newest events below."""
 
@@ -147,12 +172,16 @@ class LiveView:
         return Group(Panel(facts, title=title.strip(), title_align="left"), lines)
 
 
-def choose_view() -> View:
-    """Return a live view where standard output is a terminal, else plain lines."""
+def choose_view(output: str = "text") -> View:
+    """Return a live view where standard output is a terminal, else plain lines, or JSON's."""
+
+    def write(line: str) -> None:
+        print(line, file=sys.stdout, flush=True)
+
+    if output == "json":
+        return JsonView(write)
     console = Console()
-    if console.is_terminal:
-        return LiveView(console)
-    return PlainView(lambda line: print(line, file=sys.stdout, flush=True))
+    return LiveView(console) if console.is_terminal else PlainView(write)
 
 
 class Follower:

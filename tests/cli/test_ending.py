@@ -67,6 +67,8 @@ def test_what_was_written_answers(home: JobHome) -> None:
         assert client.call(GetGoodputRequest()) == ENDING.goodput
         later = client.call(ListEventsRequest(after_sequence=1, limit=1))
         assert [event.text for event in later.events] == ["e2"]
+        assert [event.text for event in client.events(most=2).events] == ["e2", "e3"]
+        assert [event.text for event in client.events(after=2, most=2).events] == ["e3"]
         assert client.call(StopJobRequest()) is not None
         with pytest.raises(RefusedError, match="gpt has ended, Scale needs a running one"):
             client.call(ScaleRequest(replicas=2))

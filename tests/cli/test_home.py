@@ -10,6 +10,7 @@ import pytest
 
 from holdfast_cli import home
 from holdfast_cli.failures import JobNotFoundError
+from holdfast_cli.listing import list_jobs
 
 
 def _record(name: str, pid: int, started: int) -> home.JobRecord:
@@ -56,3 +57,17 @@ def test_a_reused_pid_is_not_taken_for_the_runner() -> None:
     assert home.is_running(_record("gpt", os.getpid(), started))
     assert not home.is_running(_record("gpt", os.getpid(), started + 1))
     assert home.process_started(2**22 + 1) is None
+
+
+def test_a_damaged_record_blocks_nothing(tmp_path: Path) -> None:
+    """The list of jobs shows it, and the other jobs."""
+    environ = {"HOLDFAST_HOME": str(tmp_path)}
+    for name in ("bad", "good"):
+        job = home.job_home(environ, name)
+        job.create()
+        job.write_record(_record(name, 1, 1))
+    home.job_home(environ, "bad").record_file.write_text("{torn")
+    assert [(job.name, job.state) for job in list_jobs(environ)] == [
+        ("bad", "damaged"),
+        ("good", "ended"),
+    ]

@@ -12,15 +12,11 @@ from holdfast_wire.messages import (
     GetGoodputRequest,
     GetJobRequest,
     GetJobResponse,
-    JobEvent,
     JobPhase,
     JobStatus,
-    ListEventsRequest,
-    ListEventsResponse,
     ListNodesRequest,
 )
 
-_PAGE = 5000
 _TIMEOUT_S = 3.0
 """For each answer; a second Ctrl-C does not wait long for a master that hangs."""
 _INTERRUPTED = JobStatus(
@@ -40,21 +36,9 @@ def ask(home: JobHome) -> Ending:
         return Ending(
             job=client.call(GetJobRequest(), _TIMEOUT_S),
             nodes=client.call(ListNodesRequest(), _TIMEOUT_S),
-            events=_events(client),
+            events=client.events(timeout_s=_TIMEOUT_S),
             goodput=client.call(GetGoodputRequest(), _TIMEOUT_S),
         )
-
-
-def _events(client: JobClient) -> ListEventsResponse:
-    """Every event that the master keeps: it sends what fits into a message, oldest first."""
-    found: list[JobEvent] = []
-    while True:
-        after = found[-1].sequence if found else 0
-        request = ListEventsRequest(after_sequence=after, limit=_PAGE)
-        page: ListEventsResponse = client.call(request, _TIMEOUT_S)
-        found += page.events
-        if not page.events or found[-1].sequence >= page.newest_sequence:
-            return dataclasses.replace(page, events=tuple(found))
 
 
 def silent(name: str, uid: str, last: JobStatus | None) -> Ending:
