@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from holdfast_cli import watching
-from holdfast_cli.failures import BadInputError, MasterUnreachableError
-from holdfast_cli.home import JobHome, JobRecord, is_running, job_home, process_started
+from holdfast_cli.failures import BadInputError, JobNotFoundError, MasterUnreachableError
+from holdfast_cli.home import (
+    ENV_HOME,
+    JobHome,
+    JobRecord,
+    is_running,
+    job_home,
+    process_started,
+    state_root,
+)
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.preflight import check_machine
@@ -56,9 +66,18 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
         job = dataclasses.replace(job, name=options.name)
     home = job_home(environ, job.name)
     _refuse_running(home)
-    if options.detach:
-        return _detach(file, home, environ)
-    record = _prepare(home, job, file)
+    with contextlib.ExitStack() as claimed:
+        try:
+            if options.detach:
+                return _detach(file, home, environ)
+            claimed.enter_context(_claim(home))
+            record = _prepare(home, job, file)
+        except OSError as error:
+            raise _no_directory(environ, error) from error
+        return _supervise(job, home, record, options)
+
+
+def _supervise(job: ElasticJob, home: JobHome, record: JobRecord, options: RunOptions) -> int:
     for notice in job_notices(job):
         print(f"notice: {notice}", file=sys.stderr)
     supervisor = Supervisor(
@@ -69,6 +88,13 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
         surroundings=options.surroundings,
     )
     return asyncio.run(supervisor.main(_view(options), options.director))
+
+
+def _no_directory(environ: Mapping[str, str], error: OSError) -> BadInputError:
+    return BadInputError(
+        f"{ENV_HOME}={environ.get(ENV_HOME, '')!r}: the job's directory below "
+        f"{state_root(environ)} cannot be made ({error}); name a directory that you may write"
+    )
 
 
 def read_file(file: Path) -> ElasticJob:
@@ -88,15 +114,37 @@ def read_file(file: Path) -> ElasticJob:
 
 
 def _refuse_running(home: JobHome) -> None:
-    if not home.record_file.exists():
-        return
-    record = home.record()
+    try:
+        record = home.record()
+    except JobNotFoundError:
+        return  # None yet, or damaged: the next run replaces it, unless somebody holds the name.
     if is_running(record):
-        raise BadInputError(
-            f"metadata.name {record.name!r}: a job of that name runs already (pid "
-            f"{record.runner_pid}); stop it with `holdfast stop {record.name}` or choose another "
-            "name"
-        )
+        raise BadInputError(_taken(home, f" (pid {record.runner_pid})"))
+
+
+def _taken(home: JobHome, who: str) -> str:
+    name = home.path.name
+    return (
+        f"metadata.name {name!r}: a job of that name runs already{who}; stop it with "
+        f"`holdfast stop {name}` or choose another name"
+    )
+
+
+@contextlib.contextmanager
+def _claim(home: JobHome) -> Iterator[None]:
+    """Hold the job's name: of two runners that start at once, one is refused."""
+    home.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(
+        home.path.with_name(f".{home.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600
+    )
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInputError(_taken(home, "")) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _prepare(home: JobHome, job: ElasticJob, file: Path) -> JobRecord:

@@ -1,0 +1,64 @@
+"""Wrong words on the command line end with one sentence and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from holdfast_cli.failures import BadInputError
+from holdfast_cli.main import main
+from holdfast_cli.runner.start import RunOptions, run_job
+from local_job import elastic_job
+
+
+def _job_file(directory: Path) -> Path:
+    job = elastic_job("odd", [])
+    (container,) = job["spec"]["worker"]["template"]["spec"]["containers"]
+    container["command"] = ["sleep", "1"]
+    file = directory / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("scale loop 99999999999999999999", "99999999999999999999"),
+        ("scale loop 0", "0"),
+        ("drain loop 99999999999", "99999999999"),
+        ("restart loop --node 99999999999", "99999999999"),
+        ("stacks loop --node=-1", "-1"),
+        ("events loop --limit -1", "-1"),
+        ("events loop --limit 0", "0"),
+        ("events loop --limit 99999999999999", "99999999999999"),
+        ("events loop --after -5", "-5"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(words: str, value: str) -> None:
+    """Before the job is looked for."""
+    done = CliRunner().invoke(main, words.split())
+    assert done.exit_code == 2, done.output
+    assert f"{value} is not in the range" in done.output
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("root", ["/etc/passwd", "/proc/x"])
+def test_a_home_that_cannot_be_one_is_refused(tmp_path: Path, root: str, *, detach: bool) -> None:
+    """The variable, its value and the remedy."""
+    with pytest.raises(BadInputError, match=f"HOLDFAST_HOME='{root}'.*may write"):
+        run_job(_job_file(tmp_path), RunOptions(detach=detach), {"HOLDFAST_HOME": root})
+
+
+def test_two_runs_of_one_name_cannot_start_at_once(tmp_path: Path) -> None:
+    """The second one is refused even where the first has not written its record yet."""
+    jobs = tmp_path / "home" / "jobs"
+    jobs.mkdir(parents=True)
+    with (jobs / ".odd.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BadInputError, match="'odd': a job of that name runs already"):
+            run_job(_job_file(tmp_path), RunOptions(), {"HOLDFAST_HOME": str(tmp_path / "home")})
+    assert not (jobs / "odd").exists()
