@@ -257,3 +257,19 @@ def test_a_job_that_uses_nothing_of_a_cluster_has_no_notice() -> None:
     """Nothing is said where nothing is left out."""
     assert job_notices(_job()) == ()
     assert check_job(_job()) == ()
+
+
+def test_a_suspended_job_is_refused() -> None:
+    """Without a cluster no command resumes it."""
+    (problem,) = check_job(read(job(suspend=True)))
+    assert str(problem).startswith("spec.suspend: true needs a cluster")
+
+
+def test_who_manages_and_the_masters_port_are_not_used() -> None:
+    """A plain process has no such keeper, and its port is chosen by the system."""
+    found = read(job(managedBy="kueue.x-k8s.io/multikueue", master={"port": 6000}))
+    said = [notice for notice in job_notices(found) if "image" not in notice]
+    assert said == [
+        "spec.managedBy: not used on this machine",
+        "spec.master.port: not used on this machine",
+    ]

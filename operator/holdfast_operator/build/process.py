@@ -17,10 +17,12 @@ from holdfast_operator.plan.pods import Role, Slot
 from holdfast_operator.plan.situation import grace_of
 from holdfast_operator.spec.admission import ElasticJob
 from holdfast_operator.spec.job import JobSpec
-from holdfast_operator.spec.problems import Path, Problem, show_path, value_at
+from holdfast_operator.spec.problems import Path, Problem, ProblemKind, show_path, value_at
 
 _WORKER: Final[Path] = ("spec", "worker", "template")
 _CLUSTER_ONLY: Final[tuple[tuple[Path, Any], ...]] = (
+    (("spec", "managedBy"), "holdfast.dev/controller"),
+    (("spec", "master", "port"), 50051),
     (("spec", "scheduling", "queue"), None),
     (("spec", "scheduling", "priorityClassName"), None),
     (("spec", "scheduling", "topology"), None),
@@ -49,9 +51,20 @@ class Process:
 
 def check_job(job: ElasticJob) -> tuple[Problem, ...]:
     """Every reason why the job's pods cannot be processes on this machine."""
-    return tuple(
+    found = [
         problem for path, template in templates(job) for problem in check_template(template, path)
-    )
+    ]
+    if job.spec.suspend:
+        found.append(
+            Problem(
+                path=("spec", "suspend"),
+                kind=ProblemKind.UNAVAILABLE,
+                value="true",
+                fault="needs a cluster: nobody could resume the job here",
+                remedy="remove it",
+            )
+        )
+    return tuple(found)
 
 
 def job_notices(job: ElasticJob) -> tuple[str, ...]:
