@@ -62,3 +62,24 @@ def test_two_runs_of_one_name_cannot_start_at_once(tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match="'odd': a job of that name runs already"):
             run_job(_job_file(tmp_path), RunOptions(), {"HOLDFAST_HOME": str(tmp_path / "home")})
     assert not (jobs / "odd").exists()
+
+
+def test_detach_and_logs_exclude_each_other(tmp_path: Path) -> None:
+    """Nobody would see them; the error says where they are."""
+    done = CliRunner().invoke(main, ["run", "--detach", "--logs", str(_job_file(tmp_path))])
+    assert done.exit_code == 2
+    assert "under logs/" in done.output
+
+
+def test_a_detached_start_shows_the_notices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the terminal, not only in the background part's log."""
+    monkeypatch.setattr("holdfast_cli.runner.start._detach", lambda *_: 0)
+    file = _job_file(tmp_path)
+    job = yaml.safe_load(file.read_text())
+    job["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+    file.write_text(yaml.safe_dump(job))
+    environ = {"HOLDFAST_HOME": str(tmp_path / "home")}
+    assert run_job(file, RunOptions(detach=True), environ) == 0
+    assert "notice: spec.managedBy: not used on this machine" in capsys.readouterr().err

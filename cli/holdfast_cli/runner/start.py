@@ -68,6 +68,8 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
     _refuse_running(home)
     with contextlib.ExitStack() as claimed:
         try:
+            if not options.supervised:
+                _show_notices(job)
             if options.detach:
                 return _detach(file, home, environ)
             claimed.enter_context(_claim(home))
@@ -78,8 +80,6 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
 
 
 def _supervise(job: ElasticJob, home: JobHome, record: JobRecord, options: RunOptions) -> int:
-    for notice in job_notices(job):
-        print(f"notice: {notice}", file=sys.stderr)
     supervisor = Supervisor(
         LocalJob(job, record.uid),
         home,
@@ -88,6 +88,12 @@ def _supervise(job: ElasticJob, home: JobHome, record: JobRecord, options: RunOp
         surroundings=options.surroundings,
     )
     return asyncio.run(supervisor.main(_view(options), options.director))
+
+
+def _show_notices(job: ElasticJob) -> None:
+    """On the terminal of the person who starts the job, detached or not."""
+    for notice in job_notices(job):
+        print(f"notice: {notice}", file=sys.stderr)
 
 
 def _no_directory(environ: Mapping[str, str], error: OSError) -> BadInputError:
