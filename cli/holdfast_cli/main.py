@@ -15,6 +15,7 @@ import click
 
 from holdfast_cli import journal, render, watching
 from holdfast_cli.arguments import complete_job, job_argument, output_option
+from holdfast_cli.cleaning import clean
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import EXIT_CODES, BadInputError, CliError, JobFailedError
 from holdfast_cli.home import find_job
@@ -44,7 +45,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except CliError as error:
-            click.echo(f"holdfast: {error}", err=True)
+            click.echo(f"holdfast: {clean(str(error), lines=True)}", err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             sys.exit(130)
@@ -88,6 +89,11 @@ def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool
         if detach:
             raise BadInputError("--chaos and --detach cannot go together; drop one of them")
         sys.exit(run_with_chaos(file, chaos, os.environ))
+    if detach and logs:
+        raise BadInputError(
+            "--detach and --logs cannot go together: nobody would see them; the job's directory "
+            "has them under logs/"
+        )
     options = RunOptions(detach=detach, logs=logs, supervised=supervise)
     sys.exit(run_job(file, options, os.environ))
 
@@ -220,7 +226,7 @@ def _stacks_text(nodes_: Any) -> str:
             parts.append(f"node {node.node_rank}: {node.error}")
         for stack in node.stacks:
             head = f"node {node.node_rank}  rank {stack.rank}  pid {stack.pid}"
-            parts.append(f"{head}\n{stack.text.rstrip()}")
+            parts.append(f"{head}\n{clean(stack.text.rstrip(), lines=True)}")
     return "\n\n".join(parts)
 
 

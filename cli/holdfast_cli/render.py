@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from holdfast_cli.cleaning import clean
 from holdfast_wire.messages import (
     BudgetKind,
     GetGoodputResponse,
@@ -55,7 +56,7 @@ def to_json(value: Any, *, indent: int | None = 2) -> str:
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return an aligned table; three spaces between columns, none at the ends of lines."""
-    table = [tuple(header), *(tuple(row) for row in rows)]
+    table = [tuple(header), *(tuple(map(clean, row)) for row in rows)]
     widths = [max(len(row[at]) for row in table) for at in range(len(header))]
     lines = ("   ".join(cell.ljust(widths[at]) for at, cell in enumerate(row)) for row in table)
     return "\n".join(line.rstrip() for line in lines)
@@ -102,13 +103,13 @@ def status_line(status: JobStatus) -> str:
     parts.append(f"goodput {status.goodput:.0%}")
     if status.phase is not JobPhase.TRAINING and status.text:
         parts.append(status.text)
-    return "  ".join(parts)
+    return clean("  ".join(parts))
 
 
 def event_line(event: JobEvent) -> str:
     """Return one event: what, where, why."""
     where = f"node {event.node}  " if event.node else ""
-    return f"{event.reason}  {where}{event.text}"
+    return clean(f"{event.reason}  {where}{event.text}")
 
 
 def status_table(status: JobStatus) -> str:
@@ -131,7 +132,7 @@ def status_table(status: JobStatus) -> str:
     ]
     if status.excluded_nodes:
         rows.append(("Excluded", ", ".join(status.excluded_nodes)))
-    return "\n".join(f"{name + ':':<13}{text}" for name, text in rows)
+    return "\n".join(f"{name + ':':<13}{clean(text)}" for name, text in rows)
 
 
 def nodes_table(nodes: Sequence[NodeInfo]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast_cli import render
+from holdfast_cli.cleaning import clean
 from holdfast_wire.messages import GetGoodputResponse, Incident, JobPhase, JobStatus
 
 
@@ -12,7 +13,7 @@ def summary(status: JobStatus, goodput: GetGoodputResponse) -> str:
     if goodput.incidents:
         parts.append("Incidents, and the seconds that each one cost:")
         parts += [_incident(incident) for incident in goodput.incidents]
-    return "\n".join(parts)
+    return clean("\n".join(parts), lines=True)
 
 
 def _headline(status: JobStatus) -> str:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast_cli import render
+from holdfast_cli.cleaning import clean
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import MasterUnreachableError
 from holdfast_cli.home import JobHome, is_running
@@ -91,7 +92,7 @@ class PlainView:
         self._line(time.time(), f"  {text}")
 
     def _line(self, unix: float, text: str) -> None:
-        self._write(f"{render.clock(unix)}  {text}")
+        self._write(f"{render.clock(unix)}  {clean(text)}")
 
 
 class JsonView:
@@ -147,7 +148,7 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Take the note for the next redraw."""
-        self._events.append((time.time(), text, "dim"))
+        self._events.append((time.time(), clean(text), "dim"))
 
     def _draw(self) -> Group:
         status = self._status
@@ -169,7 +170,8 @@ class LiveView:
         for unix, line, style in self._events:
             lines.append(f"{render.clock(unix)}  {line}\n", style=style)
         title = f"{status.name or 'job'}  {render.phase_name(status.phase)}  {status.text}"
-        return Group(Panel(facts, title=title.strip(), title_align="left"), lines)
+        # As Text: a script's "[red]" is its words, not rich's markup.
+        return Group(Panel(facts, title=Text(clean(title.strip())), title_align="left"), lines)
 
 
 def choose_view(output: str = "text") -> View:
