@@ -321,7 +321,7 @@ def test_the_table_of_flags_is_the_parsers() -> None:
             kind = kind if kind in ("switch", "int", "float") else "str"
             choices = tuple(action.choices) if action.choices else None
             theirs[tuple(action.option_strings)] = choices or kind
-    ours: dict[tuple[str, ...], object] = {**command.CHOICES}
+    ours: dict[tuple[str, ...], object] = {names: each for names, each in command.CHOICES.items()}  # noqa: C416
     for kind, table in (
         ("switch", command.SWITCHES),
         ("str", command.TEXTS),
