@@ -8,20 +8,36 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from holdfast_agent import zygote
-
-if TYPE_CHECKING:
-    from holdfast_agent.agent import Agent
+from holdfast_agent.commands import Commands
+from holdfast_agent.lease import Lease
+from holdfast_agent.runner import RoundRunner
+from holdfast_agent.stores import Stores
 
 log = logging.getLogger(__name__)
+
+
+class Hearer(Protocol):
+    """Whose zygote it is: the parts that its events concern."""
+
+    runner: RoundRunner
+    stores: Stores
+    lease: Lease
+    commands: Commands
+
+    def become_warm(self, seconds: float) -> None:
+        """The zygote is ready, or says that it cannot fork any more."""
+
+    def on_zygote_lost(self, event: zygote.ZygoteExited) -> None:
+        """The zygote has ended."""
 
 
 class ZygoteEvents:
     """Dispatches zygote events for one agent."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Hearer) -> None:
         """`agent`'s parts get the events."""
         self._agent = agent
         self._process: zygote.Zygote | None = None
