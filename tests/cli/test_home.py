@@ -7,10 +7,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from holdfast_cli import home
 from holdfast_cli.failures import JobNotFoundError
 from holdfast_cli.listing import list_jobs
+from holdfast_cli.main import main
 
 
 def _record(name: str, pid: int, started: int) -> home.JobRecord:
@@ -71,3 +73,17 @@ def test_a_damaged_record_blocks_nothing(tmp_path: Path) -> None:
         ("bad", "damaged"),
         ("good", "ended"),
     ]
+
+
+def test_a_shell_completes_the_names_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one whose record is damaged."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    for name in ("gpt", "gpt-2", "bert"):
+        home.job_home(os.environ, name).create()
+        home.job_home(os.environ, name).record_file.touch()
+    shell = ShellComplete(main, {}, "holdfast", "_HOLDFAST_COMPLETE")
+    for command in ("status", "watch", "stop"):
+        found = shell.get_completions([command], "gp")
+        assert [item.value for item in found] == ["gpt", "gpt-2"]
