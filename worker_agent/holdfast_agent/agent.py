@@ -20,7 +20,6 @@ from holdfast_agent.commands import Commands
 from holdfast_agent.decide import hearing, orders
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_agent.decide.goodput import Ledger, class_of
-from holdfast_agent.decide.leaving import ExitCode
 from holdfast_agent.decide.statements import Statements
 from holdfast_agent.ending import End, Ending
 from holdfast_agent.errors import RefusedError
@@ -117,7 +116,7 @@ class Agent:
         tasks = [self._supervised(work) for work in works]
         end = await self.ending.wait()
         await self.commands.close()
-        self.report(Goodbye(reason=end.reason, failed=end.code == ExitCode.FAILED))
+        self.report(Goodbye(reason=end.reason, failed=end.own_fault))
         await self.session.close(CLOSE_SECONDS)
         for task in tasks:
             task.cancel()

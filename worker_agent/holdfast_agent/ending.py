@@ -31,6 +31,11 @@ class End:
     reason: str
     outcome: LeaveOutcome = LeaveOutcome.UNSPECIFIED
 
+    @property
+    def own_fault(self) -> bool:
+        """The agent could not go on: nobody told it to end."""
+        return self.code == ExitCode.FAILED and self.outcome is LeaveOutcome.UNSPECIFIED
+
 
 class Ending:
     """Waits for whatever ends the agent first."""
