@@ -33,6 +33,8 @@ class OperatorView:
     """Node ranks named since the stream began."""
     pods: dict[int, PodObservation] = dataclasses.field(default_factory=dict)
     """The newest pod of each node rank."""
+    over: set[int] = dataclasses.field(default_factory=set)
+    """Ranks whose newest pod is over: counted at every event, and pods may be ten thousand."""
     superseded: dict[int, set[str]] = dataclasses.field(default_factory=dict)
     replacing: dict[int, ReplaceDecision] = dataclasses.field(default_factory=dict)
     """Replacements that have not been seen yet."""
@@ -56,6 +58,10 @@ class OperatorView:
         if before is not None and before.pod_uid != pod.pod_uid:
             self.superseded.setdefault(pod.node_rank, set()).add(before.pod_uid)
         self.pods[pod.node_rank] = pod
+        if is_over(pod):
+            self.over.add(pod.node_rank)
+        else:
+            self.over.discard(pod.node_rank)
 
     def note_asked(self, rank: int, pod_uid: str) -> None:
         """The pod's end is now of the master's own making."""

@@ -10,7 +10,6 @@ from holdfast_master.decide import rendezvous
 from holdfast_master.decide.rendezvous import Attendance, Form, Seat, Wait
 from holdfast_master.job import assignments, digests, incidents, stores
 from holdfast_master.job.desk import Desk, Warn
-from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import Trigger
 from holdfast_master.job.wording import listing
@@ -55,11 +54,8 @@ def _may_grow(desk: Desk, present: int) -> bool:
     if not view.connected:
         return True
     left = sum(
-        rank < desk.wanted
-        and is_over(pod)
-        and rank not in view.replacing
-        and rank not in desk.roster.nodes
-        for rank, pod in view.pods.items()
+        rank < desk.wanted and rank not in view.replacing and rank not in desk.roster.nodes
+        for rank in view.over
     )
     return present + left < desk.bounds.largest
 
