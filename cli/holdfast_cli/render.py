@@ -122,7 +122,7 @@ def status_table(status: JobStatus) -> str:
         ("World", f"{status.world_size} ranks, round {status.round}, epoch {status.epoch}"),
         ("Nodes", f"{nodes}, {status.standby_nodes} standby"),
         ("Replicas", size),
-        ("Step", f"{status.step}, {duration(status.step_seconds)} each"),
+        ("Step", _step(status)),
         ("Loss", f"{status.loss:.4f}" if status.has_loss else "not reported"),
         ("Tokens", rate(status.samples_per_second)),
         ("Goodput", f"{status.goodput:.1%}"),
@@ -222,6 +222,11 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
         str(node.agent_pid) if node.agent_pid else "-",
         duration(node.silent_seconds) if node.agent_pid else "-",
     )
+
+
+def _step(status: JobStatus) -> str:
+    known = status.step_seconds > 0
+    return f"{status.step}, {duration(status.step_seconds)} each" if known else str(status.step)
 
 
 def _incident_row(incident: Incident) -> tuple[str, ...]:

@@ -41,17 +41,22 @@ def _incident(incident: Incident) -> str:
     culprit = f" node {incident.culprit_node}" if incident.culprit_node else ""
     rank = f" rank {incident.culprit_rank}" if incident.culprit_rank else ""
     charged = incident.charged.name.lower().replace("_", " ") if incident.charged else "none"
-    ended = incident.first_step_seconds
-    pieces = (
-        ("detected", incident.detection_seconds),
-        ("decided", incident.decided_seconds),
-        ("respawned", incident.respawned_seconds - incident.decided_seconds),
-        ("restored and first step", ended - incident.respawned_seconds),
-    )
-    where = ", ".join(f"{name} {render.duration(max(0.0, spent))}" for name, spent in pieces)
+    to = incident.to_round or "none"
     return (
-        f"  round {incident.from_round} -> {incident.to_round}  {incident.cause}{culprit}{rank}: "
-        f"{incident.text}\n"
-        f"    {render.duration(ended + incident.detection_seconds)} to the next step: {where}; "
-        f"{incident.steps_redone} steps redone; budget: {charged}"
+        f"  round {incident.from_round} -> {to}  {incident.cause}{culprit}{rank}: {incident.text}\n"
+        f"    {_course(incident)}; {incident.steps_redone} steps redone; budget: {charged}"
     )
+
+
+def _course(incident: Incident) -> str:
+    """Where the time went, as far as it came: seconds of what did not happen are 0."""
+    started, stepped = incident.respawned_seconds, incident.first_step_seconds
+    pieces = [("detected", incident.detection_seconds), ("decided", incident.decided_seconds)]
+    if started:
+        pieces.append(("respawned", started - incident.decided_seconds))
+    if stepped:
+        pieces.append(("restored and first step", stepped - started))
+    where = ", ".join(f"{name} {render.duration(max(0.0, spent))}" for name, spent in pieces)
+    if not stepped:
+        return f"no step followed: {where}"
+    return f"{render.duration(stepped + incident.detection_seconds)} to the next step: {where}"

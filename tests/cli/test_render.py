@@ -117,6 +117,14 @@ def test_summary_says_how_it_ended_and_where_the_seconds_went() -> None:
     assert "respawned 50 ms, restored and first step 200 ms; 4 steps redone" in text
 
 
+def test_summary_does_not_invent_a_step_that_never_came() -> None:
+    """The job's last incident says how far it came."""
+    incident = Incident(cause="WorkerCrashed", from_round=7, decided_seconds=0.002)
+    text = summary(STATUS, GetGoodputResponse(incidents=(incident,)))
+    assert "round 7 -> none" in text
+    assert "no step followed: detected 0 ms, decided 2 ms; 0 steps redone" in text
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_json_has_null_where_a_number_is_not_finite(loss: float) -> None:
     """JSON knows neither NaN nor infinity."""

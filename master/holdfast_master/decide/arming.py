@@ -70,11 +70,13 @@ def choose(
     newest, fastest = not_before, math.inf
     for item in sightings:
         pace = max(item.step_seconds, FASTEST_PACE) if item.step_seconds > 0 else UNKNOWN_PACE
-        ahead = int((item.age + item.since_step_seconds) / pace)
+        # One that stood still when it reported had not begun its next step long ago: it has no more
+        # than that one done. A drain during a long evaluation must not wait for a thousand steps.
+        ahead = int((item.age + min(item.since_step_seconds, pace)) / pace)
         newest = max(newest, item.step + ahead)
         fastest = min(fastest, pace)
     if math.isinf(fastest):
         fastest = UNKNOWN_PACE
     margin = (math.ceil(2 * latency / fastest) + 2) << tries
-    text = f"step {newest} is the newest, the margin is {margin} steps"
+    text = f"step {newest} may be complete by now, the margin is {margin} steps"
     return ArmStep(newest + margin, margin * fastest, text)

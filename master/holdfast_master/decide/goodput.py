@@ -22,6 +22,11 @@ Totals = dict[GoodputClass, int]
 """Microseconds by class."""
 
 
+UNKNOWN_STALL_SECONDS = 600.0
+"""s: without a completed step where no two have told how long one takes; as long as NCCL's and
+torch's own time-out of a collective."""
+
+
 def micros(seconds: float) -> int:
     """Whole microseconds."""
     return round(seconds * MICROS)
@@ -42,13 +47,14 @@ def classify(activity: Activity, *, stall_seconds: float, stall_steps: float) ->
     """The class of a node whose world trains.
 
     A rank in a checkpoint makes it CHECKPOINT. It hangs when it trains and no step was completed
-    for `stall_seconds` and for `stall_steps` usual steps.
+    for `stall_seconds` and for `stall_steps` usual steps; where no usual step is known, for
+    `UNKNOWN_STALL_SECONDS`.
     """
     if RankSection.CHECKPOINT in activity.sections:
         return GoodputClass.CHECKPOINT
-    limit = max(stall_seconds, stall_steps * activity.usual_step_seconds)
+    usual = stall_steps * activity.usual_step_seconds or UNKNOWN_STALL_SECONDS
     stepping = activity.sections <= {RankSection.TRAIN, RankSection.UNSPECIFIED}
-    if stepping and activity.usual_step_seconds > 0 and activity.since_step_seconds > limit:
+    if stepping and activity.since_step_seconds > max(stall_seconds, usual):
         return GoodputClass.HANG
     return GoodputClass.PRODUCTIVE
 
