@@ -190,7 +190,7 @@ class EndReason:
     SUCCEEDED: Final = "Succeeded"
     """The success policy is met."""
     FAILURE_BUDGET_EXHAUSTED: Final = "FailureBudgetExhausted"
-    """More failures than `failurePolicy.budgets.failures` allows."""
+    """More failures than `failurePolicy.budgets.failures` or a torchrun's --max-restarts allows."""
     PREEMPTION_BUDGET_EXHAUSTED: Final = "PreemptionBudgetExhausted"
     """More preemptions than `failurePolicy.budgets.preemptions` allows."""
     RESCALE_BUDGET_EXHAUSTED: Final = "RescaleBudgetExhausted"

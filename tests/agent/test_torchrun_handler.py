@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -14,9 +15,14 @@ import pytest
 
 import certificates
 from holdfast_agent import torchrun_handler
+from holdfast_agent.config import Settings
+from holdfast_agent.launch import Launch
+from holdfast_agent.torchrun_handler import HoldfastHandler
+from holdfast_agent.torchrun_node import TorchrunNode
 from holdfast_wire import keys
 from holdfast_wire.identity import Identity
-from holdfast_wire.messages import GetJobRequest, JobPhase, ListEventsRequest
+from holdfast_wire.messages import GetJobRequest, Goodbye, JobPhase, ListEventsRequest
+from holdfast_wire.reasons import EndReason
 from master_process import JOB, SPEC, MasterProcess, master_process
 
 TRAIN = """
@@ -31,6 +37,15 @@ for n in range(int(sys.argv[1])):
     value /= world
     time.sleep(0.05)
 os.write(1, b"end ;\\n")
+"""
+
+
+FAILS_ON_ONE_NODE = """
+import os, sys, time
+os.write(1, f"start {os.environ['RANK']} {os.environ['WORLD_SIZE']} {os.getpid()} ;\\n".encode())
+if os.environ["GROUP_RANK"] == sys.argv[1]:
+    raise SystemExit(17)
+time.sleep(600)
 """
 
 
@@ -75,8 +90,8 @@ class Torchrun:
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[MasterProcess]:
-    """A job of two nodes without an operator."""
-    with master_process(tmp_path, initial_spec=SPEC) as running:
+    """A job of two nodes without an operator, which can be asked after its end."""
+    with master_process(tmp_path, initial_spec=SPEC, exit_when_finished=600) as running:
         yield running
 
 
@@ -86,6 +101,7 @@ def torchrun(tmp_path: Path, master: MasterProcess) -> Iterator[Callable[..., To
     started: list[Torchrun] = []
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "fails.py").write_text("raise SystemExit(17)")
+    (tmp_path / "fails_on_one_node.py").write_text(FAILS_ON_ONE_NODE)
 
     def start(node_rank: int, *args: str) -> Torchrun:
         started.append(Torchrun(tmp_path, node_rank, master.port, *args))
@@ -129,11 +145,68 @@ def test_two_nodes_train_and_restart_through_the_master(
 def test_a_run_that_fails_is_told_to_the_master(
     master: MasterProcess, torchrun: Callable[..., Torchrun]
 ) -> None:
-    """A torchrun that gives up ends with its own code and says why."""
+    """A torchrun that gives up ends with its own code and says why, and so does one after it."""
     runs = [torchrun(rank, "--nproc-per-node=1", "fails.py") for rank in (0, 1)]
     assert [run.process.wait(120) for run in runs] == [1, 1]
     texts = [event.text for event in master.ask("ListEvents", ListEventsRequest()).events]
     assert any("exit code 17" in text for text in texts), texts
+    late = torchrun(2, "--nproc-per-node=1", "fails.py")
+    assert late.process.wait(120) == 1
+    assert "exit code 17" in late.output.read_text()
+
+
+@pytest.mark.train
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_torchrun_without_restarts_ends_the_others_too(
+    master: MasterProcess, torchrun: Callable[..., Torchrun], failing: int
+) -> None:
+    """The others do not wait in a new round for a torchrun that has given up."""
+    arguments = ("--nproc-per-node=1", "fails_on_one_node.py", str(failing))
+    runs = [torchrun(rank, *arguments) for rank in (0, 1)]
+    assert [run.process.wait(120) for run in runs] == [1, 1]
+    status = master.ask("GetJob", GetJobRequest()).status
+    assert status.phase is JobPhase.FAILED
+    assert status.reason == EndReason.FAILURE_BUDGET_EXHAUSTED
+    assert "exit code 17" in status.text
+    assert "--max-restarts" in status.text
+    assert "exit code 17" in runs[1 - failing].output.read_text()
+
+
+@pytest.mark.train
+def test_a_node_that_ends_before_it_joined_its_round_holds_nobody_up(
+    tmp_path: Path, master: MasterProcess
+) -> None:
+    """Torchrun would wait for it in the store until a time-out, deaf to the next world."""
+    pytest.importorskip("torch")
+    ghost = TorchrunNode(_settings(tmp_path, master, 1), "ghost", "127.0.0.1", _no_store)
+    ghost.start()
+    handler = HoldfastHandler(_settings(tmp_path, master, 0), "run", "127.0.0.1", 60.0)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(handler.next_rendezvous)
+        with ghost.changed:
+            assert ghost.changed.wait_for(lambda: ghost.place is not None, 30)
+        ghost.report(Goodbye(reason="a test", failed=True), 1)
+        joined = joining.result(60)
+        handler.shutdown()
+    ghost.stop(2)
+    assert (joined.rank, joined.world_size) == (0, 1)
+
+
+def _settings(folder: Path, master: MasterProcess, node_rank: int) -> Settings:
+    return Settings(
+        launch=Launch(script="torchrun"),
+        standalone=False,
+        master=f"127.0.0.1:{master.port}",
+        job="job",
+        job_uid=JOB,
+        node_rank=node_rank,
+        tls_dir=certificates.issue(folder, Identity(JOB, "agent", node_rank)),
+    )
+
+
+def _no_store(_: str) -> int:
+    raise OSError("a ghost serves no store")
 
 
 @pytest.mark.parametrize(

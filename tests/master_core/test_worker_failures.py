@@ -116,6 +116,43 @@ def test_better_evidence_saves_the_job(training: Start) -> None:
     assert job.charges() == [BudgetKind.PREEMPTIONS]
 
 
+def test_a_torchrun_without_restarts_ends_the_job(training: Start) -> None:
+    """Nobody waits for it in another round, and the reason names it and its failure."""
+    job = training(2)
+    rounds = len(job.assignments)
+    job.agents[1].crash_worker(17, final=True)
+    job.run(3.0)
+    assert job.end == "FailureBudgetExhausted"
+    text = job.core.status(job.moment()).text
+    assert "node 1" in text
+    assert "--max-restarts" in text
+    assert "exit code 17" in text
+    assert len(job.assignments) == rounds
+
+
+def test_a_torchrun_that_gave_up_as_a_survivor_ends_the_job_too(training: Start) -> None:
+    """The culprit was told first; that the other has no restarts left is told later."""
+    job = training(2)
+    job.agents[1].crash_worker(-9)
+    job.agents[0].crash_worker(1, final=True)
+    job.run(3.0)
+    assert job.end == "FailureBudgetExhausted"
+    assert "node 0" in job.core.status(job.moment()).text
+
+
+def test_a_preemption_excuses_a_torchrun_without_restarts(training: Start) -> None:
+    """It failed because another node was taken away: that ends no job."""
+    job = training(3)
+    preempted = job.agents[2]
+    job.agents[0].crash_worker(1, final=True)
+    preempted._kill()
+    preempted.alive = False
+    job.run(0.3)
+    job._end_pod(preempted, PodPhase.GONE, 0)
+    job.run(3.0)
+    assert not job.end, job.tale("ended")
+
+
 def test_a_loop_without_progress_ends_the_job() -> None:
     """Every round dies before a new step: NoProgress, not the failure budget."""
     job = SimulatedJob(job_spec(replicas=2, budgets=budget(BudgetKind.NO_PROGRESS, 3)))

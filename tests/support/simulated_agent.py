@@ -9,7 +9,9 @@ from simulated_process import AgentProcess
 class SimulatedAgent(AgentProcess):
     """An agent that can be hurt; the faults by what they are called on a real machine."""
 
-    def crash_worker(self, exit_code: int = -9, error_type: str = "") -> None:
+    def crash_worker(
+        self, exit_code: int = -9, error_type: str = "", *, final: bool = False
+    ) -> None:
         """A training process dies."""
         if not self._able() or not self.round or self.finished or self.assignment is None:
             return
@@ -22,6 +24,7 @@ class SimulatedAgent(AgentProcess):
             error_type=error_type,
             step=step,
             matched_patterns=self.matched,
+            final=final,
             age_seconds=(delay := self.job.draw(0.001, 0.03)),
         )
         self.crashed = True

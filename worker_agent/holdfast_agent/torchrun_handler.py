@@ -14,15 +14,15 @@ import os
 import secrets
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast_agent import address, config
 from holdfast_agent.config import Settings
 from holdfast_agent.evidence import cut
+from holdfast_agent.torchrun_stores import TorchrunStores
 from holdfast_wire.keys import RDZV_BACKEND
-from holdfast_wire.messages import LeaveOutcome, RoundStarted, WorkerExited
+from holdfast_wire.messages import Goodbye, LeaveOutcome, RoundStarted, WorkerExited
 
 if TYPE_CHECKING:
     from holdfast_agent.torchrun_node import Place, TorchrunNode
@@ -34,10 +34,8 @@ JOIN_SECONDS = 600.0
 LEAVE_SECONDS = 5.0
 """After success: how long the master's Leave is waited for."""
 CLOSE_SECONDS = 2.0
-KEPT_STORES = 2
-"""The running round's and the next one's."""
-STORE_SECONDS = 60.0
-"""For a client to reach the store."""
+GATHER_SECONDS = 0.1
+"""Between two looks whether every torchrun of a world is in it."""
 
 
 def register() -> Callable[[Any], Any]:
@@ -86,7 +84,7 @@ class HoldfastHandler:
         self._join_seconds = join_seconds
         self._node: TorchrunNode | None = None
         self._joined: Place | None = None
-        self._stores: OrderedDict[str, Any] = OrderedDict()
+        self._stores = TorchrunStores(own)
         self._closed = False
 
     use_agent_store = True
@@ -112,8 +110,12 @@ class HoldfastHandler:
         if current and self._joined is not None:
             failed = _exited(self._joined, 0, 1, "torchrun restarts its workers")
             node.report(failed, self._joined.round)
-        place = self._wait(node)
-        self._joined = place
+        deadline = time.monotonic() + self._join_seconds
+        while True:
+            place = self._wait(node, deadline)
+            self._joined = place
+            if self._gather(node, place, deadline):
+                break
         info = self._info(place)
         node.report(RoundStarted(), place.round)
         return info
@@ -142,38 +144,41 @@ class HoldfastHandler:
             return True
         # torchrun calls this in a `finally`: an exception on its way means that the run failed.
         error = sys.exc_info()[1]
-        if place is not None:
-            for exited in self._exits(place, error):
-                node.report(exited, place.round)
+        number = place.round if place is not None else 0
+        for message in self._last_words(place, error):
+            node.report(message, number)
         if error is None and place is not None:
             with node.changed:
                 node.changed.wait_for(lambda: node.left or node.fault, LEAVE_SECONDS)
         return node.stop(CLOSE_SECONDS)
 
-    def _exits(self, place: Place, error: BaseException | None) -> list[WorkerExited]:
-        """Return how the workers ended, as far as torchrun's own end tells."""
+    def _last_words(
+        self, place: Place | None, error: BaseException | None
+    ) -> list[WorkerExited] | list[Goodbye]:
+        """Return how the workers ended, as far as torchrun's own end tells, or why it leaves."""
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-        if error is None:
+        if place is not None and error is None:
             sizes = range(self._settings.launch.local_world_size)
             return [_exited(place, local_rank, 0, "") for local_rank in sizes]
-        if isinstance(error, ChildFailedError):
+        if place is not None and isinstance(error, ChildFailedError):
             return [
-                _exited(place, failure.local_rank, failure.exitcode, _message(failure))
+                _exited(place, failure.local_rank, failure.exitcode, _message(failure), final=True)
                 for failure in error.failures.values()
             ]
-        return [_exited(place, 0, 1, f"{type(error).__name__}: {error}")]
+        reason = "torchrun ended" if error is None else f"{type(error).__name__}: {error}"
+        return [Goodbye(reason=cut(reason), failed=error is not None)]
 
     def _started(self) -> TorchrunNode:
         if self._node is None:
             from holdfast_agent.torchrun_node import TorchrunNode
 
             agent_id = secrets.token_hex(8)
-            self._node = TorchrunNode(self._settings, agent_id, self._own, self._make_store)
+            self._node = TorchrunNode(self._settings, agent_id, self._own, self._stores.serve)
             self._node.start()
         return self._node
 
-    def _wait(self, node: TorchrunNode) -> Place:
+    def _wait(self, node: TorchrunNode, deadline: float) -> Place:
         from torch.distributed.elastic.rendezvous import (
             RendezvousClosedError,
             RendezvousConnectionError,
@@ -181,7 +186,6 @@ class HoldfastHandler:
             RendezvousTimeoutError,
         )
 
-        deadline = time.monotonic() + self._join_seconds
         with node.changed:
             while True:
                 if node.fault:
@@ -202,48 +206,44 @@ class HoldfastHandler:
                 # In turns, so that torchrun's signal handlers run.
                 node.changed.wait(min(left, 0.5))
 
+    def _gather(self, node: TorchrunNode, place: Place, deadline: float) -> bool:
+        """Wait until every torchrun of the world is in it; False: look for another world.
+
+        What torchrun does next waits in the store for all of them, deaf to news of the master: for
+        one that has ended since the world was decided it would wait until the store's time-out.
+        """
+        while time.monotonic() < deadline:
+            with node.changed:
+                if node.place is not place or node.left or node.fault or self._closed:
+                    return False
+            if self._stores.all_there(place):
+                return True
+            with node.changed:
+                node.changed.wait(GATHER_SECONDS)
+        return False
+
     def _info(self, place: Place) -> Any:
-        from torch.distributed import PrefixStore
         from torch.distributed.elastic.rendezvous import RendezvousInfo
         from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
         world = place.assignment
-        store = PrefixStore(f"holdfast/{place.round}", self._store(place))
         return RendezvousInfo(
-            store,
+            self._stores.of(place),
             world.group_rank,
             world.group_world_size,
             RendezvousStoreInfo(world.store_host, world.store_port),
         )
 
-    def _store(self, place: Place) -> Any:
-        from datetime import timedelta
 
-        from torch.distributed import TCPStore
-
-        world = place.assignment
-        own = self._stores.get(world.store_id)
-        if own is not None:
-            return own
-        limit = timedelta(seconds=STORE_SECONDS)
-        return TCPStore(world.store_host, world.store_port, is_master=False, timeout=limit)
-
-    def _make_store(self, store_id: str) -> int:
-        from torch.distributed import TCPStore
-
-        store = TCPStore(self._own, 0, is_master=True, wait_for_workers=False)
-        self._stores[store_id] = store
-        while len(self._stores) > KEPT_STORES:
-            self._stores.popitem(last=False)
-        return int(store.port)
-
-
-def _exited(place: Place, local_rank: int, code: int, text: str) -> WorkerExited:
+def _exited(
+    place: Place, local_rank: int, code: int, text: str, *, final: bool = False
+) -> WorkerExited:
     return WorkerExited(
         local_rank=local_rank,
         rank=place.assignment.base_rank + local_rank,
         exit_code=code,
         error_message=cut(text),
+        final=final,
     )
 
 

@@ -35,10 +35,13 @@ class EvidenceKind(enum.Enum):
     RESCALED = Cause.RESCALED
 
 
-_TAKEN = {
-    EvidenceKind.NODE_REMOVED,
-    EvidenceKind.PREEMPTED,
-}
+TAKEN = frozenset(
+    {
+        EvidenceKind.NODE_REMOVED,
+        EvidenceKind.PREEMPTED,
+    }
+)
+"""Somebody took the node away."""
 _DIED = {
     EvidenceKind.WORKER_CRASHED,
     EvidenceKind.POD_FAILED,
@@ -50,7 +53,7 @@ _DIED = {
     EvidenceKind.ROUND_LOST,
 }
 _STRENGTHS = (
-    (_TAKEN, 5),
+    (TAKEN, 5),
     (_DIED, 4),
     ({EvidenceKind.WORKER_RAISED}, 3),
     ({EvidenceKind.WORKER_EXITED}, 2),
@@ -98,6 +101,8 @@ class Evidence:
     conditions: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     """Log patterns of the rules that were found in the process's standard error."""
+    final: bool = False
+    """Who started the process has no restarts left: it takes part in no further world."""
 
 
 def worker_kind(exit_code: int, error_type: str) -> EvidenceKind:

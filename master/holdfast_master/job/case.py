@@ -64,6 +64,8 @@ class Case:
     terminal: str = ""
     """Why the job would have to end, as things stand; empty: it need not."""
     end_reason: str = ""
+    given_up: str = ""
+    """Who takes part in no further world, because it has no restarts left; empty: nobody."""
 
     @property
     def planned(self) -> bool:
@@ -85,6 +87,8 @@ class Case:
         """The node that the evidence is about is part of the incident."""
         if item.node_rank is not None:
             self.involved.setdefault(item.node_rank, item.at)
+        if item.final and not self.given_up:
+            self.given_up = f"the torchrun of node {item.node_rank} has no restarts left"
 
     def add(self, item: Evidence) -> bool:
         """Take one more piece of evidence; True: the culprit is another one now."""

@@ -22,6 +22,11 @@ def judge(desk: Desk, case: Case) -> None:
     reason, text = "", ""
     if case.response.action is FailureAction.FAIL_JOB:
         reason, text = EndReason.FAIL_JOB_RULE, f"{case.response.reason}: {case.best.text}"
+    elif case.given_up and case.kind not in failure.TAKEN:
+        # As under torch's own rendezvous, which such a torchrun closes for all. But a node that was
+        # taken away is nobody's failure, and its job goes on with those that are left or come back.
+        reason = EndReason.FAILURE_BUDGET_EXHAUSTED
+        text = f"{case.given_up} (--max-restarts); the last was: {case.best.text}"
     elif charge.kind is not None:
         can = budgets.afford(balance(desk, charge.kind))
         if not can.ok:

@@ -208,9 +208,11 @@ def cost_class(case: Case | None) -> GoodputClass:
 
 
 def _add(desk: Desk, case: Case, item: Evidence) -> None:
+    before, given_up = case.best, case.given_up
     case.involve(item)
-    before = case.best
     if not case.add(item):
+        if case.given_up != given_up:
+            charges.judge(desk, case)
         return
     case.detection = max(case.detection, case.opened_at - item.at)
     if (before.kind, before.node_rank) != (item.kind, item.node_rank):

@@ -85,8 +85,17 @@ def _exited(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:
         if message.exit_code == 0:
             _finished(desk, node, world, message)
             return
-    if message.exit_code == 0 or not incidents.concerns(desk, number):
+    if message.exit_code == 0:
         return
+    if incidents.concerns(desk, number):
+        _failed(desk, node, number, message)
+    if message.final and not any(case.given_up for case in desk.open_cases()):
+        # Nobody's incident: the world goes on without it.
+        text = f"the torchrun of node {node.rank} has no restarts left and ended"
+        losses.lose(desk, node, EvidenceKind.AGENT_FAILED, text)
+
+
+def _failed(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:
     patterns = tuple(
         node.patterns[index] for index in message.matched_patterns if index < len(node.patterns)
     )
@@ -100,6 +109,7 @@ def _exited(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:
         rank=message.rank,
         exit_code=message.exit_code,
         patterns=patterns,
+        final=message.final,
     )
     case = desk.case
     if case is None or case.count < _SHOWN_EXITS:

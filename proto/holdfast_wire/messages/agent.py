@@ -211,6 +211,8 @@ class WorkerExited:
     """The process ended after SAVE_AND_STOP was answered, with its boundary complete."""
     step: int = 0
     """Last step that it completed."""
+    final: bool = False
+    """Nobody starts it again: the torchrun around it has no restarts left and ends."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -497,6 +497,7 @@ class WorkerExited(google.protobuf.message.Message):
     AGE_SECONDS_FIELD_NUMBER: builtins.int
     BOUNDARY_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    FINAL_FIELD_NUMBER: builtins.int
     local_rank: builtins.int
     rank: builtins.int
     pid: builtins.int
@@ -513,6 +514,8 @@ class WorkerExited(google.protobuf.message.Message):
     """The process ended after SAVE_AND_STOP was answered, with its boundary complete."""
     step: builtins.int
     """Last step that it completed."""
+    final: builtins.bool
+    """Nobody starts it again: the torchrun around it has no restarts left and ends."""
     @property
     def matched_patterns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Indices of Welcome.log_patterns that matched."""
@@ -531,8 +534,9 @@ class WorkerExited(google.protobuf.message.Message):
         age_seconds: builtins.float = ...,
         boundary: builtins.bool = ...,
         step: builtins.int = ...,
+        final: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_seconds", b"age_seconds", "boundary", b"boundary", "error_message", b"error_message", "error_type", b"error_type", "exit_code", b"exit_code", "local_rank", b"local_rank", "matched_patterns", b"matched_patterns", "pid", b"pid", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_seconds", b"age_seconds", "boundary", b"boundary", "error_message", b"error_message", "error_type", b"error_type", "exit_code", b"exit_code", "final", b"final", "local_rank", b"local_rank", "matched_patterns", b"matched_patterns", "pid", b"pid", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step"]) -> None: ...
 
 Global___WorkerExited: typing_extensions.TypeAlias = WorkerExited
 
