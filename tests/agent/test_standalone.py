@@ -141,14 +141,18 @@ def test_a_signal_ends_the_run_and_everything(
     assert list((tmp_path / "tmp").glob("holdfast_run_*")) == []
 
 
-def test_a_killed_agent_takes_its_master_along(start: Start) -> None:
-    """After kill -9 the master does not serve on for a job that nobody runs."""
+def test_a_killed_agent_takes_its_master_along(start: Start, tmp_path: Path) -> None:
+    """After kill -9 the master does not serve on, and the next agent removes what is left."""
     agent = start("--nproc-per-node=1", "train.py", "5000")
     _until(lambda: "start" in agent.output(), agent)
     family = agent.family()
     assert _master(agent) in family
     agent.send(signal.SIGKILL)
     assert wait_gone(family, 3.0) == []
+    left = list((tmp_path / "tmp").glob("holdfast_*"))
+    assert sorted("run_" in path.name for path in left) == [False, True]
+    assert start("--nproc-per-node=1", "--no-python", "true").wait(120) == 0
+    assert list((tmp_path / "tmp").glob("holdfast_*")) == []
 
 
 def test_a_killed_master_has_a_successor_and_training_goes_on(start: Start) -> None:

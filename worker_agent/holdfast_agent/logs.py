@@ -7,15 +7,14 @@ construction. Blocking (directories are made): call `LogKeeper.open_round` in a 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from holdfast_agent import scratch
 from holdfast_agent.errors import InputError
 from holdfast_agent.launch import LogFlags
 
@@ -54,13 +53,13 @@ class LogKeeper:
         """Prepare the run's directory; raises InputError when it cannot be made."""
         self._flags = flags
         self._role = role
-        self.scratch = Path(tempfile.mkdtemp(prefix="holdfast_"))
-        """0700; stack dumps and unasked captures, removed at the end."""
-        self._own_logs = None if flags.log_dir else self.scratch / "logs"
+        self.scratch = scratch.make()
+        """Stack dumps and unasked captures, removed at the end, or by a later agent's start."""
+        self._own_logs = None if flags.log_dir else self.scratch / scratch.LOGS
         try:
             self._specs = self._make_specs()
         except InputError:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            scratch.remove(self.scratch)
             raise
 
     def open_round(
@@ -97,8 +96,9 @@ class LogKeeper:
     def close(self, *, keep: bool) -> Path | None:
         """Remove what is temporary; return the directory that was kept because something failed."""
         if keep and self._own_logs is not None and self._own_logs.exists():
+            scratch.keep(self.scratch)
             return self._own_logs
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        scratch.remove(self.scratch)
         return None
 
     def _make_specs(self) -> Any:

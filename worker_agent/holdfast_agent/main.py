@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.page import Page
-from holdfast_agent import config, contract, zygote
+from holdfast_agent import config, contract, scratch, zygote
 from holdfast_agent.config import Settings
 from holdfast_agent.decide.leaving import ExitCode, after_signal
 from holdfast_agent.errors import AgentError, InputError
@@ -111,6 +111,7 @@ def _run(
     settings: Settings, inherited: Mapping[str, str], variables: Mapping[str, str | None]
 ) -> int:
     """Start what must be started before grpc, then work; nothing is left behind."""
+    scratch.sweep()
     logs = LogKeeper(settings.launch.logs, settings.launch.role)
     page = Page.create(settings.launch.local_world_size)
     for name in contract.WITHHELD:

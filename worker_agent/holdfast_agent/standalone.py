@@ -12,16 +12,14 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from holdfast_agent import scratch
 from holdfast_agent.config import Settings
 from holdfast_agent.errors import StandaloneError
 from holdfast_agent.zygote.tree import die_with_parent
@@ -53,7 +51,7 @@ class Standalone:
 
     def __init__(self, settings: Settings) -> None:
         """Make the files and start the master; its address is known a little later."""
-        self._home = Path(tempfile.mkdtemp(prefix="holdfast_run_"))
+        self._home = scratch.make("run_")
         self._endpoint_file = self._home / "endpoint.json"
         self.log_file = self._home / "master.log"
         uid = uuid.uuid4().hex
@@ -111,7 +109,7 @@ class Standalone:
         """End the master and remove its files, which hold nothing that outlives the run."""
         self._process.kill()
         self._process.wait()
-        shutil.rmtree(self._home, ignore_errors=True)
+        scratch.remove(self._home)
 
     def _write_credentials(self, uid: str) -> None:
         now = dt.datetime.now(dt.UTC)
