@@ -82,6 +82,17 @@ def test_what_a_living_process_owns_stays(
     assert all((folder / "round_1" / "key.pem").exists() for folder in owner[1])
 
 
+def test_a_killed_process_that_nobody_waited_for_is_dead(
+    owner: tuple[subprocess.Popen[str], list[Path]],
+) -> None:
+    """Its parent may never ask how it ended."""
+    process, folders = owner
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    scratch.sweep()
+    assert not any(folder.exists() for folder in folders)
+
+
 def test_a_process_id_that_is_used_again_saves_nothing(left: list[Path]) -> None:
     """The owner is who started then, not who has its number now."""
     _tell(left[0], pid=os.getpid())

@@ -143,9 +143,9 @@ def _boot() -> str:
 
 
 def _start(pid: int) -> int:
-    """When it started, in ticks since boot."""
+    """When it started, in ticks since boot; -1: it does not live, though nobody may have waited."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return -1
-    return int(fields[19])
+    return -1 if state in {"Z", "X"} else int(fields[18])

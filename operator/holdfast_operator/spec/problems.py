@@ -45,12 +45,18 @@ class ProblemKind(enum.Enum):
 
     @property
     def unreadable(self) -> bool:
-        """Whether the field's value means nothing, so that rules about it say nothing new."""
+        """Whether the field's value means nothing, so that rules about it say nothing true."""
         return self in _UNREADABLE
 
 
 _UNREADABLE: Final = frozenset(
-    {ProblemKind.TYPE, ProblemKind.REQUIRED, ProblemKind.UNKNOWN, ProblemKind.CHOICE}
+    {
+        ProblemKind.TYPE,
+        ProblemKind.REQUIRED,
+        ProblemKind.UNKNOWN,
+        ProblemKind.CHOICE,
+        ProblemKind.BOUND,
+    }
 )
 
 

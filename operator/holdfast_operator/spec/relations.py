@@ -66,12 +66,23 @@ def _counterpart(item: Any, old: Any, schema: Schema) -> Any:
 
 def _readable(rule: Rule, path: Path, known: Sequence[Problem]) -> bool:
     """Whether every field that the rule names has a value that means something."""
-    reads = [
-        path + tuple(step for step in match.group(1).split(".") if step)
-        for match in _READ.finditer(rule.expression)
-    ]
+    reads = [path + read for read in _reads(rule)]
     wrong = [place for problem in known if problem.kind.unreadable for place in _places(problem)]
     return not any(read[: len(place)] == place for read in reads for place in wrong)
+
+
+def _reads(rule: Rule) -> frozenset[Path]:
+    """The fields that the rule names."""
+    return frozenset(
+        tuple(step for step in match.group(1).split(".") if step)
+        for match in _READ.finditer(rule.expression)
+    )
+
+
+def _blamed(rule: Rule) -> Path:
+    """The field that is wrong where the rule does not hold: the only one that it is about."""
+    reads = _reads(rule)
+    return next(iter(reads)) if not rule.field and len(reads) == 1 else rule.field
 
 
 def _places(problem: Problem) -> tuple[Path, ...]:
@@ -89,10 +100,11 @@ def _broken(
         if not certain:  # a fault that is reported already keeps the rule from running
             return None
         message = f"the rule {rule.expression!r} cannot be evaluated: {error}"
-    blamed = value_at(new, rule.field)
+    field = _blamed(rule)
+    blamed = value_at(new, field)
     value = "" if blamed is None or isinstance(blamed, dict | list) else show_value(blamed)
     return Problem(
-        path=path + rule.field,
+        path=path + field,
         kind=ProblemKind.RELATION,
         value=value,
         fault=f"is refused: {message}" if value else message,
