@@ -20,6 +20,7 @@ from holdfast_cli.client import JobClient
 from holdfast_cli.failures import EXIT_CODES, BadInputError, CliError, JobFailedError
 from holdfast_cli.home import find_job
 from holdfast_cli.listing import list_jobs
+from holdfast_wire import variables
 from holdfast_wire.messages import (
     DrainNodeRequest,
     DumpStacksRequest,
@@ -57,6 +58,8 @@ class _Commands(click.Group):
 @click.version_option(package_name="holdfast")
 def main() -> None:
     """Run ElasticJobs on this machine, and watch and steer them through their masters."""
+    for notice in variables.unknown(os.environ):
+        click.echo(f"holdfast: {notice}", err=True)
 
 
 def _ask(job: str, request: object, timeout_s: float = 10.0) -> Any:

@@ -230,6 +230,36 @@ def test_a_standalone_run_complains_only_of_what_it_ignores(script: str, pet: ob
         pytest.param([], {"HOLDFAST_LOG_LEVEL": "loud"}, ["LOG_LEVEL", "'loud'"], id="level"),
         pytest.param([], {"HOLDFAST_MASTER": "host"}, ["HOLDFAST_MASTER", "host:port"], id="host"),
         pytest.param([], {"HOLDFAST_MASTER": "h:0"}, ["HOLDFAST_MASTER", "'h:0'"], id="port"),
+        pytest.param(
+            [], {"PET_NPROC_PER_NODE": "foo"}, ["PET_NPROC_PER_NODE='foo'", "a number"], id="pet-n"
+        ),
+        pytest.param(
+            [],
+            {"HOLDFAST_NPROC_PER_NODE": "foo"},
+            ["HOLDFAST_NPROC_PER_NODE='foo'", "a number"],
+            id="holdfast-n",
+        ),
+        pytest.param(
+            ["--nproc-per-node=foo"],
+            {"PET_NPROC_PER_NODE": "2"},
+            ["--nproc-per-node='foo'"],
+            id="flag-before-variable",
+        ),
+        pytest.param(
+            [], {"PET_MAX_RESTARTS": "x"}, ["PET_MAX_RESTARTS='x'", "whole number"], id="pet-text"
+        ),
+        pytest.param([], {"PET_MAX_RESTARTS": "-1"}, ["PET_MAX_RESTARTS=-1"], id="pet-restarts"),
+        pytest.param([], {"PET_NNODES": "x"}, ["PET_NNODES='x'", "MIN:MAX"], id="pet-nnodes"),
+        pytest.param(
+            [], {"PET_NUMA_BINDING": "x"}, ["PET_NUMA_BINDING='x'", "node"], id="pet-numa"
+        ),
+        pytest.param(
+            ["--local-ranks-filter=0,2", "--nproc-per-node=2"],
+            {},
+            ["--local-ranks-filter='0,2'", "0 to 1", "2 is none"],
+            id="filter-beyond",
+        ),
+        pytest.param(["--tee=1:3"], {}, ["--tee='1:3'", "0 only"], id="tee-beyond"),
         pytest.param([], {"PYTHON_EXEC": "/no/python"}, ["PYTHON_EXEC", "/no/python"], id="python"),
     ],
 )
@@ -310,6 +340,34 @@ def test_torchruns_handler_needs_an_endpoint(managed: dict[str, str]) -> None:
     without = {name: value for name, value in managed.items() if name != "HOLDFAST_MASTER"}
     with pytest.raises(InputError, match="--rdzv-endpoint"):
         config.for_torchrun(without, "", None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "endpoint", "nproc", "part"),
+    [
+        ({}, "foo", None, "--rdzv-endpoint='foo': expected host:port"),
+        ({"PET_RDZV_ENDPOINT": "foo"}, "foo", None, "PET_RDZV_ENDPOINT='foo'"),
+        ({"HOLDFAST_MASTER": "foo"}, "", None, "HOLDFAST_MASTER='foo'"),
+        ({}, "a:1", "foo", "--nproc-per-node='foo'"),
+        ({"PET_NPROC_PER_NODE": "foo"}, "a:1", None, "PET_NPROC_PER_NODE='foo'"),
+        ({"HOLDFAST_NPROC_PER_NODE": "foo"}, "a:1", None, "HOLDFAST_NPROC_PER_NODE='foo'"),
+    ],
+)
+def test_torchruns_handler_complains_under_the_name_that_was_used(
+    managed: dict[str, str], environ: dict[str, str], endpoint: str, nproc: str | None, part: str
+) -> None:
+    """A flag, a torchrun variable and ours lead to the same setting."""
+    with pytest.raises(InputError) as caught:
+        config.for_torchrun({**managed, **environ}, endpoint, nproc)
+    assert part in str(caught.value)
+
+
+def test_a_variable_that_nothing_reads_is_told(script: str, pet: object) -> None:
+    """Not refused: a script may have its own, and Kubernetes makes some of a Service's name."""
+    environ = {"HOLDFAST_GRACE_SECOND": "5", "HOLDFAST_HOME": "/x", "HOLDFAST_UI_PORT": "tcp://1"}
+    (note,) = _load(script, **environ).notes
+    assert note.startswith("HOLDFAST_GRACE_SECOND has no effect")
+    assert "did you mean HOLDFAST_GRACE_SECONDS?" in note
 
 
 def test_the_table_of_flags_is_the_parsers() -> None:

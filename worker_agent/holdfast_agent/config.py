@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast_agent import flags
 from holdfast_agent.errors import InputError
 from holdfast_agent.launch import Launch
-from holdfast_wire import keys
+from holdfast_wire import keys, variables
 
 ENV_GRACE = "HOLDFAST_GRACE_SECONDS"
 """Time between SIGTERM to the agent and its end; in a pod its grace period minus 5 s."""
@@ -94,6 +94,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         notes=(
             *flags.notes(launch, known, standalone=standalone),
             *flags.variable_notes(environ),
+            *variables.unknown(environ),
             *_nnodes_notes(launch, environ, standalone=standalone),
         ),
     )
@@ -111,15 +112,28 @@ def for_torchrun(environ: Mapping[str, str], endpoint: str, nproc: str | None) -
     Raises:
         InputError: a variable is missing or wrong.
     """
-    variables = {**environ}
+    named = {**environ}
     if endpoint:
-        variables[keys.ENV_MASTER] = endpoint
-    if not variables.get(keys.ENV_MASTER):
+        given = environ.get(keys.PET_RDZV_ENDPOINT) == endpoint
+        _check_endpoint(keys.PET_RDZV_ENDPOINT if given else "--rdzv-endpoint", endpoint)
+        named[keys.ENV_MASTER] = endpoint
+    if not named.get(keys.ENV_MASTER):
         raise InputError("--rdzv-endpoint", endpoint, "the job master's host:port")
-    check(variables)
-    text = nproc or environ.get(keys.PET_NPROC_PER_NODE) or environ.get(keys.ENV_NPROC_PER_NODE)
-    launch = Launch(script="torchrun", local_world_size=flags.local_world_size(text or "1"))
-    return _with_identity(Settings(launch=launch, standalone=False), variables)
+    check(named)
+    launch = Launch(script="torchrun", local_world_size=_local_size(environ, nproc))
+    return _with_identity(Settings(launch=launch, standalone=False), named)
+
+
+def _local_size(environ: Mapping[str, str], nproc: str | None) -> int:
+    named = (
+        (name, environ.get(name)) for name in (keys.PET_NPROC_PER_NODE, keys.ENV_NPROC_PER_NODE)
+    )
+    given = ((flags.NPROC_FLAG, nproc), *named)
+    name, text = next((one for one in given if one[1]), (flags.NPROC_FLAG, "1"))
+    try:
+        return flags.local_world_size(text or "1")
+    except InputError as error:
+        raise error.under(name) from error.__cause__
 
 
 def check(environ: Mapping[str, str]) -> None:
@@ -137,9 +151,7 @@ def check(environ: Mapping[str, str]) -> None:
     _endpoint(environ)
     for name in (keys.ENV_JOB, keys.ENV_JOB_UID, keys.ENV_NODE_RANK, keys.ENV_TLS_DIR):
         if not environ.get(name):
-            raise InputError(
-                name, environ.get(name, ""), f"a value, because {keys.ENV_MASTER} is set"
-            )
+            raise InputError(name, environ.get(name, ""), "a value, because a job master is named")
     _number(environ, keys.ENV_NODE_RANK)
     tls_dir = Path(environ[keys.ENV_TLS_DIR])
     for file in (keys.CA_FILE, keys.CERT_FILE, keys.KEY_FILE):
@@ -186,10 +198,14 @@ def _nnodes_notes(
 
 def _endpoint(environ: Mapping[str, str]) -> str:
     text = environ[keys.ENV_MASTER]
+    _check_endpoint(keys.ENV_MASTER, text)
+    return text
+
+
+def _check_endpoint(name: str, text: str) -> None:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise InputError(keys.ENV_MASTER, text, "host:port, for example 10.0.0.7:7777")
-    return text
+        raise InputError(name, text, "host:port, for example 10.0.0.7:7777")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

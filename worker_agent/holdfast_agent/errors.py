@@ -16,7 +16,11 @@ class InputError(AgentError):
     def __init__(self, name: str, value: object, expected: str) -> None:
         """Name the flag or variable, its value, and what would be right."""
         super().__init__(f"{name}={value!r}: expected {expected}")
-        self.name = name
+        self.name, self.value, self.expected = name, value, expected
+
+    def under(self, name: str) -> InputError:
+        """Return the same complaint under the name that the person has used."""
+        return InputError(name, self.value, self.expected)
 
 
 class RefusedError(AgentError):

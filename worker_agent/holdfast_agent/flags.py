@@ -7,6 +7,7 @@ HOLDFAST_* variables are `config`'s. Imports torch, inside functions, because th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import shutil
 import signal
@@ -14,8 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from holdfast_agent import log_flags
 from holdfast_agent.errors import InputError
-from holdfast_agent.launch import Launch, LogFlags
+from holdfast_agent.launch import Launch
+from holdfast_wire import keys
 
 PROGRAM = "holdfast-run"
 
@@ -43,6 +46,8 @@ SENSELESS_VARIABLES: Mapping[str, str] = {
 }
 """Variables of torchrun's own agent that have no effect here, and why."""
 
+NPROC_FLAG = "--nproc-per-node"
+
 HELP_NOTE = (
     "holdfast-run takes every torchrun flag. Differences: --max-restarts bounds the job's failure "
     "budget, and where it is not given the job's own budget holds (torchrun's default is 0: the "
@@ -65,18 +70,30 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | 
         SystemExit: with code 2 from the parser (unknown flag, missing script), 0 for --help.
     """
     _check_boolean_variables(environ)
-    args = _parser().parse_args(list(argv))
     typed = _typed_flags(argv)
+    _check_typed_variables(environ, typed)
+    args = _parser().parse_args(list(argv))
     from_environment = {
         name: environ[f"PET_{name.upper()}"]
         for name in vars(args)
         if f"PET_{name.upper()}" in environ and name not in typed
     }
     given = typed | from_environment.keys()
+    sources = {f"--{name.replace('_', '-')}": f"PET_{name.upper()}" for name in from_environment}
     if "nproc_per_node" not in given and nproc_default is not None:
         args.nproc_per_node = nproc_default
+        sources[NPROC_FLAG] = keys.ENV_NPROC_PER_NODE
+    try:
+        launch = _launch(args, environ, frozenset(given))
+    except InputError as error:
+        raise error.under(sources.get(error.name, error.name)) from error.__cause__
+    return dataclasses.replace(launch, from_environment=from_environment)
+
+
+def _launch(args: argparse.Namespace, environ: Mapping[str, str], given: frozenset[str]) -> Launch:
     low, high = _nnodes(args.nnodes)
     _check_command(args)
+    size = local_world_size(args.nproc_per_node)
     return Launch(
         script=args.training_script,
         args=tuple(args.training_script_args),
@@ -86,7 +103,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | 
         min_nodes=low,
         max_nodes=high,
         nnodes_given="nnodes" in given,
-        local_world_size=local_world_size(args.nproc_per_node),
+        local_world_size=size,
         max_restarts=_max_restarts(args.max_restarts) if "max_restarts" in given else None,
         role=args.role,
         rdzv_id=args.rdzv_id if "rdzv_id" in given else None,
@@ -96,9 +113,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | 
         virtual_local_rank=args.virtual_local_rank,
         numa=args.numa_binding,
         local_addr=args.local_addr,
-        logs=_logs(args, environ),
-        given=frozenset(given),
-        from_environment=from_environment,
+        logs=log_flags.parse(args, environ, size),
+        given=given,
     )
 
 
@@ -160,6 +176,19 @@ def _check_boolean_variables(environ: Mapping[str, str]) -> None:
             raise InputError(name, value, "0 or 1")
 
 
+def _check_typed_variables(environ: Mapping[str, str], typed: frozenset[str]) -> None:
+    """Refuse what torch's parser would refuse under the name of a flag that nobody has typed."""
+    for action in _parser()._actions:  # noqa: SLF001 - argparse has no public way to list actions
+        name = f"PET_{action.dest.upper()}"
+        value = environ.get(name)
+        if value is None or action.dest in typed:
+            continue
+        if action.type is int and not value.strip().removeprefix("-").isdecimal():
+            raise InputError(name, value, "a whole number")
+        if action.choices is not None and value not in action.choices:
+            raise InputError(name, value, f"one of {', '.join(map(str, action.choices))}")
+
+
 def _interpreter(environ: Mapping[str, str], *, in_process: bool) -> str | None:
     name = environ.get("PYTHON_EXEC")
     if name is None or in_process or name == sys.executable:
@@ -187,9 +216,9 @@ def local_world_size(text: str) -> int:
         size = int(determine_local_world_size(text))
     except ValueError as error:
         remedy = f"a number, auto, cpu, gpu or xpu ({error})"
-        raise InputError("--nproc-per-node", text, remedy) from error
+        raise InputError(NPROC_FLAG, text, remedy) from error
     if size < 1:
-        raise InputError("--nproc-per-node", text, "at least 1 process")
+        raise InputError(NPROC_FLAG, text, "at least 1 process")
     return size
 
 
@@ -218,46 +247,6 @@ def _shutdown_seconds(flag: int | None, environ: Mapping[str, str]) -> float:
     if not value.strip().isdecimal():
         raise InputError(name, value, "whole seconds, 0 or more")
     return float(value)
-
-
-def _logs(args: argparse.Namespace, environ: Mapping[str, str]) -> LogFlags:
-    template = args.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
-    if args.log_dir and Path(args.log_dir).is_file():
-        raise InputError("--log-dir", args.log_dir, "a directory, this is a file")
-    return LogFlags(
-        log_dir=args.log_dir,
-        redirects=_std("--redirects", args.redirects),
-        tee=_std("--tee", args.tee),
-        ranks_filter=_ranks_filter(args.local_ranks_filter),
-        prefix_template=template,
-        stdout_filters=_words(args.duplicate_stdout_filters),
-        stderr_filters=_words(args.duplicate_stderr_filters),
-        specs=args.logs_specs,
-    )
-
-
-def _std(name: str, text: str) -> str:
-    from torch.distributed.elastic.multiprocessing import Std
-
-    try:
-        Std.from_str(text)
-    except ValueError as error:
-        raise InputError(name, text, "0 to 3, or a list such as 0:1,1:3") from error
-    return text
-
-
-def _ranks_filter(text: str) -> frozenset[int] | None:
-    if not text:
-        return None
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise InputError("--local-ranks-filter", text, "local ranks, for example 0,2")
-    return frozenset(int(part) for part in parts)
-
-
-def _words(value: Sequence[str] | str) -> tuple[str, ...]:
-    # A PET_* default arrives as the plain text, a flag as torch's list.
-    return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
 
 
 def _check_command(args: argparse.Namespace) -> None:
