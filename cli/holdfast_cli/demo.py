@@ -16,6 +16,7 @@ from pathlib import Path
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import CliError
 from holdfast_cli.home import JobHome, find_job
+from holdfast_cli.output import say
 from holdfast_cli.runner.processes import descendants
 from holdfast_cli.runner.start import RunOptions, run_job
 from holdfast_cli.watching import FINAL_PHASES, View
@@ -98,7 +99,7 @@ def main() -> None:
         print(f"holdfast: {error}", file=sys.stderr)
         code = error.exit_code
     for line in _last_words(find_job(os.environ, "demo")) if code == 0 else ():
-        print(line)
+        say(line)
     sys.exit(code)
 
 

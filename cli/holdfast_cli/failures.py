@@ -37,6 +37,15 @@ class RefusedError(CliError):
     exit_code = 5
 
 
+class BackgroundEndedError(CliError):
+    """The background part of `run --detach` ended at once, with this exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        """Pass on its words and its code; negative: ended by that signal."""
+        super().__init__(text)
+        self.exit_code = code if code > 0 else 128 - code
+
+
 EXIT_CODES = {
     0: "done; for run and watch: the job succeeded",
     1: "run and watch: the job failed, or was stopped",
@@ -48,5 +57,6 @@ EXIT_CODES = {
     7: "journal verify: facts are lost",
     8: "replay: this release decides differently",
     130: "interrupted",
+    141: "nobody reads standard output any more (run goes on without a reader)",
 }
 """Every exit code of `holdfast`, for the documentation and the help text."""

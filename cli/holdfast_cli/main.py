@@ -20,6 +20,7 @@ from holdfast_cli.client import JobClient
 from holdfast_cli.failures import EXIT_CODES, BadInputError, CliError, JobFailedError
 from holdfast_cli.home import find_job
 from holdfast_cli.listing import list_jobs
+from holdfast_cli.output import UNREAD, abandon
 from holdfast_wire import variables
 from holdfast_wire.messages import (
     DrainNodeRequest,
@@ -50,6 +51,9 @@ class _Commands(click.Group):
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             sys.exit(130)
+        except BrokenPipeError:
+            abandon()
+            sys.exit(UNREAD)
 
 
 @click.group(

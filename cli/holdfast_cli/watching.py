@@ -174,12 +174,13 @@ class LiveView:
         return Group(Panel(facts, title=Text(clean(title.strip())), title_align="left"), lines)
 
 
-def choose_view(output: str = "text") -> View:
+def write_line(line: str) -> None:
+    """Write to standard output; raises BrokenPipeError where nobody reads it."""
+    print(line, file=sys.stdout, flush=True)
+
+
+def choose_view(output: str = "text", write: Callable[[str], None] = write_line) -> View:
     """Return a live view where standard output is a terminal, else plain lines, or JSON's."""
-
-    def write(line: str) -> None:
-        print(line, file=sys.stdout, flush=True)
-
     if output == "json":
         return JsonView(write)
     console = Console()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,27 @@ def test_two_runs_of_one_name_cannot_start_at_once(tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match="'odd': a job of that name runs already"):
             run_job(_job_file(tmp_path), RunOptions(), {"HOLDFAST_HOME": str(tmp_path / "home")})
     assert not (jobs / "odd").exists()
+
+
+def test_a_detached_job_that_cannot_start_ends_with_its_own_code(tmp_path: Path) -> None:
+    """What the background part says is passed on, with its exit code."""
+    jobs = tmp_path / "home" / "jobs"
+    jobs.mkdir(parents=True)
+    command = [sys.executable, "-m", "holdfast_cli.main", "run", "--detach"]
+    with (jobs / ".odd.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = subprocess.run(
+            [*command, str(_job_file(tmp_path))],
+            env={**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2, done.stderr
+    assert "metadata.name 'odd': a job of that name runs already" in done.stderr
+    assert "log: " in done.stderr
+    assert done.stderr.count("holdfast: ") == 1
 
 
 def test_detach_and_logs_exclude_each_other(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_pod_that_fails_before_its_agent_joins_is_an_event(training: Start) ->
         job.take(PodSeen(pod))
     told = [e.text for e in job.core.events_after(0, 1000) if e.reason == "PodFailed"]
     assert told == [
-        f"{uid} of node 7 ended with exit code 2 (its last words: error: unrecognized --x)"
-        " before its agent joined"
+        f"{uid} of node 7 ended with exit code 2 before its agent joined; its last words: "
+        "error: unrecognized --x"
         for uid in ("early-1", "early-2")
     ]

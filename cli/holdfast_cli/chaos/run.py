@@ -13,6 +13,7 @@ from holdfast_cli.chaos.compare import Comparison, Line, compare, read
 from holdfast_cli.chaos.inject import Chaos, Struck
 from holdfast_cli.chaos.schedule import Options, parse
 from holdfast_cli.home import JobHome, find_job, job_home
+from holdfast_cli.output import say
 from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.start import RunOptions, read_file, run_job
 from holdfast_wire.keys import ENV_STEP_LOG
@@ -35,23 +36,23 @@ def run_with_chaos(file: Path, text: str, environ: Mapping[str, str]) -> int:
     if options.peace:
         find_job(environ, peace)
     else:
-        print(f"chaos: first {name} in peace, as {peace}", flush=True)
+        say(f"chaos: first {name} in peace, as {peace}")
         code = _run(file, peace, environ, None)
         if code != 0:
-            print(f"chaos: {peace} ended with {code} without any fault; nothing to compare with")
+            say(f"chaos: {peace} ended with {code} without any fault; nothing to compare with")
             return code
-    print(f"chaos: now with --chaos {options.text()}", flush=True)
+    say(f"chaos: now with --chaos {options.text()}")
     chaos = Chaos(options)
     try:
         code = _run(file, name, environ, chaos)
     finally:
         chaos.close()
-    print(faults_text(options, chaos.struck))
+    say(faults_text(options, chaos.struck))
     if code != 0:
-        print(f"chaos: {name} ended with {code}; --chaos {options.text()} gives the same faults")
+        say(f"chaos: {name} ended with {code}; --chaos {options.text()} gives the same faults")
         return code
     found = compare(_lines(job_home(environ, name)), _lines(job_home(environ, peace)))
-    print(comparison_text(found))
+    say(comparison_text(found))
     return 0 if found.same else 1
 
 

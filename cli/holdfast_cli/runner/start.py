@@ -16,7 +16,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from holdfast_cli import watching
-from holdfast_cli.failures import BadInputError, JobNotFoundError, MasterUnreachableError
+from holdfast_cli.failures import (
+    BackgroundEndedError,
+    BadInputError,
+    JobNotFoundError,
+    MasterUnreachableError,
+)
 from holdfast_cli.home import (
     ENV_HOME,
     JobHome,
@@ -26,6 +31,7 @@ from holdfast_cli.home import (
     process_started,
     state_root,
 )
+from holdfast_cli.output import say
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.preflight import check_machine
@@ -93,7 +99,8 @@ def _supervise(job: ElasticJob, home: JobHome, record: JobRecord, options: RunOp
 def _show_notices(job: ElasticJob) -> None:
     """On the terminal of the person who starts the job, detached or not."""
     for notice in job_notices(job):
-        print(f"notice: {notice}", file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):
+            print(f"notice: {notice}", file=sys.stderr)
 
 
 def _no_directory(environ: Mapping[str, str], error: OSError) -> BadInputError:
@@ -179,8 +186,8 @@ def _remove_old(home: JobHome) -> None:
 
 def _view(options: RunOptions) -> watching.View:
     if options.supervised:
-        return watching.PlainView(lambda line: print(line, flush=True))
-    return watching.choose_view()
+        return watching.PlainView(say)
+    return watching.choose_view(write=say)
 
 
 def _detach(file: Path, home: JobHome, environ: Mapping[str, str]) -> int:
@@ -199,9 +206,23 @@ def _detach(file: Path, home: JobHome, environ: Mapping[str, str]) -> int:
     while time.monotonic() < deadline and child.poll() is None:
         if home.record_file.exists() and home.endpoint() and is_running(home.record()):
             name = home.record().name
-            print(f"{name} runs in the background (pid {child.pid}); log: {log}")
-            print(f"`holdfast watch {name}` follows it, `holdfast stop {name}` ends it")
+            say(f"{name} runs in the background (pid {child.pid}); log: {log}")
+            say(f"`holdfast watch {name}` follows it, `holdfast stop {name}` ends it")
             return 0
         time.sleep(0.05)
-    text = log.read_text(errors="replace").strip()
-    raise MasterUnreachableError(f"the job did not start (see {log}): {text[-2000:]}")
+    code = child.poll()
+    if code is None:
+        raise MasterUnreachableError(
+            f"the job's master does not answer {_DETACH_S:g} s after the start (pid {child.pid}, "
+            f"which goes on); log: {log}"
+        )
+    return _ended_early(code, log)
+
+
+def _ended_early(code: int, log: Path) -> int:
+    """The background part has ended before its job could be watched: pass on how, and its words."""
+    words = log.read_text(errors="replace").strip()[-2000:].removeprefix("holdfast: ")
+    if code == 0:
+        say(f"{words}\nthe job has ended already; log: {log}")
+        return 0
+    raise BackgroundEndedError(f"{words or 'the job did not start'} (log: {log})", code)

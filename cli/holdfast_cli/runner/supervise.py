@@ -15,6 +15,7 @@ from collections.abc import Callable
 from holdfast_cli import ending, watching
 from holdfast_cli.failures import CliError
 from holdfast_cli.home import JobHome, JobRecord
+from holdfast_cli.output import say
 from holdfast_cli.runner import last_words, processes
 from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob
@@ -100,7 +101,7 @@ class Supervisor:
             left = await asyncio.to_thread(processes.sweep)
             if left:
                 _log.error("processes that do not end: %s", left)
-        print(self._summary, flush=True)
+        say(self._summary)
         return self._exit_code()
 
     async def _work(self) -> None:

@@ -29,7 +29,7 @@ def pod_seen(desk: Desk, pod: PodObservation) -> None:
     if state.phase in ENDED | {JobPhase.STOPPING, JobPhase.SUSPENDED}:
         return
     desk.operator.note_early_end(pod.pod_uid)
-    text = f"{pod_end(pod)} before its agent joined"
+    text = pod_end(pod, "before its agent joined")
     desk.event(EventReason.POD_FAILED, text, Warn, node=pod.node_rank)
     # A master that may not know of a running world does not know which pods' agents had joined.
     if desk.running() is None and not desk.timers.running(Timer.ADOPT):

@@ -51,17 +51,21 @@ def worker_end(exited: WorkerExited, node: int, rank: int) -> str:
     return f"{who} {ending(exited.exit_code)}{said}"
 
 
-def pod_end(pod: PodObservation) -> str:
-    """What happened to a pod."""
-    name = pod.name or f"pod {pod.pod_uid}"
-    said = f" (its last words: {short(pod.text)})" if pod.text else ""
-    why = (f" ({pod.reason})" if pod.reason else "") + said
+def pod_end(pod: PodObservation, when: str = "") -> str:
+    """What happened to a pod, and (`when`) how far it was."""
+    who = f"{pod.name or f'pod {pod.pod_uid}'} of node {pod.node_rank}"
+    why = f" ({pod.reason})" if pod.reason else ""
+    when = f" {when}" if when else ""
+    said = f"; its last words: {short(pod.text)}" if pod.text else ""
+    return f"{who} {_pod_ending(pod)}{why}{when}{said}"
+
+
+def _pod_ending(pod: PodObservation) -> str:
     if pod.phase is PodPhase.SUCCEEDED:
-        return f"{name} of node {pod.node_rank} ended with exit code 0{why}"
+        return "ended with exit code 0"
     if pod.exit_code:
-        return f"{name} of node {pod.node_rank} {ending(pod.exit_code)}{why}"
-    state = "is gone" if pod.phase is PodPhase.GONE else "failed"
-    return f"{name} of node {pod.node_rank} {state}{why}"
+        return ending(pod.exit_code)
+    return "is gone" if pod.phase is PodPhase.GONE else "failed"
 
 
 def listing(numbers: list[int]) -> str:
