@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
+from holdfast_cli.runner.extra_roles import ExtraRoles
 from holdfast_operator.plan.actions import CreatePod, DeletePod, ScaleJob
-from holdfast_operator.plan.history import LONGEST_WAIT_S, SETTLED_S, wait_after
+from holdfast_operator.plan.history import (
+    EXTRA_ATTEMPTS,
+    LONGEST_WAIT_S,
+    SETTLED_S,
+    SlotHistory,
+    wait_after,
+)
 from holdfast_operator.plan.pods import Role, Slot
 from holdfast_wire.messages import ExcludeDecision, PodPhase, ReplaceDecision, ScaleDecision
 from job_files import TEMPLATE
@@ -206,6 +213,46 @@ def test_an_extra_pod_that_was_taken_away_comes_back() -> None:
     world.look()
     world.finish_deletions()
     assert creates(world.look()) == ["t-eval-0-1"]
+
+
+@pytest.mark.parametrize("policy", ["OnFailure", "Always"])
+def test_an_extra_role_that_cannot_start_is_given_up_until_it_is_wanted_anew(policy: str) -> None:
+    """With growing waits, every restart told; the job goes on without it and says so."""
+    world = running(**_roles(policy))
+    news = ExtraRoles()
+    told: list[str] = []
+    for incarnation in range(EXTRA_ATTEMPTS):
+        world.change(f"t-eval-0-{incarnation}", created_at=world.now, ready=False)
+        world.history = _born(world, incarnation)
+        world.now += 0.5
+        world.end(f"t-eval-0-{incarnation}", 3)
+        made = world.look()
+        told += news.news(made)
+        if made.requeue_after and not creates(made):
+            world.now += made.requeue_after
+            made = world.look()
+            told += news.news(made)
+        last = incarnation == EXTRA_ATTEMPTS - 1
+        assert creates(made) == ([] if last else [f"t-eval-0-{incarnation + 1}"])
+        if not last:
+            world.make(Slot("eval", 0), incarnation + 1)
+    assert told[0] == "t-eval-0-0 ended with exit code 3; t-eval-0-1 takes its place"
+    assert len(told) == EXTRA_ATTEMPTS
+    assert "in a row ended at once of: eval 0" in told[-1]
+    assert list(news.news(world.look())) == []
+    world.suspend(wanted=True)
+    world.settle()
+    world.suspend(wanted=False)
+    world.settle()
+    assert any(pod.slot == Slot("eval", 0) and pod.live for pod in world.pods.values())
+
+
+def _born(world: World, incarnation: int) -> dict[Slot, SlotHistory]:
+    slot = Slot("eval", 0)
+    entry = dataclasses.replace(
+        world.history[slot], incarnation=incarnation, born=world.now, settled=False
+    )
+    return {**world.history, slot: entry}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from holdfast_cli.failures import CliError
 from holdfast_cli.home import JobHome, JobRecord
 from holdfast_cli.output import say
 from holdfast_cli.runner import last_words, processes
+from holdfast_cli.runner.extra_roles import ExtraRoles
 from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.logs import follow_logs
@@ -66,6 +67,7 @@ class Supervisor:
         self._ended = False
         self._finished: FinishJob | None = None
         self._summary = ""
+        self._extra_roles = ExtraRoles()
         self._last = JobStatus()
         """The newest status with a loss: at its end a job has no ranks that could say one."""
         identities = LocalIdentities(home, record.uid)
@@ -90,7 +92,7 @@ class Supervisor:
             [asyncio.create_task(follow_logs(self._home.logs, view))] if self._show_logs else []
         )
         try:
-            await self._work()
+            await self._work(view)
         finally:
             self._ended = True
             sync.cancel()
@@ -104,11 +106,13 @@ class Supervisor:
         say(self._summary)
         return self._exit_code()
 
-    async def _work(self) -> None:
+    async def _work(self, view: watching.View) -> None:
         while True:
             made = self._job.plan(time.time())
             for action in made.actions:
                 await self._do(action)
+            for line in self._extra_roles.news(made):
+                view.note(line)
             if await self._is_over():
                 return
             self._changed.clear()

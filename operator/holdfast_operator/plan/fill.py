@@ -86,7 +86,11 @@ def _restarts(situation: Situation, slot: Slot, entry: SlotHistory) -> bool:
     """Whether an extra role's pod gets a successor; one that was taken away always does."""
     roles = situation.job.spec.extra_roles
     policy = next(role.restart_policy for role in roles if role.name == slot.name)
-    if policy is RestartPolicy.ALWAYS or entry.removed:
+    if entry.removed:
+        return True
+    if entry.given_up:
+        return False
+    if policy is RestartPolicy.ALWAYS:
         return True
     return policy is RestartPolicy.ON_FAILURE and not entry.succeeded
 

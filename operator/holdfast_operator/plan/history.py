@@ -22,6 +22,10 @@ FIRST_WAIT_S: Final = 1.0
 one early end is more often a fault from outside than a pod that cannot start."""
 LONGEST_WAIT_S: Final = 60.0
 """The wait doubles up to this, so that a mended image or disk is noticed within a minute."""
+EXTRA_ATTEMPTS: Final = 8
+"""Pods of an extra role in a row that fail at once before their place stays empty: with the waits
+about a minute. The world does not need them, so the job goes on; workers and the master have
+budgets and attempts of their own, which end it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,11 @@ class SlotHistory:
     """Since when its pod is more than is wanted; None where it is wanted."""
     surplus_generation: int = 0
     """Generation of the spec that made it surplus."""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a pod of an extra role here would only fail at once again."""
+        return self.quick >= EXTRA_ATTEMPTS and not self.succeeded
 
 
 History = Mapping[Slot, SlotHistory]
@@ -154,4 +163,7 @@ def _note_need(entry: SlotHistory, slot: Slot, generation: int | None, now: floa
         entry = dataclasses.replace(entry, succeeded=False)
     if entry.surplus_since is not None:
         return entry
+    if slot.role is Role.EXTRA:
+        # Wanted again, after a suspension or another size: that is a new try.
+        entry = dataclasses.replace(entry, quick=0, not_before=0.0)
     return dataclasses.replace(entry, surplus_since=now, surplus_generation=generation)

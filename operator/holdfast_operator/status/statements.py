@@ -7,11 +7,16 @@ which a failure is decided; the others always are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from holdfast_operator.plan.history import EXTRA_ATTEMPTS
 from holdfast_operator.plan.pods import Role, Slot, wanted_slots
 from holdfast_operator.plan.situation import Situation
 from holdfast_operator.plan.view import Outcome
 from holdfast_operator.status.conditions import Statement, holding
+
+EXTRA_GIVEN_UP: Final = "ExtraRoleGivenUp"
+"""Reason of Degraded: an extra role's pods ended at once too often."""
 
 
 def statements(
@@ -34,6 +39,23 @@ def statements(
     if outcome is not None and finished:
         kind = "Complete" if outcome.succeeded else "Failed"
         yield Statement(kind, True, outcome.reason, outcome.text)
+
+
+def _given_up(situation: Situation) -> str:
+    """Which places of extra roles stay empty, and what to do; empty: none."""
+    given_up = [
+        f"{slot.name} {slot.index}"
+        for slot in wanted_slots(situation.job.spec)
+        if slot.role is Role.EXTRA
+        and situation.entry(slot).given_up
+        and not any(pod.live for pod in situation.pods.get(slot, ()))
+    ]
+    if not given_up:
+        return ""
+    return (
+        f"{EXTRA_ATTEMPTS} pods in a row ended at once of: {', '.join(given_up)}; see the log of "
+        "the last one; no more are made until the job was suspended and resumed"
+    )
 
 
 def _suspended(situation: Situation) -> Statement:
@@ -97,7 +119,12 @@ def _is_coming(situation: Situation, slot: Slot) -> bool:
 def _degraded(situation: Situation, *, finished: bool) -> Statement:
     kind = "Degraded"
     spec, status = situation.job.spec, situation.master.status
-    if finished or spec.suspend or status is None or status.round == 0:
+    if finished or spec.suspend:
+        return Statement(kind, False, "AsRequested")
+    given_up = _given_up(situation)
+    if given_up:
+        return Statement(kind, True, EXTRA_GIVEN_UP, given_up)
+    if status is None or status.round == 0:
         return Statement(kind, False, "AsRequested")
     expected = spec.replicas - spec.replicas % spec.node_unit
     if status.active_nodes < expected:
