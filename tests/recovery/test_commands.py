@@ -98,10 +98,10 @@ def _steer(job: RunningJob) -> None:
 def _check_watched(out: str, err: str, code: int) -> None:
     """Every line is JSON; what was done while it ran is in it, and how the job ended."""
     lines = [json.loads(line) for line in out.splitlines()]
-    reasons = {line["event"]["reason"] for line in lines if "event" in line}
-    assert {"NodeDraining", "IncidentOpened", "WorldDecided"} <= reasons
-    rounds = {line["status"]["round"] for line in lines if "status" in line}
-    assert len(rounds) >= 3, rounds
+    reasons = [line["event"]["reason"] for line in lines if "event" in line]
+    assert {"NodeDraining", "IncidentOpened"} <= set(reasons)
+    assert reasons.count("WorldTraining") >= 2, reasons
+    assert any("status" in line for line in lines)
     assert code == 1
     assert "StoppedByUser" in err
 
