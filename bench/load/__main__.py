@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import resource
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench import machine, record
 from bench.load import course, peer, strain
 from bench.load.herd import LoadError
 from bench.load.page import page
 from bench.load.peer import PeerPlan
-from bench.load.results import OURS, Result, read, to_line
+from bench.load.results import OURS, Result, read
 from bench.load.scenarios import Plan
-from bench.recovery import conductor, venvs
+from bench.recovery import venvs
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "benchmarks" / "load.md"
-RECORD = PAGE.with_suffix(".jsonl")
 FILES_BESIDE = 200
 """Open files of a master for everything but agents."""
 WATCHED = 1_000
@@ -35,16 +31,18 @@ _RATES = {100: 200.0, 1_000: 1_000.0}
 """Messages per second that Holdfast's agents send at these sizes: the peer gets as many."""
 
 
+def _page(lines: Iterable[str]) -> str:
+    return page(*read(lines))
+
+
+RECORD = record.Record("load", _page)
+
+
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
+    parser = RECORD.parser(__doc__)
     parser.add_argument("--agents", default="100,1000,3000,10000", help="sizes")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each steady state")
     parser.add_argument("--no-peer", action="store_true", help="leave DLRover out")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "load.jsonl")
-    parser.add_argument(
-        "--publish", action="store_true", help=f"also write {RECORD.name} and {PAGE.name} in docs/"
-    )
-    parser.add_argument("--page-of", type=Path, help="print the page of a results file and leave")
     return parser.parse_args(arguments)
 
 
@@ -52,21 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
     options = _arguments(arguments)
     if options.page_of:
-        sys.stdout.write(page(*read(options.page_of.read_text().splitlines())))
-        return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also tidies up
-    try:
-        _run(options)
-    except KeyboardInterrupt:
-        print(f"bench.load: interrupted; the results so far: {options.out}", file=sys.stderr)
-        return 130
-    text = options.out.read_text()
-    finished = page(*read(text.splitlines()))
-    print(finished)
-    if options.publish:
-        RECORD.write_text(text)
-        PAGE.write_text(finished)
-    return 0
+        return RECORD.show(options)
+    return RECORD.make(options, lambda: _run(options))
 
 
 def fitting(sizes: Sequence[int], files: int) -> tuple[list[int], list[str]]:
@@ -94,20 +79,17 @@ def _run(options: argparse.Namespace) -> None:
             parts += _peer_parts(sizes, options.seconds / 2, venvs.python_of("dlrover"))
         except venvs.SetupError as error:
             left_out.append(f"DLRover: {error}")
-    about = conductor.about("load", {}) | {
+    about = machine.about("load", left_out) | {
         "grpc": metadata.version("grpcio"),
         "open_files": files,
-        "left_out": left_out,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    with options.out.open("w") as out:
-        out.write(json.dumps({"about": about}) + "\n")
+    with record.written(options.out, about) as add:
         for name, part in parts:
             for result in _tried(name, part):
-                out.write(to_line(result) + "\n")
-                out.flush()
-                print(f"{time.monotonic() - begun:.0f} s  {to_line(result)}", flush=True)
+                line = record.to_line(result)
+                add(line)
+                print(f"{time.monotonic() - begun:.0f} s  {line}", flush=True)
 
 
 def _parts(

@@ -1,9 +1,11 @@
-"""One measurement as it is written, one JSON line each. Pure: no files, no clock."""
+"""One measurement, and how a line of the record becomes one. Pure: no files, no clock."""
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from bench import record
 
 OURS = "holdfast"
 PEER = "dlrover"
@@ -40,27 +42,11 @@ class Result:
     """What kept it from what was asked for; empty: nothing."""
 
 
-def to_line(result: Result) -> str:
-    """Write ``result`` as one line of JSON, to four digits behind the point."""
-    return json.dumps(_rounded(asdict(result)))
-
-
 def from_line(line: str) -> Result:
-    """Read what `to_line` wrote."""
+    """Read what `record.to_line` wrote."""
     return Result(**json.loads(line))
 
 
 def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[Result]]:
-    """Read a results file: what is known of the run (its first line), then the results."""
-    about, *rest = [line for line in lines if line.strip()]
-    return json.loads(about)["about"], [from_line(line) for line in rest]
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return value
+    """Read a results file: what is known of the run, then the results."""
+    return record.read(lines, from_line)

@@ -1,19 +1,14 @@
 """Runs the trials of a plan, each in a sandbox of its own, and keeps what they measured."""
 
 import contextlib
-import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from bench.recovery import sandbox, venvs
 from bench.recovery.results import NOT_STARTED, RECOVERED, UNNOTICED, Case, Result, from_line
@@ -101,29 +96,6 @@ def prepare(systems: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     return pythons, missing
 
 
-def about(plan: str, missing: dict[str, str]) -> dict[str, Any]:
-    """Return what a reader must know of this run: machine, versions, date."""
-    return {
-        "plan": plan,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": _commit(),
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": metadata.version("torch"),
-        "holdfast": metadata.version("holdfast"),
-        "dlrover": "0.6.1",
-        "left_out": missing,
-    }
-
-
-def header(facts: dict[str, Any]) -> str:
-    """Write the first line of a results file."""
-    return json.dumps({"about": facts})
-
-
 def _failed(case: Case, reason: str) -> Result:
     return Result(
         case=case, measured=case.scenario, target=case.target, outcome=NOT_STARTED, reason=reason
@@ -140,21 +112,3 @@ def _scratch() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _commit() -> str:
-    said = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
-    )
-    return said.stdout.strip() or "unknown"
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

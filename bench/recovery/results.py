@@ -1,10 +1,11 @@
-"""One measurement as it is written, one JSON line each. Pure: no files, no clock."""
+"""One measurement, and how a line of the record becomes one. Pure: no files, no clock."""
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from bench import record
 from bench.recovery.measure import Recovery
 
 OURS = "holdfast"
@@ -51,13 +52,8 @@ class Result:
     """The machine's load average over a minute, before the fault."""
 
 
-def to_line(result: Result) -> str:
-    """Write ``result`` as one line of JSON, times to the tenth of a millisecond."""
-    return json.dumps(_rounded(asdict(result)))
-
-
 def from_line(line: str) -> Result:
-    """Read what `to_line` wrote."""
+    """Read what `record.to_line` wrote."""
     raw: dict[str, Any] = json.loads(line)
     recovered = raw.pop("recovery")
     return Result(
@@ -67,14 +63,5 @@ def from_line(line: str) -> Result:
 
 
 def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[Result]]:
-    """Read a results file: what is known of the run (its first line), then the results."""
-    about, *rest = [line for line in lines if line.strip()]
-    return json.loads(about)["about"], [from_line(line) for line in rest]
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return value
+    """Read a results file: what is known of the run, then the results."""
+    return record.read(lines, from_line)

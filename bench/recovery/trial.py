@@ -10,7 +10,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.recovery.results import Case, to_line
+from bench import record
+from bench.recovery.results import Case
 from bench.recovery.scenarios import SCENARIOS, Trial
 from bench.recovery.steplog import Follower
 from bench.recovery.systems.contract import Setting, System
@@ -75,7 +76,7 @@ def run(request: Request) -> None:
     trial = Trial(request.case, system, follower, random.Random(request.seed))
     for result in SCENARIOS[request.case.scenario](trial):
         with Path(request.results).open("a") as file:
-            file.write(to_line(result) + "\n")
+            file.write(record.to_line(result) + "\n")
 
 
 if __name__ == "__main__":

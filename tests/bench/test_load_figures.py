@@ -20,9 +20,9 @@ from bench.load.results import (
     Result,
     from_line,
     read,
-    to_line,
 )
 from bench.load.usage import parse
+from bench.record import to_line
 
 
 def _result(scenario: str, clients: int, **more: object) -> Result:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.record import to_line
 from bench.recovery.bars import BARS, judge
 from bench.recovery.measure import Recovery
 from bench.recovery.report import page, ratio, spread, table
@@ -19,7 +20,6 @@ from bench.recovery.results import (
     Result,
     from_line,
     read,
-    to_line,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
