@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_wire.messages.agent import BudgetCharge
+from holdfast_wire.messages.agent_orders import BudgetCharge
 from holdfast_wire.messages.job import Incident, JobEvent, JobPhase, NodeGoodput
 from holdfast_wire.messages.spec import MasterSpec
 

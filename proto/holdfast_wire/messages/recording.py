@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_wire.messages.job import (
+from holdfast_wire.messages.job_calls import (
     DrainNodeRequest,
     DumpStacksRequest,
     RestartWorkerRequest,
