@@ -1,5 +1,10 @@
 """A whole job in memory: the real core, simulated agents, operator and users.
 
+For tests of the core that write their story themselves: they do a fault at a moment of their
+choice, hold a message back, or say what no real agent would. So its agents are small and obedient,
+and know nothing of `holdfast_agent`. What agents really decide, under faults that are drawn before
+the run, is simulated in `simulation`: tests/simulation and the soak stand on that.
+
 After every input the core's invariants are checked. The same seed gives the same run.
 """
 

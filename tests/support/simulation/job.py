@@ -1,7 +1,8 @@
 """A whole job in memory: masters, agents, operator, users, and the wires between them.
 
 Belongs here: who is there and who reaches whom. Does not belong here: what goes wrong (`faults`),
-what is right (`invariants`), the course of a run (`run`).
+what is right (`invariants`), the course of a run (`run`). Tests of the core that write their story
+step by step have a smaller job, with obedient agents: `simulated_job`.
 """
 
 from __future__ import annotations

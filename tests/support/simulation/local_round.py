@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_agent.decide.exits import Orders
+from holdfast_agent.decide.ranks import Rank
 from holdfast_wire.messages import RunningWorker, WorldAssignment
 from simulation.training import PACE, Round
 
@@ -36,6 +37,12 @@ class Slot:
     answered_step: int = 0
     boundary_complete: bool = False
 
+    def write(self, step: int, base: int, now_ns: int) -> None:
+        """Write the completed steps of processes that began after step `base`."""
+        self.step, self.step_ns, self.samples = step, now_ns, step * 8
+        if step > base and not self.first_step:
+            self.first_step, self.first_step_ns = base + 1, now_ns
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class LocalRound:
@@ -57,6 +64,10 @@ class LocalRound:
     def orders(self) -> Orders:
         """What the agent did to it."""
         return Orders(killed=self.killed, stopped=self.stopped, lease_expired=self.lease_expired)
+
+    def view(self, size: int) -> dict[int, Rank]:
+        """All `size` ranks, as the agent samples them."""
+        return {rank: Rank(self.slot, 1000 + rank, 0, self.exits.get(rank)) for rank in range(size)}
 
     def running(self, size: int) -> tuple[RunningWorker, ...]:
         """The living of its `size` processes."""

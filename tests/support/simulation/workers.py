@@ -277,24 +277,15 @@ class Workers:
 
     def slot_of(self, current: LocalRound) -> Slot:
         """The slot as it is now."""
-        slot, physics = current.slot, current.physics
-        if physics is None or not slot.attached:
-            return slot
-        now = self.agent.now_ns
-        slot.step = self.agent.job.training.step(physics)
-        slot.step_ns = now
-        slot.samples = slot.step * 8
-        if slot.step > physics.base and not slot.first_step:
-            slot.first_step, slot.first_step_ns = physics.base + 1, now
-        return slot
+        if current.physics is not None and current.slot.attached:
+            step = self.agent.job.training.step(current.physics)
+            current.slot.write(step, current.physics.base, self.agent.now_ns)
+        return current.slot
 
     def view(self, current: LocalRound) -> dict[int, Rank]:
         """All ranks, as the agent samples them."""
-        slot = self.slot_of(current)
-        return {
-            rank: Rank(slot, 1000 + rank, 0, current.exits.get(rank))
-            for rank in range(self.agent.local)
-        }
+        self.slot_of(current)
+        return current.view(self.agent.local)
 
     def running(self) -> tuple[RunningWorker, ...]:
         """The living processes, for a hello."""
