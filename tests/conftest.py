@@ -1,13 +1,15 @@
-"""What every test run shares: Hypothesis' settings and the two phases of `make test`.
+"""What every test run shares: Hypothesis' settings, temporary files, the phases of `make test`.
 
-`make test` runs the fast tests side by side and the others one after another, in two pytest
-processes. The first writes down its outcome, the second repeats it at its end, so that every
+`make test` runs the fast tests, the long ones and those that want to be alone in pytest processes
+of their own. The first two write down their outcome, the last repeats it at its end, so that every
 skip with its reason stands in one place. Fixtures belong into tests/support or beside their tests.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,23 +22,42 @@ settings.register_profile(
     "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("holdfast")
+pytest_plugins = ["left_behind"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Has what is started by tests leave its temporary files where pytest tidies up.
+
+    A process that a test kills cannot remove its own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t", numbered=False)))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the two options that `make test` passes."""
     group = parser.getgroup("phases")
     group.addoption("--phase-write", type=Path, help="write this run's counts and skips there")
-    group.addoption("--phase-read", type=Path, help="repeat the counts and skips written there")
+    group.addoption(
+        "--phase-read",
+        type=Path,
+        action="append",
+        default=[],
+        help="repeat the counts and skips written there",
+    )
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Writes this phase down, or repeats the phase before."""
+    """Writes this phase down, or repeats the phases before."""
     if target := config.getoption("--phase-write"):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(_outcome(terminalreporter)), encoding="utf-8")
-    if source := config.getoption("--phase-read"):
+    for source in config.getoption("--phase-read"):
         outcome = json.loads(source.read_text(encoding="utf-8"))
-        terminalreporter.section("the fast tests, run before")
+        terminalreporter.section(f"run before: {source.stem}")
         terminalreporter.line(", ".join(f"{n} {name}" for name, n in outcome["counts"].items()))
         for line in outcome["skips"]:
             terminalreporter.line(line)

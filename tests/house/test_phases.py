@@ -1,4 +1,4 @@
-"""The two phases of `make test`: the second repeats what the first one counted and skipped."""
+"""The phases of `make test`: the last repeats what those before counted and skipped."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ def test_skips():
 @pytest.mark.slow
 def test_passes_slowly():
     pass
+
+@pytest.mark.alone
+def test_passes_alone():
+    pass
 """
 
 
@@ -38,13 +42,16 @@ def _phase(tree: Path, *arguments: str) -> list[str]:
 
 
 def test_the_last_phase_lists_every_skip_and_ends_with_pytests_own_line(tmp_path: Path) -> None:
-    """A skip of the fast tests, with its reason, stands near the end of the whole run."""
+    """Each skip of a phase before, with its reason, stands near the end of the whole run."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n", encoding="utf-8")
-    report = tmp_path / "build" / "phase.json"
-    _phase(tmp_path, "-m", "not slow", f"--phase-write={report}")
-    lines = _phase(tmp_path, "-m", "slow", f"--phase-read={report}")
+    settings = f"[pytest]\nmarkers =\n  slow\n  alone\npythonpath = {ROOT / 'tests' / 'support'}\n"
+    (tmp_path / "pytest.ini").write_text(settings, encoding="utf-8")
+    fast, long = tmp_path / "build" / "phase-fast.json", tmp_path / "build" / "phase-long.json"
+    _phase(tmp_path, "-m", "not slow and not alone", f"--phase-write={fast}")
+    _phase(tmp_path, "-m", "slow", f"--phase-write={long}")
+    lines = _phase(tmp_path, "-m", "alone", f"--phase-read={fast}", f"--phase-read={long}")
     assert "1 passed, 1 skipped" in lines
+    assert "1 passed" in lines
     assert any("test_skips" in line and "no such machine here" in line for line in lines)
-    assert "1 passed, 2 deselected" in lines[-1]
+    assert "1 passed, 3 deselected" in lines[-1]

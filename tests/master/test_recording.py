@@ -143,6 +143,7 @@ def test_papers_that_cannot_be_copied_end_the_recording_and_no_decision(tmp_path
     recorded.recorder.wants_part = True
     recorded.job.add_agents(4)
     recorded.job.run(1.0)
+    recorded.recorder.close()
     assert "Fraction is not among the classes" in recorded.recorder.trouble
     assert len(core._desk.roster.nodes) == 4
 

@@ -127,6 +127,8 @@ class ScriptedAgent:
                 self._take(codec.decode(SessionResponse, data))
         except grpc.RpcError as error:
             self.refusals.append(errors.read(error))
+        finally:
+            self._sending.put(None)  # or gRPC's thread for this stream waits for ever
 
     def _requests(self, sending: queue.Queue[bytes | None]) -> Iterator[bytes]:
         while (data := sending.get()) is not None:

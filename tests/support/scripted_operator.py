@@ -60,4 +60,6 @@ class ScriptedOperator:
                 self.told.append(codec.decode(SyncResponse, data).message)
         except grpc.RpcError as error:
             self.error = error
+        finally:
+            self._sending.put(None)  # or gRPC's thread for this stream waits for ever
         self.over = True

@@ -25,7 +25,8 @@ class Server:
     """A server of one role that tells callers who they are."""
 
     def __init__(self, directory: Path, role: str) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(2), options=channel.SERVER_OPTIONS)
+        self._threads = ThreadPoolExecutor(2)
+        self._server = grpc.server(self._threads, options=channel.SERVER_OPTIONS)
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
             self._answer
         )
@@ -48,6 +49,7 @@ class Server:
     def stop(self) -> None:
         """End it."""
         self._server.stop(0).wait(5)
+        self._threads.shutdown()
 
 
 @pytest.fixture(scope="module")
