@@ -126,14 +126,16 @@ def test_only_members_that_agree_make_a_world() -> None:
     """The newest round counts, and only with one hash."""
     claims = Claims()
     assert claims.whole() is None
-    claims.hellos = {0: hello(0, 4, "x"), 1: hello(1, 3, "y")}
-    assert claims.newest() == (4, "x")
+    claims.keep(hello(1, 3, "y"))
+    claims.keep(hello(0, 4, "x"))
+    assert claims.top == (4, "x")
     assert claims.whole() is None
-    claims.hellos[1] = hello(1, 4, "y")
+    claims.keep(hello(1, 4, "y"))
     assert claims.whole() is None
-    claims.hellos[1] = hello(1, 4, "x")
-    assert claims.whole() is None or claims.newest() == (4, "x")
-    claims.hellos = {1: hello(1, 4, "x"), 0: hello(0, 4, "x")}
+    claims.keep(hello(1, 3, "y"))
+    assert claims.top == (4, "x"), "a claim that is taken back counts no more"
+    assert claims.whole() is None
+    claims.keep(hello(1, 4, "x"))
     members = claims.whole()
     assert members is not None
     assert [place.group_rank for _, place in members] == [0, 1]

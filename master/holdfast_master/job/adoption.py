@@ -41,7 +41,7 @@ def claim(desk: Desk, hello: Hello) -> int:
         return 0
     if desk.state.phase is not JobPhase.WAITING:
         return 0
-    claims.hellos[hello.node_rank] = hello
+    claims.keep(hello)
     _bring_goodput(desk, hello)
     # From the latest on: while members keep coming back, the others only wait for their turn.
     desk.timers.set(Timer.ADOPT, desk.now + desk.settings.adopt_seconds)
@@ -72,7 +72,7 @@ def pending(desk: Desk) -> str:
     if members is not None:
         _adopt(desk, members)
         return ""
-    number, _ = claims.newest()
+    number, _ = claims.top
     return f"{len(claims.hellos)} nodes run round {number}; waits for its other members"
 
 
@@ -97,7 +97,7 @@ def give_up(desk: Desk) -> None:
     desk.dirty = True
     if not claims.hellos:
         return
-    number, _ = claims.newest()
+    number, _ = claims.top
     text = f"not every member of round {number} came back; a fresh round follows"
     desk.event(EventReason.WORLD_NOT_ADOPTED, text, Warn)
     for rank, hello in sorted(claims.hellos.items()):
@@ -110,7 +110,7 @@ def give_up(desk: Desk) -> None:
 def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
     digests.take(desk)
     _, place = members[0]
-    number, digest_hash = desk.claims.newest()
+    number, digest_hash = desk.claims.top
     fact = WorldDecided(
         group=0,
         round=number,

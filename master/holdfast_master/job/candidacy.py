@@ -23,6 +23,10 @@ def refresh(desk: Desk, node: Node) -> None:
         desk.roster.candidates.add(node.rank)
     else:
         desk.roster.candidates.discard(node.rank)
+    if fit and node.rank < desk.wanted:
+        desk.within.add(node.rank)
+    else:
+        desk.within.discard(node.rank)
     world = desk.world
     if fit and (world is None or not world.holds(node.rank, node.agent_id)):
         desk.spares.add(node.rank)
@@ -42,6 +46,11 @@ def _is_candidate(desk: Desk, node: Node) -> bool:
     return node.session is not None and ready and not marked and not excluded
 
 
+def recount(desk: Desk) -> None:
+    """Which candidates the spec asks for, after another spec came into force."""
+    desk.within = {rank for rank in desk.roster.candidates if rank < desk.wanted}
+
+
 def settle_surplus(desk: Desk) -> None:
     """Which of the nodes beyond the wanted ranks must go.
 
@@ -50,8 +59,9 @@ def settle_surplus(desk: Desk) -> None:
     """
     if not desk.beyond:
         return
-    there = sum(rank < desk.wanted for rank in desk.roster.candidates)
-    standing_in = 0 if desk.release_overdue else max(0, desk.wanted - there)
+    standing_in = 0 if desk.release_overdue else max(0, desk.wanted - len(desk.within))
+    if not standing_in and len(desk.surplus) == len(desk.beyond):
+        return  # all of them must go, as before
     staying = sorted(desk.beyond - desk.state.draining - desk.state.released)[:standing_in]
     surplus = desk.beyond - set(staying)
     if surplus == desk.surplus:

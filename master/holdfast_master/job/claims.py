@@ -31,6 +31,10 @@ class Claims:
 
     hellos: dict[int, Hello] = dataclasses.field(default_factory=dict)
     """By node rank."""
+    top: tuple[int, str] = (0, "")
+    """Round and hash of the newest world that is claimed."""
+    size: int = 0
+    """Nodes of it, as one of its claimants says; 0: none is claimed."""
     digest: StateDigest | None = None
     """The newest that any agent brought."""
     held: list[Held] = dataclasses.field(default_factory=list)
@@ -52,18 +56,30 @@ class Claims:
         if digest is not None and _age(digest) > _age(self.digest):
             self.digest = digest
 
-    def newest(self) -> tuple[int, str]:
-        """Round and hash of the newest world that is claimed."""
-        found = [(hello.round, place.world_hash) for hello, place in self._places()]
-        return max(found, default=(0, ""))
+    def keep(self, hello: Hello) -> None:
+        """Keep a claim; the node's earlier one does not count any more."""
+        before = self.hellos.get(hello.node_rank)
+        self.hellos[hello.node_rank] = hello
+        if before is None or _claimed(before) == _claimed(hello):
+            self._rise(hello)
+            return
+        self.top, self.size = (0, ""), 0
+        for known in self.hellos.values():
+            self._rise(known)
+
+    def _rise(self, hello: Hello) -> None:
+        if hello.assignment is not None and _claimed(hello) > self.top:
+            self.top, self.size = _claimed(hello), hello.assignment.group_world_size
 
     def whole(self) -> list[tuple[Hello, WorldAssignment]] | None:
         """The newest claimed world's members in rank order; None: some have not said hello."""
-        newest = self.newest()
+        # Asked at every hello: those of ten thousand are looked through once they may be all.
+        if len(self.hellos) < self.size:
+            return None
         members = {
             place.group_rank: (hello, place)
             for hello, place in self._places()
-            if (hello.round, place.world_hash) == newest
+            if _claimed(hello) == self.top
         }
         size = max((place.group_world_size for _, place in members.values()), default=0)
         if not size or sorted(members) != list(range(size)):
@@ -72,6 +88,10 @@ class Claims:
 
     def _places(self) -> list[tuple[Hello, WorldAssignment]]:
         return [(hello, hello.assignment) for hello in self.hellos.values() if hello.assignment]
+
+
+def _claimed(hello: Hello) -> tuple[int, str]:
+    return hello.round, hello.assignment.world_hash if hello.assignment else ""
 
 
 def _age(digest: StateDigest | None) -> tuple[int, int]:

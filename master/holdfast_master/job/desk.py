@@ -82,6 +82,8 @@ class Desk:
     """Candidates outside the newest world."""
     beyond: set[int] = dataclasses.field(default_factory=set)
     """Present nodes whose ranks the spec does not ask for any more."""
+    within: set[int] = dataclasses.field(default_factory=set)
+    """Candidates whose ranks the spec asks for: counted at every event while some are beyond."""
     surplus: set[int] = dataclasses.field(default_factory=set)
     """Those of them that do not stand in for a wanted rank that is missing."""
     release_overdue: bool = False
@@ -288,9 +290,8 @@ class Desk:
     def drop(self, node: Node) -> None:
         """The node is gone: forget it."""
         self.roster.remove(node)
-        self.spares.discard(node.rank)
-        self.beyond.discard(node.rank)
-        self.surplus.discard(node.rank)
+        for ranks in (self.spares, self.beyond, self.within, self.surplus):
+            ranks.discard(node.rank)
         self.dirty = True
 
     def turn(self, rank: int, kind: GoodputClass, incident: str = "") -> None:

@@ -6,7 +6,10 @@ finding the newest (`claims`), adopting a world (`adoption`).
 
 from __future__ import annotations
 
+import itertools
+
 from holdfast_master.decide.goodput import class_seconds, summed
+from holdfast_master.job import candidacy
 from holdfast_master.job.desk import Desk, Placed
 from holdfast_master.job.timers import Timer
 from holdfast_wire.messages import CommandIssued, NodeExcluded, SpecAccepted, StateDigest
@@ -64,14 +67,16 @@ def keep_fresh(desk: Desk) -> None:
 def _place(desk: Desk) -> bool:
     """Give the digest to the first three members of the newest world; False: to nobody."""
     assigned = desk.state.assigned
-    if assigned is None:
+    # After a restart this is asked at every word of the operator, long before an agent is back.
+    if assigned is None or not desk.roster.sessions:
         return False
-    digest = build(desk)
-    keepers = [
+    there = (
         node
         for member in assigned.members
         if (node := desk.roster.nodes.get(member.node_rank)) is not None and node.session
-    ][:_KEEPERS]
+    )
+    keepers = list(itertools.islice(there, _KEEPERS))
+    digest = build(desk) if keepers else None
     for node in keepers:
         desk.send_first(node, digest)
     return bool(keepers)
@@ -91,6 +96,7 @@ def take(desk: Desk) -> None:
 def _replay(desk: Desk, digest: StateDigest) -> None:
     if desk.state.spec is None and digest.spec is not None:
         desk.record(SpecAccepted(spec=digest.spec), durable=True)
+        candidacy.recount(desk)
     desk.clock.job_base += max(0.0, digest.job_seconds)
     desk.event_floor = digest.event_sequence
     for charge in digest.charges:

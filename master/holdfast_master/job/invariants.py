@@ -89,6 +89,8 @@ def _nodes(desk: Desk) -> None:
         if (node.session is None) is not (rank in roster.away):
             raise BrokenInvariantError(f"node {rank}: away is wrong")
     ensure(roster.candidates <= present.keys(), "candidates that are not present")
+    within = {rank for rank in roster.candidates if rank < desk.wanted}
+    ensure(desk.within == within, "candidates within the spec that are not counted")
     ensure(not roster.candidates & roster.away, "candidates without a stream")
     ensure(not roster.candidates & desk.state.draining, "candidates that are draining")
     members = desk.world.places.keys() if desk.world else set()

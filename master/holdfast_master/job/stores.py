@@ -29,6 +29,8 @@ def keep(desk: Desk) -> None:
 def _first_nodes(desk: Desk) -> list[int]:
     world = desk.world
     candidates = desk.roster.candidates
+    if not candidates:
+        return []
     if world is not None and not desk.broken:
         found: list[int] = []
         for rank in world.places:
