@@ -32,9 +32,12 @@ SETTLE_SECONDS = 0.05
 """After a stall, input counts as drained when none has come for this long."""
 SETTLE_LIMIT_SECONDS = 1.0
 """After a stall, timers wait at most this long for input that still arrives."""
-LINGER_SECONDS = 0.01
+LINGER_SECONDS = 0.025
 """Heartbeats wait this long for each other: a turn costs more than what one of them changes, and
 they come half a second apart at the least. Anything else is taken at once, and they with it."""
+EFFECTS_AT_ONCE = 200
+"""After so many effects the streams have a turn: ten thousand agents are told of a world in one
+batch, and meanwhile heartbeats are to be heard and questions answered."""
 IDLE_SECONDS = 0.5
 """Longest sleep of the loop: pending journal writes are tried again this often."""
 
@@ -223,11 +226,15 @@ class Loop:
         if not instructions:
             return
         self.counters.batches += 1
+        done = 0
         for item in instructions:
             if isinstance(item, StepDown):
                 self._stepped_down = True
             if not isinstance(item, Record):
                 self._perform(item)
+                done += 1
+                if done % EFFECTS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             if self._stepped_down:
                 return
         self._after_batch(records)

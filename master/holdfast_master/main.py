@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from holdfast_master import config as configuration
-from holdfast_master import handshakes, logs, process
+from holdfast_master import grpc_core, handshakes, logs, process
 from holdfast_master.bookkeeping import Books, open_books
 from holdfast_master.config import ConfigError, MasterConfig
 from holdfast_master.segments import EpochRefusedError, JournalError
@@ -43,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_USAGE
     if config.die_with_parent and not process.die_with_parent(config.parent_pid):
         return 0
+    process.spread_large_blocks()
+    grpc_core.choose_poller(os.environ)
     handshakes.arm(os.environ)
     with handshakes.CapturedStderr(handshakes.HandshakeLog()) as captured:
         try:
@@ -69,6 +71,7 @@ def _run(config: MasterConfig) -> int:
         Ending.STEPPED_DOWN: EXIT_ZOMBIE,
         Ending.FAILED: EXIT_FAILED,
     }
+    process.collect_rarely()
     try:
         ending = asyncio.run(serve(config, _open_books(config)))
     except EpochRefusedError as error:

@@ -1,11 +1,13 @@
-"""This process as the operating system sees it: its parent's death, its open files, its files.
+"""This process as a whole: its parent's death, its open files, its files, its memory.
 
-Belongs here: calls to the kernel. Does not belong here: signals that asyncio handles.
+Belongs here: calls to the kernel, malloc and the collector. Does not belong here: signals that
+asyncio handles.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -17,6 +19,16 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
+LARGE_BLOCK_BYTES = 14 * 1024
+"""Blocks from this size on get pages of their own: each connection holds two TLS buffers of 17 KB,
+of which one page is used, and each of gRPC's log lines takes 15 KB for a moment, which leaves holes
+between what stays."""
+MOST_LARGE_BLOCKS = 40_000
+"""The kernel allows 65,530 mappings: beyond this, large blocks lie among the others again."""
+COLLECT_AFTER = (25_000, 20, 20)
+"""Allocations between two looks for garbage in cycles, and looks between two at older objects.
+Python's 700 has it go through a crowd's sessions several times a second and find nothing."""
 FILES_PER_NODE = 2
 """Open files for one agent: its stream, and a second one while it reconnects."""
 FILES_BESIDE = 200
@@ -36,6 +48,22 @@ def die_with_parent(expected: int = 0) -> bool:
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")
     # Between the start and the call the parent may have ended.
     return os.getppid() == parent
+
+
+def spread_large_blocks() -> bool:
+    """Have malloc give large blocks pages of their own; False where it cannot be told."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    given = mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+    return bool(given and mallopt(_M_MMAP_MAX, MOST_LARGE_BLOCKS))
+
+
+def collect_rarely() -> None:
+    """Look for garbage less often, and never among what is there already."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def raise_file_limit() -> int:

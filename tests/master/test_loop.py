@@ -129,6 +129,23 @@ async def test_what_arrives_during_a_write_shares_the_next_one() -> None:
         ]
 
 
+async def test_many_effects_let_the_streams_have_a_turn() -> None:
+    """Whoever else runs on the event loop sees them come in parts, in their order."""
+    many = 5 * loop_module.EFFECTS_AT_ONCE
+    core = ScriptedCore(lambda _event, _now: [TELL] * many)
+    story: list[str] = []
+    seen: set[int] = set()
+    async with running(core, None, story) as loop:
+        loop.push(refused("go"))
+        async with asyncio.timeout(10):
+            while len(story) < many:
+                seen.add(len(story))
+                await asyncio.sleep(0)
+        await until(lambda: story[-1] == "shown 0")
+    assert story == ["effect"] * many + ["shown 0"]
+    assert seen >= {at * loop_module.EFFECTS_AT_ONCE for at in range(1, 5)}
+
+
 async def test_a_deadline_waits_for_what_had_arrived_before_it() -> None:
     """Input that lies in the queue when the deadline comes is heard first."""
     core = ScriptedCore()
