@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bench.load.fleet import Fleet
+
+NICER = 10
+"""Steps of niceness below the master's."""
 
 
 async def _connect(fleet: Fleet, say: dict[str, Any]) -> dict[str, Any]:
@@ -81,6 +85,8 @@ def main() -> None:
     """Serve until standard input ends."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # Real agents are on machines of their own: where they share two cores, the master goes first.
+    os.nice(NICER)
     asyncio.run(_serve())
 
 

@@ -29,6 +29,8 @@ from holdfast_wire.messages import GetJobRequest, GetJobResponse, JobEvent, List
 JOB = "load"
 START_S = 30.0
 PROBES_PER_SECOND = 20
+TOLD = '"agents are told"'
+"""What the master logs once gRPC has taken the last of many messages."""
 _BUDGETS = ("FAILURES", "PREEMPTIONS", "RESCALES", "NO_PROGRESS")
 
 
@@ -89,6 +91,21 @@ class LoadedMaster:
     def said(self, text: str) -> bool:
         """Return whether its log holds ``text``."""
         return text in self.log.read_text()
+
+    def own_part(self, reason: str) -> float | None:
+        """Return the seconds from the newest event of a reason until gRPC had all that it led to.
+
+        None: fewer agents were told than the master says in its log.
+        """
+        with self.link() as link:
+            events, _ = self.events(link, 0)
+        began = max((e.unix_time for e in events if e.reason == reason), default=None)
+        lines = [line for line in self.log.read_text().splitlines() if TOLD in line]
+        if began is None or not lines:
+            return None
+        told = dt.datetime.fromisoformat(json.loads(lines[-1])["time"]).timestamp()
+        # The log's times have three digits.
+        return told - began if told + 0.001 > began else None
 
     @contextlib.contextmanager
     def link(self) -> Iterator[grpc.Channel]:

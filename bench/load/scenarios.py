@@ -13,6 +13,7 @@ from bench.load.master import LoadedMaster, Probe, ask, heartbeat_effects
 from bench.load.results import FAILURE, HERD, OURS, STEADY, WORLD, Result
 from bench.load.usage import Usage
 from holdfast_wire.messages import GetJobRequest, JobPhase
+from holdfast_wire.reasons import EventReason
 
 SETTLE_S = 3.0
 PARTS = 3
@@ -146,13 +147,15 @@ def world(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     load, began = os.getloadavg()[0], time.monotonic()
     seconds = start_world(master, herd, plan.agents)
     found = {"told_s": seconds, "connected_s": time.monotonic() - began - seconds - SETTLE_S}
+    own = master.own_part(EventReason.NODE_WARM)
+    found |= {} if own is None else {"own_s": own}
     return _result(plan, WORLD, found, load)
 
 
 def failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     """Have workers fail, one after another, and measure how soon everybody is told."""
     load = os.getloadavg()[0]
-    delays, cpu = [], []
+    delays, cpu, own = [], [], []
     for number in range(plan.failures):
         newest = max(herd.state()["rounds"])
         before = master.look().cpu_s
@@ -162,9 +165,12 @@ def failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
         cpu.append(master.look().cpu_s - before)
         delays.append(state["rounds"][following][1] - began)
         trains(master)
+        part = master.own_part(EventReason.WORKER_FAILED)
+        own += [] if part is None else [part]
         time.sleep(1.0)
     found = figures.spread(delays, "told_s") | {"cpu_s_p50": figures.percentile(cpu, 50)}
-    return _result(plan, FAILURE, found, load, samples={"told_s": delays})
+    found |= {"own_s_p50": figures.percentile(own, 50)} if own else {}
+    return _result(plan, FAILURE, found, load, samples={"told_s": delays, "own_s": own})
 
 
 def thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:

@@ -74,7 +74,7 @@ class AgentService:
             await calls.refuse(context, error.refusal, self._counters)
         session = self._table.open()
         ending = Ending(DisconnectCause.RESET)
-        write = asyncio.create_task(_write(session, context))
+        write = asyncio.create_task(self._write(session, context))
         try:
             await self._put(Connected(session.number, hello, request.fence, raw))
             ending = await self._listen(session, context, write)
@@ -126,16 +126,16 @@ class AgentService:
             await asyncio.sleep(RESET_SECONDS)
             session.end_after_queue(Ending(DisconnectCause.CLOSED))
 
-
-async def _write(session: Session, context: Context) -> None:
-    while (response := await session.outbox.get()) is not None:
-        try:
-            await context.write(codec.encode(response))
-        except grpc.aio.BaseError:
-            session.end(Ending(DisconnectCause.RESET))
-            return
-    if session.after_queue is not None:
-        session.end(session.after_queue)
+    async def _write(self, session: Session, context: Context) -> None:
+        while (response := await session.outbox.get()) is not None:
+            try:
+                await context.write(codec.encode(response))
+            except grpc.aio.BaseError:
+                session.end(Ending(DisconnectCause.RESET))
+                return
+            self._table.written(session)
+        if session.after_queue is not None:
+            session.end(session.after_queue)
 
 
 def _received(session: Session, data: bytes) -> Received:

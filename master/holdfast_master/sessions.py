@@ -10,9 +10,11 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import time
 
 import grpc
 
+from holdfast_master.burst import Burst
 from holdfast_master.inputs import DisconnectCause
 from holdfast_master.instructions import CloseSession, Send
 from holdfast_master.outbox import Outbox
@@ -46,6 +48,8 @@ class Session:
         self.number = number
         self.outbox: Outbox[SessionResponse] = Outbox(OUTBOX_LIMIT, COALESCED)
         self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self.unwritten = 0
+        """Messages for it that gRPC has not taken yet."""
         self.after_queue: Ending | None = None
         """Set when the stream ends as soon as the queue is empty."""
 
@@ -74,6 +78,7 @@ class SessionTable:
     def __init__(self) -> None:
         self._sessions: dict[int, Session] = {}
         self._numbers = itertools.count(1)
+        self._burst = Burst(time.monotonic)
         self.cut_off = 0
         """Agents that did not read."""
 
@@ -88,7 +93,14 @@ class SessionTable:
 
     def remove(self, session: Session) -> None:
         """Forget a session; what is sent to it from now on is dropped."""
-        self._sessions.pop(session.number, None)
+        if self._sessions.pop(session.number, None) is not None:
+            self._burst.less(session.unwritten)
+
+    def written(self, session: Session) -> None:
+        """Note that gRPC has taken a message."""
+        if session.number in self._sessions:
+            session.unwritten -= 1
+            self._burst.less(1)
 
     def send(self, instruction: Send) -> None:
         """Queue a message. An agent whose queue is full does not read: it is cut off."""
@@ -96,7 +108,11 @@ class SessionTable:
         if session is None or session.after_queue is not None:
             return
         response = instruction.response
+        before = len(session.outbox)
         if session.outbox.put(type(response.message), response):
+            grown = len(session.outbox) - before
+            session.unwritten += grown
+            self._burst.more(grown)
             return
         self.cut_off += 1
         text = f"{OUTBOX_LIMIT} messages were waiting; the agent does not read its stream"
