@@ -145,7 +145,7 @@ class JobClient:
 
     def _translate(self, error: grpc.RpcError) -> MasterUnreachableError | RefusedError:
         refusal = errors.read(error)
-        if refusal.code in _UNREACHABLE and refusal.reason == "UNKNOWN":
+        if refusal.code in _UNREACHABLE and refusal.reason in {"UNKNOWN", "MASTER_SUPERSEDED"}:
             return MasterUnreachableError(_why_unreachable(self._home, refusal.text))
         return RefusedError(f"{refusal.text} ({refusal.reason})")
 

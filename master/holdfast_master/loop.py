@@ -55,6 +55,20 @@ class Decider(Protocol):
         """Return when a Ticked is due."""
 
 
+class Watch(Protocol):
+    """What the loop needs of a lookout for newer masters."""
+
+    @property
+    def newer(self) -> str:
+        """Who has begun; empty: nobody."""
+
+    async def run(self) -> None:
+        """Look again and again."""
+
+    async def look(self) -> None:
+        """Look now."""
+
+
 class Recorder(Protocol):
     """What the loop needs of a journal."""
 
@@ -109,6 +123,8 @@ class Loop:
         self._room.set()
         self._watchdog = Watchdog(time.monotonic())
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self.lookout: Watch | None = None
+        """Looks for newer masters; None: nobody does. Set before `run`."""
         self._stepped_down = False
         self._pushed = 0
         self._taken = 0
@@ -136,20 +152,25 @@ class Loop:
 
     async def run(self) -> None:
         """Run until cancelled, or until the core steps down."""
-        beat = asyncio.create_task(self._watchdog.run(), name="watchdog")
+        beside = [asyncio.create_task(self._watchdog.run(), name="watchdog")]
+        if self.lookout is not None:
+            beside.append(asyncio.create_task(self.lookout.run(), name="lookout"))
         try:
             await self._carry_out(self._core.open(now()))
             self.opened.set()
             while not self._stepped_down:
                 await self._turn()
         finally:
-            beat.cancel()
-            await asyncio.gather(beat, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             self._writer.shutdown()
 
     async def _turn(self) -> None:
         await self._wait(self._sleep_seconds())
         stalled = self._watchdog.take(time.monotonic())
+        if await self._is_zombie(look=bool(stalled)):
+            return
         instructions: list[Instruction] = []
         if stalled:
             self.counters.stalls += 1
@@ -161,6 +182,18 @@ class Loop:
         if self._tick_due():
             instructions += self._decide(Ticked())
         await self._carry_out(instructions)
+
+    async def _is_zombie(self, *, look: bool) -> bool:
+        """Step down where a newer master has begun; who stood still looks before it acts."""
+        lookout = self.lookout
+        if lookout is None:
+            return False
+        if look:
+            await lookout.look()
+        if lookout.newer:
+            self._stepped_down = True
+            self._perform(StepDown(lookout.newer))
+        return self._stepped_down
 
     def _tick_due(self) -> bool:
         """Whether a deadline has come and everything that had arrived by then has been heard."""

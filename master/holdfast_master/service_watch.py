@@ -24,6 +24,7 @@ from holdfast_master.message_size import fitting
 from holdfast_master.watch_news import News, Snapshot
 from holdfast_master.watch_token import Token, parse_token
 from holdfast_wire import codec
+from holdfast_wire.errors import Refusal
 from holdfast_wire.messages import (
     EventRecorded,
     Incident,
@@ -257,6 +258,15 @@ class WatchService:
         token = parse_token(text)
         if token is None:
             raise calls.malformed(f"resume_token is {text!r}; take one from a WatchJobResponse")
+        if token.epoch > self._own[0]:
+            raise RefusedError(
+                Refusal(
+                    grpc.StatusCode.UNAVAILABLE,
+                    "MASTER_SUPERSEDED",
+                    f"resume_token is of epoch {token.epoch}, this master has epoch "
+                    f"{self._own[0]}: a newer one serves this job; look for it",
+                )
+            )
         master = (token.epoch, token.incarnation)
         kept = self._newest if master == self._own else self._ancestors.get(master)
         if kept is None:

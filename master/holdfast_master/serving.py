@@ -33,6 +33,7 @@ from holdfast_master.instructions import (
     Tell,
 )
 from holdfast_master.journal import Journal
+from holdfast_master.lookout import Lookout
 from holdfast_master.loop import Decider, Loop, now
 from holdfast_master.questions import Questions
 from holdfast_master.service_agent import AgentService
@@ -105,6 +106,8 @@ class Master:
         self._stop = asyncio.Event()
         self._file_limit = process.raise_file_limit()
         self._loop = Loop(decider or core, journal, self.after_batch)
+        if config.journal_dir is not None:
+            self._loop.lookout = Lookout(config.journal_dir, config.epoch)
         self.keep_books: Callable[[], None] = _nothing
         """Called once a batch's records are written and shown."""
         put, push = self._loop.put, self._loop.push

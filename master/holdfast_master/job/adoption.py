@@ -69,10 +69,13 @@ def pending(desk: Desk) -> str:
     if not claims.hellos:
         return _maybe_more(desk)
     members = claims.whole()
+    number, _ = claims.top
+    if members is not None and _was_ended(desk, number):
+        _end(desk, f"the end of round {number} was decided; a fresh round follows")
+        return ""
     if members is not None:
         _adopt(desk, members)
         return ""
-    number, _ = claims.top
     return f"{len(claims.hellos)} nodes run round {number}; waits for its other members"
 
 
@@ -83,22 +86,43 @@ def expect(desk: Desk) -> None:
 
 def _maybe_more(desk: Desk) -> str:
     """Why idle nodes form no world yet: those that have not come may run one."""
-    if not desk.timers.running(Timer.ADOPT) or desk.roster.connected() >= desk.wanted:
+    if not desk.timers.running(Timer.ADOPT):
+        return ""
+    if desk.roster.connected() >= desk.wanted and not _missing(desk):
+        if desk.state.spec is not None:
+            digests.take(desk)
         return ""
     return f"{desk.roster.connected()} idle nodes are back; others may run a world"
 
 
+def _missing(desk: Desk) -> set[int]:
+    """Members of the newest world that are not back: a world without them may be the wrong one."""
+    digest = desk.claims.digest
+    nodes = desk.roster.nodes
+    back = {rank for rank, node in nodes.items() if node.session is not None}
+    return set(digest.world_members) - back if digest is not None else set()
+
+
 def give_up(desk: Desk) -> None:
     """Not all members came back in time: end what runs, a fresh round follows."""
-    claims = desk.claims
-    if claims.settled:
+    if desk.claims.settled:
         return
+    number, _ = desk.claims.top
+    _end(desk, f"not every member of round {number} came back; a fresh round follows")
+
+
+def _was_ended(desk: Desk, number: int) -> bool:
+    """Whether an earlier master ended this round, and was gone before it could say so."""
+    digest = desk.claims.digest
+    return digest is not None and digest.ended_round == number
+
+
+def _end(desk: Desk, text: str) -> None:
+    claims = desk.claims
     digests.take(desk)
     desk.dirty = True
     if not claims.hellos:
         return
-    number, _ = claims.top
-    text = f"not every member of round {number} came back; a fresh round follows"
     desk.event(EventReason.WORLD_NOT_ADOPTED, text, Warn)
     for rank, hello in sorted(claims.hellos.items()):
         node = desk.roster.nodes.get(rank)

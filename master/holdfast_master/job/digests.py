@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 
+from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.decide.goodput import class_seconds, summed
-from holdfast_master.job import candidacy
+from holdfast_master.job import candidacy, losses
 from holdfast_master.job.desk import Desk, Placed
 from holdfast_master.job.timers import Timer
 from holdfast_wire.messages import CommandIssued, NodeExcluded, SpecAccepted, StateDigest
@@ -41,7 +42,20 @@ def build(desk: Desk) -> StateDigest:
         world_members=tuple(member.node_rank for member in members),
         goodput=class_seconds(summed(gone)),
         open_incident_id=cases[-1].id if cases else "",
+        ended_round=_ended(desk),
+        draining_agents=_draining(desk),
     )
+
+
+def _ended(desk: Desk) -> int:
+    """The round that was ended while no other has followed it; 0: none."""
+    state = desk.state
+    return state.assigned.round if state.assigned is not None and state.ended else 0
+
+
+def _draining(desk: Desk) -> tuple[str, ...]:
+    nodes = desk.state.nodes
+    return tuple(nodes[rank].agent_id for rank in sorted(desk.state.draining) if rank in nodes)
 
 
 def keep_fresh(desk: Desk) -> None:
@@ -59,6 +73,8 @@ def keep_fresh(desk: Desk) -> None:
         len(state.charges),
         len(state.excluded),
         tuple(case.id for case in desk.open_cases()),
+        _ended(desk),
+        frozenset(state.draining),
     )
     if guarded == desk.placed.guarded or _place(desk):
         desk.placed = Placed(state.sequence, guarded)
@@ -103,6 +119,9 @@ def _replay(desk: Desk, digest: StateDigest) -> None:
         desk.record(charge)
     for host in digest.excluded_nodes:
         desk.record(NodeExcluded(node=host, reason="excluded by an earlier master"))
+    for node in list(desk.roster.nodes.values()):
+        if node.agent_id in digest.draining_agents:
+            losses.drain(desk, node, EvidenceKind.DRAINED, f"node {node.rank} was told to leave")
     last = digest.next_command_id + _COMMANDS_SINCE
     if digest.next_command_id > desk.state.next_command_id:
         desk.record(CommandIssued(command_id=last, kind="adopted"), durable=True)

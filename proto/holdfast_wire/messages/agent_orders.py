@@ -169,6 +169,11 @@ class StateDigest:
     """Goodput of nodes that are gone."""
     open_incident_id: str = ""
     """Open incident, if any."""
+    ended_round: int = 0
+    """Round that was ended and that no other has followed yet; 0: none. Who finds it running ends
+    it."""
+    draining_agents: tuple[str, ...] = ()
+    """Agents that were asked to leave at the next boundary."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1051,6 +1051,8 @@ class StateDigest(google.protobuf.message.Message):
     WORLD_MEMBERS_FIELD_NUMBER: builtins.int
     GOODPUT_FIELD_NUMBER: builtins.int
     OPEN_INCIDENT_ID_FIELD_NUMBER: builtins.int
+    ENDED_ROUND_FIELD_NUMBER: builtins.int
+    DRAINING_AGENTS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     event_sequence: builtins.int
     job_seconds: builtins.float
@@ -1059,6 +1061,8 @@ class StateDigest(google.protobuf.message.Message):
     next_command_id: builtins.int
     open_incident_id: builtins.str
     """Open incident, if any."""
+    ended_round: builtins.int
+    """Round that was ended and that no other has followed yet; 0: none. Who finds it running ends it."""
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence: ...
     @property
@@ -1075,6 +1079,10 @@ class StateDigest(google.protobuf.message.Message):
     def goodput(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ClassSeconds]:
         """Goodput of nodes that are gone."""
 
+    @property
+    def draining_agents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Agents that were asked to leave at the next boundary."""
+
     def __init__(
         self,
         *,
@@ -1090,9 +1098,11 @@ class StateDigest(google.protobuf.message.Message):
         world_members: collections.abc.Iterable[builtins.int] | None = ...,
         goodput: collections.abc.Iterable[Global___ClassSeconds] | None = ...,
         open_incident_id: builtins.str = ...,
+        ended_round: builtins.int = ...,
+        draining_agents: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["fence", b"fence", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["charges", b"charges", "event_sequence", b"event_sequence", "excluded_nodes", b"excluded_nodes", "fence", b"fence", "goodput", b"goodput", "job_seconds", b"job_seconds", "next_command_id", b"next_command_id", "open_incident_id", b"open_incident_id", "restart_count", b"restart_count", "sequence", b"sequence", "spec", b"spec", "world_members", b"world_members"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["charges", b"charges", "draining_agents", b"draining_agents", "ended_round", b"ended_round", "event_sequence", b"event_sequence", "excluded_nodes", b"excluded_nodes", "fence", b"fence", "goodput", b"goodput", "job_seconds", b"job_seconds", "next_command_id", b"next_command_id", "open_incident_id", b"open_incident_id", "restart_count", b"restart_count", "sequence", b"sequence", "spec", b"spec", "world_members", b"world_members"]) -> None: ...
 
 Global___StateDigest: typing_extensions.TypeAlias = StateDigest
 

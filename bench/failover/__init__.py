@@ -1,0 +1,1 @@
+"""Masters killed at random instants of real jobs, restarted with and without their journal."""
