@@ -9,14 +9,15 @@ command that repeats it. Faults go by the clock, so a repeated round is alike, n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -26,6 +27,8 @@ JOB = Path(__file__).with_suffix(".yaml")
 ROUND_SECONDS = 1800
 SETTLE_SECONDS = 5.0
 """After the runner's end, until the kernel has taken down what it killed."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
+_MAPPED = re.compile(rf"{SHARED_MEMORY}/([^\s/]+)")
 _FAULTS = re.compile(r"chaos: (\d+) faults")
 
 
@@ -52,13 +55,29 @@ def things(home: Path) -> Things:
             ports |= {c.laddr.port for c in process.net_connections("tcp") if c.status == "LISTEN"}
         except psutil.Error:
             continue
-    temporary = Path(tempfile.gettempdir())
+    shared = {path.name for path in SHARED_MEMORY.iterdir()}
     return Things(
         processes=frozenset(processes),
-        shared_memory=frozenset(path.name for path in Path("/dev/shm").iterdir()),  # noqa: S108
-        temporary=frozenset(path.name for path in temporary.glob("holdfast*")),
+        shared_memory=frozenset(shared - _used_by_others(processes)),
+        temporary=frozenset(path.name for path in temporary(home).glob("*")),
         ports=frozenset(ports),
     )
+
+
+def temporary(home: Path) -> Path:
+    """Return where everything of the jobs below `home` puts its temporary files."""
+    return home / "tmp"
+
+
+def _used_by_others(ours: Collection[int]) -> set[str]:
+    """Return the shared memory that processes of other work on this machine have mapped."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        if int(maps.parent.name) in ours:
+            continue
+        with contextlib.suppress(OSError):  # it has ended
+            found |= set(_MAPPED.findall(maps.read_text(errors="replace")))
+    return found
 
 
 def left_behind(before: Things, home: Path) -> list[str]:
@@ -94,7 +113,8 @@ def run(arguments: list[str], environ: dict[str, str], log: Path) -> int:
 
 def soak(faults: int, seed: int, mtbf: float, home: Path) -> int:
     """Run rounds until `faults` have struck; return the exit code."""
-    environ = {**os.environ, "HOLDFAST_HOME": str(home)}
+    temporary(home).mkdir(mode=0o700, exist_ok=True)
+    environ = {**os.environ, "HOLDFAST_HOME": str(home), "TMPDIR": str(temporary(home))}
     before, struck, rounds, peace = things(home), 0, 0, ""
     begun = time.monotonic()
     while struck < faults:

@@ -1,25 +1,29 @@
 """`python -m bench.failover`: kill masters of a real job at random instants; publish what was found.
 
-Each instant is judged by itself (`verdict`), and the watcher beside by what it saw. Prints a JSON
-line an instant and a summary; ends with 1 where anything was lost, done twice or left behind.
+Each instant is judged by itself (`verdict`), a watcher beside by what it saw. Prints and records a
+JSON line an instant; ends with 1 where anything was lost, done twice or left behind.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import signal
 import sys
 import tempfile
-import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.failover.instants import draw
-from bench.failover.page import Figures, page
+from bench.failover.page import page, problems
 from bench.failover.play import Played, Player
 from bench.failover.running_job import ROOT, RunningJob
-from bench.failover.watcher import Watcher
+from bench.failover.watcher import Watched, Watcher
 
 PAGE = ROOT / "docs" / "benchmarks" / "failover.md"
+RECORD = PAGE.with_suffix(".jsonl")
 TORCH = ["examples/train_gpt.py", "--steps=1000000", "--batch=4", "--log-every=100000"]
 
 
@@ -27,34 +31,30 @@ def script(folder: Path, *, torch: bool) -> list[str]:
     """Return the words that start the training script."""
     if torch:
         checkpoints = f"--checkpoint-dir={folder / 'checkpoints'}"
-        return [*TORCH, "--save-every=1000000", "--extra-work-ms=100", checkpoints]
+        return [*TORCH, "--save-every=50", "--extra-work-ms=100", checkpoints]
     return [str(Path(__file__).with_name("loop.py")), f"--folder={folder}"]
 
 
-def run(instants: int, seed: int, folder: Path, *, torch: bool) -> Figures:
-    """Play the instants on one job; return what was found."""
-    figures = Figures(seed=seed, torch=torch)
-    began = time.monotonic()
+def run(
+    instants: int, seed: int, folder: Path, note: Callable[[Mapping[str, Any]], None], *, torch: bool
+) -> None:
+    """Play the instants on one job; `note` gets a line for each, and one for the run."""
+    about = {"seed": seed, "torch": torch}
     with RunningJob(folder, script(folder, torch=torch)) as job:
         player, watcher = Player(job), Watcher(job.home)
         try:
             player.begin()
             for instant in draw(seed, instants):
-                played = player.play(instant)
-                figures.played.append(played)
-                show(played, seed)
+                note({"kind": "instant", **about, **line_of(player.play(instant))})
         finally:
-            figures.watched = watcher.close()
+            note({"kind": "run", **about, **watched_line(watcher.close())})
             player.close()
-    figures.seconds = time.monotonic() - began
-    return figures
 
 
-def show(played: Played, seed: int) -> None:
-    """Print one line of JSON."""
+def line_of(played: Played) -> dict[str, Any]:
+    """Return an instant as it is recorded."""
     instant, verdict = played.instant, played.verdict
-    line = {
-        "seed": seed,
+    return {
         "instant": instant.number,
         "scene": instant.scene.value,
         "journal": instant.journal,
@@ -65,34 +65,46 @@ def show(played: Played, seed: int) -> None:
         "redone": verdict.redone,
         "away_s": round(played.away_s, 2),
         "settled_s": round(played.settled_s, 2),
-        "problems": verdict.problems,
+        "problems": list(verdict.problems),
     }
-    print(json.dumps(line), flush=True)
+
+
+def watched_line(watched: Watched) -> dict[str, Any]:
+    """Return what the watcher saw as it is recorded."""
+    return dataclasses.asdict(watched)
+
+
+def read(record: Path) -> list[dict[str, Any]]:
+    """Return the recorded lines."""
+    return [json.loads(line) for line in record.read_text().splitlines()]
 
 
 def main() -> None:
-    """Parse the arguments, play, print and publish."""
+    """Parse the arguments, play, record and publish."""
     parser = argparse.ArgumentParser(prog="bench.failover", description=__doc__)
     parser.add_argument("--instants", type=int, default=200, help="with the cheap script")
     parser.add_argument("--torch-instants", type=int, default=24, help="with the example")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--publish", action="store_true", help=f"write {PAGE.name}")
+    parser.add_argument("--record", type=Path, default=RECORD, help="lines are appended to it")
+    parser.add_argument("--publish", action="store_true", help=f"write {PAGE.name} from the record")
     options = parser.parse_args()
-    found = []
-    for count, torch in ((options.instants, False), (options.torch_instants, True)):
-        with tempfile.TemporaryDirectory(prefix=prog_prefix(torch)) as folder:
-            if count:
-                found.append(run(count, options.seed, Path(folder), torch=torch))
-    text = page(found, " ".join(sys.argv[1:]))
-    print(text)
+    # As an exception, so that the job is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with options.record.open("a", buffering=1) as record:
+
+        def note(line: Mapping[str, Any]) -> None:
+            text = json.dumps(line)
+            print(text, flush=True)
+            record.write(f"{text}\n")
+
+        for count, torch in ((options.instants, False), (options.torch_instants, True)):
+            with tempfile.TemporaryDirectory(prefix="failover-") as folder:
+                if count:
+                    run(count, options.seed, Path(folder), note, torch=torch)
+    lines = read(options.record)
     if options.publish:
-        PAGE.write_text(text)
-    sys.exit(any(figures.problems for figures in found))
-
-
-def prog_prefix(torch: bool) -> str:
-    """Return what the run's folder is called."""
-    return "failover-torch-" if torch else "failover-loop-"
+        PAGE.write_text(page(lines))
+    sys.exit(bool(problems(lines)))
 
 
 if __name__ == "__main__":

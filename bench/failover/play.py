@@ -11,7 +11,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from bench.failover.instants import Instant, Scene
@@ -67,7 +67,7 @@ class Player:
 
     def begin(self) -> None:
         """Wait until the whole job trains."""
-        self._settle(NODES, FIRST_STEPS, {})
+        self._settle({NODES}, FIRST_STEPS, {})
 
     def play(self, instant: Instant) -> Played:
         """Play one instant and judge it."""
@@ -82,7 +82,7 @@ class Player:
         answer = _answer(asked)
         if instant.scene is Scene.SCALE and answer is not Answer.GRANTED:
             answer = self._scale_again()
-        self._settle(self._expected_size(instant, answer), SETTLED_STEPS, newest(job.steps()))
+        self._settle(self._sizes(instant, answer), SETTLED_STEPS, newest(job.steps()))
         settled_s = time.monotonic() - killed_at
         done, began = job.steps(), job.starts()[len(starts) :]
         status = job.status()
@@ -141,23 +141,24 @@ class Player:
     def _drain(self, instant: Instant) -> Future[object]:
         return self._ask(DrainNodeRequest(node_rank=int(instant.whom * self._size), reason="scene"))
 
-    def _expected_size(self, instant: Instant, answer: Answer) -> int:
-        drained = instant.scene is Scene.DRAIN and answer is Answer.GRANTED
-        return self._size - 1 if drained else self._size
+    def _sizes(self, instant: Instant, answer: Answer) -> set[int]:
+        """A drained node is gone, or has been replaced already: who begins anew wants them all."""
+        asked = instant.scene is Scene.DRAIN and answer is not Answer.REFUSED
+        return {self._size - 1, self._size} if asked else {self._size}
 
-    def _settle(self, size: int, steps: int, seen: Mapping[int, int]) -> None:
-        """Wait for a whole world of `size` in which every rank has taken `steps` new steps."""
+    def _settle(self, sizes: Collection[int], steps: int, seen: Mapping[int, int]) -> None:
+        """Wait for a whole world of one of `sizes` in which every rank has taken `steps` new steps."""
 
         def settled() -> JobStatus | None:
             status = self._job.status()
-            if status.phase is not JobPhase.TRAINING or status.world_size != size:
+            if status.phase is not JobPhase.TRAINING or status.world_size not in sizes:
                 return None
             lines = self._job.steps()
-            here = {rank: [s for r, s in lines.get(rank, ()) if r == status.round] for rank in range(size)}
-            fresh = [[s for s in done if s > seen.get(rank, 0)] for rank, done in here.items()]
-            return status if all(len(done) >= steps for done in fresh) else None
+            done = [_taken(lines.get(rank, ()), status.round) for rank in range(status.world_size)]
+            fresh = [sum(n > seen.get(rank, 0) for n in done[rank]) for rank in range(len(done))]
+            return status if all(count >= steps for count in fresh) else None
 
-        self._job.wait_for(f"a world of {size} that trains", settled)
+        self._job.wait_for(f"a world of {sorted(sizes)} that trains", settled)
 
     def _repair(self) -> None:
         """Fetch a drained node back, so that the next scene has all of them."""
@@ -169,7 +170,11 @@ class Player:
         for rank in sorted(gone):
             with contextlib.suppress(RefusedError, MasterUnreachableError):
                 self._job.ask(RestartWorkerRequest(node_rank=rank, reason="the scene is over"))
-        self._settle(self._size, FIRST_STEPS, newest(self._job.steps()))
+        self._settle({self._size}, FIRST_STEPS, newest(self._job.steps()))
+
+
+def _taken(lines: Iterable[tuple[int, int]], round_number: int) -> list[int]:
+    return [step for at, step in lines if at == round_number]
 
 
 def _answer(asked: Future[object] | None) -> Answer:

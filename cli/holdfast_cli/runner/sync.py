@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -28,6 +28,13 @@ from holdfast_wire.v1.operator_pb2_grpc import OperatorServiceStub
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.1
+_TRANSIENT = (
+    grpc.RpcError,
+    grpc.aio.UsageError,
+    grpc.aio.InternalError,
+    asyncio.InvalidStateError,
+)
+"""How a stream can end; all of them lead to another try."""
 
 Upward = MasterSpec | PodObservation | ScaleResult | StopWish | PodListDone
 First = Callable[[], Iterable[Upward]]
@@ -63,7 +70,7 @@ class MasterSync:
         while True:
             where = endpoint()
             if where is not None:
-                with contextlib.suppress(grpc.aio.AioRpcError):
+                with contextlib.suppress(*_TRANSIENT):
                     await self._one_stream(where)
                 _log.info("the stream to the master ended; trying again")
             self._connected.clear()
@@ -76,15 +83,25 @@ class MasterSync:
             options=master_channel_options(self._job_uid),
         ) as channel:
             stub: Any = OperatorServiceStub(channel)
-            async for answer in stub.Sync(self._requests()):
-                message = codec.from_proto(answer).message
-                if message is not None:
-                    self._handle(message)
+            call = stub.Sync()
+            # A task of our own: one that gRPC makes for an iterator is awaited by nobody.
+            writing = asyncio.create_task(self._write(call), name="sync-writer")
+            try:
+                while (answer := await call.read()) is not grpc.aio.EOF:
+                    message = codec.from_proto(answer).message
+                    if message is not None:
+                        self._handle(message)
+            finally:
+                writing.cancel()
+                # A write that crossed the end of the stream fails in one of several ways.
+                await asyncio.gather(writing, return_exceptions=True)
+                call.cancel()
 
-    async def _requests(self) -> AsyncIterator[Any]:
+    async def _write(self, call: Any) -> None:
         self._outgoing = asyncio.Queue()
         self._connected.set()
         for message in self._first():
-            yield codec.to_proto(SyncRequest(message=message))
+            await call.write(codec.to_proto(SyncRequest(message=message)))
         while True:
-            yield codec.to_proto(SyncRequest(message=await self._outgoing.get()))
+            message = await self._outgoing.get()
+            await call.write(codec.to_proto(SyncRequest(message=message)))
