@@ -89,7 +89,7 @@ bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, be
 
 .PHONY: soak-real
 soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing lost, nothing left
-	$(BIN)/python -m bench.soak
+	$(BIN)/python -m bench.soak --publish
 
 .PHONY: wheel
 wheel: $(STAMP) ## Build the wheel into dist/

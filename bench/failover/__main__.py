@@ -1,7 +1,7 @@
-"""`python -m bench.failover`: kill masters of a real job at random instants; publish what was found.
+"""`python -m bench.failover`: kill masters of a real job at random instants, and publish the counts.
 
 Each instant is judged by itself (`verdict`), a watcher beside by what it saw. Prints and records a
-JSON line an instant; ends with 1 where anything was lost, done twice or left behind.
+JSON line an instant; ends with 1 where anything was lost or done twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ def script(folder: Path, *, torch: bool) -> list[str]:
 
 
 def run(
-    instants: int, seed: int, folder: Path, note: Callable[[Mapping[str, Any]], None], *, torch: bool
+    instants: int,
+    seed: int,
+    folder: Path,
+    note: Callable[[Mapping[str, Any]], None],
+    *,
+    torch: bool,
 ) -> None:
     """Play the instants on one job; `note` gets a line for each, and one for the run."""
     about = {"seed": seed, "torch": torch}

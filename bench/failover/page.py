@@ -66,13 +66,16 @@ def _section(instants: Sequence[Line], runs: Sequence[Line], *, torch: bool) -> 
     lost = sum(line["redone"] for line in instants if line["scene"] not in _ABRUPT)
     bad = problems([*instants, *runs])
     seeds = ", ".join(str(seed) for seed in sorted({line["seed"] for line in instants}))
-    rows = [_row(instants, scene, kept) for scene in Scene for kept in (True, False)]
+    counts = (
+        f"Seeds {seeds}; journal kept {kept} times, removed {len(instants) - kept} times. Steps "
+        f"lost: **{lost}**. Instants with a problem: "
+        f"**{sum(bool(line['problems']) for line in instants)}**.\n"
+    )
+    rows = [_row(instants, scene, kept=kept) for scene in Scene for kept in (True, False)]
     return "\n".join(
         [
             f"## {name}: {len(instants)} instants\n",
-            f"Seeds {seeds}; journal kept {kept} times, removed {len(instants) - kept} times. "
-            f"Steps lost: **{lost}**. Instants with a problem: "
-            f"**{sum(bool(line['problems']) for line in instants)}**.\n",
+            counts,
             table(_HEAD, [row for row in rows if row]),
             _watched(runs),
             *(f"- {text}" for text in bad),
@@ -90,7 +93,7 @@ def _watched(runs: Sequence[Line]) -> str:
     )
 
 
-def _row(instants: Sequence[Line], scene: Scene, kept: bool) -> list[str]:
+def _row(instants: Sequence[Line], scene: Scene, *, kept: bool) -> list[str]:
     mine = [p for p in instants if p["scene"] == scene.value and p["journal"] is kept]
     if not mine:
         return []

@@ -147,7 +147,7 @@ class Player:
         return {self._size - 1, self._size} if asked else {self._size}
 
     def _settle(self, sizes: Collection[int], steps: int, seen: Mapping[int, int]) -> None:
-        """Wait for a whole world of one of `sizes` in which every rank has taken `steps` new steps."""
+        """Wait for a world of one of `sizes` in which every rank has taken `steps` new steps."""
 
         def settled() -> JobStatus | None:
             status = self._job.status()
@@ -162,9 +162,7 @@ class Player:
 
     def _repair(self) -> None:
         """Fetch a drained node back, so that the next scene has all of them."""
-        gone = set(range(self._size)) - {
-            node.node_rank for node in self._job.nodes() if node.ranks
-        }
+        gone = set(range(self._size)) - {node.node_rank for node in self._job.nodes() if node.ranks}
         if self._job.status().world_size == self._size:
             return
         for rank in sorted(gone):

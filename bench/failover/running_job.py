@@ -130,10 +130,11 @@ class RunningJob:
         return {rank.rank: rank.pid for node in self.nodes() for rank in node.ranks if rank.pid}
 
     def starts(self) -> list[Start]:
-        """Return every training process that began so far."""
+        """Return every training process that began so far, one that took a step at least."""
         file = self.folder / "starts"
-        if not file.exists():
-            return []
+        if not file.exists():  # a script that does not say so
+            places = {(at, rank) for rank, lines in self.steps().items() for at, _ in lines}
+            return [Start(at, rank, 0) for at, rank in sorted(places)]
         return [Start(*map(int, line.split())) for line in file.read_text().splitlines()]
 
     def steps(self) -> dict[int, list[tuple[int, int]]]:
@@ -157,7 +158,9 @@ class RunningJob:
             os.kill(victim.pid, signal.SIGKILL)
         return victim
 
-    def wait_for(self, what: str, true: Callable[[], _Answer | None], limit_s: float = 90) -> _Answer:
+    def wait_for(
+        self, what: str, true: Callable[[], _Answer | None], limit_s: float = 90
+    ) -> _Answer:
         """Wait until `true()` returns something true, and return it.
 
         Raises:
