@@ -1,4 +1,4 @@
-"""`python -m bench.failover`: kill masters of a real job at random instants, and publish the counts.
+"""`python -m bench.failover`: kill masters of a real job at random instants; publish the counts.
 
 Each instant is judged by itself (`verdict`), a watcher beside by what it saw. Prints and records a
 JSON line an instant; ends with 1 where anything was lost or done twice.

@@ -159,7 +159,7 @@ class RunningJob:
         return victim
 
     def wait_for(
-        self, what: str, true: Callable[[], _Answer | None], limit_s: float = 90
+        self, what: str, true: Callable[[], _Answer | None], limit_s: float = 180.0
     ) -> _Answer:
         """Wait until `true()` returns something true, and return it.
 
