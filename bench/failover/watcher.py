@@ -106,6 +106,8 @@ class Watcher:
 
     def _event(self, event: JobEvent) -> None:
         self._seen.events += 1
-        if self._last and event.sequence != self._last + 1:
+        # A master without a journal goes on above its predecessor's numbers once it knows them.
+        ahead = self._reset and event.sequence > self._last
+        if self._last and event.sequence != self._last + 1 and not ahead:
             self._seen.problems.append(f"event {event.sequence} after {self._last}")
         self._last = event.sequence

@@ -1,38 +1,139 @@
-"""The connection between agents and master breaks, and nothing happens to the training."""
+"""The network between agents and master breaks, is slow to come back, or works in one direction."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from holdfast_cli.chaos.proxy import Proxy
+from holdfast_wire.messages import JobPhase, JobStatus
 from local_job import RunningJob, StartJob
-from proxy import Proxy
+from loop_script import loop_script
 
 pytestmark = pytest.mark.train
 
-
-def test_a_blip_of_0_2_s_changes_nothing(start_job: StartJob) -> None:
-    """All agents' connections are reset and refused for 0.2 s: same round, same ranks."""
-    jobs: list[RunningJob] = []
-    with Proxy(lambda: _master(jobs[0])) as proxy:
-        jobs.append(start_job(steps=5000, through=f"127.0.0.1:{proxy.port}"))
-        job = jobs[0]
-        before = job.wait_step(15)
-        ranks = {job.rank_pid(0), job.rank_pid(1)}
-        connections = proxy.accepted
-        proxy.cut()
-        threading.Event().wait(0.2)  # the length of the blip is what is tested
-        proxy.mend()
-        after = job.wait_step(before.step + 30)
-        assert proxy.accepted >= connections + 2, "the agents did not connect anew"
-        assert after.round == before.round
-        assert {job.rank_pid(0), job.rank_pid(1)} == ranks
-        assert all(event.reason != "NodeLost" for event in job.events())
-        assert sum(budget.used for budget in after.budgets) == 0
+NODES = 4
+SHORT_S = 2.5
+"""Half of what the master takes for silence."""
 
 
-def _master(job: RunningJob) -> tuple[str, int]:
-    endpoint = job.home.endpoint()
-    assert endpoint is not None
-    return endpoint.host, endpoint.port
+class Network:
+    """A job whose agents reach their master through proxies, and the steps that its ranks write."""
+
+    def __init__(self, start_job: StartJob, tmp_path: Path, proxies: list[Proxy]) -> None:
+        self.proxies = proxies
+        self._steps = tmp_path / "steps"
+        script = loop_script(tmp_path, "--steps=1000000", "--step-seconds=0.1")
+        self.job: RunningJob = start_job(
+            script=script, through=proxies, replicas=len(proxies), minReplicas=1
+        )
+
+    def settled(self, size: int, after: int = -1) -> JobStatus:
+        """Wait until a world of `size` above round `after` trains."""
+
+        def there() -> JobStatus | None:
+            status = self.job.status()
+            right = status.world_size == size and status.round > after
+            return status if right and status.phase is JobPhase.TRAINING else None
+
+        status = self.job.wait_for(f"a world of {size}", there)
+        assert status is not None
+        return status
+
+    def lines(self) -> list[tuple[int, int]]:
+        """Return round and step of every line that a rank wrote."""
+        texts = [file.read_text().splitlines() for file in self._steps.glob("rank-*.jsonl")]
+        return [(line["round"], line["step"]) for text in texts for line in map(json.loads, text)]
+
+    def steps_in(self, round_number: int) -> int:
+        """Return how many lines a round has."""
+        return sum(at == round_number for at, _ in self.lines())
+
+    @contextlib.contextmanager
+    def held(self, *nodes: int, up: bool = True, down: bool = True) -> Iterator[None]:
+        """Hold back what these nodes and the master send to each other."""
+        for node in nodes:
+            self.proxies[node].hold(up=up, down=down)
+        try:
+            yield
+        finally:
+            for node in nodes:
+                self.proxies[node].heal()
+
+
+@pytest.fixture
+def network(
+    start_job: StartJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Network]:
+    """Four nodes that train, each behind a proxy of its own."""
+    monkeypatch.setenv("HOLDFAST_STEP_LOG", str(tmp_path / "steps"))
+    with contextlib.ExitStack() as stack:
+        made: list[Network] = []
+        proxies = [Proxy(lambda: _address(made)) for _ in range(NODES)]
+        for proxy in proxies:
+            stack.callback(proxy.close)
+        made.append(Network(start_job, tmp_path, proxies))
+        yield made[0]
+
+
+def _address(made: list[Network]) -> tuple[str, int] | None:
+    return made[0].job.address() if made else None
+
+
+def test_what_is_shorter_than_the_silence_limit_changes_nothing(network: Network) -> None:
+    """A reset, a refusal, and partitions of one, half, one direction: same round and ranks."""
+    before = network.settled(NODES)
+    job = network.job
+    ranks = {rank: job.rank_pid(rank) for rank in range(NODES)}
+    connections = sum(proxy.accepted for proxy in network.proxies)
+    for proxy in network.proxies:
+        proxy.refuse()
+    threading.Event().wait(0.2)  # the length of each cut is what is tested
+    for proxy in network.proxies:
+        proxy.heal()
+    for nodes, up, down in (((1,), True, True), ((0, 1), True, False), ((2, 3), False, True)):
+        network.job.wait_for("every node", lambda: _all_ready(network))
+        with network.held(*nodes, up=up, down=down):
+            threading.Event().wait(SHORT_S)
+    after = job.wait_step(before.step + 80)
+    assert sum(proxy.accepted for proxy in network.proxies) >= connections + NODES
+    assert after.round == before.round, job.evidence()
+    assert {rank: job.rank_pid(rank) for rank in range(NODES)} == ranks
+    assert all(event.reason != "NodeLost" for event in job.events())
+    assert sum(budget.used for budget in after.budgets) == 0
+
+
+def _all_ready(network: Network) -> bool:
+    nodes = network.job.nodes().values()
+    return len(nodes) == NODES and all(node.silent_seconds < 1.0 for node in nodes)
+
+
+def test_half_that_is_cut_off_gives_way_to_the_half_that_is_not(network: Network) -> None:
+    """The reachable two go on alone; the others end their old ranks and come back afterwards."""
+    before = network.settled(NODES)
+    old = {rank: network.job.rank_pid(rank) for rank in range(NODES)}
+    with network.held(2, 3):
+        small = network.settled(2, before.round)
+        # Masterless agents ask their peers: nobody of the old round may write when the new runs.
+        network.job.wait_step(small.step + 20, round_above=before.round)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in old.values())
+        done = network.steps_in(before.round)
+        network.job.wait_step(small.step + 30, round_above=before.round)
+        assert network.steps_in(before.round) == done
+    network.settled(NODES, small.round)
+
+
+def test_a_master_that_reaches_nobody_lets_them_train(network: Network) -> None:
+    """All are cut off for longer than the silence limit: they train on, and are one world again."""
+    before = network.settled(NODES)
+    with network.held(*range(NODES)):
+        network.job.wait_event("NodeLost", timeout_s=60.0)
+        done = network.steps_in(before.round)
+        network.job.wait_for("steps", lambda: network.steps_in(before.round) > done + 8 * NODES)
+    after = network.settled(NODES)
+    assert after.round <= before.round + 2, network.job.evidence()

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 import yaml
 
+from holdfast_cli.chaos.proxy import Proxy
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import CliError
 from holdfast_cli.home import JobHome, job_home
@@ -48,16 +49,17 @@ def elastic_job(
     *,
     flags: Sequence[str] = ("--nproc-per-node=1",),
     standbys: int = 0,
-    through: str = "",
+    through: Sequence[Proxy] = (),
     **spec: Any,
 ) -> dict[str, Any]:
     """Return an ElasticJob that runs `holdfast-run FLAGS SCRIPT`; `spec` is laid over its spec.
 
-    `through`: address of a proxy that the agents take for their master.
+    `through`: proxies that the agents take for their master, by node rank; the last one is for
+    all further nodes.
     """
     command = ["holdfast-run", *flags, *script]
     if through:
-        command = ["env", f"HOLDFAST_MASTER={through}", *command]
+        command = ["sh", "-c", _routes(through), "route", *command]
     container: dict[str, Any] = {"name": "worker", "command": command}
     worker: dict[str, Any] = {"template": {"spec": {"containers": [container]}}}
     if standbys:
@@ -68,6 +70,13 @@ def elastic_job(
         "metadata": {"name": name},
         "spec": {"replicas": 2, "minReplicas": 1, **spec, "worker": worker},
     }
+
+
+def _routes(proxies: Sequence[Proxy]) -> str:
+    cases = [f"{rank}) port={proxy.port} ;;" for rank, proxy in enumerate(proxies)]
+    otherwise = f"*) port={proxies[-1].port} ;;"
+    choice = " ".join([*cases, otherwise])
+    return f'case $HOLDFAST_NODE_RANK in {choice} esac; HOLDFAST_MASTER=127.0.0.1:$port exec "$@"'
 
 
 class RunningJob:
@@ -153,6 +162,11 @@ class RunningJob:
             timeout=timeout_s,
             check=False,
         )
+
+    def address(self) -> tuple[str, int] | None:
+        """Return where the master serves now: a proxy's target."""
+        endpoint = self.home.endpoint()
+        return (endpoint.host, endpoint.port) if endpoint else None
 
     # --- waiting --------------------------------------------------------------------------------
     def wait_for(self, what: str, true: Callable[[], _Answer], timeout_s: float = 90.0) -> _Answer:

@@ -25,6 +25,9 @@ class Proxy:
         self._target = target
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._refuses = False
+        self.accepted = 0
+        """Connections that were let through."""
         self._up = _Gate()
         self._down = _Gate()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -46,6 +49,11 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
+    def refuse(self) -> None:
+        """Reset every connection, and refuse new ones until `heal`."""
+        self._refuses = True
+        self.reset()
+
     def hold(self, *, up: bool, down: bool) -> None:
         """Hold back what goes up to the master, or down to the agent, until `heal`."""
         if up:
@@ -55,6 +63,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Let everything through."""
+        self._refuses = False
         self._up.open()
         self._down.open()
 
@@ -62,6 +71,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                if self._refuses:
+                    near.close()
+                    continue
+                self.accepted += 1
                 threading.Thread(target=self._forward, args=(near,), daemon=True).start()
 
     def _forward(self, near: socket.socket) -> None:

@@ -108,6 +108,8 @@ class Supervisor:
 
     async def _work(self, view: watching.View) -> None:
         while True:
+            # Before the plan: what happens while it is carried out calls for another one.
+            self._changed.clear()
             made = self._job.plan(time.time())
             for action in made.actions:
                 await self._do(action)
@@ -115,7 +117,6 @@ class Supervisor:
                 view.note(line)
             if await self._is_over():
                 return
-            self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._patience(made.requeue_after))
 
