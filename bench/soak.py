@@ -81,7 +81,7 @@ def things(home: Path) -> Things:
     return Things(
         processes=frozenset(processes),
         shared_memory=frozenset(shared - _used_by_others(processes)),
-        temporary=frozenset(path.name for path in temporary(home).glob("*")),
+        temporary=frozenset(path.name for path in temporary(home).glob("holdfast*")),
         ports=frozenset(ports),
     )
 

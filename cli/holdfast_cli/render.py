@@ -173,8 +173,12 @@ def goodput_table(goodput: GetGoodputResponse) -> str:
 
 
 def incidents_table(incidents: Sequence[Incident]) -> str:
-    """Return one line for each incident: what it was and where its seconds went."""
+    """Return one line for each incident: what it was and where its seconds went.
+
+    A dash stands where it did not come to that: another incident was sooner.
+    """
     header = (
+        "TIME",
         "INCIDENT",
         "CULPRIT",
         "BUDGET",
@@ -235,12 +239,13 @@ def _incident_row(incident: Incident) -> tuple[str, ...]:
         culprit += f" rank {incident.culprit_rank}"
     charged = _budget(incident.charged) if incident.charged else "none"
     return (
+        clock(incident.opened_unix),
         incident.cause,
         culprit,
         "open" if incident.open else charged,
         duration(incident.detection_seconds),
-        duration(incident.decided_seconds),
-        duration(incident.respawned_seconds),
-        duration(incident.first_step_seconds),
+        duration(incident.decided_seconds) if incident.to_round else "-",
+        duration(incident.respawned_seconds) if incident.respawned_seconds else "-",
+        duration(incident.first_step_seconds) if incident.first_step_seconds else "-",
         f"{incident.steps_redone} steps",
     )

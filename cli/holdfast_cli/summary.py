@@ -43,7 +43,8 @@ def _incident(incident: Incident) -> str:
     charged = incident.charged.name.lower().replace("_", " ") if incident.charged else "none"
     to = incident.to_round or "none"
     return (
-        f"  round {incident.from_round} -> {to}  {incident.cause}{culprit}{rank}: {incident.text}\n"
+        f"  {render.clock(incident.opened_unix)}  round {incident.from_round} -> {to}  "
+        f"{incident.cause}{culprit}{rank}: {incident.text}\n"
         f"    {_course(incident)}; {incident.steps_redone} steps redone; budget: {charged}"
     )
 

@@ -41,7 +41,7 @@ class Lookout:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Look now; a disk that hangs is left alone after a while, and one look is enough for it."""
+        """Look now; a disk that hangs is not waited for, and is looked at once only."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(asyncio.to_thread(self._look), name="lookout")
         await asyncio.wait({self._looking}, timeout=PATIENCE_SECONDS)

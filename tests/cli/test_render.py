@@ -125,6 +125,13 @@ def test_summary_does_not_invent_a_step_that_never_came() -> None:
     assert "no step followed: detected 0 ms, decided 2 ms; 0 steps redone" in text
 
 
+def test_the_table_of_incidents_has_dashes_for_what_never_was() -> None:
+    """Another one was sooner: nothing was respawned, and there was no first step."""
+    incident = Incident(cause="PodFailed", from_round=2, text="gone", charged=BudgetKind.FAILURES)
+    row = render.goodput_table(GetGoodputResponse(incidents=(incident,))).splitlines()[-1]
+    assert row.split()[-5:] == ["-", "-", "-", "0", "steps"]
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_json_has_null_where_a_number_is_not_finite(loss: float) -> None:
     """JSON knows neither NaN nor infinity."""

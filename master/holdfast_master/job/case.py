@@ -57,6 +57,8 @@ class Case:
     step_seconds: float = 0.0
     """A usual step of the interrupted world, s."""
     steps_redone: int = 0
+    earlier: float = 0.0
+    """Seconds of it that had passed when this master took it up from another."""
     broken_at: float | None = None
     """When the last world that it has interrupted stopped."""
     smooth: bool = False
@@ -115,9 +117,9 @@ class Case:
             opened_unix=self.opened_unix,
             from_round=self.from_round,
             to_round=self.to_round,
-            decided_seconds=self._since(self.decided_at),
-            respawned_seconds=self._since(self.respawned_at),
-            first_step_seconds=self._since(self.stepped_at),
+            decided_seconds=self.since(self.decided_at),
+            respawned_seconds=self.since(self.respawned_at),
+            first_step_seconds=self.since(self.stepped_at),
             detection_seconds=self.detection,
             steps_redone=self.steps_redone,
             open=opened,
@@ -125,5 +127,6 @@ class Case:
             evidence=tuple(self.seen),
         )
 
-    def _since(self, at: float | None) -> float:
-        return 0.0 if at is None else max(0.0, at - self.opened_at)
+    def since(self, at: float | None) -> float:
+        """Seconds from its opening to a time of this master's; 0 for None."""
+        return 0.0 if at is None else max(0.0, at - self.opened_at + self.earlier)

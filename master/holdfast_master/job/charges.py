@@ -135,7 +135,7 @@ def _forget(desk: Desk, case: Case) -> None:
 def _summary(case: Case) -> str:
     parts = [case.best.text]
     if case.stepped_at is not None:
-        parts.append(f"next step after {case.stepped_at - case.opened_at:.2f} s")
+        parts.append(f"next step after {case.since(case.stepped_at):.2f} s")
     if case.steps_redone:
         parts.append(f"{case.steps_redone} steps redone")
     return "; ".join(parts)

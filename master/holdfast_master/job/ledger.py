@@ -145,6 +145,11 @@ class Ledger:
             costs = self._costs.setdefault(incident, {})
             costs[kind] = costs.get(kind, 0) + spent
 
+    def bring_cost(self, incident: str, totals: Totals) -> None:
+        """Take over what an open incident had cost under an earlier master."""
+        if totals:
+            self._costs[incident] = dict(totals)
+
     def cost(self, incident: str, at: int) -> tuple[GoodputEntry, ...]:
         """Node-seconds that an incident has cost so far, by class."""
         for account in self._open.values():

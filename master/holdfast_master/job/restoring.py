@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from holdfast_master.decide import failure
 from holdfast_master.decide.failure import Evidence, EvidenceKind
+from holdfast_master.decide.goodput import from_entries
 from holdfast_master.instructions import Finished
 from holdfast_master.job import ending, goodput_marks, hellos, incidents
 from holdfast_master.job.case import Case
@@ -21,6 +22,9 @@ from holdfast_master.job.transitions import ENDED, Trigger
 from holdfast_master.job.world import World
 from holdfast_wire.messages import GoodputClass, Incident, JobPhase, ReplaceDecision
 from holdfast_wire.reasons import PhaseReason
+
+_LONGEST_INCIDENT_SECONDS = 3_600.0
+"""More than this is a wall clock that jumped, not a master that was away."""
 
 
 def take_up(desk: Desk) -> None:
@@ -104,9 +108,21 @@ def _case(desk: Desk, fact: Incident) -> Case:
         reached=desk.state.ended_steps.get(fact.from_round, 0),
         steps_redone=fact.steps_redone,
     )
+    _restore_times(desk, case, fact)
+    desk.ledger.bring_cost(case.id, from_entries(fact.cost))
     case.response = failure.respond(best, desk.spec.failure_rules)
     case.involve(best)
     return case
+
+
+def _restore_times(desk: Desk, case: Case, fact: Incident) -> None:
+    """What is known keeps its distance from the opening; what is to come is counted from there."""
+    passed = desk.clock.moment.unix - fact.opened_unix
+    case.earlier = min(max(0.0, passed), _LONGEST_INCIDENT_SECONDS)
+    opened = case.opened_at - case.earlier
+    case.decided_at = opened + fact.decided_seconds if fact.to_round else None
+    case.respawned_at = opened + fact.respawned_seconds if fact.respawned_seconds else None
+    case.stepped_at = opened + fact.first_step_seconds if fact.first_step_seconds else None
 
 
 def _restore_replacements(desk: Desk) -> None:
