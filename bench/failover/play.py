@@ -166,9 +166,18 @@ class Player:
         if self._job.status().world_size == self._size:
             return
         for rank in sorted(gone):
-            with contextlib.suppress(RefusedError, MasterUnreachableError):
-                self._job.ask(RestartWorkerRequest(node_rank=rank, reason="the scene is over"))
+            self._job.wait_for(f"node {rank} may come back", lambda rank=rank: self._fetch(rank))
         self._settle({self._size}, FIRST_STEPS, newest(self._job.steps()))
+
+    def _fetch(self, rank: int) -> bool:
+        """Whether a drained node is fetched back; refused until the runner has seen its end."""
+        if self._job.status().world_size == self._size:
+            return True
+        try:
+            self._job.ask(RestartWorkerRequest(node_rank=rank, reason="the scene is over"))
+        except RefusedError:
+            return False
+        return True
 
 
 def _taken(lines: Iterable[tuple[int, int]], round_number: int) -> list[int]:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+from holdfast_master.instructions import Reply
 from holdfast_master.job.claims import Claims
-from holdfast_wire.messages import Fence, Hello, StateDigest, WorldAssignment
+from holdfast_wire.messages import (
+    DrainNodeRequest,
+    Fence,
+    Hello,
+    StateDigest,
+    WorldAssignment,
+)
 from simulated_job import SimulatedJob, job_spec
 
 Start = Callable[..., SimulatedJob]
@@ -114,6 +125,33 @@ def test_idle_agents_claim_nothing() -> None:
     job.run_until("TRAINING", limit=5.0)
     assert job.core.status(job.moment()).excluded_nodes == ("bad",)
     assert min(job.core._desk.state.commands, default=900) >= 900
+
+
+@pytest.mark.parametrize("said", [{"ended_round": 1}, {"fence": Fence(epoch=1, round=2)}])
+def test_a_round_that_was_ended_is_not_adopted(training: Start, said: dict[str, Any]) -> None:
+    """A restart was granted and nobody was told: the digest knows, exactly one round follows."""
+    job = training(3)
+    for agent in job.agents.values():
+        assert agent.digest is not None
+        assert agent.digest.ended_round == 0
+        agent.digest = dataclasses.replace(agent.digest, **said)
+    lose_the_journal(job)
+    job.run(8.0)
+    assert job.is_in("TRAINING")
+    assert len(job.training.rounds) == 2
+
+
+def test_a_drain_that_was_granted_is_carried_out_without_a_journal(training: Start) -> None:
+    """The master dies before the boundary: the node leaves all the same."""
+    job = training(3)
+    before = job.agents[1].agent_id
+    assert isinstance(job.answers[job.ask(DrainNodeRequest(node_rank=1))], Reply)
+    job.run(0.005)
+    lose_the_journal(job)
+    # The boundary that the first master armed may have to run out.
+    job.run(45.0)
+    assert job.is_in("TRAINING")
+    assert before not in {agent.agent_id for agent in job.agents.values() if not agent.left}
 
 
 def hello(rank: int, number: int, world: str, size: int = 2) -> Hello:

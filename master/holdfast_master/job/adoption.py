@@ -114,7 +114,10 @@ def give_up(desk: Desk) -> None:
 def _was_ended(desk: Desk, number: int) -> bool:
     """Whether an earlier master ended this round, and was gone before it could say so."""
     digest = desk.claims.digest
-    return digest is not None and digest.ended_round == number
+    if digest is None:
+        return False
+    decided = digest.fence.round if digest.fence is not None else 0
+    return digest.ended_round == number or decided > number
 
 
 def _end(desk: Desk, text: str) -> None:
