@@ -82,13 +82,15 @@ class Player:
         answer = _answer(asked)
         if instant.scene is Scene.SCALE and answer is not Answer.GRANTED:
             answer = self._scale_again()
+        allowed = _allowed(instant.scene, answer)
+        self._follow(before, allowed)
         self._settle(self._sizes(instant, answer), SETTLED_STEPS, newest(job.steps()))
         settled_s = time.monotonic() - killed_at
         done, began = job.steps(), job.starts()[len(starts) :]
         status = job.status()
         new = {rank: lines[len(steps.get(rank, ())) :] for rank, lines in done.items()}
         after = After(round=status.round, world=status.world_size, starts=began, steps=new)
-        verdict = judge(before, after, _allowed(instant.scene, answer))
+        verdict = judge(before, after, allowed)
         self._repair()
         return Played(instant, answer, verdict, away, settled_s)
 
@@ -145,6 +147,13 @@ class Player:
         """A drained node is gone, or has been replaced already: who begins anew wants them all."""
         asked = instant.scene is Scene.DRAIN and answer is not Answer.REFUSED
         return {self._size - 1, self._size} if asked else {self._size}
+
+    def _follow(self, before: Before, allowed: Allowed) -> None:
+        """Wait for the round that must come; a boundary may take its whole deadline."""
+        if allowed.least_rounds:
+            self._job.wait_for(
+                f"a round above {before.round}", lambda: self._job.status().round > before.round
+            )
 
     def _settle(self, sizes: Collection[int], steps: int, seen: Mapping[int, int]) -> None:
         """Wait for a world of one of `sizes` in which every rank has taken `steps` new steps."""
