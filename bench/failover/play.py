@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import time
@@ -175,7 +176,8 @@ class Player:
         if self._job.status().world_size == self._size:
             return
         for rank in sorted(gone):
-            self._job.wait_for(f"node {rank} may come back", lambda rank=rank: self._fetch(rank))
+            fetch = functools.partial(self._fetch, rank)
+            self._job.wait_for(f"node {rank} may come back", fetch)
         self._settle({self._size}, FIRST_STEPS, newest(self._job.steps()))
 
     def _fetch(self, rank: int) -> bool:

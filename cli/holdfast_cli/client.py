@@ -29,7 +29,14 @@ from holdfast_wire.v1.job_pb2_grpc import JobServiceStub
 
 _PAGE = 5000
 """Events in one answer at most; a master sends no more."""
-_UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_UNREACHABLE = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+"""What gRPC itself says of a connection that broke, whenever it broke."""
 
 
 class JobClient:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -93,14 +94,14 @@ def test_a_watcher_of_a_newer_epoch_is_sent_away_by_a_zombie(
     tmp_path: Path, *, journal: bool
 ) -> None:
     """Its token says that a newer master exists; what the zombie knows would be old news."""
-    settings = {"initial_spec": SPEC}
+    settings: dict[str, object] = {"initial_spec": SPEC}
     if journal:
         settings["journal_dir"] = str(tmp_path / "journal")
     with (
         master_process(tmp_path, epoch=1, **settings) as old,
         old.channel(Identity("j1", "user")) as made,
     ):
-        stub = made.unary_stream("/holdfast.v1.JobService/WatchJob")
+        stub: Any = made.unary_stream("/holdfast.v1.JobService/WatchJob")
         request = codec.encode(WatchJobRequest(resume_token="2:newer:7"))
         with pytest.raises(grpc.RpcError) as caught:
             list(stub(request, timeout=10))

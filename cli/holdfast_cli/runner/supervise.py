@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -174,7 +175,8 @@ class Supervisor:
         while self._home.endpoint() is None and not self._ended:
             time.sleep(_POLL_S)
         with view, contextlib.suppress(CliError):
-            watching.Follower(self._home, view, give_up_s=60.0).run(lambda: self._ended)
+            # The runner makes a new master, however long that takes.
+            watching.Follower(self._home, view, give_up_s=math.inf).run(lambda: self._ended)
 
     def _heard(self, said: Said) -> None:
         self._job.hear(said, time.time())
