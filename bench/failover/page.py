@@ -78,7 +78,7 @@ def _section(instants: Sequence[Line], runs: Sequence[Line], *, torch: bool) -> 
             counts,
             table(_HEAD, [row for row in rows if row]),
             _watched(runs),
-            *(f"- {text}" for text in bad),
+            "".join(f"- {text}\n" for text in bad),
         ]
     )
 
