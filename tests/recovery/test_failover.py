@@ -18,6 +18,7 @@ SEED = 20261122
 INSTANTS = 20
 
 
+@pytest.mark.timeout(300)  # 20 deaths and recoveries one after another: 45 s on a quiet machine
 def test_a_master_that_is_killed_at_any_instant_costs_no_step_and_no_worker(tmp_path: Path) -> None:
     """Real masters, agents and ranks, each second time without the journal; a watcher beside."""
     lines: list[Mapping[str, Any]] = []
