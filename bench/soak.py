@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ SETTLE_SECONDS = 5.0
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
 _MAPPED = re.compile(rf"{SHARED_MEMORY}/([^\s/]+)")
 _FAULTS = re.compile(r"chaos: (\d+) faults \(seed \d+\): (.*)")
+_SWEEP = "from holdfast_agent import scratch; scratch.sweep()"
 _KIND = re.compile(r"([a-z-]+) (\d+)")
 PAGE = ROOT / "docs" / "benchmarks" / "soak.md"
 _PAGE = """\
@@ -81,9 +82,16 @@ def things(home: Path) -> Things:
     return Things(
         processes=frozenset(processes),
         shared_memory=frozenset(shared - _used_by_others(processes)),
-        temporary=frozenset(path.name for path in temporary(home).glob("holdfast*")),
+        temporary=frozenset(map(str, _temporary_files(home))),
         ports=frozenset(ports),
     )
+
+
+def _temporary_files(home: Path) -> Iterator[Path]:
+    """Yield what is left but for output of killed agents, which is kept on purpose."""
+    for path in temporary(home).glob("holdfast*"):
+        if not (path / "logs").is_dir():
+            yield path
 
 
 def temporary(home: Path) -> Path:
@@ -137,6 +145,8 @@ def play(number: int, option: str, environ: dict[str, str], home: Path) -> dict[
     """Run one job under faults; return what is recorded of it."""
     before, log = things(home), home / f"round-{number}.log"
     code = run(["--chaos", option], environ, log)
+    # What agents that were killed left goes at the next agent's start; this stands for it.
+    subprocess.run([sys.executable, "-c", _SWEEP], env=environ, check=True, timeout=60)
     text = log.read_text(errors="replace")
     kinds = {}
     if found := _FAULTS.search(text):
