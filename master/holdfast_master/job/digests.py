@@ -19,6 +19,8 @@ _KEEPERS = 3
 _CHARGES = 500
 """Newest charges that fit; older ones are outside of any sensible window."""
 _EXCLUDED = 200
+_DRAINING = 16
+"""More at once are no person's drains; each costs a look at all of them."""
 _COMMANDS_SINCE = 1_000
 """More than the commands that a master issues while what a digest guards stays the same."""
 
@@ -54,8 +56,10 @@ def _ended(desk: Desk) -> int:
 
 
 def _draining(desk: Desk) -> tuple[str, ...]:
-    nodes = desk.state.nodes
-    return tuple(nodes[rank].agent_id for rank in sorted(desk.state.draining) if rank in nodes)
+    nodes, ranks = desk.state.nodes, desk.state.draining
+    if len(ranks) > _DRAINING:
+        return ()  # a reduction: the spec says as much
+    return tuple(nodes[rank].agent_id for rank in sorted(ranks) if rank in nodes)
 
 
 def keep_fresh(desk: Desk) -> None:
@@ -74,7 +78,7 @@ def keep_fresh(desk: Desk) -> None:
         len(state.excluded),
         tuple(case.id for case in desk.open_cases()),
         _ended(desk),
-        frozenset(state.draining),
+        min(len(state.draining), _DRAINING),
     )
     if guarded == desk.placed.guarded or _place(desk):
         desk.placed = Placed(state.sequence, guarded)
