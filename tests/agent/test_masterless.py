@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_agent.decide import masterless
-from holdfast_wire.messages import Fence, GetRoundResponse
+from holdfast_wire.messages import Arm, Fence, GetRoundResponse
 
 
 def _answer(epoch: int, round_number: int) -> GetRoundResponse:
@@ -36,3 +36,19 @@ def test_workers_without_a_master_train_on_until_a_peer_or_the_limit_says_no(
     )
     assert verdict.kill is kill
     assert why in verdict.reason
+    assert verdict.arm is None
+
+
+def test_a_stop_that_reached_a_peer_is_meant_for_all() -> None:
+    """The newest arm of this very round counts; those of other rounds and older masters do not."""
+
+    def said(epoch: int, round_number: int, arm_id: int) -> GetRoundResponse:
+        fence = Fence(epoch=epoch, incarnation="x", round=round_number)
+        return GetRoundResponse(fence=fence, arm=Arm(arm_id=arm_id, step=10 * arm_id))
+
+    answers = [said(2, 5, 3), said(2, 5, 4), said(2, 4, 9), said(1, 5, 8), _answer(2, 5)]
+    verdict = masterless.judge(
+        silent_seconds=0.0, limit_seconds=600.0, epoch=2, own_round=5, answers=answers
+    )
+    assert not verdict.kill
+    assert verdict.arm == Arm(arm_id=4, step=40)

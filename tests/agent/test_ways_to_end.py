@@ -15,6 +15,8 @@ import pytest
 from agent_process import AgentProcess, eventually, wait_gone
 from holdfast_wire import keys
 from holdfast_wire.messages import (
+    Arm,
+    DumpStacks,
     Goodbye,
     Heartbeat,
     Leave,
@@ -48,6 +50,20 @@ os.wait()
 print("ready", flush=True)
 while True:
     time.sleep(0.05)
+"""
+
+STEPS = """
+import os, time
+import holdfast
+job = holdfast.init()
+print("ready", flush=True)
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+for step in range(1, 10_000):
+    time.sleep(0.02)
+    if job.step(step) is holdfast.SAVE_AND_STOP:
+        print("stopped after", step, flush=True)
+        break
 """
 
 
@@ -236,6 +252,45 @@ class TestWithoutAMaster:
             await eventually(lambda: "a peer is in round 2" in ours.errors())
         finally:
             await other_master.stop()
+
+    async def test_a_stop_that_only_a_peer_heard_of_is_passed_on(
+        self,
+        identities: Identities,
+        master: ScriptedMaster,
+        start_agent: StartAgent,
+        script: Script,
+        tmp_path: Path,
+    ) -> None:
+        """A master that ends while it tells the agents leaves no rank behind that goes on."""
+        other_master = ScriptedMaster(identities, epoch=1, incarnation="one")
+        await other_master.start()
+        try:
+            steps = script(STEPS.format(go=str(tmp_path / "go")))
+            ours = start_agent(steps)
+            theirs = start_agent(steps, node_rank=1, endpoint=other_master.endpoint)
+            other = await other_master.stream(0, within=90)
+            peers = (PeerAddress(node_rank=1, address=other.hello.peer_address),)
+            await self._step(await master.stream(0, within=90), ours, peers)
+            await self._step(other, theirs, ())
+            other.send(Arm(arm_id=7, step=100), 1)
+            other.send(DumpStacks(command_id=1))
+            await other.done(1)  # what was sent before has arrived
+            await master.stop()
+            (tmp_path / "go").touch()
+            await eventually(lambda: "stopped after 100" in ours.output())
+            await eventually(lambda: "stopped after 100" in theirs.output())
+        finally:
+            await other_master.stop()
+
+    @staticmethod
+    async def _step(
+        stream: AgentStream, agent: AgentProcess, peers: tuple[PeerAddress, ...]
+    ) -> None:
+        await stream.warm()
+        store = await stream.prepare_store("s")
+        stream.send(assignment(store, nproc=1, peers=peers), 1)
+        await stream.wait(RoundStarted)
+        await eventually(lambda: "ready" in agent.output())
 
 
 async def test_a_stopped_zygote_does_not_hold_the_agent(

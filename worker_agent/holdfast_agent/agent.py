@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import random
 import time
@@ -83,7 +84,8 @@ class Agent:
             stop_seconds=launch.shutdown_seconds,
         )
         self.session = Session(dial, self, jitter)
-        self.solitude = Solitude(self.runner, dial, tools.settings.node_rank)
+        self.solitude = Solitude(self.runner, dial, tools.settings.node_rank, self._on_arm)
+        self._alone = asyncio.Event()
         self.zygote = ZygoteEvents(self)
         self._digest: StateDigest | None = None
         self._ledger = Ledger()
@@ -184,6 +186,7 @@ class Agent:
     def on_down(self, reason: str) -> None:
         """The stream ended: workers train on."""
         self.solitude.begin()
+        self._alone.set()
         if not self.ending.begun:
             log.warning("lost the master: %s", reason)
 
@@ -260,7 +263,11 @@ class Agent:
 
     async def _every_second(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            # At once when the master is lost: what it had told others may be due soon.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._alone.wait()
+            self._alone.clear()
             self._account()
             stuck = self.runner.stuck(time.monotonic())
             if stuck and not self.ending.begun:

@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 
-from holdfast_agent.decide.fence import Accepted
 from holdfast_wire import channel, codec, keys
 from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress
 from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
@@ -21,11 +20,11 @@ from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
 log = logging.getLogger(__name__)
 
 ASK_DEADLINE_SECONDS = 0.8
-"""For one answer; all peers are asked at once, every second."""
+"""For one answer; all peers are asked at once, as soon as the master is lost and every second."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-Known = Callable[[], tuple[Accepted, bool]]
-"""Returns the newest accepted fence and whether there is a master right now."""
+Known = Callable[[], GetRoundResponse]
+"""Returns what this agent knows of its round and its master."""
 
 
 class PeerServer(peer_pb2_grpc.PeerServiceServicer):
@@ -55,14 +54,12 @@ class PeerServer(peer_pb2_grpc.PeerServiceServicer):
             await self._server.stop(None)
 
     async def GetRound(self, request: Any, context: Any) -> peer_pb2.GetRoundResponse:
-        """Return the newest fence that this agent has accepted."""
+        """Return what this agent knows."""
         peer = channel.peer_identity(context.auth_context())
         if peer is None or peer.role != keys.ROLE_AGENT:
             self.refused += 1
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "agents only")
-        accepted, has_master = self._known()
-        answer = GetRoundResponse(fence=accepted.fence(), has_master=has_master)
-        response: peer_pb2.GetRoundResponse = codec.to_proto(answer)
+        response: peer_pb2.GetRoundResponse = codec.to_proto(self._known())
         return response
 
 

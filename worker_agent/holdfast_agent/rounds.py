@@ -11,7 +11,7 @@ from holdfast.page import Page
 from holdfast_agent.decide.exits import Orders
 from holdfast_agent.decide.ranks import Rank
 from holdfast_agent.logs import RoundLogs
-from holdfast_wire.messages import RoundStarted, RunningWorker, WorldAssignment
+from holdfast_wire.messages import Arm, RoundStarted, RunningWorker, WorldAssignment
 
 READ_TIMEOUT_SECONDS = 0.0002
 """For one slot: a write lasts a microsecond, and a stopped writer must not hold the event loop."""
@@ -46,10 +46,15 @@ class Round:
     started_reported: bool = False
     first_step_reported: bool = False
     boundary_reported: bool = False
-    armed: int = 0
-    """Newest arm id."""
+    arm: Arm | None = None
+    """The newest that its ranks were given."""
     echoed: int = 0
     """Newest arm id whose echo was sent."""
+
+    @property
+    def armed(self) -> int:
+        """Newest arm id; 0: none."""
+        return 0 if self.arm is None else self.arm.arm_id
 
     @property
     def kill_ordered(self) -> bool:

@@ -13,14 +13,17 @@ from holdfast_agent.decide import masterless
 from holdfast_agent.decide.fence import Accepted
 from holdfast_agent.runner import RoundRunner
 from holdfast_agent.session import Dial
-from holdfast_wire.messages import GetRoundRequest
+from holdfast_wire.messages import Arm, GetRoundRequest
 
 
 class Solitude:
     """Looks after the workers while there is no master."""
 
-    def __init__(self, runner: RoundRunner, dial: Dial, node_rank: int) -> None:
-        """`dial` says who we are to peers."""
+    def __init__(
+        self, runner: RoundRunner, dial: Dial, node_rank: int, arm: Callable[[Arm, int], None]
+    ) -> None:
+        """`dial` says who we are to peers; `arm` asks the ranks of a round to stop at a step."""
+        self._arm = arm
         self._runner = runner
         self._dial = dial
         self._node_rank = node_rank
@@ -49,3 +52,5 @@ class Solitude:
         )
         if verdict.kill:
             self._runner.kill(verdict.reason)
+        elif verdict.arm is not None and current is not None and verdict.arm.arm_id > current.armed:
+            self._arm(verdict.arm, accepted.round)

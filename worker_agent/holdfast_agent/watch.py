@@ -48,7 +48,7 @@ class Watch:
                 self._page.arm(slot, arm.arm_id, arm.step)
         except PageError as error:
             return str(error)
-        current.armed = arm.arm_id
+        current.arm = arm
         self._runner.changed.set()
         return ""
 

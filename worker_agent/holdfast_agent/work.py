@@ -26,6 +26,7 @@ from holdfast_agent.logs import LogKeeper
 from holdfast_agent.peers import PeerServer
 from holdfast_agent.session import Dial
 from holdfast_agent.tools import Tools
+from holdfast_wire.messages import GetRoundResponse
 
 if TYPE_CHECKING:
     from holdfast_agent.standalone import Standalone
@@ -63,7 +64,7 @@ async def work(
     )
     own_address = await asyncio.to_thread(_address, settings)
     served: list[Agent] = []
-    peers = PeerServer(lambda: (served[0].accepted, served[0].session.connected))
+    peers = PeerServer(lambda: _known(served[0]))
     own = Self(
         agent_id=secrets.token_hex(8),
         address=own_address,
@@ -79,6 +80,16 @@ async def work(
     finally:
         if guard is not None:
             guard.cancel()
+
+
+def _known(agent: Agent) -> GetRoundResponse:
+    """Return what a peer that has no master is told."""
+    accepted, current = agent.accepted, agent.runner.current
+    return GetRoundResponse(
+        fence=accepted.fence(),
+        has_master=agent.session.connected,
+        arm=current.arm if current is not None and current.number == accepted.round else None,
+    )
 
 
 async def _keep_master(own_master: Standalone, agent: Agent) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from holdfast_wire.messages.agent_orders import Arm
 from holdfast_wire.messages.fence import Fence
 
 
@@ -22,3 +23,6 @@ class GetRoundResponse:
     fence: Fence | None = None
     has_master: bool = False
     """The asked agent has a master right now."""
+    arm: Arm | None = None
+    """What the ranks of the fence's round were asked for: a master may end while it tells the
+    agents, and ranks that stop at different steps lose what they did since their checkpoint."""

@@ -22,20 +22,21 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from holdfast_wire.v1 import agent_pb2 as holdfast__wire_dot_v1_dot_agent__pb2
 from holdfast_wire.v1 import fence_pb2 as holdfast__wire_dot_v1_dot_fence__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bholdfast_wire/v1/peer.proto\x12\x0bholdfast.v1\x1a\x1choldfast_wire/v1/fence.proto\"G\n\x0fGetRoundRequest\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12!\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x12.holdfast.v1.Fence\"I\n\x10GetRoundResponse\x12!\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Fence\x12\x12\n\nhas_master\x18\x02 \x01(\x08\x32V\n\x0bPeerService\x12G\n\x08GetRound\x12\x1c.holdfast.v1.GetRoundRequest\x1a\x1d.holdfast.v1.GetRoundResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bholdfast_wire/v1/peer.proto\x12\x0bholdfast.v1\x1a\x1choldfast_wire/v1/agent.proto\x1a\x1choldfast_wire/v1/fence.proto\"G\n\x0fGetRoundRequest\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12!\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x12.holdfast.v1.Fence\"h\n\x10GetRoundResponse\x12!\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Fence\x12\x12\n\nhas_master\x18\x02 \x01(\x08\x12\x1d\n\x03\x61rm\x18\x03 \x01(\x0b\x32\x10.holdfast.v1.Arm2V\n\x0bPeerService\x12G\n\x08GetRound\x12\x1c.holdfast.v1.GetRoundRequest\x1a\x1d.holdfast.v1.GetRoundResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast_wire.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETROUNDREQUEST']._serialized_start=74
-  _globals['_GETROUNDREQUEST']._serialized_end=145
-  _globals['_GETROUNDRESPONSE']._serialized_start=147
-  _globals['_GETROUNDRESPONSE']._serialized_end=220
-  _globals['_PEERSERVICE']._serialized_start=222
-  _globals['_PEERSERVICE']._serialized_end=308
+  _globals['_GETROUNDREQUEST']._serialized_start=104
+  _globals['_GETROUNDREQUEST']._serialized_end=175
+  _globals['_GETROUNDRESPONSE']._serialized_start=177
+  _globals['_GETROUNDRESPONSE']._serialized_end=281
+  _globals['_PEERSERVICE']._serialized_start=283
+  _globals['_PEERSERVICE']._serialized_end=369
 # @@protoc_insertion_point(module_scope)

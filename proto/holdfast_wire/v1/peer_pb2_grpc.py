@@ -47,7 +47,8 @@ class PeerServiceServicer(object):
     """
 
     def GetRound(self, request, context):
-        """GetRound is asked by an agent that has no master: is there a newer round than mine?
+        """GetRound is asked by an agent that has no master: is there a newer round than mine, and were
+        the ranks of mine asked to stop?
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

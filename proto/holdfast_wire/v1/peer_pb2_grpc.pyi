@@ -61,7 +61,9 @@ class PeerServiceStub(typing.Generic[_PeerServiceGetRoundType]):
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetRound: _PeerServiceGetRoundType
-    """GetRound is asked by an agent that has no master: is there a newer round than mine?"""
+    """GetRound is asked by an agent that has no master: is there a newer round than mine, and were
+    the ranks of mine asked to stop?
+    """
 
 PeerServiceAsyncStub: typing_extensions.TypeAlias = PeerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -79,6 +81,8 @@ class PeerServiceServicer(metaclass=abc.ABCMeta):
         request: holdfast_wire.v1.peer_pb2.GetRoundRequest,
         context: _ServicerContext,
     ) -> typing.Union[holdfast_wire.v1.peer_pb2.GetRoundResponse, collections.abc.Awaitable[holdfast_wire.v1.peer_pb2.GetRoundResponse]]:
-        """GetRound is asked by an agent that has no master: is there a newer round than mine?"""
+        """GetRound is asked by an agent that has no master: is there a newer round than mine, and were
+        the ranks of mine asked to stop?
+        """
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

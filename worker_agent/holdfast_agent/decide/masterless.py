@@ -1,7 +1,7 @@
 """What an agent without a master does with its workers: train on, or kill them.
 
 An agent whose stream is down asks members of its world; a newer round among them means that its
-own workers belong to the past.
+own workers belong to the past, and a stop that a peer was told of in time is meant for all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from holdfast_wire.messages import GetRoundResponse
+from holdfast_wire.messages import Arm, GetRoundResponse
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class MasterlessVerdict:
 
     kill: bool
     reason: str
+    arm: Arm | None = None
+    """The newest stop that peers in the same round know of; they may all know of none."""
 
 
 def judge(
@@ -49,6 +51,16 @@ def judge(
         return MasterlessVerdict(
             True, f"no master for {silent_seconds:.0f} s, the limit is {limit_seconds:.0f} s"
         )
+    arms = [
+        answer.arm
+        for answer in answers
+        if answer.arm is not None
+        and answer.fence is not None
+        and answer.fence.round == own_round
+        and answer.fence.epoch >= epoch
+    ]
     return MasterlessVerdict(
-        False, f"no master for {silent_seconds:.1f} s, no peer is in a newer round"
+        False,
+        f"no master for {silent_seconds:.1f} s, no peer is in a newer round",
+        max(arms, key=lambda arm: arm.arm_id, default=None),
     )
