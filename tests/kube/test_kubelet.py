@@ -1,0 +1,253 @@
+"""The process kubelet behaves as a kubelet where tests of the operator rely on it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster.control_plane import ControlPlane
+from cluster.kubectl import Kubectl
+from cluster.nodes import Nodes
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes(plane: ControlPlane) -> Iterator[Nodes]:
+    """Two nodes."""
+    started = Nodes(plane)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def _until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it did not happen within {seconds} s"
+        time.sleep(0.1)
+    return found
+
+
+def _pod(name: str, script: str, **spec: Any) -> dict[str, Any]:
+    container = {"name": "c", "image": "local", "command": ["sh", "-c", script]}
+    container |= spec.pop("container", {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {"restartPolicy": "Never", "containers": [container], **spec},
+    }
+
+
+def _make(kubectl: Kubectl, *objects: dict[str, Any]) -> None:
+    """Make them, once the namespace has its account."""
+    account = ("get", "serviceaccount", "default")
+    _until(lambda: kubectl.try_run(*account).returncode == 0, 20)
+    for one in objects:
+        kubectl.run("create", "-f", "-", stdin=one)
+
+
+def _over(kubectl: Kubectl, name: str) -> dict[str, Any]:
+    def ended() -> Any:
+        status = kubectl.json("get", "pod", name)["status"]
+        return status if status["phase"] in {"Succeeded", "Failed"} else None
+
+    found: dict[str, Any] = _until(ended)
+    return found
+
+
+def test_a_pod_finds_everything_that_its_manifest_promises(kubectl: Kubectl, nodes: Nodes) -> None:
+    """Init containers, variables, files of Secrets and ConfigMaps, shared folders, its own name."""
+    secret: dict[str, Any] = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
+    secret["data"] = {"word": base64.b64encode(b"hidden").decode()}
+    config: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}}
+    config["data"] = {"file": "plain"}
+    mounts = [
+        {"name": "s", "mountPath": "/var/run/s"},
+        {"name": "m", "mountPath": "/m"},
+        {"name": "e", "mountPath": "/e"},
+    ]
+    env = [
+        {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "s", "key": "word"}}},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "BOTH", "value": "$(WORD)-x"},
+    ]
+    script = "echo $BOTH $NODE; cat /var/run/s/word /m/file /e/first; hostname; exit 3"
+    init: dict[str, Any] = {
+        "name": "i",
+        "image": "x",
+        "command": ["sh", "-c", "echo one > /e/first"],
+    }
+    init["volumeMounts"] = mounts[2:]
+    volumes = [
+        {"name": "s", "secret": {"secretName": "s"}},
+        {"name": "m", "configMap": {"name": "m"}},
+        {"name": "e", "emptyDir": {}},
+    ]
+    pod = _pod(
+        "all",
+        f"{script}",
+        container={"env": env, "volumeMounts": mounts},
+        volumes=volumes,
+        initContainers=[init],
+        hostname="called",
+    )
+    _make(kubectl, secret, config, pod)
+    status = _over(kubectl, "all")
+    ended = status["containerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (3, "Error")
+    words = kubectl.run("logs", "all").split()
+    assert words[0] == "hidden-x"
+    assert words[1] in {"n1", "n2"}
+    assert words[2:] == ["hiddenplainone", "called"]
+
+
+def test_a_container_is_started_again_as_its_policy_says(kubectl: Kubectl, nodes: Nodes) -> None:
+    """OnFailure starts again after a failure; the folder of the pod stays."""
+    volumes = [{"name": "e", "emptyDir": {}}]
+    mounts = {"volumeMounts": [{"name": "e", "mountPath": "/e"}]}
+    script = "test -f /e/x && exit 0; touch /e/x; exit 1"
+    _make(
+        kubectl,
+        _pod("again", script, container=mounts, volumes=volumes, restartPolicy="OnFailure"),
+    )
+    (container,) = _over(kubectl, "again")["containerStatuses"]
+    assert container["restartCount"] == 1
+    assert container["lastState"]["terminated"]["exitCode"] == 1
+
+
+def test_a_deleted_pod_gets_its_grace(kubectl: Kubectl, nodes: Nodes) -> None:
+    """SIGTERM first, and the time to say something."""
+    script = "trap 'echo bye > /out/said; exit 0' TERM; echo up; while true; do sleep 0.1; done"
+    folder = Path(kubectl.kubeconfig).parent / "grace"
+    folder.mkdir()
+    volumes = [{"name": "o", "hostPath": {"path": str(folder)}}]
+    mounts = {"volumeMounts": [{"name": "o", "mountPath": "/out"}]}
+    _make(kubectl, _pod("graced", script, container=mounts, volumes=volumes))
+    _until(lambda: "up" in kubectl.try_run("logs", "graced").stdout)
+    kubectl.run("delete", "pod", "graced", "--timeout=20s")
+    assert (folder / "said").read_text() == "bye\n"
+
+
+_ASK = """
+import json, ssl, urllib.request
+base = "/var/run/secrets/kubernetes.io/serviceaccount/"
+context = ssl.create_default_context(cafile=base + "ca.crt")
+headers = {"Authorization": "Bearer " + open(base + "token").read()}
+for path in ("/version", "/api/v1/namespaces/default/pods"):
+    request = urllib.request.Request("https://kubernetes.default.svc" + path, headers=headers)
+    try:
+        print(urllib.request.urlopen(request, context=context).status)
+    except urllib.error.HTTPError as error:
+        print(error.code, json.load(error)["message"])
+"""
+
+
+def test_a_pod_speaks_to_the_api_server_as_its_account(kubectl: Kubectl, nodes: Nodes) -> None:
+    """Over DNS and the Service, with a bound token, and RBAC holds."""
+    _make(kubectl, _pod("ask", "", container={"command": ["python", "-c", _ASK]}))
+    assert _over(kubectl, "ask")["phase"] == "Succeeded"
+    said = kubectl.run("logs", "ask")
+    assert said.startswith("200\n403 ")
+    assert f"system:serviceaccount:{kubectl.namespace}:default" in said
+
+
+def test_pods_reach_each_other_by_name(kubectl: Kubectl, nodes: Nodes) -> None:
+    """Through a headless Service, before they are ready, and through a cluster address."""
+    serve = (
+        "import http.server as h;h.HTTPServer(('',80),h.SimpleHTTPRequestHandler).serve_forever()"
+    )
+    named = {"hostname": "web-0", "subdomain": "web"}
+    selector = {"selector": {"app": "web"}, "ports": [{"port": 80}]}
+    head: dict[str, Any] = {"apiVersion": "v1", "kind": "Service"}
+    headless = {**head, "metadata": {"name": "web"}, "spec": {"clusterIP": "None", **selector}}
+    front = {**head, "metadata": {"name": "front"}, "spec": selector}
+    web = _pod("web", "", container={"command": ["python", "-c", serve]}, **named)
+    _make(kubectl, headless, front, web)
+    ask = "import urllib.request as u;print(u.urlopen('http://%s').status)"
+    script = "; ".join(
+        f'until python -c "{ask % host}" 2>/dev/null; do sleep 0.2; done'
+        for host in ("web-0.web", "front")
+    )
+    _make(kubectl, _pod("ask-web", script))
+    assert _over(kubectl, "ask-web")["phase"] == "Succeeded"
+
+
+def test_a_command_runs_inside_a_container(kubectl: Kubectl, nodes: Nodes) -> None:
+    """`kubectl exec` brings its output and its exit code."""
+    _make(kubectl, _pod("in", "sleep 1000", hostname="inside"))
+    _until(lambda: kubectl.json("get", "pod", "in")["status"]["phase"] == "Running")
+    assert kubectl.run("exec", "in", "--", "hostname") == "inside\n"
+    assert kubectl.try_run("exec", "in", "--", "sh", "-c", "exit 4").returncode == 4
+    kubectl.run("delete", "pod", "in", "--grace-period=1", "--wait=false")
+
+
+def test_a_pod_is_killed_as_by_the_kernel(kubectl: Kubectl, nodes: Nodes) -> None:
+    """137 and OOMKilled, as after too much memory."""
+    _make(kubectl, _pod("fat", "sleep 1000"))
+    _until(lambda: kubectl.json("get", "pod", "fat")["status"]["phase"] == "Running")
+    nodes.tell("kill", namespace=kubectl.namespace, pod="fat", reason="OOMKilled")
+    ended = _over(kubectl, "fat")["containerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (137, "OOMKilled")
+
+
+def test_an_image_is_refused_until_it_is_not(kubectl: Kubectl, nodes: Nodes) -> None:
+    """The pod waits with the reason that a kubelet gives."""
+    nodes.tell("refuse-image", images=["bad"])
+    _make(kubectl, _pod("pull", "true", container={"image": "bad"}))
+
+    def waiting() -> bool:
+        (container,) = kubectl.json("get", "pod", "pull")["status"].get("containerStatuses", [{}])
+        reason = container.get("state", {}).get("waiting", {}).get("reason", "")
+        return reason in {"ErrImagePull", "ImagePullBackOff"}
+
+    _until(waiting)
+    nodes.tell("refuse-image", images=[])
+    assert _over(kubectl, "pull")["phase"] == "Succeeded"
+
+
+def test_a_lost_node_is_noticed_and_comes_back(kubectl: Kubectl, nodes: Nodes) -> None:
+    """Silence makes it NotReady within seconds, its pods are to go; back, it is Ready again."""
+
+    def ready() -> str:
+        conditions = kubectl.json("get", "node", "n2")["status"]["conditions"]
+        return next(str(one["status"]) for one in conditions if one["type"] == "Ready")
+
+    _make(kubectl, _pod("there", "sleep 1000", nodeName="n2"))
+    _until(lambda: kubectl.json("get", "pod", "there")["status"]["phase"] == "Running")
+    nodes.tell("lose", node="n2")
+    _until(lambda: ready() == "Unknown", 20)
+    _until(lambda: kubectl.json("get", "pod", "there")["metadata"].get("deletionTimestamp"), 20)
+    nodes.tell("return", node="n2")
+    _until(lambda: ready() == "True", 20)
+    _until(lambda: kubectl.try_run("get", "pod", "there").returncode != 0, 30)
+
+
+def test_nothing_is_left_of_a_killed_kubelet(plane: ControlPlane, kubectl: Kubectl) -> None:
+    """SIGKILL to it ends every process of its pods; mounts and interfaces go with them."""
+    mark = f"99{os.getpid()}"
+    nodes = Nodes(plane, 1)
+    try:
+        _make(kubectl, _pod("left", f"sleep {mark} & sleep {mark}", nodeName="n1"))
+        _until(lambda: len(_sleepers(mark)) == 2)
+    finally:
+        nodes.stop()
+    _until(lambda: not _sleepers(mark), 5)
+    assert str(plane.folder / "pods") not in Path("/proc/self/mounts").read_text()
+
+
+def _sleepers(mark: str) -> list[int]:
+    every = psutil.process_iter(["cmdline"])
+    return [one.pid for one in every if one.info["cmdline"] == ["sleep", mark]]

@@ -1,0 +1,101 @@
+"""The process kubelet's own decisions: what it reports of a pod, what its DNS answers."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from cluster.kubelet import dns
+from cluster.kubelet.status import ContainerState, PodLook, report
+
+
+def _state(**fields: Any) -> ContainerState:
+    return ContainerState(name="c", image="x", **fields)
+
+
+def _look(*containers: ContainerState, **fields: Any) -> PodLook:
+    given: dict[str, Any] = {"conditions": (), "inits": (), "address": "10.244.0.9"} | fields
+    return PodLook(host="127.0.0.1", since=1.0, now=9.0, containers=containers, **given)
+
+
+@pytest.mark.parametrize(
+    ("containers", "phase"),
+    [
+        ([_state()], "Pending"),
+        ([_state(started=1.0)], "Running"),
+        ([_state(started=1.0), _state()], "Running"),
+        ([_state(started=1.0, ended=2.0)], "Succeeded"),
+        ([_state(started=1.0, ended=2.0, exit_code=3)], "Failed"),
+        ([_state(started=1.0, ended=2.0, exit_code=3, restarting=True)], "Running"),
+        ([_state(started=1.0, ended=2.0, exit_code=3), _state(started=1.0)], "Running"),
+    ],
+)
+def test_the_phase_follows_from_the_containers(
+    containers: list[ContainerState], phase: str
+) -> None:
+    """As a kubelet reports it."""
+    assert report(_look(*containers))["phase"] == phase
+
+
+def test_a_failed_init_container_fails_the_pod() -> None:
+    """Its containers never start."""
+    init = _state(started=1.0, ended=2.0, exit_code=1)
+    assert report(_look(_state(), inits=[init]))["phase"] == "Failed"
+    assert report(_look(_state(), inits=[_state(started=1.0)]))["phase"] == "Pending"
+
+
+def test_conditions_of_others_and_times_stay() -> None:
+    """A DisruptionTarget that the scheduler wrote is not the kubelet's to take away."""
+    before = [
+        {"type": "DisruptionTarget", "status": "True"},
+        {"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"},
+    ]
+    found = report(_look(_state(started=1.0, ready=True), conditions=before))["conditions"]
+    by_type = {one["type"]: one for one in found}
+    assert by_type["DisruptionTarget"]["status"] == "True"
+    assert by_type["Ready"]["lastTransitionTime"] == "2020-01-01T00:00:00Z"
+
+
+SERVICES = {
+    "1": {"metadata": {"name": "m", "namespace": "a"}, "spec": {"clusterIP": "10.96.0.7"}},
+    "2": {"metadata": {"name": "w", "namespace": "a"}, "spec": {"clusterIP": "None"}},
+}
+SLICES = {
+    "1": {
+        "metadata": {"namespace": "a", "labels": {"kubernetes.io/service-name": "w"}},
+        "endpoints": [
+            {"hostname": "w-0", "addresses": ["10.244.0.2"], "conditions": {"ready": True}},
+            {"hostname": "w-1", "addresses": ["10.244.0.3"], "conditions": {"ready": True}},
+            {"hostname": "w-2", "addresses": ["10.244.0.4"], "conditions": {"ready": False}},
+        ],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("m.a.svc.cluster.local", ["10.96.0.7"]),
+        ("M.A.SVC.cluster.local.", ["10.96.0.7"]),
+        ("w.a.svc.cluster.local", ["10.244.0.2", "10.244.0.3"]),
+        ("w-1.w.a.svc.cluster.local", ["10.244.0.3"]),
+        ("m.b.svc.cluster.local", []),
+        ("example.org", []),
+        ("svc.cluster.local", []),
+    ],
+)
+def test_names_of_services_and_their_pods_resolve(name: str, found: list[str]) -> None:
+    """Cluster addresses, all ready pods of a headless Service, or one of them by its name."""
+    assert dns.resolve(name, SERVICES, SLICES) == found
+
+
+def test_a_dns_packet_is_answered() -> None:
+    """The question comes back with one record for each address."""
+    labels = b"".join(bytes([len(w)]) + w for w in b"w a svc cluster local".split())
+    question = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + labels + b"\0" + struct.pack(">HH", 1, 1)
+    answer = dns.answer(question, SERVICES, SLICES)
+    assert answer[:2] == b"\x12\x34"
+    assert struct.unpack(">H", answer[6:8]) == (2,)
+    assert answer[-4:] == bytes([10, 244, 0, 3])

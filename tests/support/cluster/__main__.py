@@ -1,0 +1,49 @@
+"""`make cluster`: a cluster of one's own, with the CRD, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from cluster.control_plane import ControlPlane
+from cluster.kubectl import Kubectl
+from cluster.nodes import Nodes
+from cluster.tools import tools_folder
+
+_CRD = Path(__file__).resolve().parents[3] / "manifests" / "crd" / "elasticjobs.yaml"
+
+
+def main() -> int:
+    """Start it, say how to use it, wait, and take it away."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=3)
+    options = parser.parse_args()
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    plane = ControlPlane(Path(tempfile.mkdtemp(prefix="holdfast-cluster-")))
+    nodes = None
+    try:
+        plane.start()
+        nodes = Nodes(plane, options.nodes) if os.geteuid() == 0 else None
+        kubectl = Kubectl(plane.kubeconfig)
+        kubectl.run("apply", "-f", str(_CRD))
+        print(f"export KUBECONFIG={plane.kubeconfig} PATH={tools_folder()}:$PATH")
+        if nodes is None:
+            print("no nodes: pods as processes need root", file=sys.stderr)
+        print(f"logs are in {plane.folder}; Ctrl-C ends the cluster", flush=True)
+        ended.wait()
+    finally:
+        if nodes is not None:
+            nodes.stop()
+        plane.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The process kubelet as tests start it, stop it, and tell it what to do wrong."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from cluster.children import Child
+from cluster.control_plane import ControlPlane
+
+_SUPPORT: Final = Path(__file__).resolve().parents[1]
+_TIMEOUT_S: Final = 30.0
+
+
+class Nodes:
+    """Some nodes of a cluster, all in one process of this machine. They need root."""
+
+    def __init__(self, plane: ControlPlane, count: int = 2, gpus: int = 8) -> None:
+        """Start them, and wait until they take pods."""
+        self._plane = plane
+        port = plane.folder / "kubelet-port"
+        port.unlink(missing_ok=True)
+        # A mount namespace of its own: whatever it mounts goes with it.
+        argv = ["unshare", "--mount", "--propagation", "private", sys.executable]
+        argv += ["-m", "cluster.kubelet", f"--folder={plane.folder}", f"--token={plane.token}"]
+        argv += [f"--api-port={plane.ports.api}", f"--nodes={count}", f"--gpus={gpus}"]
+        path = os.pathsep.join([str(_SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._child = Child("kubelet", argv, plane.folder, {"PYTHONPATH": path})
+        try:
+            plane.until("the kubelet", lambda: port.exists() or not self._child.alive)
+            if not self._child.alive:
+                raise RuntimeError(f"the kubelet ended:\n{self._child.last_words()}")
+        except BaseException:
+            self._child.kill()
+            raise
+        self._port = int(port.read_text())
+
+    @property
+    def log(self) -> str:
+        """What it logged last."""
+        return self._child.last_words()
+
+    def tell(self, do: str, **wish: Any) -> None:
+        """Have it misbehave; see `cluster.kubelet.control` for what it knows."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_TIMEOUT_S)
+        try:
+            connection.request("POST", "/", json.dumps({"do": do, **wish}))
+            response = connection.getresponse()
+            said = response.read().decode()
+        finally:
+            connection.close()
+        if response.status != http.HTTPStatus.OK:
+            raise AssertionError(f"the kubelet refused: {said}")
+
+    def stop(self) -> None:
+        """Kill it; every process, mount and interface of its pods goes with it."""
+        self._child.kill()
