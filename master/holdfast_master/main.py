@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from holdfast_master import config as configuration
-from holdfast_master import grpc_core, handshakes, logs, process
+from holdfast_master import grpc_core, handshakes, in_pod, logs, process
 from holdfast_master.bookkeeping import Books, open_books
 from holdfast_master.config import ConfigError, MasterConfig
 from holdfast_master.segments import EpochRefusedError, JournalError
@@ -33,11 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="holdfast-master", description="The job master of one Holdfast job."
     )
-    parser.add_argument("--config", type=Path, required=True, help="JSON file; see the reference")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, help="JSON file; see the reference")
+    source.add_argument("--in-pod", action="store_true", help="read the operator's variables")
     parser.add_argument("--version", action="version", version=_version())
     options = parser.parse_args(arguments)
     try:
-        config = configuration.load(options.config)
+        config = (
+            in_pod.config_of(os.environ) if options.in_pod else configuration.load(options.config)
+        )
     except ConfigError as error:
         sys.stderr.write(f"holdfast-master: {error}\n")
         return EXIT_USAGE

@@ -23,6 +23,12 @@ ENV_NPROC_PER_NODE = "HOLDFAST_NPROC_PER_NODE"
 ENV_NNODES = "HOLDFAST_NNODES"
 """min:max nodes of the job."""
 
+# --- environment that an operator sets for a master ----------------------------------------------
+ENV_EPOCH = "HOLDFAST_EPOCH"
+"""First epoch of those that this pod owns; each start of its container takes the next."""
+ENV_JOURNAL_DIR = "HOLDFAST_JOURNAL_DIR"
+"""Directory of the master's journal; unset: it keeps none."""
+
 # --- environment that an agent sets for a training process ---------------------------------------
 ENV_PAGE = "HOLDFAST_PAGE"
 """`fd:slot` of the rank's shared page."""

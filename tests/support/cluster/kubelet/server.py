@@ -94,7 +94,7 @@ class NodeServer:
         socket = web.WebSocketResponse(protocols=_EXEC, max_msg_size=0)
         await socket.prepare(request)
         process = await asyncio.create_subprocess_exec(
-            *("nsenter", "-t", str(container.pid), "-a", "--root", "--wd=/"),
+            *("nsenter", "-t", str(container.pid), "-a", "--root", "--wd"),
             *request.query.getall("command"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -1,0 +1,78 @@
+"""What a master in a pod is told: its environment, instead of a configuration file.
+
+Belongs here: from the operator's variables to a `MasterConfig`, and the epoch of this very start.
+Does not belong here: what the settings mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast_master.config import ConfigError, MasterConfig, parse
+from holdfast_wire import keys
+
+EPOCHS_PER_POD: Final = 1000
+"""How many starts of its container a pod has epochs for: the next pod's begin there."""
+_LINGER_S: Final = 30 * 86_400.0
+"""The operator deletes the pod; a container that ended would only be started again."""
+_STARTS: Final = "starts"
+
+
+def config_of(environment: Mapping[str, str]) -> MasterConfig:
+    """Return the configuration of this start.
+
+    Raises:
+        ConfigError: a variable is missing or cannot be used.
+    """
+    names = (keys.ENV_JOB, keys.ENV_JOB_UID, keys.ENV_TLS_DIR, keys.ENV_MASTER, keys.ENV_EPOCH)
+    missing = [name for name in names if not environment.get(name)]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} must be set; the operator sets them in the master's pod, "
+            f"elsewhere use --config"
+        )
+    host, _, port = environment[keys.ENV_MASTER].rpartition(":")
+    first, journal = environment[keys.ENV_EPOCH], environment.get(keys.ENV_JOURNAL_DIR, "")
+    if not port.isdecimal() or not first.isdecimal():
+        raise ConfigError(
+            f"{keys.ENV_MASTER}={environment[keys.ENV_MASTER]!r} must be host:port and "
+            f"{keys.ENV_EPOCH}={first!r} a number"
+        )
+    document: dict[str, Any] = {
+        "job_name": environment[keys.ENV_JOB],
+        "job_uid": environment[keys.ENV_JOB_UID],
+        "epoch": int(first) + _starts_before(Path(journal) if journal else None, first),
+        "tls_dir": environment[keys.ENV_TLS_DIR],
+        "bind_host": host,
+        "port": int(port),
+        "exit_when_finished": _LINGER_S,
+    }
+    if journal:
+        document["journal_dir"] = str(Path(journal) / "segments")
+    return parse(document)
+
+
+def _starts_before(folder: Path | None, first: str) -> int:
+    """How often a container of this pod was started before, which a file beside the journal counts.
+
+    A claim outlives pods, so the file names whose starts it counts: the pod's first epoch.
+    Without a journal a container that is started again has the epoch of its predecessor, and agents
+    that knew that one refuse it.
+    """
+    if folder is None:
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / _STARTS
+    words = file.read_text(encoding="utf-8").split() if file.exists() else []
+    count = int(words[1]) + 1 if len(words) == 2 and words[0] == first else 0
+    if count >= EPOCHS_PER_POD:
+        raise ConfigError(
+            f"{file} counts {count} starts of the master in one pod, which owns "
+            f"{EPOCHS_PER_POD} epochs; delete the pod, the operator makes a new one"
+        )
+    temporary = file.with_suffix(".new")
+    temporary.write_text(f"{first} {count}\n", encoding="utf-8")
+    temporary.replace(file)
+    return count

@@ -1,0 +1,191 @@
+"""The pods of a job, from its templates: what the operator adds, and what it insists on. Pure."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast_operator.build.contract import RESERVED, Identity, contract
+from holdfast_operator.build.names import Owner
+from holdfast_operator.build.template import main_container
+from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.pods import Role, Slot
+from holdfast_operator.spec.job import JobSpec
+from holdfast_wire import keys
+
+TLS_DIR: Final = "/var/run/holdfast/tls"
+JOURNAL_DIR: Final = "/var/run/holdfast/journal"
+EPOCHS_PER_POD: Final = 1000
+"""A container that is started again in its pod needs an epoch of its own, and nobody is asked for
+it: each master pod owns this many."""
+_TLS_VOLUME: Final = "holdfast-tls"
+_JOURNAL_VOLUME: Final = "holdfast-journal"
+_HOSTNAME: Final = "kubernetes.io/hostname"
+_UID: Final = {"fieldRef": {"fieldPath": "metadata.uid"}}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodSource:
+    """What every pod of a job is made from."""
+
+    owner: Owner
+    spec: JobSpec
+    body: Mapping[str, Any]
+    """The whole object: fields that only pods need are read from it."""
+    image: str
+    """Of the master, where the job has no template for it."""
+
+    @property
+    def master(self) -> str:
+        """host:port of the job master."""
+        return f"{self.owner.master_host}:{self.spec.master_port}"
+
+
+def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
+    """The pod of a worker or of an extra role."""
+    slot = action.slot
+    template = _template(source.spec, slot)
+    pod = _begin(source, template, action)
+    spec = pod["spec"]
+    # The agent starts processes again; the operator starts pods again.
+    spec["restartPolicy"] = "Never"
+    main = spec["containers"][main_container(spec)]
+    is_worker = slot.role is Role.WORKER
+    _add_variables(main, _variables(source, slot, action.name))
+    if is_worker:
+        cert, key = (f"worker-{slot.index}.{name}" for name in (keys.CERT_FILE, keys.KEY_FILE))
+        items = {keys.CA_FILE: keys.CA_FILE, cert: keys.CERT_FILE, key: keys.KEY_FILE}
+        _mount_secret(spec, main, source.owner.worker_secret(slot.index), items)
+    return pod
+
+
+def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, Any]:
+    """The pod of the job master.
+
+    Args:
+        source: The job.
+        action: What the plan asks for.
+        epoch: The first of those that this pod owns.
+    """
+    template = source.spec.master_template or _own_master(source.image)
+    pod = _begin(source, template, action)
+    spec = pod["spec"]
+    spec["restartPolicy"] = "Always"
+    main = spec["containers"][main_container(spec)]
+    journal = source.body["spec"]["master"]["journal"]
+    variables = {
+        keys.ENV_JOB: source.owner.name,
+        keys.ENV_JOB_UID: source.owner.uid,
+        keys.ENV_TLS_DIR: TLS_DIR,
+        keys.ENV_MASTER: f"0.0.0.0:{source.spec.master_port}",
+        keys.ENV_EPOCH: str(epoch),
+    }
+    if journal["mode"] != "None":
+        variables[keys.ENV_JOURNAL_DIR] = JOURNAL_DIR
+        kind: dict[str, Any] = {"emptyDir": {}}
+        if journal["mode"] == "PersistentVolumeClaim":
+            kind = {"persistentVolumeClaim": {"claimName": journal["claimName"]}}
+        spec.setdefault("volumes", []).append({"name": _JOURNAL_VOLUME, **kind})
+        mount = {"name": _JOURNAL_VOLUME, "mountPath": JOURNAL_DIR}
+        main.setdefault("volumeMounts", []).append(mount)
+    _add_variables(main, [{"name": name, "value": text} for name, text in variables.items()])
+    _mount_secret(spec, main, source.owner.master_secret, None)
+    return pod
+
+
+def _own_master(image: str) -> dict[str, Any]:
+    security = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    container = {
+        "name": "master",
+        "image": image,
+        "command": ["holdfast-master", "--in-pod"],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "securityContext": security,
+    }
+    pod_security = {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return {"spec": {"containers": [container], "securityContext": pod_security}}
+
+
+def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) -> dict[str, Any]:
+    owner, slot = source.owner, action.slot
+    metadata = owner.metadata(action.name)
+    given = template.get("metadata") or {}
+    metadata["labels"] = {
+        **(given.get("labels") or {}),
+        **owner.pod_labels(slot, action.incarnation),
+    }
+    if given.get("annotations"):
+        metadata["annotations"] = dict(given["annotations"])
+    spec = copy.deepcopy(dict(template["spec"]))
+    spec["hostname"] = f"{owner.name}-{slot.name}-{slot.index}"
+    spec["subdomain"] = owner.name
+    spec.setdefault("automountServiceAccountToken", False)
+    priority = source.body["spec"]["scheduling"].get("priorityClassName")
+    if priority:
+        spec.setdefault("priorityClassName", priority)
+    if action.avoid_nodes:
+        _avoid(spec, action.avoid_nodes)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _template(spec: JobSpec, slot: Slot) -> Mapping[str, Any]:
+    if slot.role is Role.WORKER:
+        return spec.worker_template
+    return next(role.template for role in spec.extra_roles if role.name == slot.name)
+
+
+def _variables(source: PodSource, slot: Slot, name: str) -> list[dict[str, Any]]:
+    who = Identity(
+        job=source.owner.name,
+        namespace=source.owner.namespace,
+        job_uid=source.owner.uid,
+        slot=slot,
+        pod_name=name,
+        pod_uid="",
+        master=source.master,
+        tls_dir=TLS_DIR,
+    )
+    texts = contract(source.spec, who)
+    del texts[keys.ENV_POD_UID]
+    known = [{"name": name, "value": text} for name, text in texts.items()]
+    return [{"name": keys.ENV_POD_UID, "valueFrom": _UID}, *known]
+
+
+def _add_variables(container: dict[str, Any], ours: list[dict[str, Any]]) -> None:
+    """Ours first, so that the template's own may refer to them; its values for them are dropped."""
+    names = RESERVED | {one["name"] for one in ours}
+    theirs = [one for one in container.get("env") or () if one.get("name") not in names]
+    container["env"] = [*ours, *theirs]
+
+
+def _mount_secret(
+    spec: dict[str, Any], container: dict[str, Any], name: str, items: dict[str, str] | None
+) -> None:
+    secret: dict[str, Any] = {"secretName": name, "defaultMode": 0o444}
+    if items is not None:
+        secret["items"] = [{"key": key, "path": path} for key, path in items.items()]
+    spec.setdefault("volumes", []).append({"name": _TLS_VOLUME, "secret": secret})
+    mount = {"name": _TLS_VOLUME, "mountPath": TLS_DIR, "readOnly": True}
+    container.setdefault("volumeMounts", []).append(mount)
+
+
+def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Add nodes to avoid to every alternative of the template's own node affinity."""
+    wish = {"key": _HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.setdefault("nodeSelectorTerms", []) or [{}]
+    required["nodeSelectorTerms"] = terms
+    for term in terms:
+        term.setdefault("matchExpressions", []).append(wish)

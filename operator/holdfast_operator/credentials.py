@@ -1,0 +1,143 @@
+"""Certificates of jobs: from the operator's root key to the Secrets that pods mount.
+
+The CA key of a job is derived from the root key and the job's uid, so nothing secret is stored for
+a job but the key pairs themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime as dt
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast_operator.build.names import KEYS_PER_SECRET, Owner
+from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.failures import RefusedError
+from holdfast_wire import keys
+from holdfast_wire.authority import Credentials, JobAuthority, new_root_key
+from holdfast_wire.identity import Identity
+
+ROOT_SECRET: Final = "holdfast-operator-root-key"  # noqa: S105 - a name
+_ROOT_FIELD: Final = "root-key"
+LABEL_RANKS: Final = "holdfast.dev/ranks"
+"""On a Secret of workers: how many ranks, from its first on, it has key pairs for."""
+
+
+async def load_root_key(client: KubeClient, namespace: str) -> bytes:
+    """Return the operator's root key; the first operator of a namespace makes it.
+
+    Raises:
+        KubeError: the API server refused, or cannot be reached.
+    """
+    path = f"/api/v1/namespaces/{namespace}/secrets"
+    try:
+        found = await client.call("GET", f"{path}/{ROOT_SECRET}")
+    except RefusedError as error:
+        if error.code != 404:
+            raise
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": ROOT_SECRET, "namespace": namespace},
+            "type": "holdfast.dev/root-key",
+            "immutable": True,
+            "data": {_ROOT_FIELD: _text(new_root_key())},
+        }
+        try:
+            found = await client.call("POST", path, body)
+        except RefusedError as other:
+            if not other.exists:
+                raise
+            found = await client.call("GET", f"{path}/{ROOT_SECRET}")
+    return base64.b64decode(found["data"][_ROOT_FIELD])
+
+
+class JobCredentials:
+    """What is issued for one job."""
+
+    def __init__(self, root_key: bytes, owner: Owner, lifetime: dt.timedelta) -> None:
+        self._owner = owner
+        self._lifetime = lifetime
+        self._authority = JobAuthority(root_key, owner.uid, _now())
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def operator_folder(self) -> Path:
+        """Return a directory with the operator's own certificate for this job; blocks shortly."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="holdfast-tls-")
+            self._issue(Identity(self._owner.uid, keys.ROLE_OPERATOR)).write(
+                Path(self._folder.name)
+            )
+        return Path(self._folder.name)
+
+    def close(self) -> None:
+        """Remove the operator's own certificate."""
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    async def fixed_secrets(self) -> list[dict[str, Any]]:
+        """Return the Secrets of the master and of people."""
+        return await asyncio.to_thread(self._fixed)
+
+    async def worker_secret(self, rank: int, most: int) -> dict[str, Any]:
+        """Return the Secret that a rank's key pair is in, with those of its neighbours.
+
+        Args:
+            rank: Of the worker.
+            most: Ranks that the job may come to have.
+        """
+        return await asyncio.to_thread(self._workers, rank, most)
+
+    def _fixed(self) -> list[dict[str, Any]]:
+        owner = self._owner
+        names = (owner.master_service, owner.master_host, f"{owner.master_host}.cluster.local")
+        master = self._issue(Identity(owner.uid, keys.ROLE_MASTER), names)
+        user = self._issue(Identity(owner.uid, keys.ROLE_USER))
+        return [
+            self._secret(owner.master_secret, _files(master)),
+            self._secret(owner.user_secret, _files(user)),
+        ]
+
+    def _workers(self, rank: int, most: int) -> dict[str, Any]:
+        first = rank // KEYS_PER_SECRET * KEYS_PER_SECRET
+        end = min(first + KEYS_PER_SECRET, max(most, rank + 1))
+        files = {keys.CA_FILE: self._authority.ca_pem}
+        for one in range(first, end):
+            issued = self._issue(Identity(self._owner.uid, keys.ROLE_AGENT, one))
+            files[f"worker-{one}.{keys.CERT_FILE}"] = issued.certificate
+            files[f"worker-{one}.{keys.KEY_FILE}"] = issued.key
+        secret = self._secret(self._owner.worker_secret(rank), files)
+        secret["metadata"]["labels"][LABEL_RANKS] = str(end - first)
+        return secret
+
+    def _issue(self, identity: Identity, names: tuple[str, ...] = ()) -> Credentials:
+        return self._authority.issue(identity, _now(), self._lifetime, names)
+
+    def _secret(self, name: str, files: dict[str, bytes]) -> dict[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": self._owner.metadata(name),
+            "type": "holdfast.dev/tls",
+            "data": {file: _text(data) for file, data in files.items()},
+        }
+
+
+def _files(credentials: Credentials) -> dict[str, bytes]:
+    return {
+        keys.CA_FILE: credentials.ca,
+        keys.CERT_FILE: credentials.certificate,
+        keys.KEY_FILE: credentials.key,
+    }
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)

@@ -1,0 +1,137 @@
+"""Requests to the API server: raw JSON, a deadline for each, and no more of them than allowed.
+
+Models of the client library cost twice the CPU and memory, so only its configuration, its
+authentication and its connections are used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import aiohttp
+from kubernetes.aio import client as library
+from kubernetes.aio import config as configuration
+
+from holdfast_operator.kube.bucket import TokenBucket
+from holdfast_operator.kube.failures import RefusedError, UnreachableError
+
+_log = logging.getLogger(__name__)
+JSON: Final = "application/json"
+MERGE: Final = "application/merge-patch+json"
+APPLY: Final = "application/apply-patch+yaml"
+MANAGER: Final = "holdfast-operator"
+"""Field manager of everything that is written."""
+_DEADLINE_S: Final = 15.0
+"""For one request; the API server itself gives up a write after 34 s."""
+_ERROR: Final = 400
+
+
+class KubeClient:
+    """The API server, as the account that this process runs as."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        """Make a client; `open` finds out where the API server is.
+
+        Args:
+            rate: Requests a second in the long run.
+            burst: Requests that may be made at once.
+        """
+        self._bucket = TokenBucket(rate, burst, float(burst), time.monotonic())
+        self._api: Any = None
+
+    async def open(self) -> None:
+        """Read the configuration: of the pod, or where there is none the user's kubeconfig."""
+        settings = library.Configuration()
+        load: Any = configuration
+        if os.environ.get("KUBERNETES_SERVICE_HOST"):
+            load.load_incluster_config(client_configuration=settings)
+        else:
+            await load.load_kube_config(client_configuration=settings)
+        make: Any = library.ApiClient
+        self._api = make(configuration=settings)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._api is not None:
+            await self._api.close()
+
+    async def call(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
+        """Make one request; return the parsed answer.
+
+        Raises:
+            RefusedError: the API server answered with an error.
+            UnreachableError: it did not answer in time.
+        """
+        await asyncio.sleep(self._bucket.take(time.monotonic()))
+        what = f"{method} {path}"
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                response = await self._send(method, path, body, content_type, _DEADLINE_S)
+                return _parsed(what, response.status, await response.read())
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
+
+    async def watch(self, path: str, patience_s: float) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events of a watch until it ends.
+
+        Args:
+            path: With its query.
+            patience_s: How long nothing may come before the connection counts as dead.
+
+        Raises:
+            RefusedError: it was refused, or ended with an ERROR event (410 among them).
+            UnreachableError: the connection broke or fell silent.
+        """
+        what = f"watch {path}"
+        try:
+            response = await self._send("GET", path, None, JSON, None)
+            if response.status >= _ERROR:
+                _parsed(what, response.status, await response.read())
+            rest = b""
+            content = response.content
+            while chunk := await asyncio.wait_for(content.readany(), patience_s):
+                # Not by lines: one that is longer than the reader's buffer would break the watch.
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield _event(what, json.loads(line))
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
+
+    async def _send(
+        self, method: str, path: str, body: Any, content_type: str, deadline_s: float | None
+    ) -> aiohttp.ClientResponse:
+        headers = {"Content-Type": content_type, "Accept": JSON}
+        _, url, headers, body, _ = await self._api.param_serialize(
+            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=_DEADLINE_S)
+        answer = await self._api.rest_client.request(
+            method, url, headers=headers, body=body, _request_timeout=timeout
+        )
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+
+def _event(what: str, event: dict[str, Any]) -> dict[str, Any]:
+    if event["type"] == "ERROR":
+        status = event["object"]
+        raise RefusedError(
+            what, status.get("code", 0), status.get("reason", ""), status.get("message", "")
+        )
+    return event
+
+
+def _parsed(what: str, code: int, data: bytes) -> Any:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = {"message": data[:500].decode(errors="replace")}
+    if code >= _ERROR:
+        raise RefusedError(what, code, answer.get("reason", ""), answer.get("message", ""))
+    return answer

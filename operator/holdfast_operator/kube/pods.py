@@ -1,0 +1,176 @@
+"""What of a pod is kept: a dozen values out of six kilobytes. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from holdfast_operator.build.names import LABEL_INCARNATION
+from holdfast_operator.build.template import main_container
+from holdfast_operator.plan.pods import MASTER, ObservedPod, Slot
+from holdfast_wire import keys
+from holdfast_wire.messages import PodObservation, PodPhase
+
+_PHASES: Final[Mapping[str, PodPhase]] = {
+    "Pending": PodPhase.PENDING,
+    "Running": PodPhase.RUNNING,
+    "Succeeded": PodPhase.SUCCEEDED,
+    "Failed": PodPhase.FAILED,
+}
+_SIGNALLED: Final = 128
+_NODE_LOST: Final = "NodeLost"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """One pod of a job, as last seen."""
+
+    namespace: str
+    job: str
+    name: str
+    uid: str
+    slot: Slot
+    incarnation: int
+    owner: str
+    """Uid of the job that made it."""
+    phase: PodPhase
+    exit_code: int | None
+    """Of the main container; -N for signal N; None while it lives."""
+    reason: str
+    text: str
+    """The last thing that its main container said."""
+    deleting: bool
+    ready: bool
+    node: str
+    conditions: tuple[str, ...]
+    """The true ones, as Type=Status."""
+    created_at: float
+    ended_at: float | None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name of its job."""
+        return self.namespace, self.job
+
+    @property
+    def lost(self) -> bool:
+        """Whether its node does not answer."""
+        return self.reason == _NODE_LOST
+
+    def observed(self, *, ready: bool) -> ObservedPod:
+        """The pod as a planner sees it."""
+        return ObservedPod(
+            slot=self.slot,
+            incarnation=self.incarnation,
+            uid=self.uid,
+            phase=self.phase,
+            exit_code=self.exit_code,
+            reason=self.reason,
+            deleting=self.deleting,
+            lost=self.lost,
+            ready=ready,
+            node=self.node,
+            created_at=self.created_at,
+            ended_at=self.ended_at,
+        )
+
+    def observation(self, *, wanted: bool, phase: PodPhase | None = None) -> PodObservation:
+        """The pod as its master hears of it.
+
+        Args:
+            wanted: The operator itself deletes it.
+            phase: Instead of its own: GONE for one that does not exist any more.
+        """
+        return PodObservation(
+            node_rank=self.slot.index,
+            pod_uid=self.uid,
+            name=self.name,
+            phase=self.phase if phase is None else phase,
+            exit_code=self.exit_code or 0,
+            reason=self.reason,
+            conditions=self.conditions,
+            node=self.node,
+            terminating=self.deleting,
+            wanted=wanted,
+            text=self.text,
+        )
+
+
+def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
+    """The record of a pod object; None for one that is not of our making."""
+    metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    labels = metadata.get("labels") or {}
+    try:
+        slot = Slot(labels[keys.LABEL_ROLE], int(labels[keys.LABEL_INDEX]))
+        incarnation = int(labels[LABEL_INCARNATION])
+        job = labels[keys.LABEL_JOB]
+    except (KeyError, ValueError):
+        return None
+    owners = metadata.get("ownerReferences") or ()
+    phase = _PHASES.get(status.get("phase", ""), PodPhase.UNSPECIFIED)
+    conditions = status.get("conditions") or ()
+    ended = _ended(spec, status) if phase in {PodPhase.SUCCEEDED, PodPhase.FAILED} else {}
+    lost = "deletionTimestamp" in metadata and _unreachable(conditions)
+    return PodRecord(
+        namespace=metadata["namespace"],
+        job=job,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        slot=slot,
+        incarnation=incarnation,
+        owner=next((one["uid"] for one in owners if one.get("controller")), ""),
+        phase=phase,
+        exit_code=_exit_code(phase, ended),
+        reason=_NODE_LOST if lost else status.get("reason") or ended.get("reason", ""),
+        text=(ended.get("message") or status.get("message") or "")[: keys.MAX_TEXT_BYTES],
+        deleting="deletionTimestamp" in metadata,
+        ready=_is_true(conditions, "Ready"),
+        node=spec.get("nodeName", ""),
+        conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
+        created_at=_unix(metadata["creationTimestamp"]),
+        ended_at=_unix(ended["finishedAt"]) if ended.get("finishedAt") else None,
+    )
+
+
+def _ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the main container ended; empty where it never ran (evicted before)."""
+    name = spec["containers"][main_container(spec)]["name"]
+    for one in status.get("containerStatuses") or ():
+        if one["name"] == name:
+            ended: Mapping[str, Any] = (one.get("state") or {}).get("terminated") or {}
+            return ended
+    return {}
+
+
+def _exit_code(phase: PodPhase, ended: Mapping[str, Any]) -> int | None:
+    if phase is PodPhase.SUCCEEDED:
+        return 0
+    if phase is not PodPhase.FAILED:
+        return None
+    code = int(ended.get("exitCode", 1))
+    return _SIGNALLED - code if code > _SIGNALLED else code or 1
+
+
+def _is_true(conditions: Any, kind: str) -> bool:
+    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+
+
+def _unreachable(conditions: Any) -> bool:
+    """Whether the node's own controller has given the pod up."""
+    return any(
+        one["type"] == "DisruptionTarget"
+        and one["status"] == "True"
+        and one.get("reason") == "DeletionByTaintManager"
+        for one in conditions
+    ) and not _is_true(conditions, "Ready")
+
+
+def _unix(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def is_master(record: PodRecord) -> bool:
+    """Whether the pod is a job master's."""
+    return record.slot.name == MASTER

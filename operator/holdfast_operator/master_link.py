@@ -1,0 +1,116 @@
+"""The stream to one job's master: spec and pods up, decisions down. Transport only.
+
+It reconnects for ever; every new stream begins with everything that the master has to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from holdfast_operator.plan.view import Said
+from holdfast_wire import codec
+from holdfast_wire.channel import channel_credentials, master_channel_options
+from holdfast_wire.messages import (
+    MasterSpec,
+    PodListDone,
+    PodObservation,
+    ScaleResult,
+    StopWish,
+    SyncRequest,
+    SyncResponse,
+)
+
+_log = logging.getLogger(__name__)
+_METHOD: Final = "/holdfast.v1.OperatorService/Sync"
+_FIRST_RETRY_S: Final = 0.1
+_LONGEST_RETRY_S: Final = 1.0
+
+Upward = MasterSpec | PodObservation | ScaleResult | StopWish | PodListDone
+
+
+class MasterLink:
+    """One job's stream, open whenever its master can be reached."""
+
+    def __init__(
+        self,
+        target: str,
+        job_uid: str,
+        tls: Path,
+        first: Callable[[], Iterable[Upward]],
+        heard: Callable[[Said | None], None],
+    ) -> None:
+        """Begin to connect.
+
+        Args:
+            target: host:port of the master.
+            job_uid: Uid of the job.
+            tls: Directory of the operator's certificate for it.
+            first: What a new stream begins with.
+            heard: Called with each message; with None when the stream has ended.
+        """
+        self._target = target
+        self._job_uid = job_uid
+        self._tls = tls
+        self._first = first
+        self._heard = heard
+        self._outgoing: asyncio.Queue[Upward] | None = None
+        self._trouble = ""
+        self._task = asyncio.create_task(self._run(), name=f"link {target}")
+
+    def send(self, message: Upward) -> None:
+        """Queue a message; without a stream it is dropped, the next one begins with all of it."""
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(message)
+
+    async def close(self) -> None:
+        """End it."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        wait = _FIRST_RETRY_S
+        while True:
+            told = False
+            try:
+                async for message in self._stream():
+                    told = True
+                    self._heard(message)
+            except grpc.aio.AioRpcError as error:
+                self._note(f"{error.code().name} {error.details()}")
+            self._outgoing = None
+            if told:
+                self._heard(None)
+            wait = _FIRST_RETRY_S if told else min(_LONGEST_RETRY_S, 2 * wait)
+            await asyncio.sleep(wait)
+
+    def _note(self, trouble: str) -> None:
+        """Log what is wrong, once until it changes: a master may be away for long."""
+        if trouble != self._trouble:
+            _log.info("master %s: %s", self._target, trouble)
+        self._trouble = trouble
+
+    async def _stream(self) -> AsyncIterator[Said]:
+        async with grpc.aio.secure_channel(
+            self._target,
+            channel_credentials(self._tls),
+            options=master_channel_options(self._job_uid),
+        ) as channel:
+            open_stream: Any = channel.stream_stream(_METHOD)
+            call = open_stream(self._requests())
+            async for data in call:
+                message = codec.decode(SyncResponse, data).message
+                if message is not None:
+                    yield message
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        outgoing = self._outgoing = asyncio.Queue()
+        for message in self._first():
+            yield codec.encode(SyncRequest(message=message))
+        while True:
+            yield codec.encode(SyncRequest(message=await outgoing.get()))

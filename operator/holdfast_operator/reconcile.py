@@ -1,0 +1,193 @@
+"""One look at one job: gather, plan, apply, write the status. Level-triggered."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from holdfast_operator.apply import INVALID_TEMPLATE, Applier
+from holdfast_operator.build.names import Owner, services
+from holdfast_operator.credentials import JobCredentials
+from holdfast_operator.job_keeper import JobKeeper, Key
+from holdfast_operator.kube.failures import RefusedError
+from holdfast_operator.kube.pods import PodRecord
+from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.master_link import MasterLink
+from holdfast_operator.plan.actions import Plan
+from holdfast_operator.plan.decide import plan
+from holdfast_operator.plan.history import SETTLED_S
+from holdfast_operator.plan.pods import Role
+from holdfast_operator.plan.view import Said
+from holdfast_operator.settings import OperatorSettings
+from holdfast_operator.spec import from_object
+from holdfast_wire.messages import FinishDecision, PodPhase
+
+_log = logging.getLogger(__name__)
+MANAGED_BY: Final = "holdfast.dev/controller"
+
+
+class Reconciler:
+    """Looks after all jobs of this operator."""
+
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        applier: Applier,
+        pods: PodReflector,
+        root_key: bytes,
+        wake: Callable[[Key], None],
+    ) -> None:
+        self._settings = settings
+        self._applier = applier
+        self._pods = pods
+        self._root_key = root_key
+        self._wake = wake
+        self._bodies: dict[Key, Mapping[str, Any]] = {}
+        """The newest object of each job, as the watch brought it."""
+        self._keepers: dict[Key, JobKeeper] = {}
+
+    def seen(self, key: Key, body: Mapping[str, Any] | None) -> None:
+        """Take note of a job's newest object; None: it is gone."""
+        if body is None:
+            self._bodies.pop(key, None)
+        else:
+            self._bodies[key] = body
+        self._wake(key)
+
+    def pod_changed(self, pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
+        """Tell the job's master of a pod at once, and look at the job."""
+        keeper = self._keepers.get(pod.key)
+        if keeper is not None and keeper.link is not None and pod.slot.role is Role.WORKER:
+            phase = PodPhase.GONE if gone else None
+            wanted = pod.uid in keeper.deletions
+            keeper.link.send(pod.observation(wanted=wanted, phase=phase))
+        if keeper is not None and gone:
+            keeper.deletions.discard(pod.uid)
+        self._wake(pod.key)
+
+    async def look(self, key: Key) -> float | None:
+        """Look at one job; return after how many seconds to look again, None: no need.
+
+        Raises:
+            KubeError: something could not be done now.
+        """
+        body = self._bodies.get(key)
+        keeper = self._keepers.get(key)
+        if keeper is not None and (body is None or body["metadata"]["uid"] != keeper.owner.uid):
+            await self._forget(keeper)
+            keeper = None
+        if body is None or body["spec"]["managedBy"] != MANAGED_BY:
+            return None
+        if keeper is None:
+            keeper = self._keepers[key] = self._keep(body)
+        keeper.update(body)
+        try:
+            return await self._carry_out(keeper)
+        except RefusedError as error:
+            if error.is_gone:  # deleted meanwhile: the watch will tell
+                return None
+            raise
+
+    async def close(self) -> None:
+        """End every stream; nothing in the cluster changes."""
+        for keeper in list(self._keepers.values()):
+            await self._forget(keeper)
+
+    async def _carry_out(self, keeper: JobKeeper) -> float | None:
+        ended = "completionTime" in keeper.status
+        if not keeper.prepared and not ended:
+            await self._prepare(keeper)
+        if ended or keeper.prepared:
+            await self._connect(keeper, ended=ended)
+        outcome = keeper.view.outcome
+        made = self._plan(keeper)
+        for action in made.actions:
+            await self._applier.do(keeper, action)
+            if keeper.view.outcome is not outcome:  # the API server does not take its pods
+                self._wake(keeper.key)
+                break
+        wait = await self._write_status(keeper, dict(made.status))
+        keeper.send_news()
+        waits = [one for one in (made.requeue_after, wait) if one is not None]
+        return min([*waits, self._settings.resync_s])
+
+    async def _prepare(self, keeper: JobKeeper) -> None:
+        """Check what the CRD's schema cannot see; then make what the job has all its life."""
+        fault = await self._applier.try_pod(keeper)
+        if fault:
+            text = f"spec.worker.template: {fault}"
+            said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=text)
+            keeper.hear(said, time.time())
+            return
+        objects = services(keeper.owner, keeper.job.spec.master_port)
+        objects += await keeper.credentials.fixed_secrets()
+        await self._applier.prepare(keeper, objects)
+        keeper.prepared = True
+
+    def _plan(self, keeper: JobKeeper) -> Plan:
+        now = time.time()
+        pods = [pod.observed(ready=_ready(pod, keeper, now)) for pod in keeper.pods()]
+        endpoint = keeper.source(self._settings.image).master
+        made = plan(keeper.planned(endpoint), pods, keeper.view, now)
+        keeper.history = made.history
+        return made
+
+    async def _write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> float | None:
+        if "masterPods" in keeper.status:
+            status["masterPods"] = keeper.status["masterPods"]
+        if status == keeper.status:
+            return None
+        since = time.monotonic() - keeper.written_at
+        is_end = "completionTime" in status and "completionTime" not in keeper.status
+        if since < self._settings.status_period_s and not is_end:
+            return self._settings.status_period_s - since
+        await self._applier.write_status(keeper, status)
+        return None
+
+    def _keep(self, body: Mapping[str, Any]) -> JobKeeper:
+        metadata = body["metadata"]
+        owner = Owner(name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"])
+        lifetime = dt.timedelta(days=self._settings.certificate_days)
+        return JobKeeper(
+            owner=owner,
+            job=from_object(body),
+            body=body,
+            status=body.get("status") or {},
+            credentials=JobCredentials(self._root_key, owner, lifetime),
+            pods_now=self._pods.of,
+        )
+
+    async def _connect(self, keeper: JobKeeper, *, ended: bool) -> None:
+        if ended and keeper.link is not None:
+            await keeper.link.close()
+            keeper.link = None
+        if ended or keeper.link is not None:
+            return
+
+        def heard(said: Said | None) -> None:
+            keeper.hear(said, time.time())
+            self._wake(keeper.key)
+
+        keeper.link = MasterLink(
+            target=keeper.source(self._settings.image).master,
+            job_uid=keeper.owner.uid,
+            tls=keeper.credentials.operator_folder(),
+            first=keeper.first_messages,
+            heard=heard,
+        )
+
+    async def _forget(self, keeper: JobKeeper) -> None:
+        self._keepers.pop(keeper.key, None)
+        if keeper.link is not None:
+            await keeper.link.close()
+        keeper.credentials.close()
+
+
+def _ready(pod: PodRecord, keeper: JobKeeper, now: float) -> bool:
+    """Whether a pod has proven itself: a master by its stream, others by having stayed."""
+    if pod.slot.role is Role.MASTER:
+        return keeper.view.connected and pod.ready
+    return pod.ready and now - pod.created_at >= SETTLED_S

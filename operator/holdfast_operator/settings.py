@@ -1,0 +1,75 @@
+"""Settings of the operator process: read from its environment, once, here and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, get_type_hints
+
+_PREFIX: Final = "HOLDFAST_OPERATOR_"
+
+
+class SettingsError(ValueError):
+    """A variable cannot be used: names it, its value and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """Each field is the variable HOLDFAST_OPERATOR_<NAME>."""
+
+    namespace: str
+    """Where the operator itself runs: its Lease and its root key are there. No default."""
+    identity: str
+    """Name of this process among its replicas: the pod's. No default."""
+    image: str
+    """Image of the job masters: the operator's own. No default."""
+    watch_namespace: str = ""
+    """The one namespace whose jobs are looked after. Default: all."""
+    workers: int = 8
+    """Jobs that are looked at side by side. Default: enough to hide the API server's latency."""
+    api_rate: float = 100.0
+    """Requests to the API server, 1/s. Default: two of its clients' usual limit of 50."""
+    api_burst: int = 200
+    """Requests that may be made at once. Default: the pods of a middling job."""
+    status_period_s: float = 1.0
+    """Least time between two writes of one job's status, s. Default: what people can read."""
+    resync_s: float = 600.0
+    """Each job is looked at again after this long even if nothing happened, s. Default: a change
+    that was missed heals within ten minutes, at three looks a second for 2,000 jobs."""
+    probe_port: int = 8080
+    """Port of health, readiness and metrics. Default: Kubernetes' habit."""
+    certificate_days: int = 365
+    """How long a job's certificates hold, days. Default: longer than a job runs; there is no
+    renewal yet."""
+
+
+def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
+    """Return the settings.
+
+    Raises:
+        SettingsError: a variable is missing, unknown or no number.
+    """
+    fields = {field.name: field for field in dataclasses.fields(OperatorSettings)}
+    kinds = get_type_hints(OperatorSettings)
+    found: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(_PREFIX):
+            continue
+        name = variable.removeprefix(_PREFIX).lower()
+        if name not in fields:
+            known = ", ".join(sorted(_PREFIX + one.upper() for one in fields))
+            raise SettingsError(f"{variable}={text!r} is no setting; known are {known}")
+        try:
+            found[name] = kinds[name](text)
+        except ValueError as error:
+            raise SettingsError(
+                f"{variable}={text!r} is no {kinds[name].__name__}; give one"
+            ) from error
+    missing = [
+        _PREFIX + name.upper()
+        for name, field in fields.items()
+        if name not in found and field.default is dataclasses.MISSING
+    ]
+    if missing:
+        raise SettingsError(f"{', '.join(missing)} must be set; the chart does that")
+    return OperatorSettings(**found)

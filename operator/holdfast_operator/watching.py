@@ -1,0 +1,56 @@
+"""kopf as a shell: it watches ElasticJobs and hands every one that changed on. Nothing else.
+
+No handler of kopf's does work: a failing one would be logged and forgotten, and its finalizers and
+annotations have no part in our objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+
+from holdfast_wire import keys
+
+Seen = Callable[[tuple[str, str], Mapping[str, Any] | None], None]
+
+
+async def watch_jobs(namespace: str, seen: Seen, began: asyncio.Event) -> None:
+    """Watch for ever; returns or raises only when kopf has ended, which is an error.
+
+    Args:
+        namespace: Where; empty: everywhere.
+        seen: Called with a job's namespace and name, and its object; None: it is gone.
+        began: Set once kopf has started, which takes the signal handlers of this process.
+    """
+    registry = kopf.OperatorRegistry()
+
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        settings.scanning.disabled = True
+        settings.posting.enabled = False
+        settings.peering.standalone = True
+        settings.watching.chunk_size = 500
+        # Unused, but two operators with one name would take each other's away.
+        settings.persistence.finalizer = "holdfast.dev/kopf-unused"
+
+    async def event(body: kopf.Body, **arguments: Any) -> None:
+        metadata = body["metadata"]
+        gone = arguments["type"] == "DELETED"
+        seen((metadata["namespace"], metadata["name"]), None if gone else dict(body))
+
+    group, _, version = keys.API_VERSION.partition("/")
+    kopf.on.startup(registry=registry)(configure)
+    kopf.on.login(registry=registry)(_login)
+    kopf.on.event(group, version, "elasticjobs", registry=registry)(event)
+    where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
+    # Unused without peering, but kopf's own default asks for the name of a user that a container
+    # does not have.
+    where["identity"] = "holdfast-operator"
+    await kopf.operator(registry=registry, standalone=True, ready_flag=began, **where)
+
+
+def _login(**arguments: Any) -> Any:
+    found = kopf.login_with_service_account(**arguments)
+    return kopf.login_with_kubeconfig(**arguments) if found is None else found

@@ -1,0 +1,128 @@
+"""The whole way: operator as a pod under its own account, apply, real torch, Complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.control_plane import ControlPlane
+from cluster.kubectl import Kubectl
+from cluster.nodes import Nodes
+from repository import ROOT
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+]
+_SCRIPT = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+for _ in range(20):
+    dist.all_reduce(total)
+    total /= dist.get_world_size()
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "says", total.item(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes(plane: ControlPlane) -> Iterator[Nodes]:
+    """Two nodes."""
+    started = Nodes(plane)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def operator(plane: ControlPlane, nodes: Nodes) -> Iterator[Kubectl]:
+    """The operator, as its manifests install it; kubectl in its namespace."""
+    kubectl = Kubectl(plane.kubeconfig, "holdfast-system")
+    manifests = str(ROOT / "manifests" / "operator.yaml")
+    kubectl.run("apply", "-f", manifests)
+    yield kubectl
+    kubectl.run("delete", "-f", manifests, "--wait=false")
+
+
+def _until(what: str, condition: Callable[[], bool], told: Callable[[], str]) -> None:
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen:\n{told()}"
+        time.sleep(0.2)
+
+
+def _refused(plane: ControlPlane, account: str) -> list[str]:
+    """What an account asked for and was not allowed, from the API server's audit log."""
+    events = [json.loads(line) for line in plane.audit_log.read_text().splitlines()]
+    return [
+        f"{event['verb']} {event['requestURI']}"
+        for event in events
+        if event["user"]["username"] == f"system:serviceaccount:{account}"
+        and event.get("responseStatus", {}).get("code") in {401, 403}
+    ]
+
+
+def _job(script: Path) -> dict[str, Any]:
+    container = {
+        "name": "worker",
+        "image": "local",
+        "command": ["holdfast-run", "--nproc-per-node=1", str(script)],
+        "resources": {"limits": {"nvidia.com/gpu": 8}},
+    }
+    return {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": "gpt"},
+        "spec": {
+            "replicas": 2,
+            "cleanup": {"pods": "None"},
+            "worker": {"template": {"spec": {"containers": [container]}}},
+        },
+    }
+
+
+def test_a_job_trains_to_its_end(
+    plane: ControlPlane, operator: Kubectl, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """Two workers on two nodes form a world, train, and the job is Complete; nothing is left."""
+
+    def told() -> str:
+        state = kubectl.run("get", "ej,pods,services,secrets,events", "-o", "wide")
+        logs = operator.try_run("logs", "deployment/holdfast-operator", "--tail=60")
+        return f"{state}\n{logs.stdout}\n{logs.stderr}"
+
+    script = tmp_path / "train.py"
+    script.write_text(_SCRIPT)
+    kubectl.run("create", "-f", "-", stdin=_job(script))
+    status: dict[str, Any] = {}
+
+    def over() -> bool:
+        status.update(kubectl.json("get", "ej", "gpt").get("status", {}))
+        return "completionTime" in status
+
+    _until("the end of the job", over, told)
+    true = {one["type"] for one in status["conditions"] if one["status"] == "True"}
+    assert true == {"Complete"}, told()
+    kubectl.run("wait", "ej/gpt", "--for=condition=Complete", "--timeout=5s")
+    assert status["phase"] == "Succeeded"
+    logs = kubectl.run("logs", "gpt-worker-0-0")
+    assert "of 2 says 1.0" in logs
+    placed = {
+        one["spec"]["nodeName"]
+        for one in kubectl.json("get", "pods", "-l", "holdfast.dev/role=worker")["items"]
+    }
+    assert placed == {"n1", "n2"}
+    kubectl.run("delete", "ej", "gpt", "--wait=false")
+    left = ("get", "pods,services,secrets", "-l", "holdfast.dev/job=gpt", "-o", "name")
+    _until("the clean-up", lambda: not kubectl.run(*left), told)
+    assert _refused(plane, "holdfast-system:holdfast-operator") == []

@@ -1,0 +1,144 @@
+"""The objects that the operator makes for a job: names, owners, what of a template stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast_master.in_pod import EPOCHS_PER_POD as MASTERS_OWN
+from holdfast_operator.build.names import Owner, services
+from holdfast_operator.build.pod import EPOCHS_PER_POD, PodSource, master_pod, worker_pod
+from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Slot
+from job_files import TEMPLATE, job, read
+
+OWNER = Owner(name="gpt", namespace="team", uid="u-1")
+
+
+def _source(**fields: Any) -> PodSource:
+    found = read(job("gpt", **fields))
+    return PodSource(owner=OWNER, spec=found.spec, body=found.body, image="holdfast:1")
+
+
+def _action(slot: Slot, **more: Any) -> CreatePod:
+    return CreatePod(
+        slot=slot, incarnation=2, name=slot.pod_name("gpt", 2), reason="a test", **more
+    )
+
+
+def _worker(**fields: Any) -> dict[str, Any]:
+    return worker_pod(_source(**fields), _action(Slot(WORKER, 3)))
+
+
+def _variables(pod: dict[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+
+
+def test_a_worker_belongs_to_its_job_and_has_a_name_in_dns() -> None:
+    """It goes when the job goes, and is found by its host name below the job's Service."""
+    pod = _worker()
+    metadata, spec = pod["metadata"], pod["spec"]
+    assert metadata["name"] == "gpt-worker-3-2"
+    assert metadata["labels"]["holdfast.dev/index"] == "3"
+    (owner,) = metadata["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("ElasticJob", "u-1", True)
+    assert (spec["hostname"], spec["subdomain"]) == ("gpt-worker-3", "gpt")
+    assert spec["restartPolicy"] == "Never"
+
+
+def test_a_worker_learns_who_it_is() -> None:
+    """Holdfast's variables, torchrun's own, and only its own key pair."""
+    pod = _worker()
+    found = _variables(pod)
+    assert found["HOLDFAST_MASTER"] == "gpt-master.team.svc:50051"
+    assert found["HOLDFAST_NODE_RANK"] == found["PET_NODE_RANK"] == "3"
+    (volume,) = pod["spec"]["volumes"]
+    assert [one["key"] for one in volume["secret"]["items"]] == [
+        "ca.pem",
+        "worker-3.cert.pem",
+        "worker-3.key.pem",
+    ]
+    uid = pod["spec"]["containers"][0]["env"][0]
+    assert uid["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"
+
+
+def test_a_template_cannot_set_what_holdfast_sets() -> None:
+    """Its own variables stay, after ours; its values for ours are dropped."""
+    env = [{"name": "LR", "value": "1"}, {"name": "PET_NNODES", "value": "9"}]
+    containers = [{"name": "worker", "image": "x", "env": env}]
+    pod = _worker(worker__template__spec={"containers": containers})
+    names = [one["name"] for one in pod["spec"]["containers"][0]["env"]]
+    assert names[-1] == "LR"
+    assert names.count("PET_NNODES") == 1
+
+
+def test_no_token_is_mounted_unless_the_template_asks() -> None:
+    """Training code gets no way to the API server by accident."""
+    assert _worker()["spec"]["automountServiceAccountToken"] is False
+    containers = [{"name": "worker", "image": "x"}]
+    wish = {"containers": containers, "automountServiceAccountToken": True}
+    assert _worker(worker__template__spec=wish)["spec"]["automountServiceAccountToken"] is True
+
+
+def test_labels_of_the_template_stay_and_ours_win() -> None:
+    """A template may label its pods; what the operator finds them by is its own."""
+    labels = {"team": "a", "holdfast.dev/job": "other"}
+    pod = _worker(worker__template__metadata={"labels": labels})
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["labels"]["holdfast.dev/job"] == "gpt"
+
+
+def test_nodes_to_avoid_are_added_to_every_alternative() -> None:
+    """The template's own node affinity still holds."""
+    term = {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
+    required = {"nodeSelectorTerms": [term]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    spec = {"containers": [{"name": "worker", "image": "x"}], "affinity": affinity}
+    source = _source(worker__template__spec=spec)
+    pod = worker_pod(source, _action(Slot(WORKER, 0), avoid_nodes=("n7",)))
+    node = pod["spec"]["affinity"]["nodeAffinity"]
+    (found,) = node["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [one["key"] for one in found["matchExpressions"]] == ["gpu", "kubernetes.io/hostname"]
+    assert term == {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
+
+
+def test_a_pod_of_an_extra_role_has_no_part_in_the_world() -> None:
+    """It learns whose it is, and gets no certificate."""
+    source = _source(extraRoles=[{"name": "eval", "template": TEMPLATE}])
+    pod = worker_pod(source, _action(Slot("eval", 0)))
+    assert "volumes" not in pod["spec"]
+    assert "HOLDFAST_NODE_RANK" not in _variables(pod)
+    assert _variables(pod)["HOLDFAST_JOB"] == "gpt"
+
+
+def test_a_master_is_started_again_in_its_pod_and_keeps_its_journal() -> None:
+    """An emptyDir outlives its container; the pod runs with what the restricted profile allows."""
+    pod = master_pod(_source(), _action(MASTER_SLOT), 3001)
+    spec = pod["spec"]
+    assert spec["restartPolicy"] == "Always"
+    assert {"name": "holdfast-journal", "emptyDir": {}} in spec["volumes"]
+    assert _variables(pod)["HOLDFAST_EPOCH"] == "3001"
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_a_journal_may_be_on_a_claim_or_absent() -> None:
+    """The claim is the user's own; without a journal there is no volume for it."""
+    mode = {"mode": "PersistentVolumeClaim", "claimName": "keep"}
+    pod = master_pod(_source(master__journal=mode), _action(MASTER_SLOT), 1)
+    claims = [one.get("persistentVolumeClaim") for one in pod["spec"]["volumes"]]
+    assert {"claimName": "keep"} in claims
+    pod = master_pod(_source(master__journal={"mode": "None"}), _action(MASTER_SLOT), 1)
+    assert "HOLDFAST_JOURNAL_DIR" not in _variables(pod)
+
+
+def test_operator_and_master_agree_on_the_epochs_of_a_pod() -> None:
+    """They never import each other, so the number stands in both."""
+    assert EPOCHS_PER_POD == MASTERS_OWN
+
+
+def test_both_services_reach_pods_that_are_not_ready() -> None:
+    """Rendezvous happens before readiness."""
+    master, workers = services(OWNER, 50051)
+    assert workers["spec"]["clusterIP"] == "None"
+    assert all(one["spec"]["publishNotReadyAddresses"] for one in (master, workers))
+    assert workers["metadata"]["name"] == "gpt"

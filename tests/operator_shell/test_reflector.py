@@ -1,0 +1,126 @@
+"""The copy of the pods: complete after gaps, told of every change once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.failures import RefusedError, UnreachableError
+from holdfast_operator.kube.pods import PodRecord
+from holdfast_operator.kube.reflector import PodReflector
+
+
+def _pod(name: str, phase: str = "Running", version: int = 1) -> dict[str, Any]:
+    labels = {
+        "holdfast.dev/job": "gpt",
+        "holdfast.dev/role": "worker",
+        "holdfast.dev/index": name[-1],
+        "holdfast.dev/incarnation": "0",
+    }
+    metadata = {
+        "name": name,
+        "namespace": "team",
+        "uid": f"uid-{name}",
+        "labels": labels,
+        "resourceVersion": str(version),
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    spec = {"containers": [{"name": "worker"}]}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+
+class ScriptedServer(KubeClient):
+    """An API server that answers lists and watches from a script, one after another."""
+
+    def __init__(self, *script: Any) -> None:
+        super().__init__(1000.0, 1000)
+        self.script = list(script)
+        self.paths: list[str] = []
+        self.exhausted = asyncio.Event()
+
+    async def call(self, method: str, path: str, body: Any = None, content_type: str = "") -> Any:
+        """Answer a list: its pods, or an error."""
+        self.paths.append(path)
+        answer = await self._next()
+        if isinstance(answer, Exception):
+            raise answer
+        more = {"continue": answer[1]} if isinstance(answer, tuple) else {}
+        items = answer[0] if isinstance(answer, tuple) else answer
+        return {"items": items, "metadata": {"resourceVersion": "7", **more}}
+
+    async def watch(self, path: str, patience_s: float) -> AsyncIterator[dict[str, Any]]:
+        """Answer a watch: its events, then an error or its end."""
+        self.paths.append(path)
+        for event in await self._next():
+            if isinstance(event, Exception):
+                raise event
+            yield {"type": event[0], "object": event[1]}
+
+    async def _next(self) -> Any:
+        if not self.script:
+            self.exhausted.set()
+            await asyncio.Event().wait()
+        return self.script.pop(0)
+
+
+async def _follow(*script: Any) -> tuple[PodReflector, list[tuple[str, bool]], ScriptedServer]:
+    """Run a reflector until the script is used up."""
+    server = ScriptedServer(*script)
+    heard: list[tuple[str, bool]] = []
+
+    def note(pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
+        heard.append((pod.name, gone))
+
+    reflector = PodReflector(server, "", note)
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(server.exhausted.wait(), 20.0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return reflector, heard, server
+
+
+def _names(reflector: PodReflector) -> list[str]:
+    return sorted(pod.name for pod in reflector.of(("team", "gpt")))
+
+
+async def test_a_list_in_pages_and_a_watch_make_the_copy() -> None:
+    """The next page is asked for by its token; events change the copy."""
+    watch = [("MODIFIED", _pod("w-1", "Failed", 9)), ("DELETED", _pod("w-0", version=10))]
+    reflector, heard, server = await _follow(([_pod("w-0")], "tok"), [_pod("w-1")], watch)
+    assert _names(reflector) == ["w-1"]
+    assert heard == [("w-0", False), ("w-1", False), ("w-1", False), ("w-0", True)]
+    assert "continue=tok" in server.paths[1]
+    assert "resourceVersion=7" in server.paths[2]
+
+
+async def test_what_went_in_a_gap_is_told_as_gone() -> None:
+    """After 410 there is no event for it: the new list is compared."""
+    gap = RefusedError("watch", 410, "Expired", "too old resource version")
+    reflector, heard, _ = await _follow([_pod("w-0"), _pod("w-1")], [gap], [_pod("w-1")])
+    assert _names(reflector) == ["w-1"]
+    assert heard[-1] == ("w-0", True)
+    assert heard.count(("w-1", False)) == 1
+
+
+async def test_a_watch_that_ends_goes_on_where_it_was() -> None:
+    """The API server ends watches by itself; nothing is listed again, bookmarks count."""
+    bookmark = {"metadata": {"resourceVersion": "42"}}
+    _, heard, server = await _follow([_pod("w-0")], [("BOOKMARK", bookmark)], [])
+    assert "resourceVersion=42" in server.paths[-1]
+    assert heard == [("w-0", False)]
+
+
+@pytest.mark.parametrize(
+    "error", [UnreachableError("refused"), RefusedError("list", 500, "InternalError", "no leader")]
+)
+async def test_an_api_server_that_is_away_is_asked_again(error: Exception) -> None:
+    """Nothing that is known is forgotten meanwhile."""
+    reflector, heard, _ = await _follow([_pod("w-0")], [error], error, [_pod("w-0")])
+    assert _names(reflector) == ["w-0"]
+    assert heard == [("w-0", False)]
