@@ -195,6 +195,8 @@ class ControlPlane:
             "--node-monitor-grace-period=4s",
             "--node-monitor-period=500ms",
             "--node-startup-grace-period=10s",
+            # 15 s by default, which each test of an autoscaler would wait for.
+            "--horizontal-pod-autoscaler-sync-period=1s",
             "--profiling=false",
         )
 
