@@ -20,8 +20,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A running control plane with the CRD, without nodes."""
     started = ControlPlane(tmp_path_factory.mktemp("cluster"))
     try:
-        started.start()
-        _install_crd(started)
+        started.start(lambda: _install_crd(started))
         yield started
     finally:
         started.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -18,6 +19,10 @@ from cluster.tools import tools_folder
 _CRD = Path(__file__).resolve().parents[3] / "manifests" / "crd" / "elasticjobs.yaml"
 
 
+def _install(kubectl: Kubectl) -> None:
+    kubectl.run("apply", "-f", str(_CRD))
+
+
 def main() -> int:
     """Start it, say how to use it, wait, and take it away."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -29,10 +34,9 @@ def main() -> int:
     plane = ControlPlane(Path(tempfile.mkdtemp(prefix="holdfast-cluster-")))
     nodes = None
     try:
-        plane.start()
-        nodes = Nodes(plane, options.nodes) if os.geteuid() == 0 else None
         kubectl = Kubectl(plane.kubeconfig)
-        kubectl.run("apply", "-f", str(_CRD))
+        plane.start(functools.partial(_install, kubectl))
+        nodes = Nodes(plane, options.nodes) if os.geteuid() == 0 else None
         print(f"export KUBECONFIG={plane.kubeconfig} PATH={tools_folder()}:$PATH")
         if nodes is None:
             print("no nodes: pods as processes need root", file=sys.stderr)

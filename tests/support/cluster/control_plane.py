@@ -87,14 +87,19 @@ class ControlPlane:
         self.api = Api(self.ports.api, self.token, folder / "ca.crt")
         self._running: dict[str, Child] = {}
 
-    def start(self) -> None:
+    def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start everything, and wait until a pod could be made.
+
+        Args:
+            prepare: Done before the controllers start: of kinds that are new after that, the
+                autoscaler hears half a minute later.
 
         Raises:
             ClusterError: a component ended, or it takes longer than START_S.
         """
         self.start_etcd()
         self.start_api_server()
+        prepare()
         self._run("kube-controller-manager", *self._controllers())
         self._run("kube-scheduler", *self._scheduler())
         account = "/api/v1/namespaces/default/serviceaccounts/default"
