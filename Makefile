@@ -66,9 +66,13 @@ cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pod
 	PYTHONPATH=tests/support $(BIN)/python -m cluster --nodes $(NODES)
 
 .PHONY: test
-test: check cluster-tools ## Check, then run every test (under 40 minutes on 2 cores)
+test: check ## Check, then run every test (under 40 minutes on 2 cores)
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --cov --phase-write=build/fast-phase.json
-	$(PYTEST) -m "not ($(FAST))" --phase-read=build/fast-phase.json
+	$(PYTEST) -m "not ($(FAST)) and not kube" --phase-read=build/fast-phase.json
+
+.PHONY: test-kube
+test-kube: cluster-tools ## Test the operator, which is not finished, on a real Kubernetes control plane
+	$(PYTEST) -m kube
 
 .PHONY: test-fast
 test-fast: $(STAMP) ## Run the fast tests only (under 3 minutes)

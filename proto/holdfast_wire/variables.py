@@ -13,11 +13,13 @@ from collections.abc import Iterable
 PREFIX = "HOLDFAST_"
 KNOWN = frozenset(
     {
+        "HOLDFAST_EPOCH",
         "HOLDFAST_FORK",
         "HOLDFAST_GRACE_SECONDS",
         "HOLDFAST_HOME",
         "HOLDFAST_JOB",
         "HOLDFAST_JOB_UID",
+        "HOLDFAST_JOURNAL_DIR",
         "HOLDFAST_LOG_LEVEL",
         "HOLDFAST_MASTER",
         "HOLDFAST_NNODES",
@@ -34,6 +36,9 @@ KNOWN = frozenset(
 )
 """A test compares this with the source."""
 
+OPERATORS = "HOLDFAST_OPERATOR_"
+"""The operator's settings begin so; each is a field of its own parser."""
+
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?$")
 """What Kubernetes sets in every pod for a Service called holdfast-…."""
 
@@ -46,11 +51,15 @@ def unknown(names: Iterable[str]) -> tuple[str, ...]:
     odd = sorted(
         name
         for name in names
-        if name.startswith(PREFIX) and name not in KNOWN and not _SERVICE_LINK.search(name)
+        if name.startswith(PREFIX) and name not in KNOWN and not _is_anothers(name)
     )
     return tuple(
         f"{name} has no effect: Holdfast has no such variable{_hint(name)}" for name in odd
     )
+
+
+def _is_anothers(name: str) -> bool:
+    return name.startswith(OPERATORS) or _SERVICE_LINK.search(name) is not None
 
 
 def _hint(name: str) -> str:
