@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Protocol
 
 import grpc
 
+from holdfast_agent.decide import reconnect
 from holdfast_agent.session import (
-    LONGEST_WELCOME_DEADLINE_SECONDS,
     TRANSIENT,
-    WELCOME_DEADLINE_SECONDS,
     connected,
+    longer,
 )
 from holdfast_wire import channel
 from holdfast_wire.v1 import agent_pb2, fence_pb2
@@ -29,9 +29,6 @@ SESSION = "/holdfast.v1.AgentService/Session"
 SPAWN_SECONDS = 0.05
 """From an assignment to running workers: what killing and forking takes."""
 STEP_SECONDS = 0.5
-FIRST_DELAY_SECONDS = 0.05
-MAX_DELAY_SECONDS = 1.0
-"""Between two tries to connect, as a real agent waits."""
 SLOW_READER_OPTIONS = [("grpc.http2.lookahead_bytes", 1_024), ("grpc.http2.bdp_probe", 0)]
 """gRPC reads ahead for an application that does not read; not for one that is to be seen."""
 
@@ -98,8 +95,9 @@ class Agent:
         self._jitter = random.Random(rank)
         self._call: Any = None
         self._writing = asyncio.Lock()
-        self._patience = WELCOME_DEADLINE_SECONDS
+        self._patience = reconnect.WELCOME_SECONDS
         self._interval = 0.5
+        self._crowd = 1
         self._running = False
         self._began = time.monotonic()
         self._loss = 1.0
@@ -146,27 +144,30 @@ class Agent:
     async def _run(self) -> None:
         attempt = 0
         while True:
+            refused = False
             try:
                 reason = await self._one_stream()
             except TimeoutError:
                 reason = "no Welcome in time"
-                self._patience = min(2 * self._patience, LONGEST_WELCOME_DEADLINE_SECONDS)
+                self._patience = longer(self._patience)
             except TRANSIENT as error:
+                refused = isinstance(error, ConnectionError)
                 code = getattr(error, "code", None)
                 reason = str(code()) if callable(code) else type(error).__name__
             self._ledger.stream_ended(reason, was_up=self.up)
             attempt = 0 if self.up else attempt + 1
             self.up = False
-            delay = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** min(attempt, 8))
-            await asyncio.sleep(delay * self._jitter.uniform(0.5, 1.0))
+            share, crowd = self._jitter.random(), self._crowd
+            await asyncio.sleep(reconnect.delay(attempt, share, refused=refused, crowd=crowd))
 
     async def _one_stream(self) -> str:
-        options = channel.master_channel_options(self._ledger.job_uid)
+        limit = reconnect.connect_deadline(self._crowd)
+        options = channel.master_channel_options(self._ledger.job_uid, limit)
         if self._slow:
             options += SLOW_READER_OPTIONS
         target = self._ledger.target
         async with grpc.aio.secure_channel(target, self._credentials, options) as link:
-            await connected(link)
+            await connected(link, 2 * limit)
             call: Any = link.stream_stream(SESSION)()
             beating: asyncio.Task[None] | None = None
             try:
@@ -276,7 +277,8 @@ class Agent:
             self._ledger.killed()
             await self._send(round_stopped=agent_pb2.RoundStopped())
         self.up = True
-        self._patience = WELCOME_DEADLINE_SECONDS
+        self._crowd = message.max_replicas
+        self._patience = reconnect.welcome_deadline(self._crowd)
         self._ledger.welcomed()
         if self._warm and not again:
             await self.warm()

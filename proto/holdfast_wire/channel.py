@@ -72,8 +72,7 @@ def channel_options(host: str) -> Options:
         ("grpc.ssl_target_name_override", host),
         # gRPC's own default waits 1 s after the first refusal.
         ("grpc.initial_reconnect_backoff_ms", 50),
-        # Despite its name the time that one attempt may take. A herd's handshakes need seconds, and
-        # an attempt that is given up too early only adds to the herd.
+        # Despite its name the time that one attempt may take.
         ("grpc.min_reconnect_backoff_ms", 10_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # Each session owns its connection: a shared subchannel would share its back-off.
@@ -82,14 +81,20 @@ def channel_options(host: str) -> Options:
     ]
 
 
-def master_channel_options(job_uid: str) -> Options:
+def master_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
     """Return the options of a channel to the master of `job_uid`.
+
+    connect_seconds: how long one attempt may take, its handshake included.
 
     A master that vanished with its machine is noticed after 5 + 2 s: its successor needs longer to
     start, and the pings of ten thousand agents cost the master as much as their heartbeats.
     """
     options = dict(channel_options(master_host(job_uid))) | dict(_MASTER)
-    return list((options | {"grpc.keepalive_time_ms": 5_000}).items())
+    options |= {
+        "grpc.keepalive_time_ms": 5_000,
+        "grpc.min_reconnect_backoff_ms": int(connect_seconds * 1_000),
+    }
+    return list(options.items())
 
 
 def peer_channel_options(job_uid: str) -> Options:

@@ -118,7 +118,18 @@ def test_the_master_is_told_of_ends_that_it_does_not_know() -> None:
 def test_reconnects_slow_down_to_a_second() -> None:
     """50 ms, doubled, at most 1 s."""
     assert [reconnect.delay(n, 1.0) for n in (0, 1, 4, 5, 99)] == [0.05, 0.1, 0.8, 1.0, 1.0]
-    assert reconnect.delay(0, 0.5) == 0.025
+    assert reconnect.delay(0, 0.0) == 0.025
+
+
+def test_a_crowd_without_a_master_comes_back_at_the_rate_it_can_take() -> None:
+    """A refusal meets everybody; an agent whose own stream broke dials again soon."""
+    assert reconnect.delay(1, 0.5, refused=True, crowd=10_000) == 20.0
+    assert reconnect.delay(1, 0.0, refused=True, crowd=10_000) == 0.0
+    assert reconnect.delay(1, 0.5, refused=False, crowd=10_000) < 0.1
+    assert reconnect.delay(1, 0.5, refused=True, crowd=250) < 0.1
+    assert reconnect.connect_deadline(1) == 10.0
+    assert reconnect.connect_deadline(10_000) == 80.0, "no attempt is given up while others wait"
+    assert reconnect.welcome_deadline(10_000) == 40.0
 
 
 @pytest.mark.parametrize(

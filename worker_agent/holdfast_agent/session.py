@@ -26,14 +26,8 @@ from holdfast_wire.v1 import agent_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-WELCOME_DEADLINE_SECONDS = 5.0
-"""From the connection to the Welcome: a master that does not answer is left."""
-CONNECT_DEADLINE_SECONDS = 20.0
-"""From dialling to a connection with its handshake done, which the welcome's deadline follows: in a
-herd of thousands a handshake waits for its turn. A refused connection fails at once."""
-LONGEST_WELCOME_DEADLINE_SECONDS = 20.0
-"""The deadline doubles up to this while none comes: an attempt that is given up too early only adds
-to the herd."""
+LONGEST_WELCOME_SECONDS = 20.0
+"""The Welcome's deadline doubles up to this while none comes; a crowd's may be longer already."""
 COMPLAIN_SECONDS = 10.0
 """The same reason for a failed connection is logged this often."""
 MAX_QUEUE = 1_000
@@ -126,7 +120,9 @@ class Session:
         """A Welcome came and the stream has not ended since."""
         self.reconnects = 0
         """Streams that ended after a Welcome."""
-        self._patience = WELCOME_DEADLINE_SECONDS
+        self._patience = reconnect.WELCOME_SECONDS
+        self._crowd = 1
+        """Most agents of the job, as the last master said."""
         self.malformed = 0
         """Messages that could not be read."""
 
@@ -146,14 +142,16 @@ class Session:
         """
         attempt = 0
         while not self.closing:
-            welcomed = False
+            welcomed = refused = False
             try:
                 welcomed = await self._one_stream()
             except TRANSIENT as error:
-                welcomed = self._went_down(error)
+                welcomed, refused = self._went_down(error), isinstance(error, ConnectionError)
             attempt = 0 if welcomed else attempt + 1
             if not self.closing:
-                await asyncio.sleep(reconnect.delay(attempt, self._jitter.uniform(0.5, 1.0)))
+                share, crowd = self._jitter.random(), self._crowd
+                pause = reconnect.delay(attempt, share, refused=refused, crowd=crowd)
+                await asyncio.sleep(pause)
 
     async def close(self, timeout_seconds: float) -> None:
         """Send what waits and end the stream; the caller then awaits or cancels `run`."""
@@ -170,10 +168,11 @@ class Session:
         endpoint = self._dial.endpoint()
         if endpoint is None:
             return False
-        options = channel.master_channel_options(self._dial.job_uid)
+        limit = reconnect.connect_deadline(self._crowd)
+        options = channel.master_channel_options(self._dial.job_uid, limit)
         credentials = channel.channel_credentials(self._dial.tls_dir)
         async with grpc.aio.secure_channel(endpoint, credentials, options) as link:
-            await connected(link)
+            await connected(link, 2 * limit)
             call = agent_pb2_grpc.AgentServiceStub(link).Session()
             outbox = Outbox()
             writer = asyncio.create_task(self._write(call, outbox))
@@ -195,7 +194,7 @@ class Session:
                 first = await call.read()
         except TimeoutError as error:
             text = f"no Welcome within {self._patience:.0f} s"
-            self._patience = min(2 * self._patience, LONGEST_WELCOME_DEADLINE_SECONDS)
+            self._patience = longer(self._patience)
             raise TimeoutError(text) from error
         if first is grpc.aio.EOF:
             await self._raise_status(call)
@@ -211,7 +210,8 @@ class Session:
         if first is None or not isinstance(first.message, Welcome):
             raise ConnectionError("the master's first message is no Welcome")
         self._outbox = outbox
-        self._patience = WELCOME_DEADLINE_SECONDS
+        self._crowd = first.message.max_replicas
+        self._patience = reconnect.welcome_deadline(self._crowd)
         self.connected = True
         if not self._listener.on_response(first):
             self._outbox = None
@@ -263,14 +263,19 @@ class Session:
             log.warning("no master at %s yet: %s", self._dial.endpoint(), reason)
 
 
-async def connected(link: grpc.aio.Channel) -> None:
-    """Wait until the channel is connected.
+def longer(patience: float) -> float:
+    """Return the deadline of the next Welcome after one that did not come in time, s."""
+    return max(patience, min(2 * patience, LONGEST_WELCOME_SECONDS))
+
+
+async def connected(link: grpc.aio.Channel, limit: float) -> None:
+    """Wait until the channel is connected, for `limit` seconds at most.
 
     Raises:
         ConnectionError: it is refused, or not there in time.
     """
     try:
-        async with asyncio.timeout(CONNECT_DEADLINE_SECONDS):
+        async with asyncio.timeout(limit):
             state = link.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
@@ -278,7 +283,7 @@ async def connected(link: grpc.aio.Channel) -> None:
                 await link.wait_for_state_change(state)
                 state = link.get_state(try_to_connect=True)
     except TimeoutError as error:
-        text = f"no connection within {CONNECT_DEADLINE_SECONDS:.0f} s"
+        text = f"no connection within {limit:.0f} s"
         raise ConnectionError(text) from error
 
 

@@ -273,6 +273,8 @@ def restore_nodes(desk: Desk) -> None:
             node.draining = EvidenceKind.DRAINED
         desk.roster.add(node)
         desk.ledger.open(node.rank, GoodputClass.WAITING, desk.clock.micros)
+    # A crowd's handshakes go on side by side: it takes long until the first of them is done.
+    desk.roster.returned_at = desk.now
     _stretch_heartbeats(desk)
     for node in desk.roster.nodes.values():
         node.heartbeat = desk.heartbeat

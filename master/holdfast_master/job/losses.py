@@ -29,6 +29,8 @@ from holdfast_wire.messages import (
 )
 from holdfast_wire.reasons import EventReason
 
+_SECONDS_PER_HANDSHAKE = 0.005
+"""Of a crowd that comes back, each takes about half of this; those that give up begin anew."""
 _QUIET_PHASES = frozenset({JobPhase.STOPPING, JobPhase.SUCCEEDED, JobPhase.FAILED})
 
 
@@ -55,7 +57,8 @@ def watch(desk: Desk, node: Node) -> None:
     """Judge whether the node lives, and look again when that may have changed."""
     judgement = liveness.judge(node.pulse, desk.limits, desk.now)
     if judgement.health is Health.LOST:
-        herd = desk.roster.returned_at + desk.settings.adopt_seconds
+        missing = len(desk.roster.away) * _SECONDS_PER_HANDSHAKE
+        herd = desk.roster.returned_at + max(desk.settings.adopt_seconds, missing)
         if node.hello is None and desk.now < herd:
             # It waits for its turn: a thousand handshakes take longer than the silence limit.
             desk.timers.set(Timer.SILENCE, herd, node.rank)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simulation.master import Master
 
 WELCOME_SECONDS = 5.0
-"""holdfast_agent.session.WELCOME_DEADLINE_SECONDS."""
+"""holdfast_agent.decide.reconnect.WELCOME_SECONDS."""
 LEASE_LIMIT = 4.0
 
 
@@ -105,7 +105,7 @@ class Line:
 
     def _again(self) -> None:
         self.attempt += 1
-        self.later(reconnect.delay(self.attempt, self.luck.uniform(0.5, 1.0)), self.dial)
+        self.later(reconnect.delay(self.attempt, self.luck.random()), self.dial)
 
     def _welcome_due(self, stream: Stream) -> None:
         if self.stream is stream and not stream.welcomed:
