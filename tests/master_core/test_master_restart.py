@@ -317,6 +317,21 @@ def test_nodes_that_wait_for_their_turn_to_come_back_are_not_lost() -> None:
     assert {node.node_rank for node in core.nodes(Moment(now, now))} == {0, 1, 2}
 
 
+def test_a_crowd_has_time_until_its_first_is_back() -> None:
+    """Its handshakes go on side by side: none of them is done before the silence limit."""
+    now, crowd, old = 100.0, 4_000, Core(identity(), CoreSettings())
+    batch = old.open(Moment(now, now))
+    for rank in range(crowd):
+        batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(now, now))
+    records = [item.journal() for item in batch if isinstance(item, Record)]
+    core = Core.restore(records, identity(4), CoreSettings())
+    core.open(Moment(now, now))
+    run_until(core, now + 19.9)
+    assert len(core.nodes(Moment(now + 19.9, now))) == crowd
+    run_until(core, now + 31.0)
+    assert not core.nodes(Moment(now + 31.0, now))
+
+
 def test_a_crowd_that_comes_back_keeps_its_long_interval() -> None:
     """The first Welcome of a new master already names it."""
     settings = CoreSettings(crowd_nodes=2, crowd_messages_per_second=1.0)
