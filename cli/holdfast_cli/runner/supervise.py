@@ -118,8 +118,10 @@ class Supervisor:
                 view.note(line)
             if await self._is_over():
                 return
+            # Not `wait_for`: it forgets a cancellation that comes together with a change.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._patience(made.requeue_after))
+                async with asyncio.timeout(self._patience(made.requeue_after)):
+                    await self._changed.wait()
 
     async def _do(self, action: Action) -> None:
         match action:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final
 
 import aiohttp
@@ -95,7 +95,7 @@ class KubeClient:
                 _parsed(what, response.status, await response.read())
             rest = b""
             content = response.content
-            while chunk := await asyncio.wait_for(content.readany(), patience_s):
+            while chunk := await _within(patience_s, content.readany()):
                 # Not by lines: one that is longer than the reader's buffer would break the watch.
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -116,6 +116,12 @@ class KubeClient:
         )
         response: aiohttp.ClientResponse = answer.response
         return response
+
+
+async def _within(seconds: float, reading: Awaitable[bytes]) -> bytes:
+    # Not `wait_for`: it forgets a cancellation that comes together with data.
+    async with asyncio.timeout(seconds):
+        return await reading
 
 
 def _event(what: str, event: dict[str, Any]) -> dict[str, Any]:
