@@ -39,7 +39,8 @@ def test_an_extra_installs_alone_and_its_modules_import(
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_part_never_loads_torch(package: str) -> None:
-    """No module imports torch or numpy with itself, though both are installed here."""
+    """No module imports torch or numpy, and only the operator's speak to Kubernetes."""
     imported = import_all(sys.executable, package)
     assert imported.failures == {}
-    assert imported.heavy == []
+    allowed = {"kopf", "kubernetes"} if package == "holdfast_operator" else set()
+    assert set(imported.heavy) <= allowed
