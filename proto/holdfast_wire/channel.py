@@ -43,12 +43,6 @@ _MASTER: Options = [
     ("grpc.http2.bdp_probe", 0),
 ]
 
-_MASTER_RECORDS: Options = [
-    # Each connection keeps a buffer for one TLS record, 16 KB by default. What agents are told is
-    # smaller than this; larger messages take several records.
-    ("grpc.tsi.max_frame_size", 1_024),
-]
-
 _MASTER_PINGS: Options = [
     # A vanished agent is silent, and silence is judged sooner than this: the master's own pings
     # only clear away connections that nobody holds any more, users' among them.
@@ -56,7 +50,7 @@ _MASTER_PINGS: Options = [
 ]
 
 MASTER_SERVER_OPTIONS: Options = list(
-    (dict(SERVER_OPTIONS) | dict(_MASTER) | dict(_MASTER_RECORDS) | dict(_MASTER_PINGS)).items()
+    (dict(SERVER_OPTIONS) | dict(_MASTER) | dict(_MASTER_PINGS)).items()
 )
 """Options of the master's server, which thousands of agents are connected to."""
 
