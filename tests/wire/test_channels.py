@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -161,6 +162,35 @@ def test_an_error_without_details_has_an_unknown_reason(directory: Path) -> None
             call(b"", timeout=2)
     refusal = errors.read(caught.value)
     assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "UNKNOWN")
+
+
+def test_large_answers_of_a_master_arrive_whole(directory: Path) -> None:
+    """A list of events is several hundred kilobytes: more than one TLS record, and one window."""
+
+    def echo(request: bytes, _: grpc.ServicerContext) -> bytes:
+        return request
+
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(echo)
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads, options=channel.MASTER_SERVER_OPTIONS)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("test.Service", {"WhoAmI": handler}),)
+        )
+        tls = certificates.issue(directory, Identity(JOB, "master"))
+        port = server.add_secure_port("127.0.0.1:0", channel.server_credentials(tls))
+        server.start()
+        user = certificates.issue(directory, Identity(JOB, "user"))
+        made = grpc.secure_channel(
+            f"127.0.0.1:{port}",
+            channel.channel_credentials(user),
+            options=channel.master_channel_options(JOB),
+        )
+        with made:
+            call: Any = made.unary_unary(METHOD)
+            for size in (1_000, 17_000, 70_000, 300_000, 2_000_000):
+                data = random.Random(size).randbytes(size)
+                assert call(data, timeout=10, wait_for_ready=True) == data, size
+        server.stop(None)
 
 
 def test_twenty_clients_get_through_at_once(master: Server, directory: Path) -> None:
