@@ -128,6 +128,7 @@ def test_a_torchrun_without_restarts_ends_the_job(training: Start) -> None:
     assert "--max-restarts" in text
     assert "exit code 17" in text
     assert len(job.assignments) == rounds
+    assert job.core.status(job.moment()).phase is JobPhase.FAILED
 
 
 def test_a_torchrun_that_gave_up_as_a_survivor_ends_the_job_too(training: Start) -> None:

@@ -31,6 +31,8 @@ class SimulatedAgent(AgentProcess):
         self.job.training.leave(number, self.rank, self.agent_id, now)
         self.job.peers_raise(number, self.rank)
         self.job.time.after(delay, lambda: self._tell(exited, fence))
+        if final:
+            self.job.time.after(delay + 0.01, lambda: self.crash(exit_code, told=False))
 
     def crash(self, exit_code: int = -9, *, told: bool = True) -> None:
         """The agent process dies with all it started."""

@@ -6,8 +6,9 @@ whether the job has succeeded (`decide.success`) or failed (`incidents`).
 
 from __future__ import annotations
 
+from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.instructions import Finished
-from holdfast_master.job import charges, goodput_marks, incidents, replacements, rescale
+from holdfast_master.job import charges, goodput_marks, incidents, losses, replacements, rescale
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
@@ -59,6 +60,11 @@ def _end_now(desk: Desk, stop: StopRequested) -> None:
     for node in list(desk.roster.nodes.values()):
         desk.turn(node.rank, GoodputClass.WAITING)
         dismiss(desk, node)
+        if node.over:
+            # It has ended by itself: nothing of it is left to wait for.
+            losses.lose(
+                desk, node, EvidenceKind.AGENT_FAILED, f"the torchrun of node {node.rank} ended"
+            )
     desk.timers.set(Timer.END, desk.now + grace(desk, stop) + _PARTING)
     desk.dirty = True
 

@@ -34,6 +34,8 @@ class Node:
     """The end of its stream was news."""
     draining: EvidenceKind | None = None
     """Why it is to leave; None: it is not."""
+    over: bool = False
+    """Its torchrun said that it has no restarts left: it is on its way out, or out."""
     condemned: bool = False
     """It is to leave because a failure rule says so: its end explains nothing."""
     replace_why: str = ""
