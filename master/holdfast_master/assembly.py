@@ -7,7 +7,6 @@ server. Does not belong here: what any of them does.
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 
 from holdfast_master.bookkeeping import Books
@@ -15,6 +14,7 @@ from holdfast_master.config import MasterConfig
 from holdfast_master.core import Core
 from holdfast_master.serving import Ending, Master
 from holdfast_master.settings import CoreIdentity
+from holdfast_wire import __version__
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ async def serve(config: MasterConfig, books: Books) -> Ending:
         job_uid=config.job_uid,
         epoch=config.epoch,
         incarnation=config.incarnation,
-        version=importlib.metadata.version("holdfast"),
+        version=__version__,
     )
     if books.history.records:
         core = Core.restore(books.history.records, identity, config.core)

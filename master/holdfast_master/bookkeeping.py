@@ -6,7 +6,6 @@ Belongs here: putting the three together from the configuration. Does not belong
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 from collections.abc import Callable
 
@@ -20,6 +19,7 @@ from holdfast_master.loop import Decider
 from holdfast_master.recording import InputRecorder, PapersKeeper, RecordedCore
 from holdfast_master.recording_files import FORMAT as RECORDING_FORMAT
 from holdfast_master.segments import FORMAT
+from holdfast_wire import __version__
 from holdfast_wire.messages import RecordingOpened, SegmentOpened
 
 
@@ -82,7 +82,7 @@ def _head(config: MasterConfig) -> SegmentOpened:
         incarnation=config.incarnation,
         job_name=config.job_name,
         job_uid=config.job_uid,
-        version=_version(),
+        version=__version__,
     )
 
 
@@ -95,11 +95,7 @@ def _recorder(config: MasterConfig) -> InputRecorder | None:
         incarnation=config.incarnation,
         job_name=config.job_name,
         job_uid=config.job_uid,
-        version=_version(),
+        version=__version__,
         settings=json.dumps(dataclasses.asdict(config.core)),
     )
     return InputRecorder(config.journal_dir, head, config.recording_bytes)
-
-
-def _version() -> str:
-    return importlib.metadata.version("holdfast")

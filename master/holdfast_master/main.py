@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
-import importlib.metadata
 import logging
 import os
 import sys
@@ -20,6 +19,7 @@ from holdfast_master import grpc_core, handshakes, in_pod, logs, process
 from holdfast_master.bookkeeping import Books, open_books
 from holdfast_master.config import ConfigError, MasterConfig
 from holdfast_master.segments import EpochRefusedError, JournalError
+from holdfast_wire import __version__
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, help="JSON file; see the reference")
     source.add_argument("--in-pod", action="store_true", help="read the operator's variables")
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=__version__)
     options = parser.parse_args(arguments)
     try:
         config = (
@@ -94,10 +94,6 @@ def _open_books(config: MasterConfig) -> Books:
     if books.journal is not None and books.journal.trouble:
         log.error("%s; going on without it, trying again", books.journal.trouble)
     return books
-
-
-def _version() -> str:
-    return importlib.metadata.version("holdfast")
 
 
 if __name__ == "__main__":

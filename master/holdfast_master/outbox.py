@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -29,6 +30,8 @@ class Outbox(Generic[Item]):
         self._entries: list[_Entry[Item]] = []
         self._reader: asyncio.Future[None] | None = None
         self._closed = False
+        self.on_item: Callable[[], None] | None = None
+        """Called when there is something to take, or nothing any more, where nobody awaits it."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -55,6 +58,10 @@ class Outbox(Generic[Item]):
         self._closed = True
         self._wake()
 
+    def pop(self) -> Item | None:
+        """Return the oldest item; None where there is none."""
+        return self._entries.pop(0).item if self._entries else None
+
     async def get(self) -> Item | None:
         """Return the oldest item; None once the queue is closed and empty."""
         while not self._entries:
@@ -67,3 +74,5 @@ class Outbox(Generic[Item]):
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+        if self.on_item is not None:
+            self.on_item()

@@ -73,20 +73,22 @@ class AgentService:
         except RefusedError as error:
             await calls.refuse(context, error.refusal, self._counters)
         session = self._table.open()
+        session.outbox.on_item = writer = _Writer(self._table, session, context)
         ending = Ending(DisconnectCause.RESET)
-        write = asyncio.create_task(self._write(session, context))
         try:
             await self._put(Connected(session.number, hello, request.fence, raw))
-            ending = await self._listen(session, context, write)
+            ending = await self._listen(session, context)
         except asyncio.CancelledError:
-            write.cancel()
+            writer.cancel()
             raise
         finally:
             self._table.remove(session)
             if ending.tell_core:
                 self._push(Disconnected(session.number, ending.cause))
+        session.outbox.on_item = None
         session.outbox.discard()
-        await finish_writing(write, context)
+        if writer.task is not None:
+            await finish_writing(writer.task, context)
         if ending.refusal is not None:
             await calls.refuse(context, ending.refusal, self._counters)
 
@@ -102,13 +104,10 @@ class AgentService:
             raise calls.malformed("the stream ended before its hello")
         return calls.decode(SessionRequest, data), data
 
-    async def _listen(
-        self, session: Session, context: Context, write: asyncio.Task[None]
-    ) -> Ending:
+    async def _listen(self, session: Session, context: Context) -> Ending:
         read = asyncio.create_task(self._read(session, context))
         try:
-            for task in (read, write):
-                task.add_done_callback(session.end_on_error)
+            read.add_done_callback(session.end_on_error)
             return await session.ended
         finally:
             read.cancel()
@@ -126,10 +125,46 @@ class AgentService:
             await asyncio.sleep(RESET_SECONDS)
             session.end_after_queue(Ending(DisconnectCause.CLOSED))
 
-    async def _write(self, session: Session, context: Context) -> None:
-        while (response := await session.outbox.get()) is not None:
+
+class _Writer:
+    """Writes what is queued for one agent, in a task that exists while something is.
+
+    Agents are told something once a round: ten thousand tasks that wait for it take 12 MB.
+    """
+
+    def __init__(self, table: SessionTable, session: Session, context: Context) -> None:
+        self._table = table
+        self._session = session
+        self._context = context
+        self.task: asyncio.Task[None] | None = None
+        """Not None: under way."""
+
+    def __call__(self) -> None:
+        """Something has been queued, or nothing more will be."""
+        if self.task is None:
+            self.task = asyncio.create_task(self._write())
+            self.task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """Write nothing more; what is under way is given up."""
+        self._session.outbox.on_item = None
+        if self.task is not None:
+            self.task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.task = None
+        session = self._session
+        session.end_on_error(task)
+        # Between the task's last look at the queue and this call something may have come.
+        closing = session.after_queue is not None and not session.ended.done()
+        if not task.cancelled() and (len(session.outbox) or closing):
+            self()
+
+    async def _write(self) -> None:
+        session = self._session
+        while (response := session.outbox.pop()) is not None:
             try:
-                await context.write(codec.encode(response))
+                await self._context.write(codec.encode(response))
             except grpc.aio.BaseError:
                 session.end(Ending(DisconnectCause.RESET))
                 return

@@ -6,12 +6,12 @@ import dataclasses
 import os
 import socket
 from collections.abc import Mapping
-from importlib import metadata
 
 from holdfast.page import Page
 from holdfast_agent.config import Settings
 from holdfast_agent.decide import exits, ranks
 from holdfast_agent.rounds import Round
+from holdfast_wire import __version__
 from holdfast_wire.messages import ClassSeconds, Hello, StateDigest, StorePrepared
 
 
@@ -55,7 +55,7 @@ def hello(
         local_world_size=settings.launch.local_world_size,
         topology=settings.topology,
         devices=own.devices,
-        version=version(),
+        version=__version__,
         warm=memory.warm,
         workers=current.running() if current is not None else (),
         round=memory.round,
@@ -69,14 +69,6 @@ def hello(
         unmanaged=own.unmanaged,
         max_restarts=settings.launch.max_restarts,
     )
-
-
-def version() -> str:
-    """Return this release's version."""
-    try:
-        return metadata.version("holdfast")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def devices(environ: Mapping[str, str]) -> tuple[str, ...]:

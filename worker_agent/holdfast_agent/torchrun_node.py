@@ -24,8 +24,8 @@ from holdfast_agent.decide import hearing
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_agent.decide.statements import Statements
 from holdfast_agent.errors import RefusedError
-from holdfast_agent.greeting import version
 from holdfast_agent.session import Dial, Session
+from holdfast_wire import __version__
 from holdfast_wire.messages import (
     CommandDone,
     DumpStacks,
@@ -168,7 +168,7 @@ class TorchrunNode:
             host=socket.gethostname(),
             address=self._address,
             local_world_size=settings.launch.local_world_size,
-            version=version(),
+            version=__version__,
             warm=True,
             round=place.round if place else 0,
             done_command_ids=tuple(self._done),
