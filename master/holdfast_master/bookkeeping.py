@@ -15,7 +15,7 @@ from holdfast_master.history import History, read_history
 from holdfast_master.housekeeping import Habits, Housekeeper, Note
 from holdfast_master.job.state import JobState
 from holdfast_master.journal import Journal
-from holdfast_master.loop import Decider
+from holdfast_master.ports import Decider
 from holdfast_master.recording import InputRecorder, PapersKeeper, RecordedCore
 from holdfast_master.recording_files import FORMAT as RECORDING_FORMAT
 from holdfast_master.segments import FORMAT

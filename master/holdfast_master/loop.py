@@ -13,10 +13,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast_master.inputs import Asked, Input, JournalNoted, Moment, Received, Stalled, Ticked
 from holdfast_master.instructions import Instruction, Record, RefusalCode, Refuse, StepDown
+from holdfast_master.ports import Decider, Recorder, Watch
 from holdfast_master.watchdog import Watchdog
 from holdfast_wire import codec
 from holdfast_wire.messages import Heartbeat
@@ -41,44 +42,6 @@ EFFECTS_AT_ONCE = 200
 batch, and meanwhile heartbeats are to be heard and questions answered."""
 IDLE_SECONDS = 0.5
 """Longest sleep of the loop: pending journal writes are tried again this often."""
-
-
-class Decider(Protocol):
-    """What the loop needs of a core."""
-
-    def open(self, now: Moment) -> list[Instruction]:
-        """Return the first batch."""
-
-    def handle(self, event: Input, now: Moment) -> list[Instruction]:
-        """Return the batch that one input leads to."""
-
-    def next_deadline(self) -> float | None:
-        """Return when a Ticked is due."""
-
-
-class Watch(Protocol):
-    """What the loop needs of a lookout for newer masters."""
-
-    @property
-    def newer(self) -> str:
-        """Who has begun; empty: nobody."""
-
-    async def run(self) -> None:
-        """Look again and again."""
-
-    async def look(self) -> None:
-        """Look now."""
-
-
-class Recorder(Protocol):
-    """What the loop needs of a journal."""
-
-    @property
-    def trouble(self) -> str:
-        """Why records are not on disk."""
-
-    def commit(self, records: Sequence[bytes], *, durable: bool) -> None:
-        """Append records; blocks."""
 
 
 Effect = Callable[[Any], None]

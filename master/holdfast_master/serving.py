@@ -34,7 +34,8 @@ from holdfast_master.instructions import (
 )
 from holdfast_master.journal import Journal
 from holdfast_master.lookout import Lookout
-from holdfast_master.loop import Decider, Loop, now
+from holdfast_master.loop import Loop, now
+from holdfast_master.ports import Decider
 from holdfast_master.questions import Questions
 from holdfast_master.service_agent import AgentService
 from holdfast_master.service_job import JobService, Views
