@@ -201,5 +201,14 @@ func (f *fleet) identity(role, tail string) (identity, error) {
 		RootCAs:      f.authority.pool,
 		ServerName:   f.setup.Options.ServerName,
 		MinVersion:   tls.VersionTLS12,
+		// Asks for tickets as the agents' gRPC does, which costs the master a little, and as that does
+		// uses none.
+		ClientSessionCache: forgetful{},
 	}}, nil
 }
+
+type forgetful struct{}
+
+func (forgetful) Get(string) (*tls.ClientSessionState, bool) { return nil, false }
+
+func (forgetful) Put(string, *tls.ClientSessionState) {}
