@@ -116,7 +116,13 @@ class Herd:
         """Have one agent do something; what it answers."""
         number = next(at for at, (_, last) in enumerate(self._ranges) if rank < last)
         self._say(number, do=do, rank=rank, **arguments)
-        return self._hear(number)
+        answer: dict[str, Any] = self._hear(number)
+        return answer
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Have the first process do something that is no agent's; what it answers."""
+        self._say(0, do=do, **arguments)
+        return self._hear(0)
 
     def watch(self, count: int, interval: float, *, slow: bool = False) -> None:
         """Start watchers."""
@@ -172,12 +178,11 @@ class Herd:
         pipe.write(json.dumps(line).encode() + b"\n")
         pipe.flush()
 
-    def _hear(self, number: int) -> dict[str, Any]:
+    def _hear(self, number: int) -> Any:
         line = _pipe(self._processes[number].stdout).readline()
         if not line:
             raise LoadError(f"a generator ended; its log is {self._log.name}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -124,7 +124,7 @@ func obey(fleet *fleet, say order) (any, error) {
 func one(fleet *fleet, say order) (any, error) {
 	agent := fleet.agents[say.Rank]
 	if agent == nil {
-		return nil, fmt.Errorf("no agent has rank %d", say.Rank)
+		return nil, fmt.Errorf("there is no such order, or no agent of rank %d", say.Rank)
 	}
 	switch say.Do {
 	case "warm":
@@ -136,5 +136,5 @@ func one(fleet *fleet, say order) (any, error) {
 	case "deafen":
 		return struct{}{}, agent.deafen()
 	}
-	return nil, fmt.Errorf("%q is no order", say.Do)
+	return nil, fmt.Errorf("there is no order %q", say.Do)
 }
