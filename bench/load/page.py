@@ -71,7 +71,8 @@ _TABLES = (
         "The first world",
         "From the last agent's word that it is warm to the last agent's place in the world. "
         "Connected: from the first connection to the last Welcome. Master's part: from that word "
-        "in the master to the last place handed to gRPC; the rest is the agents' reading.",
+        "in the master until gRPC has said that it took the last place, which an agent may have "
+        "read before.",
         (WORLD,),
         (("told, s", "told_s"), ("master's part, s", "own_s"), ("connected, s", "connected_s")),
     ),
