@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from bench import machine, record
 from bench.load import course, peer, strain
 from bench.load.herd import LoadError
@@ -132,7 +134,7 @@ def _tried(name: str, part: Callable[[Path], Iterator[Result]]) -> Iterator[Resu
     directory = Path(tempfile.mkdtemp(prefix="holdfast-load-"))
     try:
         yield from part(directory)
-    except (LoadError, OSError) as error:
+    except (LoadError, OSError, grpc.RpcError) as error:
         print(f"{name}: {error}; its files are in {directory}", file=sys.stderr, flush=True)
         yield Result(system=OURS, scenario="failed", clients=0, variant=name, limits=str(error))
     else:

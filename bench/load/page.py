@@ -79,13 +79,15 @@ _TABLES = (
     _Table(
         "A worker fails",
         "From one agent's word to the last agent's place in the new world, and the master's CPU "
-        "until then, heartbeats and the agents' first words of the new world included. Master's "
-        "part: as above.",
+        "until then. Master's part: as above. Training: from that word until GetJob says that the "
+        "job trains to a user who connects once all are told: everybody's first words of the new "
+        "world come before him.",
         (FAILURE,),
         (
             *((f"told {word}, s", f"told_s_{end}") for word, end in _SPREAD),
             ("master's part p50, s", "own_s_p50"),
             ("CPU, s", "cpu_s_p50"),
+            ("training p50, s", "training_s_p50"),
         ),
     ),
     _Table(

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
+
 from bench.load import figures
 from bench.load.herd import Herd, LoadError
 from bench.load.master import LoadedMaster, Probe, ask, heartbeat_effects
@@ -64,18 +66,30 @@ def start_world(master: LoadedMaster, herd: Herd, agents: int, **special: Any) -
     return float(state["rounds"][1][1] - began)
 
 
-def trains(master: LoadedMaster, seconds: float = 60.0) -> None:
-    """Wait until the job trains.
+def trains(master: LoadedMaster, seconds: float = 60.0) -> float:
+    """Connect and wait until the job trains; the monotonic time then.
+
+    A master that has just told a crowd may not take a new connection for a while.
 
     Raises:
         LoadError: it does not.
     """
     end = time.monotonic() + seconds
     with master.link() as link:
-        while ask(link, "GetJob", GetJobRequest()).status.phase is not JobPhase.TRAINING:
+        while (phase := _phase(link)) != JobPhase.TRAINING.name:
             if time.monotonic() > end:
-                raise LoadError(f"the job does not train; the master's log is {master.log}")
+                raise LoadError(
+                    f"the job does not train: {phase}; the master's log is {master.log}"
+                )
             time.sleep(0.1)
+    return time.monotonic()
+
+
+def _phase(link: grpc.Channel) -> str:
+    try:
+        return str(ask(link, "GetJob", GetJobRequest()).status.phase.name)
+    except grpc.RpcError as error:
+        return str(error)
 
 
 def steady(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
@@ -155,7 +169,7 @@ def world(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
 def failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     """Have workers fail, one after another, and measure how soon everybody is told."""
     load = os.getloadavg()[0]
-    delays, cpu, own = [], [], []
+    delays, training, cpu, own = [], [], [], []
     for number in range(plan.failures):
         newest = max(herd.state()["rounds"])
         before = master.look().cpu_s
@@ -164,11 +178,12 @@ def failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
         state = told_all(herd, following, plan.agents)
         cpu.append(master.look().cpu_s - before)
         delays.append(state["rounds"][following][1] - began)
-        trains(master)
+        training.append(trains(master) - began)
         part = master.own_part(EventReason.WORKER_FAILED)
         own += [] if part is None else [part]
         time.sleep(1.0)
     found = figures.spread(delays, "told_s") | {"cpu_s_p50": figures.percentile(cpu, 50)}
+    found |= {"training_s_p50": figures.percentile(training, 50)}
     found |= {"own_s_p50": figures.percentile(own, 50)} if own else {}
     return _result(plan, FAILURE, found, load, samples={"told_s": delays, "own_s": own})
 

@@ -135,7 +135,7 @@ def test_the_page_shows_every_scenario_that_ran() -> None:
         [_result(FAILURE, 1_000, figures={"told_s_p50": 0.25}, load=1.25)],
     )
     assert "## A worker fails" in shown
-    assert "| 1,000 |  | 0.25 | – | – | – | – | 1.2 |" in shown
+    assert "| 1,000 |  | 0.25 | – | – | – | – | – | 1.2 |" in shown
     assert "Left out: DLRover: no network" in shown
     assert "## DLRover" not in shown
     assert "Watchers" not in shown
