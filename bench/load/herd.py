@@ -54,7 +54,7 @@ class Setup:
             "key": self.key,
             "ca": authority.ca_pem.decode(),
             "ranks": self.ranks,
-            "options": dict(channel.master_channel_options(self.job_uid)),
+            "options": dict(channel.agent_channel_options(self.job_uid)),
         }
 
 

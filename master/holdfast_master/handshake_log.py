@@ -102,6 +102,11 @@ class LogSorter:
         self._rest = b""
         self._traced = False
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is kept for which more may come."""
+        return bool(self._rest)
+
     def feed(self, data: bytes) -> list[Found]:
         """Take more bytes and return what they complete."""
         self._rest += data

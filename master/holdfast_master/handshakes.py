@@ -65,6 +65,11 @@ class HandshakeLog:
         """Return how many handshakes were refused for each reason."""
         return {reason: tally.total for reason, tally in list(self._tallies.items())}
 
+    @property
+    def unlogged(self) -> bool:
+        """Whether a refusal waits for its line."""
+        return any(tally.newest is not None for tally in list(self._tallies.values()))
+
     def note(self, refused: Refused, mono: float) -> None:
         """Take one refused handshake."""
         tally = self._tallies[refused.reason]
@@ -131,12 +136,17 @@ class CapturedStderr:
     def _read(self, reader: int) -> None:
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             while True:
-                ready, _, _ = select.select([pipe], [], [], IDLE_SECONDS)
+                # Woken for nothing ten times a second, this thread cost as much as six heartbeats.
+                idle = IDLE_SECONDS if self._unfinished() else None
+                ready, _, _ = select.select([pipe], [], [], idle)
                 data = pipe.read(PIPE_BYTES) if ready else b""
                 if ready and not data:
                     break
                 self._take(self._sorter.feed(data) if ready else self._sorter.flush())
         self._take(self._sorter.flush())
+
+    def _unfinished(self) -> bool:
+        return self._sorter.waits or self._handshakes.unlogged
 
     def _take(self, found: list[Found]) -> None:
         now = time.monotonic()

@@ -169,7 +169,7 @@ class Session:
         if endpoint is None:
             return False
         limit = reconnect.connect_deadline(self._crowd)
-        options = channel.master_channel_options(self._dial.job_uid, limit)
+        options = channel.agent_channel_options(self._dial.job_uid, limit)
         credentials = channel.channel_credentials(self._dial.tls_dir)
         async with grpc.aio.secure_channel(endpoint, credentials, options) as link:
             await connected(link, 2 * limit)
