@@ -46,6 +46,7 @@ check: $(STAMP) ## Lint, types, layers, generated code, links
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/proto.py --check
 	$(BIN)/python scripts/reference.py --check
+	$(BIN)/python scripts/chart.py --check
 	$(BIN)/python scripts/links.py
 	scripts/buf_lint.sh
 
@@ -54,8 +55,9 @@ proto: $(STAMP) ## Generate the wire's Python code from its .proto files
 	$(BIN)/python scripts/proto.py
 
 .PHONY: manifests
-manifests: $(STAMP) ## Write the reference page of ElasticJob from its CRD
+manifests: cluster-tools ## Write what follows from the CRD and the chart
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/chart.py
 
 .PHONY: cluster-tools
 cluster-tools: $(STAMP) # Build what a test cluster is made of (first time: minutes; then: nothing)

@@ -25,7 +25,7 @@ from holdfast_operator.kube.pods import PodRecord
 from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.probing import LOOK_SECONDS, LOOKS, QUEUE_DEPTH, serve_probes
 from holdfast_operator.reconcile import Reconciler
-from holdfast_operator.settings import OperatorSettings, SettingsError, read_settings
+from holdfast_operator.settings import LogLevel, OperatorSettings, SettingsError, read_settings
 from holdfast_operator.watching import watch_jobs
 from holdfast_operator.work_queue import WorkQueue
 from holdfast_wire import keys
@@ -164,16 +164,23 @@ class Operator:
         return not self._leads or self._pods.synced.is_set()
 
 
+def _log_from(level: LogLevel) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    # kopf has a line for each event that it hands on.
+    if level is not LogLevel.DEBUG:
+        logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
 def main() -> int:
     """Run an operator; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    # kopf has a line for each event that it hands on.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
         settings = read_settings(os.environ)
     except SettingsError as error:
         sys.stderr.write(f"holdfast-operator: {error}\n")
         return EXIT_USAGE
+    _log_from(settings.log_level)
     codes: list[int] = []
     try:
         asyncio.run(Operator(settings).run())

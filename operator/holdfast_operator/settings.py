@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import Any, Final, get_type_hints
 
 _PREFIX: Final = "HOLDFAST_OPERATOR_"
+
+
+class LogLevel(enum.StrEnum):
+    """What is logged: this and what is worse."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 class SettingsError(ValueError):
@@ -25,6 +35,8 @@ class OperatorSettings:
     """Image of the job masters: the operator's own. No default."""
     watch_namespace: str = ""
     """The one namespace whose jobs are looked after. Default: all."""
+    log_level: LogLevel = LogLevel.INFO
+    """What is logged. Default: a line for each pod that is made or deleted."""
     workers: int = 8
     """Jobs that are looked at side by side. Default: enough to hide the API server's latency."""
     api_rate: float = 100.0
@@ -62,9 +74,7 @@ def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
         try:
             found[name] = kinds[name](text)
         except ValueError as error:
-            raise SettingsError(
-                f"{variable}={text!r} is no {kinds[name].__name__}; give one"
-            ) from error
+            raise SettingsError(f"{variable}={text!r} is {_remedy(kinds[name])}") from error
     missing = [
         _PREFIX + name.upper()
         for name, field in fields.items()
@@ -73,3 +83,9 @@ def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
     if missing:
         raise SettingsError(f"{', '.join(missing)} must be set; the chart does that")
     return OperatorSettings(**found)
+
+
+def _remedy(kind: type[Any]) -> str:
+    if issubclass(kind, enum.Enum):
+        return f"not known; give one of {', '.join(str(one.value) for one in kind)}"
+    return f"no {kind.__name__}; give one"

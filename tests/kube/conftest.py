@@ -10,6 +10,8 @@ import pytest
 
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
+from cluster.nodes import Nodes
+from cluster.release import Release
 from repository import ROOT
 
 _NUMBERS = itertools.count(1)
@@ -49,3 +51,22 @@ def namespace(plane: ControlPlane) -> Iterator[str]:
 def kubectl(plane: ControlPlane, namespace: str) -> Kubectl:
     """The admin's kubectl in the test's namespace."""
     return Kubectl(plane.kubeconfig, namespace)
+
+
+@pytest.fixture(scope="module")
+def nodes(plane: ControlPlane) -> Iterator[Nodes]:
+    """Two nodes."""
+    started = Nodes(plane)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def release(plane: ControlPlane, nodes: Nodes) -> Iterator[Release]:
+    """The operator as helm installs it: a pod under its own account."""
+    installed = Release(plane.kubeconfig)
+    installed.install()
+    yield installed
+    installed.uninstall()

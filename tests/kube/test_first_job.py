@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ import pytest
 
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
-from cluster.nodes import Nodes
-from repository import ROOT
+from cluster.release import Release
 
 pytestmark = [
     pytest.mark.kube,
@@ -32,26 +31,6 @@ print("rank", dist.get_rank(), "of", dist.get_world_size(), "says", total.item()
 dist.barrier()
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="module")
-def nodes(plane: ControlPlane) -> Iterator[Nodes]:
-    """Two nodes."""
-    started = Nodes(plane)
-    try:
-        yield started
-    finally:
-        started.stop()
-
-
-@pytest.fixture(scope="module")
-def operator(plane: ControlPlane, nodes: Nodes) -> Iterator[Kubectl]:
-    """The operator, as its manifests install it; kubectl in its namespace."""
-    kubectl = Kubectl(plane.kubeconfig, "holdfast-system")
-    manifests = str(ROOT / "manifests" / "operator.yaml")
-    kubectl.run("apply", "-f", manifests)
-    yield kubectl
-    kubectl.run("delete", "-f", manifests, "--wait=false")
 
 
 def _until(what: str, condition: Callable[[], bool], told: Callable[[], str]) -> None:
@@ -92,14 +71,13 @@ def _job(script: Path) -> dict[str, Any]:
 
 
 def test_a_job_trains_to_its_end(
-    plane: ControlPlane, operator: Kubectl, kubectl: Kubectl, tmp_path: Path
+    plane: ControlPlane, release: Release, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     """Two workers on two nodes form a world, train, and the job is Complete; nothing is left."""
 
     def told() -> str:
         state = kubectl.run("get", "ej,pods,services,secrets,events", "-o", "wide")
-        logs = operator.try_run("logs", "deployment/holdfast-operator", "--tail=60")
-        return f"{state}\n{logs.stdout}\n{logs.stderr}"
+        return f"{state}\n{release.operator_log()}"
 
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)

@@ -79,6 +79,7 @@ def test_settings_are_read_with_their_defaults() -> None:
     ("change", "said"),
     [
         ({"HOLDFAST_OPERATOR_WORKERS": "many"}, "is no int"),
+        ({"HOLDFAST_OPERATOR_LOG_LEVEL": "loud"}, "one of debug, info, warning, error"),
         ({"HOLDFAST_OPERATOR_WORKER": "3"}, "HOLDFAST_OPERATOR_WORKERS"),
     ],
 )
