@@ -23,6 +23,7 @@ from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.failures import KubeError
 from holdfast_operator.kube.pods import PodRecord
 from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.news.report import Reporter
 from holdfast_operator.probing import LOOK_SECONDS, LOOKS, QUEUE_DEPTH, serve_probes
 from holdfast_operator.reconcile import Reconciler
 from holdfast_operator.settings import LogLevel, OperatorSettings, SettingsError, read_settings
@@ -92,13 +93,15 @@ class Operator:
         await self._election.win()
         self._leads = True
         root_key = await load_root_key(self._client, self._settings.namespace)
+        reporter = Reporter(self._client, self._settings.identity)
         applier = Applier(self._client, self._settings.image)
         reconciler = self._reconciler = Reconciler(
-            self._settings, applier, self._pods, root_key, self._queue.add
+            self._settings, applier, self._pods, reporter, root_key, self._queue.add
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.keep())
             group.create_task(self._pods.run())
+            group.create_task(reporter.run())
             await self._pods.synced.wait()
             group.create_task(self._watch(reconciler))
             for _ in range(self._settings.workers):

@@ -1,13 +1,13 @@
-"""The stream to one job's master: spec and pods up, decisions down. Transport only.
+"""The streams to one job's master: spec and pods up, decisions and news down. Transport only.
 
-It reconnects for ever; every new stream begins with everything that the master has to know.
+They reconnect for ever; every new stream begins with everything that the master has to know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ from holdfast_operator.plan.view import Said
 from holdfast_wire import codec
 from holdfast_wire.channel import channel_credentials, master_channel_options
 from holdfast_wire.messages import (
+    JobEvent,
+    JobSnapshot,
     MasterSpec,
     PodListDone,
     PodObservation,
@@ -24,10 +26,15 @@ from holdfast_wire.messages import (
     StopWish,
     SyncRequest,
     SyncResponse,
+    WatchJobRequest,
+    WatchJobResponse,
 )
 
 _log = logging.getLogger(__name__)
 _METHOD: Final = "/holdfast.v1.OperatorService/Sync"
+_WATCH: Final = "/holdfast.v1.JobService/WatchJob"
+_STATUS_S: Final = 3600.0
+"""Between two status messages on the watch: it is there for the events."""
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 1.0
 
@@ -44,6 +51,7 @@ class MasterLink:
         tls: Path,
         first: Callable[[], Iterable[Upward]],
         heard: Callable[[Said | None], None],
+        told: Callable[[Sequence[JobEvent]], None],
     ) -> None:
         """Begin to connect.
 
@@ -53,12 +61,15 @@ class MasterLink:
             tls: Directory of the operator's certificate for it.
             first: What a new stream begins with.
             heard: Called with each message; with None when the stream has ended.
+            told: Called with what happened, some of it again after a connection broke.
         """
         self._target = target
         self._job_uid = job_uid
         self._tls = tls
         self._first = first
         self._heard = heard
+        self._told = told
+        self._resume_token = ""
         self._outgoing: asyncio.Queue[Upward] | None = None
         self._trouble = ""
         self._task = asyncio.create_task(self._run(), name=f"link {target}")
@@ -103,10 +114,36 @@ class MasterLink:
         ) as channel:
             open_stream: Any = channel.stream_stream(_METHOD)
             call = open_stream(self._requests())
-            async for data in call:
-                message = codec.decode(SyncResponse, data).message
-                if message is not None:
-                    yield message
+            watching = asyncio.create_task(self._watch(channel))
+            try:
+                async for data in call:
+                    message = codec.decode(SyncResponse, data).message
+                    if message is not None:
+                        yield message
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        open_watch: Any = channel.unary_stream(_WATCH)
+        while True:
+            request = WatchJobRequest(
+                resume_token=self._resume_token, min_interval_seconds=_STATUS_S
+            )
+            try:
+                async for data in open_watch(codec.encode(request)):
+                    response = codec.decode(WatchJobResponse, data)
+                    self._resume_token = response.resume_token or self._resume_token
+                    match response.message:
+                        case JobSnapshot() as snapshot:
+                            self._told(snapshot.events)
+                        case JobEvent() as event:
+                            self._told((event,))
+                        case _:
+                            pass
+            except grpc.aio.AioRpcError as error:
+                self._note(f"events: {error.code().name} {error.details()}")
+            await asyncio.sleep(_LONGEST_RETRY_S)
 
     async def _requests(self) -> AsyncIterator[bytes]:
         outgoing = self._outgoing = asyncio.Queue()

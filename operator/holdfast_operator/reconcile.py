@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_operator.apply import INVALID_TEMPLATE, Applier
@@ -16,6 +16,8 @@ from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.kube.pods import PodRecord
 from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import MasterLink
+from holdfast_operator.news.happenings import from_master, transitions
+from holdfast_operator.news.report import Reporter
 from holdfast_operator.plan.actions import Plan
 from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import SETTLED_S
@@ -23,7 +25,7 @@ from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import Said
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import from_object
-from holdfast_wire.messages import FinishDecision, PodPhase
+from holdfast_wire.messages import FinishDecision, JobEvent, PodPhase
 
 _log = logging.getLogger(__name__)
 MANAGED_BY: Final = "holdfast.dev/controller"
@@ -37,12 +39,14 @@ class Reconciler:
         settings: OperatorSettings,
         applier: Applier,
         pods: PodReflector,
+        reporter: Reporter,
         root_key: bytes,
         wake: Callable[[Key], None],
     ) -> None:
         self._settings = settings
         self._applier = applier
         self._pods = pods
+        self._reporter = reporter
         self._root_key = root_key
         self._wake = wake
         self._bodies: dict[Key, Mapping[str, Any]] = {}
@@ -144,7 +148,9 @@ class Reconciler:
         is_end = "completionTime" in status and "completionTime" not in keeper.status
         if since < self._settings.status_period_s and not is_end:
             return self._settings.status_period_s - since
+        news = transitions(keeper.status, status, time.time())
         await self._applier.write_status(keeper, status)
+        self._reporter.tell(keeper.owner, news)
         return None
 
     def _keep(self, body: Mapping[str, Any]) -> JobKeeper:
@@ -171,16 +177,21 @@ class Reconciler:
             keeper.hear(said, time.time())
             self._wake(keeper.key)
 
+        def told(events: Sequence[JobEvent]) -> None:
+            self._reporter.tell(keeper.owner, [from_master(event) for event in events])
+
         keeper.link = MasterLink(
             target=keeper.source(self._settings.image).master,
             job_uid=keeper.owner.uid,
             tls=keeper.credentials.operator_folder(),
             first=keeper.first_messages,
             heard=heard,
+            told=told,
         )
 
     async def _forget(self, keeper: JobKeeper) -> None:
         self._keepers.pop(keeper.key, None)
+        self._reporter.forget(keeper.owner)
         if keeper.link is not None:
             await keeper.link.close()
         keeper.credentials.close()

@@ -78,6 +78,8 @@ MODULES = {
     "holdfast_agent/decide/__init__": "",
     "holdfast_agent/peers": "",
     "holdfast_agent/session": "",
+    "holdfast_operator/news/digest": "",
+    "holdfast_operator/news/happenings": "",
     "holdfast_cli/client": "",
     "holdfast_cli/runner/sync": "",
     "holdfast_master/assembly": "",

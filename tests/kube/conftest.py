@@ -32,7 +32,6 @@ def _install_crd(plane: ControlPlane) -> None:
     crd = ROOT / "manifests" / "crd" / "elasticjobs.yaml"
     kubectl = Kubectl(plane.kubeconfig)
     kubectl.run("apply", "-f", str(Path(crd)))
-    kubectl.run("wait", "--for=condition=Established", "crd/elasticjobs.holdfast.dev")
     jobs = "/apis/holdfast.dev/v1alpha1/elasticjobs"
     plane.until("the CRD", lambda: plane.api.get(jobs).ok)
 
@@ -69,4 +68,4 @@ def release(plane: ControlPlane, nodes: Nodes) -> Iterator[Release]:
     installed = Release(plane.kubeconfig)
     installed.install()
     yield installed
-    installed.uninstall()
+    installed.remove()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -11,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from cluster.audit import uses
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
-from cluster.release import Release
+from cluster.release import ACCOUNT, Release
 
 pytestmark = [
     pytest.mark.kube,
@@ -40,17 +40,6 @@ def _until(what: str, condition: Callable[[], bool], told: Callable[[], str]) ->
         time.sleep(0.2)
 
 
-def _refused(plane: ControlPlane, account: str) -> list[str]:
-    """What an account asked for and was not allowed, from the API server's audit log."""
-    events = [json.loads(line) for line in plane.audit_log.read_text().splitlines()]
-    return [
-        f"{event['verb']} {event['requestURI']}"
-        for event in events
-        if event["user"]["username"] == f"system:serviceaccount:{account}"
-        and event.get("responseStatus", {}).get("code") in {401, 403}
-    ]
-
-
 def _job(script: Path) -> dict[str, Any]:
     container = {
         "name": "worker",
@@ -75,9 +64,9 @@ def test_a_job_trains_to_its_end(
 ) -> None:
     """Two workers on two nodes form a world, train, and the job is Complete; nothing is left."""
 
-    def told() -> str:
-        state = kubectl.run("get", "ej,pods,services,secrets,events", "-o", "wide")
-        return f"{state}\n{release.operator_log()}"
+    def state() -> str:
+        seen = kubectl.run("get", "ej,pods,services,secrets,events", "-o", "wide")
+        return f"{seen}\n{release.operator_log()}"
 
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
@@ -88,13 +77,22 @@ def test_a_job_trains_to_its_end(
         status.update(kubectl.json("get", "ej", "gpt").get("status", {}))
         return "completionTime" in status
 
-    _until("the end of the job", over, told)
+    _until("the end of the job", over, state)
     true = {one["type"] for one in status["conditions"] if one["status"] == "True"}
-    assert true == {"Complete"}, told()
+    assert true == {"Complete"}, state()
     kubectl.run("wait", "ej/gpt", "--for=condition=Complete", "--timeout=5s")
     assert status["phase"] == "Succeeded"
     logs = kubectl.run("logs", "gpt-worker-0-0")
     assert "of 2 says 1.0" in logs
+    ended = next(one for one in status["conditions"] if one["type"] == "Complete")
+    told = (
+        "get",
+        "events.events.k8s.io",
+        f"--field-selector=reason={ended['reason']}",
+        "-o",
+        "name",
+    )
+    _until("the event of the end", lambda: bool(kubectl.run(*told)), state)
     placed = {
         one["spec"]["nodeName"]
         for one in kubectl.json("get", "pods", "-l", "holdfast.dev/role=worker")["items"]
@@ -102,5 +100,5 @@ def test_a_job_trains_to_its_end(
     assert placed == {"n1", "n2"}
     kubectl.run("delete", "ej", "gpt", "--wait=false")
     left = ("get", "pods,services,secrets", "-l", "holdfast.dev/job=gpt", "-o", "name")
-    _until("the clean-up", lambda: not kubectl.run(*left), told)
-    assert _refused(plane, "holdfast-system:holdfast-operator") == []
+    _until("the clean-up", lambda: not kubectl.run(*left), state)
+    assert [one.uri for one in uses(plane.audit_log, ACCOUNT) if one.refused] == []

@@ -52,7 +52,9 @@ class KubeClient:
         if os.environ.get("KUBERNETES_SERVICE_HOST"):
             load.load_incluster_config(client_configuration=settings)
         else:
-            await load.load_kube_config(client_configuration=settings)
+            # By name: the library itself reads the variable when it is imported.
+            file = os.environ.get("KUBECONFIG")
+            await load.load_kube_config(config_file=file, client_configuration=settings)
         make: Any = library.ApiClient
         self._api = make(configuration=settings)
 

@@ -38,6 +38,12 @@ class Release:
         """Take it away."""
         self.kubectl.helm("uninstall", self.name, *_WAIT)
 
+    def remove(self) -> None:
+        """Take it away, the pod first: without its rights it would ask for what it may not."""
+        names = ("delete", "deploy", "--all", "--cascade=foreground", "--timeout=50s")
+        self.kubectl.run(*names)
+        self.uninstall()
+
     def operator_log(self) -> str:
         """The last lines of the operator's log."""
         names = self.kubectl.run("get", "deploy", "-o", "name").split()

@@ -1,0 +1,86 @@
+"""What an account used of its rights, from the API server's audit log, and what it was granted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+_FORBIDDEN: Final = {"authorization.k8s.io/decision": "forbid"}
+_UNAUTHORIZED: Final = 401
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Use:
+    """One request."""
+
+    verb: str
+    group: str
+    resource: str
+    """With its subresource: pods/status."""
+    namespace: str
+    name: str
+    refused: bool
+    """By the authorizer: an admission that says no is none of it."""
+    uri: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Grant:
+    """One verb on one resource, for one name or for all."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+    """Empty: everywhere."""
+    name: str = ""
+
+    def covers(self, use: Use) -> bool:
+        """Whether a request was allowed by it."""
+        return (
+            (self.verb, self.group, self.resource) == (use.verb, use.group, use.resource)
+            and self.namespace in {"", use.namespace}
+            and self.name in {"", use.name}
+        )
+
+
+def uses(log: Path, user: str) -> Iterator[Use]:
+    """Yield what a user asked for, oldest first; `user` ends in `:` for all that begin so."""
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        name = event["user"].get("username", "")
+        if name == user or (user.endswith(":") and name.startswith(user)):
+            yield _use(event)
+
+
+def _use(event: Mapping[str, Any]) -> Use:
+    about = event.get("objectRef") or {}
+    resource, part = about.get("resource", ""), about.get("subresource")
+    refused = _FORBIDDEN.items() <= (event.get("annotations") or {}).items()
+    code = (event.get("responseStatus") or {}).get("code")
+    return Use(
+        verb=event["verb"],
+        group=about.get("apiGroup", ""),
+        resource=f"{resource}/{part}" if part else resource,
+        namespace=about.get("namespace", ""),
+        name=about.get("name", ""),
+        refused=refused or code == _UNAUTHORIZED,
+        uri=f"{event['verb']} {event['requestURI']}",
+    )
+
+
+def grants(roles: Iterable[Mapping[str, Any]]) -> Iterator[Grant]:
+    """Yield every single right that Roles and ClusterRoles give."""
+    for role in roles:
+        namespace = role["metadata"].get("namespace", "")
+        for rule in role["rules"]:
+            yield from (
+                Grant(verb, group, resource, namespace, name)
+                for verb in rule["verbs"]
+                for group in rule["apiGroups"]
+                for resource in rule["resources"]
+                for name in rule.get("resourceNames", [""])
+            )
