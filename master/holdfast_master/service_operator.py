@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -31,7 +32,7 @@ from holdfast_master.outbox import Outbox
 from holdfast_master.spec_check import spec_problem
 from holdfast_wire import codec, messages
 from holdfast_wire.errors import Refusal
-from holdfast_wire.messages import JobStatus, MasterSpec, SyncRequest, SyncResponse
+from holdfast_wire.messages import FinishDecision, JobStatus, MasterSpec, SyncRequest, SyncResponse
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ OUTBOX_LIMIT = 1_000
 """Decisions that wait for the operator; more than a job of this size ever has open."""
 FIRST_SECONDS = 10.0
 """A stream that has not brought a spec after this long is ended."""
+STATUS_SECONDS = 0.5
+"""Between two looks at whether the status is another one: the operator writes once a second."""
 
 
 class OperatorService:
@@ -49,11 +52,20 @@ class OperatorService:
         self,
         put: Callable[[Input], Awaitable[None]],
         push: Callable[[Input], None],
+        status: Callable[[], JobStatus],
         counters: CallCounters,
     ) -> None:
-        """Make the service; `put` and `push` hand inputs to the loop, `put` waits for room."""
+        """Make the service.
+
+        Args:
+            put: hands an input to the loop; waits for room.
+            push: hands it over at once.
+            status: the core's, now.
+            counters: takes what is refused.
+        """
         self._put = put
         self._push = push
+        self._status = status
         self._counters = counters
         self._current: _Sync | None = None
 
@@ -66,8 +78,11 @@ class OperatorService:
 
     def tell(self, instruction: Tell) -> None:
         """Queue a message for the operator; without one it is dropped."""
-        if self._current is not None:
-            self._current.send(instruction.response)
+        if self._current is None:
+            return
+        if isinstance(instruction.response.message, FinishDecision):
+            self._report(self._current)  # after this one nobody asks any more
+        self._current.send(instruction.response)
 
     async def drained(self) -> None:
         """Wait until the current stream has read everything, or has ended."""
@@ -85,6 +100,8 @@ class OperatorService:
             self._current.replace()
         self._current = sync
         write = asyncio.create_task(_write(sync, context))
+        report = asyncio.create_task(self._keep_reporting(sync))
+        report.add_done_callback(sync.end_on_error)
         try:
             await self._put(OperatorConnected())
             await self._put(SpecArrived(first))
@@ -93,6 +110,7 @@ class OperatorService:
             write.cancel()
             raise
         finally:
+            report.cancel()
             sync.over.set()
             if self._current is sync:
                 self._current = None
@@ -101,6 +119,19 @@ class OperatorService:
         await finish_writing(write, context)
         if refusal is not None:
             await calls.refuse(context, refusal, self._counters)
+
+    async def _keep_reporting(self, sync: _Sync) -> None:
+        while True:
+            await asyncio.sleep(STATUS_SECONDS)
+            self._report(sync)
+
+    def _report(self, sync: _Sync) -> None:
+        """Send the status where it is another one; the job's own clock alone is no news."""
+        status = self._status()
+        compared = dataclasses.replace(status, job_seconds=0.0)
+        if compared != sync.reported:
+            sync.reported = compared
+            sync.send(SyncResponse(message=status))
 
     async def _listen(
         self, sync: _Sync, context: Context, write: asyncio.Task[None]
@@ -133,6 +164,8 @@ class _Sync:
         self.outbox: Outbox[SyncResponse] = Outbox(OUTBOX_LIMIT, frozenset({JobStatus}))
         self.ended: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
         self.over = asyncio.Event()
+        self.reported: JobStatus | None = None
+        """The status that was sent last, without its clock."""
 
     def send(self, response: SyncResponse) -> None:
         if not self.outbox.put(type(response.message), response):

@@ -113,7 +113,7 @@ class Master:
         """Called once a batch's records are written and shown."""
         put, push = self._loop.put, self._loop.push
         self._questions = Questions(put)
-        self._operator = OperatorService(put, push, self.counters)
+        self._operator = OperatorService(put, push, lambda: core.status(now()), self.counters)
         self._agents = AgentService(config.job_uid, self.sessions, put, push, self.counters)
         ancestors = {(past.epoch, past.incarnation): past.newest_event for past in history.masters}
         own = (config.epoch, config.incarnation)

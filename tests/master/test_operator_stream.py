@@ -171,6 +171,21 @@ async def test_decisions_come_in_order_and_only_the_newest_status(tmp_path: Path
         ]
 
 
+async def test_the_operator_is_told_the_status_while_the_core_says_nothing(
+    tmp_path: Path,
+) -> None:
+    """Once at the beginning, then at every change; never again while it stays the same."""
+    core = ScriptedCore()
+    async with serve(tmp_path, core) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        for step in (core.step, core.step + 1):
+            core.step = step
+            said = (await stream.receive()).message
+            assert isinstance(said, JobStatus)
+            assert said.step == step
+
+
 async def test_without_an_operator_what_it_is_told_is_dropped(tmp_path: Path) -> None:
     """The core repeats what is still wanted; nothing piles up here."""
 
@@ -227,7 +242,8 @@ async def test_the_operator_reads_the_finish_before_the_master_goes(tmp_path: Pa
         await served.told(StopWished)
         assert served.master is not None
         served.master.stop()
-        got = [(await stream.receive()).message for _ in range(201)]
+        got = [(await stream.receive()).message for _ in range(202)]
+        assert isinstance(got[-2], JobStatus)
         assert got[-1] == FinishDecision(decision_id=200, reason="Stopped")
         assert await stream.read() is grpc.aio.EOF
         await eventually(stream.call.done, bool)
