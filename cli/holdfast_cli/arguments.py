@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import click
 
-from holdfast_cli.home import known_jobs
+from holdfast_cli.failures import JobNotFoundError
+from holdfast_cli.home import find_job, known_jobs
+from holdfast_cli.place import LocalPlace, Place
 
 output_option = click.option(
     "-o",
@@ -27,3 +32,59 @@ def complete_job(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
 def job_argument(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the argument JOB."""
     return click.argument("job", shell_complete=complete_job)(command)
+
+
+def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that choose a cluster, as `where`: a mapping, empty: none."""
+
+    @functools.wraps(command)
+    def chosen(*, namespace: str, context: str, kubeconfig: str, **arguments: Any) -> None:
+        given = {"namespace": namespace, "context": context, "kubeconfig": kubeconfig}
+        command(where={name: text for name, text in given.items() if text}, **arguments)
+
+    options = (
+        click.option("-n", "--namespace", default="", help="The job is in this namespace."),
+        click.option("--context", default="", help="Of the kubeconfig."),
+        click.option("--kubeconfig", default="", help="Instead of $KUBECONFIG."),
+    )
+    for option in reversed(options):
+        chosen = option(chosen)
+    return chosen
+
+
+def place_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the argument JOB and the options that choose a cluster, as `place`."""
+
+    @functools.wraps(command)
+    def found(*, job: str, where: Mapping[str, str], **arguments: Any) -> None:
+        with find_place(os.environ, job, where) as place:
+            command(place=place, **arguments)
+
+    return job_argument(cluster_options(found))
+
+
+@contextlib.contextmanager
+def find_place(environ: Mapping[str, str], name: str, where: Mapping[str, str]) -> Iterator[Place]:
+    """Find a job: of this machine, or where that has none or a cluster was chosen, of a cluster.
+
+    Raises:
+        JobNotFoundError: there is none.
+        BadInputError: the chosen cluster cannot be used.
+        MasterUnreachableError: the API server does not answer, or refuses.
+    """
+    place: Place
+    if where:
+        # Imported here, as below: most commands are about this machine.
+        from holdfast_cli.cluster.find import find_there
+        from holdfast_cli.cluster.kubeconfig import Where
+
+        place = find_there(environ, name, Where(**where))
+    else:
+        try:
+            place = LocalPlace(find_job(environ, name))
+        except JobNotFoundError as absent:
+            from holdfast_cli.cluster.find import find_elsewhere
+
+            place = find_elsewhere(environ, name, absent)
+    with contextlib.closing(place):
+        yield place

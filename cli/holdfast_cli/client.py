@@ -12,12 +12,11 @@ from typing import Any, Self
 
 import grpc
 
-from holdfast_cli import ending
 from holdfast_cli.ending import Ending
 from holdfast_cli.failures import MasterUnreachableError, RefusedError
-from holdfast_cli.home import JobHome, is_running
+from holdfast_cli.home import JobHome
+from holdfast_cli.place import Place, place_of
 from holdfast_wire import codec, errors
-from holdfast_wire.channel import channel_credentials, master_channel_options
 from holdfast_wire.messages import (
     JobEvent,
     ListEventsRequest,
@@ -45,28 +44,22 @@ class JobClient:
     Where the master is gone because the job has ended, what it said last answers instead.
     """
 
-    def __init__(self, home: JobHome) -> None:
-        """Prepare a connection to the master of the job at `home`; connects at the first call.
+    def __init__(self, job: JobHome | Place) -> None:
+        """Prepare a connection to the master of a job; connects at the first call.
 
         Raises:
             MasterUnreachableError: no master serves this job, and nothing is known of its end.
         """
-        record = home.record()
-        endpoint = home.endpoint()
-        self._home = home
-        self._channel: grpc.Channel | None = None
-        self.ended = None if is_running(record) else ending.read(home)
+        self._place = place_of(job)
+        self._open = contextlib.ExitStack()
+        self.ended = None if self._place.is_running() else self._place.ending()
         """How the job ended; None while it runs, or where nobody wrote that down."""
         if self.ended is not None:
             return
-        if endpoint is None:
-            raise MasterUnreachableError(_why_unreachable(home, "it has not started to serve"))
-        self._channel = grpc.secure_channel(
-            endpoint.target,
-            channel_credentials(home.tls("user")),
-            master_channel_options(record.uid),
-        )
-        self._stub = JobServiceStub(self._channel)
+        reach = self._open.enter_context(self._place.reach())
+        channel = grpc.secure_channel(reach.target, reach.credentials, reach.options)
+        self._open.callback(channel.close)
+        self._stub = JobServiceStub(channel)
 
     def __enter__(self) -> Self:
         """Return the client itself."""
@@ -78,8 +71,7 @@ class JobClient:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._channel is not None:
-            self._channel.close()
+        self._open.close()
 
     def call(self, request: object, timeout_s: float = 10.0) -> Any:
         """Send one request twin, for example GetJobRequest, and return the response twin.
@@ -145,7 +137,7 @@ class JobClient:
         """Return how the job ended where that is why its master is gone; else raise the error."""
         failure = self._translate(error)
         if isinstance(failure, MasterUnreachableError):
-            self.ended = ending.read(self._home)
+            self.ended = self._place.ending()
         if self.ended is None:
             raise failure from error
         return self.ended
@@ -153,12 +145,5 @@ class JobClient:
     def _translate(self, error: grpc.RpcError) -> MasterUnreachableError | RefusedError:
         refusal = errors.read(error)
         if refusal.code in _UNREACHABLE and refusal.reason in {"UNKNOWN", "MASTER_SUPERSEDED"}:
-            return MasterUnreachableError(_why_unreachable(self._home, refusal.text))
+            return MasterUnreachableError(self._place.why_unreachable(refusal.text))
         return RefusedError(f"{refusal.text} ({refusal.reason})")
-
-
-def _why_unreachable(home: JobHome, cause: str) -> str:
-    record = home.record()
-    if is_running(record):
-        return f"the master of {record.name} does not answer: {cause}; see {home.logs}"
-    return f"job {record.name} is not running any more; its logs are in {home.logs}"

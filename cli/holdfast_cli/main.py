@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from holdfast_cli import journal, render, watching
-from holdfast_cli.arguments import complete_job, job_argument, output_option
+from holdfast_cli.arguments import (
+    cluster_options,
+    complete_job,
+    find_place,
+    output_option,
+    place_argument,
+)
 from holdfast_cli.cleaning import clean
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import EXIT_CODES, BadInputError, CliError, JobFailedError
-from holdfast_cli.home import find_job
 from holdfast_cli.listing import list_jobs
 from holdfast_cli.output import UNREAD, abandon
+from holdfast_cli.place import Place
 from holdfast_wire import variables
 from holdfast_wire.messages import (
     DrainNodeRequest,
@@ -66,8 +72,8 @@ def main() -> None:
         click.echo(f"holdfast: {notice}", err=True)
 
 
-def _ask(job: str, request: object, timeout_s: float = 10.0) -> Any:
-    with JobClient(find_job(os.environ, job)) as client:
+def _ask(place: Place, request: object, timeout_s: float = 10.0) -> Any:
+    with JobClient(place) as client:
         return client.call(request, timeout_s)
 
 
@@ -106,49 +112,53 @@ def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool
 
 
 @main.command()
-@job_argument
+@place_argument
 @output_option
-def watch(job: str, output: str) -> None:
+def watch(place: Place, output: str) -> None:
     """Follow JOB: world, round, step, loss and every event with its reason; JSON: a line each."""
-    home = find_job(os.environ, job)
     with watching.choose_view(output) as view:
-        last = watching.Follower(home, view).run()
+        last = watching.Follower(place, view).run()
     if last.phase is JobPhase.FAILED:
-        raise JobFailedError(f"job {job} failed: {last.reason}: {last.text}")
+        raise JobFailedError(f"job {place.name} failed: {last.reason}: {last.text}")
 
 
 @main.command()
 @click.argument("job", required=False, shell_complete=complete_job)
+@cluster_options
 @output_option
-def status(job: str | None, output: str) -> None:
-    """Show where JOB is; without JOB, list the jobs of this machine."""
+def status(job: str | None, where: Mapping[str, str], output: str) -> None:
+    """Show where JOB is; without JOB, list the jobs of this machine, or of the namespace."""
     if job is None:
-        _list_jobs(output)
+        _list_jobs(where, output)
         return
-    answer = _ask(job, GetJobRequest())
+    with find_place(os.environ, job, where) as place:
+        answer = _ask(place, GetJobRequest())
     _show(output, answer.status, lambda: render.status_table(answer.status))
 
 
-def _list_jobs(output: str) -> None:
-    jobs = list_jobs(os.environ)
-    if output == "json":
-        click.echo(render.to_json(jobs))
+def _list_jobs(where: Mapping[str, str], output: str) -> None:
+    if where:
+        from holdfast_cli.cluster.listing import HEADER, list_there, row
+
+        there = list_there(os.environ, where)
+        _show(output, there, lambda: render.columns(HEADER, [row(job) for job in there]))
         return
+    jobs = list_jobs(os.environ)
     rows = [(job.name, job.state, job.job_file, job.directory) for job in jobs]
-    click.echo(render.columns(("JOB", "STATE", "FILE", "DIRECTORY"), rows))
+    _show(output, jobs, lambda: render.columns(("JOB", "STATE", "FILE", "DIRECTORY"), rows))
 
 
 @main.command()
-@job_argument
+@place_argument
 @output_option
-def nodes(job: str, output: str) -> None:
+def nodes(place: Place, output: str) -> None:
     """List the nodes of JOB: state, ranks, step, process ids."""
-    answer = _ask(job, ListNodesRequest())
+    answer = _ask(place, ListNodesRequest())
     _show(output, answer.nodes, lambda: render.nodes_table(answer.nodes))
 
 
 @main.command()
-@job_argument
+@place_argument
 @click.option(
     "--after",
     type=click.IntRange(0, 2**63 - 1),
@@ -164,65 +174,65 @@ def nodes(job: str, output: str) -> None:
     help="At most this many, the newest.",
 )
 @output_option
-def events(job: str, after: int, limit: int, output: str) -> None:
+def events(place: Place, after: int, limit: int, output: str) -> None:
     """List what happened to JOB and what was decided, each with its reason."""
-    with JobClient(find_job(os.environ, job)) as client:
+    with JobClient(place) as client:
         answer = client.events(after, limit)
     _show(output, answer.events, lambda: render.events_table(answer.events))
 
 
 @main.command()
-@job_argument
+@place_argument
 @output_option
-def goodput(job: str, output: str) -> None:
+def goodput(place: Place, output: str) -> None:
     """Show where every node-second of JOB went, and what each incident cost."""
-    answer = _ask(job, GetGoodputRequest())
+    answer = _ask(place, GetGoodputRequest())
     _show(output, answer, lambda: render.goodput_table(answer))
 
 
 @main.command()
-@job_argument
+@place_argument
 @click.argument("replicas", type=click.IntRange(1, 2**31 - 1))
 @_reason
 @output_option
-def scale(job: str, replicas: int, reason: str, output: str) -> None:
+def scale(place: Place, replicas: int, reason: str, output: str) -> None:
     """Change JOB to REPLICAS nodes; a script with the SDK loses no step."""
-    answer = _ask(job, ScaleRequest(replicas=replicas, reason=reason), timeout_s=30.0)
-    text = f"{job} scales to {replicas} replicas (generation {answer.generation})"
+    answer = _ask(place, ScaleRequest(replicas=replicas, reason=reason), timeout_s=30.0)
+    text = f"{place.name} scales to {replicas} replicas (generation {answer.generation})"
     _show(output, answer, lambda: text)
 
 
 @main.command()
-@job_argument
+@place_argument
 @click.option("--node", type=_RANK, help="Replace the agent of this node rank.")
 @_reason
 @output_option
-def restart(job: str, node: int | None, reason: str, output: str) -> None:
+def restart(place: Place, node: int | None, reason: str, output: str) -> None:
     """Start a new round of JOB in place, or replace one node."""
-    answer = _ask(job, RestartWorkerRequest(node_rank=node, reason=reason))
+    answer = _ask(place, RestartWorkerRequest(node_rank=node, reason=reason))
     what = f"node {node} is being replaced" if node is not None else "a new round begins"
-    text = f"{job}: {what}; the round before was {answer.round}"
+    text = f"{place.name}: {what}; the round before was {answer.round}"
     _show(output, answer, lambda: text)
 
 
 @main.command()
-@job_argument
+@place_argument
 @click.argument("node", type=_RANK)
 @_reason
 @output_option
-def drain(job: str, node: int, reason: str, output: str) -> None:
+def drain(place: Place, node: int, reason: str, output: str) -> None:
     """Move JOB off NODE (a node rank) at a step boundary, then release it."""
-    answer = _ask(job, DrainNodeRequest(node_rank=node, reason=reason))
-    _show(output, answer, lambda: f"{job}: {answer.text}")
+    answer = _ask(place, DrainNodeRequest(node_rank=node, reason=reason))
+    _show(output, answer, lambda: f"{place.name}: {answer.text}")
 
 
 @main.command()
-@job_argument
+@place_argument
 @click.option("--node", type=_RANK, help="Only this node rank.")
 @output_option
-def stacks(job: str, node: int | None, output: str) -> None:
+def stacks(place: Place, node: int | None, output: str) -> None:
     """Print the Python stacks of every rank of JOB."""
-    answer = _ask(job, DumpStacksRequest(node_rank=node), _STACKS_TIMEOUT_S)
+    answer = _ask(place, DumpStacksRequest(node_rank=node), _STACKS_TIMEOUT_S)
     _show(output, answer.nodes, lambda: _stacks_text(answer.nodes))
 
 
@@ -238,20 +248,20 @@ def _stacks_text(nodes_: Any) -> str:
 
 
 @main.command()
-@job_argument
+@place_argument
 @click.option("--now", is_flag=True, help="Do not wait for a checkpoint at a step boundary.")
 @_reason
 @output_option
-def stop(job: str, now: bool, reason: str, output: str) -> None:
+def stop(place: Place, now: bool, reason: str, output: str) -> None:
     """End JOB: a checkpoint at a step boundary where the script can, then SIGTERM."""
-    with JobClient(find_job(os.environ, job)) as client:
+    with JobClient(place) as client:
         client.call(StopJobRequest(reason=reason, now=now))
         ended = client.ended
-    text = f"{job} is stopping; `holdfast watch {job}` shows how far it is"
+    text = f"{place.name} is stopping; `holdfast watch {place.hint}` shows how far it is"
     if ended is not None:
         how = render.phase_name(ended.status.phase)
-        text = f"{job} has ended already: {how}; `holdfast status {job}` shows how"
-    _show(output, {"job": job, "ended": ended is not None}, lambda: text)
+        text = f"{place.name} has ended already: {how}; `holdfast status {place.hint}` shows how"
+    _show(output, {"job": place.name, "ended": ended is not None}, lambda: text)
 
 
 main.add_command(journal.journal)

@@ -22,7 +22,8 @@ from holdfast_cli import render
 from holdfast_cli.cleaning import clean
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import MasterUnreachableError
-from holdfast_cli.home import JobHome, is_running
+from holdfast_cli.home import JobHome
+from holdfast_cli.place import Place, place_of
 from holdfast_wire.messages import (
     EventSeverity,
     JobEvent,
@@ -190,12 +191,12 @@ def choose_view(output: str = "text", write: Callable[[str], None] = write_line)
 class Follower:
     """Follows one job across breaks of the connection."""
 
-    def __init__(self, home: JobHome, view: View, give_up_s: float = 30.0) -> None:
-        """Follow the job at `home`, showing it in `view`.
+    def __init__(self, job: JobHome | Place, view: View, give_up_s: float = 30.0) -> None:
+        """Follow a job, showing it in `view`.
 
         `give_up_s`: how long an unreachable master is tried again, in seconds.
         """
-        self._home = home
+        self._place = place_of(job)
         self._view = view
         self._give_up_s = give_up_s
         self._token = ""
@@ -215,7 +216,7 @@ class Follower:
                     silent_since = time.monotonic()
             except MasterUnreachableError as error:
                 patient = time.monotonic() - silent_since <= self._give_up_s
-                if not (patient and is_running(self._home.record())):
+                if not (patient and self._place.is_running()):
                     raise
                 self._view.note(f"no answer from the master ({error}); trying again")
             if self.last.phase not in FINAL_PHASES and not stop():
@@ -224,7 +225,7 @@ class Follower:
 
     def _follow_once(self, stop: Callable[[], bool]) -> bool:
         heard = False
-        with JobClient(self._home) as client:
+        with JobClient(self._place) as client:
             for message in client.watch(WatchJobRequest(resume_token=self._token)):
                 heard = True
                 self._take(message)

@@ -114,15 +114,18 @@ class MasterLink:
         ) as channel:
             open_stream: Any = channel.stream_stream(_METHOD)
             call = open_stream(self._requests())
-            watching = asyncio.create_task(self._watch(channel))
+            watching: list[asyncio.Task[None]] = []
             try:
                 async for data in call:
+                    if not watching:
+                        watching.append(asyncio.create_task(self._watch(channel)))
                     message = codec.decode(SyncResponse, data).message
                     if message is not None:
                         yield message
             finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+                for task in watching:
+                    task.cancel()
+                await asyncio.gather(*watching, return_exceptions=True)
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         open_watch: Any = channel.unary_stream(_WATCH)

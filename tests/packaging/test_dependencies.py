@@ -44,8 +44,6 @@ def _declared(extra: str | None) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     lines = [*project["dependencies"], *(extras[extra] if extra else [])]
-    if "holdfast[operator]" in lines:
-        lines += extras["operator"]
     return {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in lines}
 
 
@@ -74,3 +72,8 @@ def test_every_import_is_declared(package: str) -> None:
         if module.partition(".")[0] not in sys.stdlib_module_names | PACKAGES.keys()
     }
     assert [module for module in sorted(foreign) if not _distributions(module) & allowed] == []
+
+
+def test_the_command_line_brings_no_library_of_the_operators() -> None:
+    """Kubernetes alone is 75 MB, on every laptop."""
+    assert _declared("cli") & {"kopf", "kubernetes", "prometheus-client"} == set()

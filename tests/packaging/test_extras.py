@@ -16,7 +16,15 @@ EXTRAS = {
     "operator": ["holdfast_operator"],
     "master": ["holdfast_master"],
     "agent": ["holdfast_agent", "holdfast"],
-    "cli": ["holdfast_cli", "holdfast_operator"],
+    "cli": [
+        "holdfast_cli",
+        "holdfast_operator.build",
+        "holdfast_operator.crd",
+        "holdfast_operator.master_spec",
+        "holdfast_operator.plan",
+        "holdfast_operator.spec",
+        "holdfast_operator.status",
+    ],
     "train": ["holdfast"],
 }
 

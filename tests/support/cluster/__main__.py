@@ -1,4 +1,4 @@
-"""`make cluster`: a cluster of one's own, with the CRD, until Ctrl-C."""
+"""`make cluster`: a cluster of one's own, with the CRD and the operator, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
+from cluster.release import Release
 from cluster.tools import tools_folder
 
 _CRD = Path(__file__).resolve().parents[3] / "manifests" / "crd" / "elasticjobs.yaml"
@@ -38,7 +39,9 @@ def main() -> int:
         plane.start(functools.partial(_install, kubectl))
         nodes = Nodes(plane, options.nodes) if os.geteuid() == 0 else None
         print(f"export KUBECONFIG={plane.kubeconfig} PATH={tools_folder()}:$PATH")
-        if nodes is None:
+        if nodes is not None:
+            Release(plane.kubeconfig).install()
+        else:
             print("no nodes: pods as processes need root", file=sys.stderr)
         print(f"logs are in {plane.folder}; Ctrl-C ends the cluster", flush=True)
         ended.wait()

@@ -1,0 +1,191 @@
+"""`holdfast …` with a job in a cluster: found by name, reached through the API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.control_plane import ClusterError, ControlPlane
+from cluster.kubectl import Kubectl
+from cluster.release import Release
+from loop_script import loop_script
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+]
+
+
+def _job(name: str, *script: str) -> dict[str, Any]:
+    command = ["holdfast-run", "--nproc-per-node=1", *script]
+    worker = {"name": "worker", "image": "i", "command": command}
+    return {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": 2,
+            "minReplicas": 1,
+            "maxReplicas": 3,
+            "worker": {"template": {"spec": {"containers": [worker]}}},
+        },
+    }
+
+
+class Commands:
+    """The command line as a person with a kubeconfig has it."""
+
+    def __init__(self, kubeconfig: Path, home: Path, namespace: str) -> None:
+        self.namespace = namespace
+        self._environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "HOLDFAST_HOME": str(home)}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command in the job's namespace."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "holdfast_cli.main", *words, "-n", self.namespace],
+            env=self._environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """Run a command; return what it printed."""
+        process = self.start(*words)
+        said, complained = process.communicate(timeout=60)
+        assert process.returncode == code, f"{words}: {process.returncode}\n{said}\n{complained}"
+        return said + complained
+
+    def json(self, *words: str) -> Any:
+        """Run a command with `-o json`; return what it printed."""
+        return json.loads(self.run(*words, "-o", "json"))
+
+
+@pytest.fixture
+def holdfast(plane: ControlPlane, namespace: str, tmp_path: Path) -> Commands:
+    """The command line."""
+    return Commands(plane.kubeconfig, tmp_path, namespace)
+
+
+@pytest.fixture
+def training(
+    plane: ControlPlane, release: Release, kubectl: Kubectl, tmp_path: Path
+) -> Iterator[str]:
+    """A job whose two workers train, until the test is over."""
+    script = loop_script(tmp_path, "--steps=100000", "--step-seconds=0.05")
+    kubectl.run("create", "-f", "-", stdin=_job("loop", *script))
+
+    def trains() -> bool:
+        status = kubectl.json("get", "ej", "loop").get("status", {})
+        return bool(status.get("world", {}).get("step", 0) > 0 and status["phase"] == "Running")
+
+    try:
+        plane.until("training", trains)
+    except ClusterError as error:
+        seen = kubectl.run("describe", "ej,pods")
+        raise AssertionError(f"{seen}\n{release.operator_log()}") from error
+    yield "loop"
+    kubectl.run("delete", "ej", "loop", "--wait=false")
+
+
+def test_every_command_works_as_with_a_local_job(
+    plane: ControlPlane, kubectl: Kubectl, holdfast: Commands, training: str
+) -> None:
+    """Look, follow, scale, restart, drain, stop, and look again after the end."""
+    assert holdfast.json("status", training)["world_size"] == 2
+    assert "loop" in holdfast.run("status")
+    assert [node["node_rank"] for node in holdfast.json("nodes", training)] == [0, 1]
+    assert "WorldTraining" in {event["reason"] for event in holdfast.json("events", training)}
+    assert holdfast.json("goodput", training)["goodput"] > 0
+    assert "loop.py" in holdfast.run("stacks", training)
+    watch = holdfast.start("watch", training, "-o", "json")
+    try:
+        holdfast.run("scale", training, "3")
+        plane.until("three", lambda: holdfast.json("status", training)["world_size"] == 3)
+        assert kubectl.json("get", "ej", training)["spec"]["replicas"] == 3
+        round_ = holdfast.json("status", training)["round"]
+        holdfast.run("restart", training)
+        plane.until("a round", lambda: holdfast.json("status", training)["round"] > round_)
+        holdfast.run("stop", training, "--now")
+        lines, complaint = watch.communicate(timeout=60)
+    finally:
+        watch.kill()
+        watch.communicate()
+    assert watch.returncode == 1
+    assert "job loop failed" in complaint
+    seen = [json.loads(line) for line in lines.splitlines()]
+    assert seen[-1]["status"]["phase"] == "FAILED"
+    plane.until(
+        "the end", lambda: "completionTime" in kubectl.json("get", "ej", training)["status"]
+    )
+    assert holdfast.json("status", training)["phase"] == "FAILED"
+    assert "WorldTraining" in {event["reason"] for event in holdfast.json("events", training)}
+    assert "has ended" in holdfast.run("scale", training, "2", code=5)
+    assert "has ended" in holdfast.run("nodes", training, code=5)
+
+
+def test_watching_survives_the_masters_pod(
+    kubectl: Kubectl, holdfast: Commands, training: str
+) -> None:
+    """The master's pod is deleted under a watcher, who goes on with the next one."""
+    watch = holdfast.start("watch", training, "-o", "json")
+    assert watch.stdout is not None
+    try:
+        while "status" not in json.loads(watch.stdout.readline()):
+            pass
+        kubectl.run("delete", "pod", "-l", "holdfast.dev/job=loop,holdfast.dev/role=master")
+        epoch = 0
+        while epoch < 2000:
+            told = json.loads(watch.stdout.readline())
+            epoch = told.get("status", {}).get("epoch", 0)
+    finally:
+        watch.send_signal(signal.SIGINT)
+        watch.communicate(timeout=30)
+    assert watch.returncode == 130
+
+
+def test_who_cannot_be_found_or_reached_is_said(
+    plane: ControlPlane, kubectl: Kubectl, holdfast: Commands, tmp_path: Path
+) -> None:
+    """Each ends with its exit code and a sentence that says what to do."""
+    assert '"absent" not found' in holdfast.run("status", "absent", code=3)
+    held = _job("held")
+    held["spec"]["managedBy"] = "example.com/other"
+    kubectl.run("create", "-f", "-", stdin=held)
+    assert "no operator has looked at it" in holdfast.run("status", "held", code=4)
+    config = json.loads(plane.kubeconfig.read_text())
+    config["users"][0]["user"]["token"] = "wrong"
+    stranger = tmp_path / "stranger"
+    stranger.write_text(json.dumps(config))
+    words = ("status", "held", f"--kubeconfig={stranger}")
+    assert "log in to it again" in holdfast.run(*words, code=4)
+    assert "no context 'else'" in holdfast.run("status", "held", "--context=else", code=2)
+
+
+def test_who_may_only_view_is_told_which_right_is_missing(
+    plane: ControlPlane, kubectl: Kubectl, holdfast: Commands, training: str, tmp_path: Path
+) -> None:
+    """A viewer may not read the Secret that opens the master; `edit` may."""
+    kubectl.run("create", "rolebinding", "v", "--clusterrole=view", "--user=viewer")
+    kubectl.run("create", "rolebinding", "e", "--clusterrole=edit", "--user=editor")
+    config = json.loads(plane.kubeconfig.read_text())
+    for who in ("viewer", "editor"):
+        config["users"][0]["user"]["as"] = who
+        (tmp_path / who).write_text(json.dumps(config))
+
+    def asked(who: str, code: int) -> str:
+        return holdfast.run("status", training, f"--kubeconfig={tmp_path / who}", code=code)
+
+    said = asked("viewer", 4)
+    assert "secrets" in said
+    assert "`edit`" in said
+    assert "Phase:" in asked("editor", 0)
