@@ -48,7 +48,9 @@ class Network:
         await space.configure(
             [
                 "link set lo up",
-                "link add br0 type bridge",
+                # An address of its own: else it has the lowest of its pods', and each time that
+                # changes every pod sends to the old one until its neighbour entry is old, 20 s.
+                "link add br0 address 0a:f4:00:00:00:01 type bridge",
                 f"addr add {_PODS}.0.1/16 dev br0",
                 "link set br0 up",
                 "route add local 10.96.0.0/16 dev lo",
