@@ -6,8 +6,9 @@ They reconnect for ever; every new stream begins with everything that the master
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,9 +90,10 @@ class MasterLink:
         while True:
             told = False
             try:
-                async for message in self._stream():
-                    told = True
-                    self._heard(message)
+                async with contextlib.aclosing(self._stream()) as stream:
+                    async for message in stream:
+                        told = True
+                        self._heard(message)
             except grpc.aio.AioRpcError as error:
                 self._note(f"{error.code().name} {error.details()}")
             self._outgoing = None
@@ -106,7 +108,7 @@ class MasterLink:
             _log.info("master %s: %s", self._target, trouble)
         self._trouble = trouble
 
-    async def _stream(self) -> AsyncIterator[Said]:
+    async def _stream(self) -> AsyncGenerator[Said, None]:
         async with grpc.aio.secure_channel(
             self._target,
             channel_credentials(self._tls),
@@ -123,6 +125,7 @@ class MasterLink:
                     if message is not None:
                         yield message
             finally:
+                call.cancel()
                 for task in watching:
                     task.cancel()
                 await asyncio.gather(*watching, return_exceptions=True)
