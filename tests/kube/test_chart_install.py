@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster.audit import uses
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import CommandFailedError, Kubectl
 from cluster.nodes import Nodes
@@ -48,6 +49,26 @@ def test_a_release_comes_changes_and_goes(release: Release, kubectl: Kubectl) ->
     assert deployment["status"]["readyReplicas"] == 2
     release.uninstall()
     assert kubectl.run("get", "deploy,sa,role,rolebinding,clusterrole", *names) == ""
+
+
+def test_one_namespace_is_looked_after_with_rights_there_only(
+    plane: ControlPlane, release: Release, kubectl: Kubectl
+) -> None:
+    """The operator works with a Role; it asks for nothing beyond, and a job elsewhere waits."""
+    namespace = release.kubectl.namespace
+    release.install(f"watchNamespace={namespace}", "rbac.aggregate=false")
+    Kubectl(plane.kubeconfig).run("create", "-f", "-", stdin=_JOB)
+    kubectl.run("create", "-f", "-", stdin=_JOB)
+    phase = ("get", "ej", "kept", "-o", "jsonpath={.status.phase}")
+    plane.until("the phase", lambda: kubectl.run(*phase) == "Suspended")
+    assert Kubectl(plane.kubeconfig).run(*phase) == ""
+    Kubectl(plane.kubeconfig).run("delete", "ej", "kept")
+    account = f"system:serviceaccount:{namespace}:try-holdfast-operator"
+    used = list(uses(plane.audit_log, account))
+    assert used
+    assert [one.uri for one in used if one.refused] == []
+    assert {one.namespace for one in used if one.resource} == {namespace}
+    release.uninstall()
 
 
 def test_the_crd_and_its_jobs_stay_when_the_release_goes(

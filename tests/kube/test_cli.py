@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.commands import Commands
 from cluster.control_plane import ClusterError, ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.release import Release
@@ -39,35 +38,6 @@ def _job(name: str, *script: str) -> dict[str, Any]:
             "worker": {"template": {"spec": {"containers": [worker]}}},
         },
     }
-
-
-class Commands:
-    """The command line as a person with a kubeconfig has it."""
-
-    def __init__(self, kubeconfig: Path, home: Path, namespace: str) -> None:
-        self.namespace = namespace
-        self._environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "HOLDFAST_HOME": str(home)}
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a command in the job's namespace."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "holdfast_cli.main", *words, "-n", self.namespace],
-            env=self._environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, *words: str, code: int = 0) -> str:
-        """Run a command; return what it printed."""
-        process = self.start(*words)
-        said, complained = process.communicate(timeout=60)
-        assert process.returncode == code, f"{words}: {process.returncode}\n{said}\n{complained}"
-        return said + complained
-
-    def json(self, *words: str) -> Any:
-        """Run a command with `-o json`; return what it printed."""
-        return json.loads(self.run(*words, "-o", "json"))
 
 
 @pytest.fixture
