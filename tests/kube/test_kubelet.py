@@ -238,9 +238,10 @@ def test_a_lost_node_is_noticed_and_comes_back(kubectl: Kubectl, nodes: Nodes) -
 def test_nothing_is_left_of_a_killed_kubelet(plane: ControlPlane, kubectl: Kubectl) -> None:
     """SIGKILL to it ends every process of its pods; mounts and interfaces go with them."""
     mark = f"99{os.getpid()}"
-    nodes = Nodes(plane, 1)
+    # The other tests' kubelet, which still runs, has the first two: a pod there it would start too.
+    nodes = Nodes(plane, 3)
     try:
-        _make(kubectl, _pod("left", f"sleep {mark} & sleep {mark}", nodeName="n1"))
+        _make(kubectl, _pod("left", f"sleep {mark} & sleep {mark}", nodeName="n3"))
         _until(lambda: len(_sleepers(mark)) == 2)
     finally:
         nodes.stop()
