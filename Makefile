@@ -30,7 +30,7 @@ help: ## Print this list
 .PHONY: setup
 setup: $(STAMP) ## Make .venv with every extra (first time: minutes; then: nothing to do)
 
-$(STAMP): pyproject.toml scripts/setup.sh
+$(STAMP): pyproject.toml scripts/setup.sh hatch_build.py worker_agent/holdfast/flash/copy.c
 	@PYTHON='$(PYTHON)' scripts/setup.sh
 
 .PHONY: fmt

@@ -58,3 +58,9 @@ def test_the_licence_and_the_commands_are_declared(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in licence
     assert "holdfast-run = holdfast_agent.main:main" in commands
+
+
+def test_the_copy_helper_is_compiled_into_the_wheel(names: set[str], wheel: Path) -> None:
+    """It is there, and the wheel's name says for which platform; for any Python, by ctypes."""
+    assert "holdfast/flash/libcopy.so.1" in names
+    assert wheel.name.startswith("holdfast-0.1.0-py3-none-linux_")
