@@ -1,0 +1,33 @@
+"""SIGKILL of trainers and keepers at random instants and lines: nothing announced is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "support" / "flash_kills.py"
+KILLS = 60
+
+
+@pytest.mark.slow
+def test_kills_lose_no_announcement_and_mix_no_state() -> None:
+    """Ranks agree on one version, its every byte is of it, and it is not older than announced."""
+    seed = int(os.environ.get("FLASH_SEED", random.randrange(2**32)))
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--seed", str(seed), "--kills", str(KILLS)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), f"seed {seed}: {done.stderr}"
+    said = json.loads(done.stdout)
+    assert said["wrong"] == [], f"seed {seed}"
+    assert sum(said["kills"].values()) == KILLS
+    assert said["resumed"]["memory"] > 0, f"seed {seed}"
+    assert said["resumed"]["storage"] > 0, f"seed {seed}"

@@ -1,0 +1,105 @@
+"""Memory that is left, steps that stay, steps that are due."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.flash.decide.retention import RetentionSettings, to_delete
+from holdfast.flash.decide.room import Room, RoomSettings, refusal
+from holdfast.flash.decide.schedule import Schedule, due
+from holdfast.flash.room import memory_left
+
+GIB = 2**30
+
+
+def _machine(root: Path, available_kib: int, groups: dict[str, tuple[str, int]]) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {available_kib} kB\n")
+    (root / "proc/self/cgroup").write_text("0::/pod/container\n")
+    for name, (limit, used) in groups.items():
+        folder = root / "sys/fs/cgroup" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+    return root
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+    """A pod's limit above an unlimited container is found, minus what is in use."""
+    groups = {"pod": (str(4 * GIB), GIB), "pod/container": ("max", GIB)}
+    room = memory_left(_machine(tmp_path, 64 * 2**20, groups))
+    assert room.available == 3 * GIB
+    assert "pod/memory.max" in room.source
+
+
+def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
+    """Where no group limits memory, MemAvailable does."""
+    assert memory_left(_machine(tmp_path, 1024, {})).available == 2**20
+
+
+def test_this_machine_has_some_memory_left() -> None:
+    """The real files can be read."""
+    assert memory_left().available > 0
+
+
+def test_a_refusal_says_how_much_is_needed() -> None:
+    """The error names the size, what is left, whose limit it is, and what to do."""
+    text = refusal(3 * GIB, Room(available=GIB, source="the pod"), RoomSettings(reserve=0))
+    assert text is not None
+    assert "an arena of 3072 MiB does not fit: 1024 MiB are left by the pod" in text
+    assert "Raise that limit by 2048 MiB" in text
+
+
+def test_what_fits_exactly_is_granted() -> None:
+    """The reserve counts, and no byte more."""
+    settings = RoomSettings(reserve=10)
+    assert refusal(90, Room(available=100, source=""), settings) is None
+    assert refusal(91, Room(available=100, source=""), settings) is not None
+
+
+@given(
+    st.lists(st.integers(0, 500)),
+    st.integers(1, 5),
+    st.integers(0, 50),
+    st.frozensets(st.integers(0, 500)),
+)
+def test_retention_keeps_the_newest_the_pinned_and_the_milestones(
+    steps: list[int], last: int, every: int, pinned: frozenset[int]
+) -> None:
+    """What is deleted is none of them, and everything else is."""
+    gone = to_delete(steps, RetentionSettings(keep_last=last, keep_every=every), pinned)
+    newest = sorted(set(steps))[-last:]
+    for step in set(steps):
+        kept = step in newest or step in pinned or (every > 0 and step % every == 0)
+        assert (step in gone) is not kept
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "name"), [(0, 0, "keep_last=0"), (1, -1, "keep_every=-1")]
+)
+def test_retention_that_would_delete_everything_is_refused(
+    last: int, every: int, name: str
+) -> None:
+    """The error names the setting and its value."""
+    with pytest.raises(ValueError, match=name):
+        RetentionSettings(keep_last=last, keep_every=every)
+
+
+def test_steps_fall_due_by_number_alone() -> None:
+    """The same step gives the same answer on every rank; storage implies memory."""
+    schedule = Schedule(memory_every=2, storage_every=5, first=2)
+    kinds = {step: (due(step, schedule).memory, due(step, schedule).storage) for step in range(11)}
+    assert kinds[1] == (False, False)
+    assert kinds[2] == (True, False)
+    assert kinds[5] == (True, True)
+    assert kinds[7] == (False, False)
+
+
+def test_a_negative_distance_is_no_schedule() -> None:
+    """The error names the field."""
+    with pytest.raises(ValueError, match="storage_every=-1"):
+        Schedule(storage_every=-1)

@@ -1,0 +1,247 @@
+"""Turns shards into a committed step of a directory, and clears up after those that died.
+
+The order of operations is the guarantee: nothing counts before what it stands on is durable.
+`disk` does the operations; when to commit is the master's decision, or a keeper's without one.
+
+    step_<n>.tmp.<lineage>.<attempt>/   being written; nobody reads it
+    step_<n>/                           committed
+    .trash.<id>/                        being deleted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.flash.decide.slots import Version
+from holdfast.flash.disk import DIRECT_ALIGN, Disk
+from holdfast.flash.manifest import (
+    MANIFEST_NAME,
+    METADATA_NAME,
+    Manifest,
+    ManifestError,
+    Shard,
+    decode_manifest,
+    encode_manifest,
+)
+from holdfast.flash.metadata import metadata_pickle
+from holdfast.flash.table import holes
+
+_STEP: Final = re.compile(r"step_(0|[1-9]\d*)")
+_TEMPORARY: Final = re.compile(r"step_(\d+)\.tmp\.(\d+)\.(\w+)")
+_TRASH: Final = ".trash."
+_CHUNK: Final = 16 * 2**20
+"""Bytes of one write: large enough for a direct one to run at the disk's speed."""
+_TRIES: Final = 3
+"""Files that a shard may be written to. An error of fsync may have dropped pages that a second
+fsync calls durable, so each try is a new file."""
+
+
+class CommitError(Exception):
+    """A step could not be committed. Nothing that was committed before has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try to commit a step; its directory is fenced from every other try's."""
+
+    version: Version
+    number: str = "0"
+    """Letters and digits; another for each coordinator."""
+
+    @property
+    def folder(self) -> str:
+        """Name of its directory."""
+        return f"step_{self.version.step}.tmp.{self.version.lineage}.{self.number}"
+
+
+def unique() -> str:
+    """Return a name that nobody else has used."""
+    return uuid.uuid4().hex[:16]
+
+
+def open_attempt(disk: Disk, root: str, attempt: Attempt) -> str:
+    """Make the attempt's directory, durably, and return its path; it may be there already."""
+    path = f"{root}/{attempt.folder}"
+    with contextlib.suppress(FileExistsError):
+        disk.make_dir(path)
+    disk.sync_dir(root)
+    return path
+
+
+def write_shard(disk: Disk, folder: str, shard: Shard, image: memoryview) -> None:
+    """Write a rank's file into an attempt's directory, durably, from the image of its slot.
+
+    Raises `CommitError`: there is no room, or every try failed.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            _write_whole(disk, folder, shard.file, image, shard.bytes)
+        except OSError as error:
+            full = error.errno in (28, 122)  # ENOSPC, EDQUOT: another try needs as much
+            if full or not left or not _exists(disk, folder):
+                raise CommitError(
+                    f"{folder}/{shard.file}: {shard.bytes} bytes were not written: {error}"
+                ) from error
+        else:
+            return
+
+
+def _write_whole(disk: Disk, folder: str, name: str, data: memoryview, size: int) -> None:
+    """Write `size` bytes under a private name, and give the file its own once it is durable."""
+    private = f"{folder}/.{name}.{unique()}"
+    padded = -(-size // DIRECT_ALIGN) * DIRECT_ALIGN
+    direct = len(data) >= padded
+    handle = disk.create(private, direct=direct)
+    try:
+        try:
+            for at in range(0, padded if direct else size, _CHUNK):
+                disk.write(handle, data[at : min(at + _CHUNK, padded if direct else size)])
+            disk.truncate(handle, size)
+            disk.sync(handle)
+        finally:
+            disk.close(handle)
+        disk.rename(private, f"{folder}/{name}")
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(private)
+        raise
+    disk.sync_dir(folder)
+
+
+def _exists(disk: Disk, folder: str) -> bool:
+    try:
+        disk.names(folder)
+    except OSError:
+        return False
+    return True
+
+
+def commit(
+    disk: Disk, root: str, attempt: Attempt, shards: Iterable[Shard], own: str | None = None
+) -> str:
+    """Commit the step whose shards lie durable in the attempt's directory; return its path.
+
+    own: this coordinator's attempt number. The directory is renamed to it first, so that one
+    that was thought dead finds nothing to rename.
+
+    Raises `CommitError`: a shard is missing or short, tensors are not covered, or the disk failed.
+    """
+    manifest = Manifest(version=attempt.version, shards=tuple(sorted(shards, key=_rank)))
+    _check(manifest)
+    mine = Attempt(version=attempt.version, number=own or unique())
+    folder, final = f"{root}/{mine.folder}", f"{root}/step_{attempt.version.step}"
+    try:
+        disk.rename(f"{root}/{attempt.folder}", folder)
+        for shard in manifest.shards:
+            found = disk.size(f"{folder}/{shard.file}")
+            if found != shard.bytes:
+                raise CommitError(f"{folder}/{shard.file}: {found} bytes, not {shard.bytes}")
+        metadata = metadata_pickle((shard.table, shard.lengths) for shard in manifest.shards)
+        for name, content in (
+            (METADATA_NAME, metadata),
+            (MANIFEST_NAME, encode_manifest(manifest)),
+        ):
+            _write_whole(disk, folder, name, memoryview(content), len(content))
+        _publish(disk, root, folder, final, manifest)
+    except OSError as error:
+        raise CommitError(f"{final} was not committed: {error}") from error
+    return final
+
+
+def _rank(shard: Shard) -> int:
+    return shard.table.rank
+
+
+def _check(manifest: Manifest) -> None:
+    tables = [shard.table for shard in manifest.shards]
+    ranks = [table.rank for table in tables]
+    if not tables or ranks != list(range(tables[0].world)):
+        raise CommitError(f"step {manifest.version.step}: shards of ranks {ranks} are no world")
+    wrong = holes(tables)
+    if wrong:
+        raise CommitError(f"step {manifest.version.step} is incomplete: {'; '.join(wrong[:10])}")
+
+
+def _publish(disk: Disk, root: str, folder: str, final: str, manifest: Manifest) -> None:
+    try:
+        disk.rename_new(folder, final)
+    except FileExistsError:
+        if read_manifest_or_none(disk, final) == manifest:
+            discard(disk, root, folder)  # committed before; only the answer was lost
+            return
+        # The same step of a lineage that this one has gone back behind.
+        disk.exchange(folder, final)
+        disk.sync_dir(root)
+        discard(disk, root, folder)
+        return
+    disk.sync_dir(root)
+
+
+def discard(disk: Disk, root: str, path: str) -> None:
+    """Delete a directory; under another name first, so that a half-deleted one is never read."""
+    trash = f"{root}/{_TRASH}{unique()}"
+    disk.rename(path, trash)
+    disk.sync_dir(root)
+    disk.remove_tree(trash)
+
+
+def steps(disk: Disk, root: str) -> list[int]:
+    """Return the committed steps, oldest first; empty where there is no directory."""
+    try:
+        names = disk.names(root)
+    except FileNotFoundError:
+        return []
+    found = (_STEP.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def read_manifest(disk: Disk, path: str) -> Manifest:
+    """Return a committed step's manifest, its files' lengths compared.
+
+    Raises `ManifestError`: the manifest or a file is missing or damaged.
+    """
+    try:
+        manifest = decode_manifest(disk.read(f"{path}/{MANIFEST_NAME}"))
+        for shard in manifest.shards:
+            found = disk.size(f"{path}/{shard.file}")
+            if found != shard.bytes:
+                raise ManifestError(f"{path}/{shard.file}: {found} bytes, not {shard.bytes}")
+    except OSError as error:
+        raise ManifestError(f"{path}: {error}") from error
+    return manifest
+
+
+def read_manifest_or_none(disk: Disk, path: str) -> Manifest | None:
+    """Return the manifest, or None where `read_manifest` raises."""
+    try:
+        return read_manifest(disk, path)
+    except ManifestError:
+        return None
+
+
+def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> list[str]:
+    """Delete what died half-way: trash, and attempts that `keep` does not name as alive."""
+    swept = []
+    for name in sorted(disk.names(root)):
+        match = _TEMPORARY.fullmatch(name)
+        if name.startswith(_TRASH):
+            disk.remove_tree(f"{root}/{name}")
+        elif match and not keep(
+            Attempt(version=Version(int(match[2]), int(match[1])), number=match[3])
+        ):
+            discard(disk, root, f"{root}/{name}")
+        else:
+            continue
+        swept.append(name)
+    return swept
+
+
+def delete_steps(disk: Disk, root: str, numbers: Sequence[int]) -> None:
+    """Delete committed steps, which retention has chosen."""
+    for number in numbers:
+        discard(disk, root, f"{root}/step_{number}")

@@ -1,0 +1,149 @@
+"""Who owns a slot of an arena, and when it changes hands.
+
+A trainer owns a slot while it is EMPTY or WRITING, the agent while it is VALID. Nothing is ever
+written by somebody who does not own it; that is why neither side needs a lock.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+class SlotState(enum.IntEnum):
+    """What a slot holds; the number stands in its header."""
+
+    EMPTY = 0
+    WRITING = 1
+    VALID = 2
+
+
+class Party(enum.Enum):
+    """The two sides of an arena."""
+
+    TRAINER = "trainer"
+    AGENT = "agent"
+
+
+class Move(enum.Enum):
+    """What can happen to a slot."""
+
+    BEGIN = "begin"
+    COMMIT = "commit"
+    RELEASE = "release"
+    ABANDON = "abandon"
+    """The agent clears up after a trainer that is dead."""
+
+
+OWNER: Final[Mapping[SlotState, Party]] = MappingProxyType(
+    {
+        SlotState.EMPTY: Party.TRAINER,
+        SlotState.WRITING: Party.TRAINER,
+        SlotState.VALID: Party.AGENT,
+    }
+)
+_TABLE: Final[Mapping[tuple[SlotState, Move], tuple[Party, SlotState]]] = MappingProxyType(
+    {
+        (SlotState.EMPTY, Move.BEGIN): (Party.TRAINER, SlotState.WRITING),
+        (SlotState.WRITING, Move.COMMIT): (Party.TRAINER, SlotState.VALID),
+        (SlotState.VALID, Move.RELEASE): (Party.AGENT, SlotState.EMPTY),
+        (SlotState.WRITING, Move.ABANDON): (Party.AGENT, SlotState.EMPTY),
+    }
+)
+
+
+class SlotError(Exception):
+    """A side did to a slot what it may not do in that state."""
+
+
+def after(state: SlotState, move: Move, by: Party) -> SlotState:
+    """Return the state that `move` leads to.
+
+    Raises `SlotError` where the table has no such move, or it is the other side's.
+    """
+    entry = _TABLE.get((state, move))
+    if entry is None or entry[0] is not by:
+        raise SlotError(f"{by.value} may not {move.value} a slot that is {state.name}")
+    return entry[1]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """What was saved: the round that trained it, then the step. Later ones compare greater.
+
+    A step alone is not enough: after a restore from step 10 there may be two different steps 12.
+    """
+
+    lineage: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotView:
+    """One slot as a reader sees it."""
+
+    index: int
+    state: SlotState
+    version: Version
+    """Of its content; meaningless unless VALID."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A slot to write to, or None; and why."""
+
+    slot: int | None
+    reason: str
+
+
+def choose(slots: Sequence[SlotView]) -> Choice:
+    """Return the slot that a save goes to: the first EMPTY one."""
+    for slot in slots:
+        if slot.state is SlotState.EMPTY:
+            return Choice(slot.index, "empty")
+    held = ", ".join(f"{slot.index} {slot.state.name} step {slot.version.step}" for slot in slots)
+    return Choice(None, f"no slot is free: {held}")
+
+
+def releasable(
+    slots: Iterable[SlotView], *, complete: Version | None, read: frozenset[int]
+) -> tuple[int, ...]:
+    """Return the slots that the agent may give back to the trainer.
+
+    complete: the newest version that is VALID on every rank; None while there is none.
+    read: slots that something still reads (persisting, a peer, a restore).
+
+    Only what is older than `complete` goes, so each rank keeps one version that all ranks have,
+    and the slot that a world was restored from stays until a newer version is complete.
+    """
+    if complete is None:
+        return ()
+    return tuple(
+        slot.index
+        for slot in slots
+        if slot.state is SlotState.VALID and slot.version < complete and slot.index not in read
+    )
+
+
+def outdated(slots: Iterable[SlotView], *, resume: Version | None) -> tuple[int, ...]:
+    """Return the slots to empty before a world resumes from `resume` (None: from storage, or new).
+
+    A version newer than it was trained by a world that is no more: kept, it would later pass for
+    a step of the new one.
+    """
+    return tuple(
+        slot.index
+        for slot in slots
+        if slot.state is SlotState.WRITING
+        or (slot.state is SlotState.VALID and (resume is None or slot.version > resume))
+    )
+
+
+def newest_complete(held: Mapping[int, Iterable[Version]], ranks: Iterable[int]) -> Version | None:
+    """Return the newest version that every one of `ranks` holds; None if there is none."""
+    sets = [set(held.get(rank, ())) for rank in ranks]
+    shared = set.intersection(*sets) if sets else set()
+    return max(shared, default=None)

@@ -1,0 +1,49 @@
+"""Finds the committed step to start from: the newest whose every item has its hash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.flash.commit import read_manifest, steps
+from holdfast.flash.disk import Disk
+from holdfast.flash.manifest import Manifest, ManifestError, hash64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A step that verifies."""
+
+    path: str
+    manifest: Manifest
+
+
+def verify(disk: Disk, path: str) -> Manifest:
+    """Return the manifest of a committed step after comparing every item's hash.
+
+    Raises `ManifestError` naming the file and the item that differ.
+    """
+    manifest = read_manifest(disk, path)
+    for shard in manifest.shards:
+        table, file = shard.table, f"{path}/{shard.file}"
+        try:
+            view = disk.view(file)
+        except OSError as error:
+            raise ManifestError(f"{file}: {error}") from error
+        for item, (begin, length), stated in zip(
+            table.items, table.spans(shard.lengths), shard.hashes, strict=True
+        ):
+            if not item.tail and hash64(view[begin : begin + length]) != stated:
+                raise ManifestError(f"{file}: {item.name} at byte {begin} is damaged")
+    return manifest
+
+
+def newest(disk: Disk, root: str) -> tuple[Found | None, list[str]]:
+    """Return the newest step that verifies, and a line for each newer one that does not."""
+    notes: list[str] = []
+    for step in reversed(steps(disk, root)):
+        path = f"{root}/step_{step}"
+        try:
+            return Found(path=path, manifest=verify(disk, path)), notes
+        except ManifestError as error:
+            notes.append(f"step {step} was passed over: {error}")
+    return None, notes

@@ -1,0 +1,313 @@
+"""Serves the trainers of a node: a keeper, its connections, and a thread for slow work.
+
+One thread owns the keeper and all connections; it reads a disk only while a world starts, when
+nobody trains. A second one hashes, writes and commits, one job after another, so that the trainer
+keeps its cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.flash.commit import CommitError, unique
+from holdfast.flash.decide.retention import RetentionSettings
+from holdfast.flash.decide.slots import Version
+from holdfast.flash.disk import Disk, PosixDisk
+from holdfast.flash.keeper import Job, Keeper, KeeperError
+from holdfast.flash.link import (
+    Durable,
+    Failed,
+    Granted,
+    Hello,
+    Layout,
+    Link,
+    LinkError,
+    Origin,
+    Refused,
+    Restore,
+    Saved,
+)
+from holdfast.flash.manifest import Shard
+from holdfast.flash.origin import choose_origin
+from holdfast.flash.persisting import Storage, hashed
+
+log: Final = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One connected trainer."""
+
+    link: Link
+    pidfd: int
+    """Tells of its death; the connection alone does not, where a forked child holds it too."""
+    hello: Hello | None = None
+    asks: bool = False
+    """It waits for an `Origin`."""
+    durable: set[Version] = field(default_factory=set)
+    """What it waits for."""
+
+
+class Service:
+    """Runs until `stop`, or, without a listener, until its trainers are gone and work is done."""
+
+    def __init__(
+        self, keeper: Keeper, listener: socket.socket | None = None, disk: Disk | None = None
+    ) -> None:
+        """Take the keeper, and where new trainers connect."""
+        self._keeper = keeper
+        self._listener = listener
+        self._disk = disk or PosixDisk()
+        self._members: list[Member] = []
+        self._storage: Storage | None = None
+        self._origin: tuple[int, Origin] | None = None
+        self._parts: dict[Version, dict[int, Shard]] = {}
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._in_flight = 0
+        self._stopping = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def add(self, link: Link) -> None:
+        """Serve a trainer that is connected already."""
+        try:
+            pidfd = os.pidfd_open(link.peer)
+        except ProcessLookupError:
+            link.close()
+            return
+        self._members.append(Member(link, pidfd))
+
+    def stop(self) -> None:
+        """End `run`, from any thread, once the work in flight is done."""
+        self._stopping = True
+        self._wake()
+
+    def run(self) -> None:
+        """Serve; returns when there is nobody left to serve."""
+        worker = threading.Thread(target=self._labour, name="holdfast-keeper", daemon=True)
+        worker.start()
+        try:
+            while not self._finished():
+                self._turn()
+        finally:
+            self._work.put(None)
+            worker.join()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _finished(self) -> bool:
+        alone = self._listener is None and not self._members
+        return (self._stopping or alone) and not self._in_flight
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"x")
+
+    def _labour(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        if self._listener is not None:
+            poll.register(self._listener, select.POLLIN)
+        for member in self._members:
+            poll.register(member.link, select.POLLIN)
+            poll.register(member.pidfd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll()}
+        if self._wake_read in ready:
+            os.read(self._wake_read, 4096)
+        while not self._results.empty():
+            self._results.get()()
+        if self._listener is not None and self._listener.fileno() in ready:
+            self.add(Link(self._listener.accept()[0]))
+        for member in [m for m in self._members if m.link.fileno() in ready]:
+            self._hear(member)
+        for member in [m for m in self._members if m.pidfd in ready]:
+            while not member.link.closed and self._said(member):
+                self._hear(member)
+            self._forget(member)
+        self._answer()
+
+    def _said(self, member: Member) -> bool:
+        """Tell whether a dead trainer's last words are still to be heard."""
+        poll = select.poll()
+        poll.register(member.link, select.POLLIN)
+        return member in self._members and bool(poll.poll(0))
+
+    def _forget(self, member: Member) -> None:
+        if member in self._members:
+            self._members.remove(member)
+            member.link.close()
+            os.close(member.pidfd)
+
+    def _hear(self, member: Member) -> None:
+        try:
+            found = member.link.receive(0)
+            if found is not None:
+                for fd in found[1]:  # no message from a trainer carries one
+                    os.close(fd)
+                self._take(member, found[0])
+        except (LinkError, KeeperError) as error:
+            member.link.send(Refused(error=str(error)))
+        if member.link.closed:
+            self._forget(member)
+
+    def _take(self, member: Member, message: object) -> None:
+        match message:
+            case Hello():
+                self._join(member, message)
+            case Restore():
+                member.asks = True
+            case Layout():
+                held = self._keeper.grant(_rank(member), message)
+                member.link.send(Granted(), (held.fd,))
+            case Saved():
+                self._saved(member, message)
+            case _:
+                raise LinkError(f"{type(message).__name__} is not for a keeper")
+
+    def _join(self, member: Member, hello: Hello) -> None:
+        member.hello = hello
+        self._keeper.join(hello)
+        if hello.root and self._storage is None:
+            self._storage = Storage(
+                self._disk,
+                hello.root,
+                hello.token or self._keeper.token,
+                RetentionSettings(keep_last=hello.keep_last, keep_every=hello.keep_every),
+            )
+
+    def _saved(self, member: Member, saved: Saved) -> None:
+        version = Version(saved.lineage, saved.step)
+        if not saved.durable and self._in_flight:
+            self._keeper.saved(_rank(member), version, durable=False, work=False)
+            return
+        job = self._keeper.saved(_rank(member), version, durable=saved.durable)
+        if saved.durable:
+            member.durable.add(version)
+        if job is None:
+            self._failed(version, f"step {saved.step} is in no slot any more")
+            return
+        self._in_flight += 1
+        self._work.put(lambda: self._do(job))
+
+    def _do(self, job: Job) -> None:
+        """Work on the worker's thread; only the results come back to the other."""
+        shard, error = None, ""
+        try:
+            if job.durable and self._storage is not None:
+                alone = job.held.arena.table.world > len(self._keeper.ranks)
+                shard = self._storage.write(job, alone=alone)
+            else:
+                hashed(job)
+        except CommitError as failure:
+            error = str(failure)
+        except Exception as failure:  # the top of the worker's loop
+            log.exception("a job on step %d failed", job.version.step)
+            error = f"{type(failure).__name__}: {failure}"
+        self._results.put(lambda: self._done(job, shard, error))
+        self._wake()
+
+    def _done(self, job: Job, shard: Shard | None, error: str) -> None:
+        self._keeper.done(job)
+        self._in_flight -= 1
+        if not job.durable:
+            return
+        if shard is None:
+            self._failed(job.version, error or "the trainer named no directory")
+            return
+        parts = self._parts.setdefault(job.version, {})
+        parts[job.held.rank] = shard
+        if len(parts) < min(shard.table.world, len(self._keeper.ranks)):
+            return
+        del self._parts[job.version]
+        self._in_flight += 1
+        self._work.put(lambda: self._commit(job, parts))
+
+    def _commit(self, job: Job, parts: dict[int, Shard]) -> None:
+        assert self._storage is not None, "a shard was written to it"  # noqa: S101
+        error = ""
+        try:
+            self._storage.commit(job, parts)
+        except CommitError as failure:
+            error = str(failure)
+        except Exception as failure:  # the top of the worker's loop
+            log.exception("committing step %d failed", job.version.step)
+            error = f"{type(failure).__name__}: {failure}"
+        self._results.put(lambda: self._committed(job, error))
+        self._wake()
+
+    def _committed(self, job: Job, error: str) -> None:
+        self._in_flight -= 1
+        if error:
+            self._failed(job.version, error)
+            return
+        for member in self._members:
+            if job.version in member.durable:
+                member.durable.discard(job.version)
+                member.link.send(Durable(step=job.version.step))
+
+    def _failed(self, version: Version, error: str) -> None:
+        for member in self._members:
+            if version in member.durable:
+                member.durable.discard(version)
+                member.link.send(Failed(step=version.step, error=error))
+
+    def _answer(self) -> None:
+        """Answer those who ask what to start from, once no older world is left to change it."""
+        asking = [member for member in self._members if member.asks and member.hello]
+        if not asking or self._in_flight:
+            return
+        lineage = max(_lineage(member) for member in self._members)
+        if any(member.hello and _lineage(member) != lineage for member in self._members):
+            return
+        if self._origin is None or self._origin[0] != lineage:
+            self._origin = (lineage, self._choose(asking[0]))
+        for member in asking:
+            member.asks = False
+            origin = self._origin[1]
+            version = Version(origin.lineage, origin.step)
+            held = [held for held, _ in self._keeper.places(version)] if origin.ranks else []
+            member.link.send(origin, tuple(one.fd for one in held))
+
+    def _choose(self, member: Member) -> Origin:
+        origin = choose_origin(self._keeper, self._disk, member.hello.root if member.hello else "")
+        if self._storage is not None:
+            self._storage.clear_up()
+        return origin
+
+
+def _rank(member: Member) -> int:
+    if member.hello is None:
+        raise LinkError("the first message must be Hello")
+    return member.hello.rank
+
+
+def _lineage(member: Member) -> int:
+    return member.hello.lineage if member.hello else -1
+
+
+def listen(path: str) -> socket.socket:
+    """Return a listening socket at `path`, which must not exist; only this user may connect."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        private = f"{path}.{unique()}"
+        listener.bind(private)
+        os.chmod(private, 0o600)  # noqa: PTH101
+        listener.listen()
+        os.rename(private, path)  # noqa: PTH104 - nobody finds it before it is private
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,212 @@
+"""The shard table: what one rank's image holds and where. A value, and its JSON.
+
+It is written once per layout. The image is the exact content of the rank's DCP file, followed by
+room for what only a restore from memory needs. No torch: dtypes are names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+FORMAT: Final = 1
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes inside a global tensor."""
+Path = tuple[str | int, ...]
+
+
+class TableError(Exception):
+    """A shard table cannot be used: damaged, of a newer format, or not what it should describe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorItem:
+    """One box of one tensor."""
+
+    name: str
+    dtype: str
+    """torch's name without the prefix, such as "float32"."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    at: int
+    """Where its record in the file begins, in bytes; the payload itself in the tail."""
+    length: int
+    """Of the record, framing included."""
+    payload: int
+    """Where its values begin, in bytes from the image's begin."""
+    size: int
+    """Bytes of its values."""
+    tail: bool = False
+    """True: not in the file, only in memory."""
+
+    @property
+    def box(self) -> Box:
+        """Which part of the tensor this is."""
+        return self.offsets, self.sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteItem:
+    """One value that is no tensor; its length changes from save to save."""
+
+    name: str
+    tail: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTable:
+    """What one rank's image holds."""
+
+    rank: int
+    world: int
+    tensor_bytes: int
+    """Where the byte items begin."""
+    tensors: tuple[TensorItem, ...]
+    """Those of the file first."""
+    byte_items: tuple[ByteItem, ...] = ()
+    """Those of the file first."""
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    """Name → keys in the nested state, as DCP's planner data has them."""
+
+    @property
+    def items(self) -> list[TensorItem | ByteItem]:
+        """All items, tensors first."""
+        return [*self.tensors, *self.byte_items]
+
+    @property
+    def count(self) -> int:
+        """Number of items, tensors and others."""
+        return len(self.tensors) + len(self.byte_items)
+
+    @property
+    def tail_items(self) -> int:
+        """Number of items that are not in the file."""
+        return sum(item.tail for item in self.items)
+
+    def spans(self, lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (begin, length) of each item in the image; `lengths` are the byte items'."""
+        found = [(item.at, item.length) for item in self.tensors]
+        at = self.tensor_bytes
+        for length in lengths:
+            found.append((at, length))
+            at += length
+        return found
+
+    def file_bytes(self, lengths: Sequence[int]) -> int:
+        """Return the length of the rank's file."""
+        own = (
+            length for item, length in zip(self.byte_items, lengths, strict=True) if not item.tail
+        )
+        return self.tensor_bytes + sum(own)
+
+
+def encode(table: ShardTable) -> bytes:
+    """Return the table as JSON."""
+    tensors = [
+        [t.name, t.dtype, t.shape, t.offsets, t.sizes, t.at, t.length, t.payload, t.size, t.tail]
+        for t in table.tensors
+    ]
+    fields = {
+        "format": FORMAT,
+        "rank": table.rank,
+        "world": table.world,
+        "tensor_bytes": table.tensor_bytes,
+        "tensors": tensors,
+        "byte_items": [[item.name, item.tail] for item in table.byte_items],
+        "paths": {name: list(path) for name, path in table.paths.items()},
+    }
+    return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode(body: bytes) -> ShardTable:
+    """Return the table that `encode` made these bytes from; raises `TableError`."""
+    try:
+        return from_fields(json.loads(body))
+    except ValueError as error:
+        raise TableError(f"a shard table of {len(body)} bytes is no JSON") from error
+
+
+def from_fields(fields: Any) -> ShardTable:
+    """Return the table that these JSON values describe; raises `TableError`."""
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        found = fields.get("format") if isinstance(fields, dict) else fields
+        raise TableError(f"format={found!r}: this Holdfast reads {FORMAT}; a newer one wrote it")
+    try:
+        return ShardTable(
+            rank=int(fields["rank"]),
+            world=int(fields["world"]),
+            tensor_bytes=int(fields["tensor_bytes"]),
+            tensors=tuple(_tensor(row) for row in fields["tensors"]),
+            byte_items=tuple(ByteItem(name=n, tail=bool(t)) for n, t in fields["byte_items"]),
+            paths={name: tuple(path) for name, path in fields["paths"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TableError(f"a shard table lacks or misstates a field: {error!r}") from error
+
+
+def _tensor(row: Sequence[Any]) -> TensorItem:
+    name, dtype, shape, offsets, sizes, at, length, payload, size, tail = row
+    numbers = [int(number) for number in (at, length, payload, size)]
+    boxes = [tuple(int(n) for n in numbers) for numbers in (shape, offsets, sizes)]
+    if min([*numbers, *(n for box in boxes for n in box)]) < 0:
+        raise ValueError(f"{name}: a negative number")
+    return TensorItem(
+        name=str(name), dtype=str(dtype), shape=boxes[0], offsets=boxes[1], sizes=boxes[2],
+        at=numbers[0], length=numbers[1], payload=numbers[2], size=numbers[3], tail=bool(tail),
+    )  # fmt: skip
+
+
+def layout_id(body: bytes) -> int:
+    """Return the number that stands for this encoded table in a slot's header."""
+    return int.from_bytes(blake2b(body, digest_size=8).digest(), "little")
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """Return the common part of two boxes of one tensor; None if they share no element."""
+    begins = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
+    ends = tuple(min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True))
+    sizes = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+    if any(size <= 0 for size in sizes):
+        return None
+    return begins, sizes
+
+
+def holes(tables: Iterable[ShardTable], *, files_only: bool = True) -> list[str]:
+    """Return what is wrong with the tables together; empty if each tensor is tiled exactly.
+
+    A checkpoint of tables that do not tile is incomplete and must never be chosen.
+    """
+    boxes: dict[str, set[Box]] = {}
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    wrong = []
+    for item in (item for table in tables for item in table.tensors):
+        if files_only and item.tail:
+            continue
+        kind = (item.dtype, item.shape)
+        if shapes.setdefault(item.name, kind) != kind:
+            wrong.append(f"{item.name}: {kind} on one rank, {shapes[item.name]} on another")
+        boxes.setdefault(item.name, set()).add(item.box)
+    for name, parts in boxes.items():
+        whole, covered = math.prod(shapes[name][1]), sum(math.prod(sizes) for _, sizes in parts)
+        if covered != whole:
+            wrong.append(f"{name}: {covered} of {whole} elements are there")
+        elif _overlapping(sorted(parts)):
+            wrong.append(f"{name}: its parts overlap")
+    return wrong
+
+
+def _overlapping(parts: Sequence[Box]) -> bool:
+    """Tell whether two of the sorted boxes share an element; those far apart are not compared."""
+    for index, part in enumerate(parts):
+        for other in parts[index + 1 :]:
+            if part[0] and other[0][0] >= part[0][0] + part[1][0]:
+                break
+            if overlap(part, other):
+                return True
+    return False
