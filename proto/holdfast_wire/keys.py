@@ -36,6 +36,8 @@ ENV_ROUND = "HOLDFAST_ROUND"
 """Round of the world that the process belongs to."""
 ENV_STEP_LOG = "HOLDFAST_STEP_LOG"
 """Directory that the SDK writes a line per step to; inherited from whoever starts the agent."""
+ENV_ARENA = "HOLDFAST_ARENA"
+"""Socket of the keeper that holds this node's arenas of the flash checkpoint; set for a rank."""
 
 # --- torchrun's own variables, for an unmodified torchrun ----------------------------------------
 PET_RDZV_BACKEND = "PET_RDZV_BACKEND"

@@ -11,11 +11,26 @@ for step in range(start, steps):
         break
 ```
 
-Everything here works without an agent, where it does nothing. No torch is imported, and nothing
+Everything above works without an agent, where it does nothing. No torch is imported, and nothing
 calls the network: a script and its agent share one page of memory (`holdfast.page`).
+`holdfast.Checkpointer` saves and restores a training state; it does import torch.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from holdfast.job import CONTINUE, SAVE_AND_STOP, Action, Job, init
 from holdfast.page import Section
 
-__all__ = ["CONTINUE", "SAVE_AND_STOP", "Action", "Job", "Section", "init"]
+__all__ = ["CONTINUE", "SAVE_AND_STOP", "Action", "Checkpointer", "Job", "Section", "init"]
+
+if TYPE_CHECKING:
+    from holdfast.flash.checkpointer import Checkpointer
+
+
+def __getattr__(name: str) -> Any:
+    """Import the flash checkpoint when it is asked for: a script without it pays nothing."""
+    if name == "Checkpointer":
+        from holdfast.flash.checkpointer import Checkpointer
+
+        return Checkpointer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast_wire.keys import ENV_ROUND, ENV_STEP_LOG
+from holdfast_wire.keys import ENV_ARENA, ENV_ROUND, ENV_STEP_LOG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,12 @@ class Environment:
     step_log: str = ""
     """HOLDFAST_STEP_LOG, a directory that each rank writes its steps to; empty: nothing is
     written."""
+    local_rank: int = 0
+    """LOCAL_RANK; 0 outside a launcher."""
+    local_world_size: int = 1
+    """LOCAL_WORLD_SIZE; 1 outside a launcher."""
+    arena: str = ""
+    """HOLDFAST_ARENA, the socket of this node's keeper; empty: each rank starts one of its own."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -37,6 +43,9 @@ class Environment:
             round=_number(variables, ENV_ROUND, 0),
             restart_count=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
             step_log=variables.get(ENV_STEP_LOG, ""),
+            local_rank=_number(variables, "LOCAL_RANK", 0),
+            local_world_size=_number(variables, "LOCAL_WORLD_SIZE", 1),
+            arena=variables.get(ENV_ARENA, ""),
         )
 
 

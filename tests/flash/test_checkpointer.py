@@ -1,0 +1,326 @@
+"""The SDK in one process: what is saved, what is refused, and what `dcp.load` makes of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.flash.client import CheckpointError
+from holdfast.flash.decide.schedule import Schedule
+from holdfast.flash.restoring import RestoreError
+from holdfast.flash.state import StateError
+from holdfast.job import CONTINUE
+
+pytestmark = pytest.mark.train
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Torch warns about what is its own business."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="torch")
+        yield
+
+
+def _state(seed: int = 0, **optimizer: Any) -> tuple[Any, Any]:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+    kind = optimizer.pop("kind", "AdamW")
+    return model, getattr(torch.optim, kind)(model.parameters(), lr=0.1, **optimizer)
+
+
+def _train(model: Any, optimizer: Any, steps: int = 1) -> None:
+    import torch
+
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 5)).square().mean().backward()
+        optimizer.step()
+
+
+def _same(one: Any, other: Any) -> bool:
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return bool(torch.equal(one, other)) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"kind": "AdamW"},
+        {"kind": "SGD", "momentum": 0.9},
+        {"kind": "SGD"},
+        {"kind": "Adagrad"},
+        {"kind": "Adam", "amsgrad": True, "foreach": True},
+        {"kind": "RMSprop", "centered": True},
+        {"kind": "LBFGS"},
+    ],
+    ids=lambda value: "-".join(map(str, value.values())),
+)
+def test_any_optimizer_comes_back_with_all_its_state(
+    tmp_path: Path, optimizer: dict[str, Any]
+) -> None:
+    """Moments, counters and groups are those that were saved; saving changed nothing."""
+    import torch
+
+    model, trained = _state(**optimizer)
+    inputs = torch.randn(4, 5)
+
+    def loss() -> Any:
+        trained.zero_grad()
+        value = model(inputs).square().mean()
+        value.backward()
+        return value
+
+    trained.step(loss)
+    if optimizer["kind"] == "LBFGS":  # its state holds lists of tensors, under one parameter
+        with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
+            flash.save(1)
+        return
+    before = trained.state_dict()
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
+        flash.save(1)
+        assert _same(trained.state_dict(), before)
+    model2, trained2 = _state(1, **optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model2, optimizer=trained2) as flash:
+        assert flash.load() == 1
+    assert _same(model.state_dict(), model2.state_dict())
+    assert _same(trained.state_dict(), trained2.state_dict())
+
+
+def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
+    """Every dtype and shape, values that are no tensors, two names of one tensor: all are there."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch import nn
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+                self.register_buffer(f"of_{str(dtype)[6:]}", torch.randn(3, 5).to(dtype))
+            self.register_buffer("of_int8", torch.arange(7, dtype=torch.int8))
+            self.register_buffer("of_bool", torch.tensor([True, False]))
+            self.register_buffer("of_complex", torch.randn(3, dtype=torch.complex64))
+            self.register_buffer("scalar", torch.tensor(3.5))
+            self.register_buffer("empty", torch.empty(0, 4))
+            self.register_buffer("transposed", torch.randn(4, 6).t())
+            self.register_buffer("strided", torch.randn(4, 6)[:, ::2])
+            self.register_buffer("hidden", torch.ones(2), persistent=False)
+            self.first = nn.Linear(4, 4)
+            self.second = nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+    model = Odd()
+    with holdfast.Checkpointer(tmp_path, model=model, extra={"note": {"a": [1, 2.5]}}) as flash:
+        flash.save(3)
+    target: dict[str, Any] = {
+        "model": {key: torch.zeros_like(value) for key, value in model.state_dict().items()},
+        "extra": {"note": None},
+    }
+    dcp.load(target, checkpoint_id=tmp_path / "step_3", no_dist=True)
+    assert _same(target["model"], dict(model.state_dict()))
+    assert target["extra"]["note"] == {"a": [1, 2.5]}
+    assert "hidden" not in target["model"]
+    other = Odd()
+    with holdfast.Checkpointer(tmp_path, model=other, extra={"note": None}) as flash:
+        assert flash.load() == 3
+    assert _same(dict(model.state_dict()), dict(other.state_dict()))
+
+
+def test_the_metadata_written_without_torch_is_the_one_that_torch_writes(tmp_path: Path) -> None:
+    """Same names, sizes, dtypes, chunks and planner data as `dcp.save` of the same state."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model, optimizer = _state()
+    _train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path / "ours", model=model, optimizer=optimizer) as flash:
+        flash.save(1)
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments}
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    ours: Any = dcp.FileSystemReader(tmp_path / "ours/step_1").read_metadata()
+    theirs: Any = dcp.FileSystemReader(tmp_path / "theirs").read_metadata()
+    for name, kind in theirs.state_dict_metadata.items():
+        mine = ours.state_dict_metadata[name]
+        assert type(mine) is type(kind), name
+        if hasattr(kind, "size"):
+            assert (mine.size, mine.chunks) == (kind.size, kind.chunks), name
+            assert mine.properties.dtype == kind.properties.dtype, name
+        assert ours.planner_data[name] == theirs.planner_data[name], name
+    extra = ours.state_dict_metadata.keys() - theirs.state_dict_metadata.keys()
+    assert extra == {"rank_0.rng"}
+
+
+def _refusals() -> list[Any]:
+    from torch import nn
+
+    return [
+        (nn.Sequential(nn.Linear(5, 7)), "is not in the state"),
+        (nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)), r"\(4, 7\)"),
+        (_state()[0].double(), "float64"),
+        (nn.Sequential(*_state()[0], nn.Linear(3, 1)), "model.3.weight is not in the checkpoint"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_model_that_does_not_fit_is_refused_and_untouched(tmp_path: Path, number: int) -> None:
+    """Lacking, adding, another shape or dtype: the difference is named, no value changes."""
+    model, optimizer = _state()
+    _train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        flash.save(1)
+    other, text = _refusals()[number]
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    with (
+        holdfast.Checkpointer(tmp_path, model=other) as flash,
+        pytest.raises(RestoreError, match=text),
+    ):
+        flash.load()
+    assert _same(dict(other.state_dict()), before)
+
+
+def test_partial_takes_what_fits(tmp_path: Path) -> None:
+    """The option that the refusal names: equal names and shapes are loaded, the rest stays."""
+    from torch import nn
+
+    model, _ = _state()
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        flash.save(1)
+    other: Any = nn.Sequential(*_state(5)[0], nn.Linear(3, 1))
+    last = other[3].weight.clone()
+    with holdfast.Checkpointer(tmp_path, model=other) as flash:
+        assert flash.load(partial=True) == 1
+    assert _same(model[0].weight, other[0].weight)
+    assert _same(other[3].weight, last)
+
+
+def test_a_value_that_would_need_trust_is_refused_by_name(tmp_path: Path) -> None:
+    """An object of a user's class in `extra` is told at the save, not at the load."""
+    model, _ = _state()
+    with (
+        holdfast.Checkpointer(tmp_path, model=model, extra={"odd": Path("x")}) as flash,
+        pytest.raises(StateError, match=r"extra\.odd is no plain data"),
+    ):
+        flash.save(1)
+
+
+def test_an_unknown_tensor_class_is_refused_by_name(tmp_path: Path) -> None:
+    """What is behind a subclass is not known, so its bytes may not be all of it."""
+    import torch
+
+    class Wrapped(torch.Tensor):
+        pass
+
+    model, _ = _state()
+    model.register_buffer("odd", torch.ones(3).as_subclass(Wrapped))
+    with (
+        holdfast.Checkpointer(tmp_path, model=model) as flash,
+        pytest.raises(StateError, match=r"model\.odd: a .*Wrapped"),
+    ):
+        flash.save(1)
+
+
+def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Its parameters have no names."""
+    with (
+        holdfast.Checkpointer(tmp_path, model=_state()[0], optimizer=_state()[1]) as flash,
+        pytest.raises(StateError, match="in no given model"),
+    ):
+        flash.save(1)
+
+
+def test_state_that_appears_or_moves_is_planned_again(tmp_path: Path) -> None:
+    """Optimizer state of the first step, a replaced parameter, a longer value: all are saved."""
+    import torch
+
+    model, optimizer = _state()
+    extra: dict[str, Any] = {"notes": []}
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, extra=extra) as flash:
+        flash.save(1)
+        assert optimizer.state == {}
+        _train(model, optimizer)
+        flash.save(2)
+        model[0].weight.data = torch.full((7, 5), 2.0)
+        extra["notes"] = ["x" * 100_000]
+        flash.save(3)
+        flash.wait()
+        assert flash.latest() == 3
+    found: dict[str, Any] = {"notes": None}
+    model2, optimizer2 = _state(4)
+    with holdfast.Checkpointer(tmp_path, model=model2, optimizer=optimizer2, extra=found) as flash:
+        assert flash.load() == 3
+    assert found == extra
+    assert _same(model2.state_dict(), model.state_dict())
+    assert _same(optimizer2.state_dict(), optimizer.state_dict())
+
+
+def test_steps_follow_the_schedule_and_the_newest_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`step` saves what is due, answers as `job.step` does; retention keeps as many as told."""
+    monkeypatch.setattr("holdfast.job._job", None)
+    model, optimizer = _state()
+    with holdfast.Checkpointer(
+        tmp_path,
+        model=model,
+        optimizer=optimizer,
+        schedule=Schedule(memory_every=0, storage_every=2),
+        keep_last=2,
+    ) as flash:
+        for step in range(1, 9):
+            _train(model, optimizer)
+            assert flash.step(step) is CONTINUE
+            flash.wait()
+    monkeypatch.setattr("holdfast.job._job", None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_6", "step_8"]
+
+
+def test_a_full_directory_is_told_and_training_may_go_on(tmp_path: Path) -> None:
+    """A step that cannot be committed raises in `wait`, by name; the next one is tried anew."""
+    model, _ = _state()
+    flash = holdfast.Checkpointer(tmp_path / "ck", model=model)
+    flash.save(1)
+    flash.wait()
+    (tmp_path / "ck").rename(tmp_path / "gone")
+    flash.save(2)
+    with pytest.raises(CheckpointError, match=r"step 2: .*No such file"):
+        flash.wait()
+    (tmp_path / "gone").rename(tmp_path / "ck")
+    flash.save(3)
+    flash.wait()
+    assert flash.latest() == 3
+    flash.close()
+
+
+def test_a_damaged_newest_step_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    """The step before it is loaded, and the warning names file and item."""
+    model, _ = _state()
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        for step in (1, 2):
+            flash.save(step)
+    path = tmp_path / "step_2" / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[1500] ^= 1
+    path.write_bytes(content)
+    other, _ = _state(3)
+    with (
+        holdfast.Checkpointer(tmp_path, model=other) as flash,
+        pytest.warns(RuntimeWarning, match=r"step 2 was passed over: .*__0_0\.distcp: model\."),
+    ):
+        assert flash.load() == 1

@@ -1,0 +1,89 @@
+"""What one world saved loads on any other: from storage, and from memory after a kill."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flash_world import Keeping, Worlds
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+CELLS = [("plain", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 3)]
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    """One process with torch for all tests here."""
+    with Worlds() as started:
+        yield started
+
+
+def test_every_world_loads_what_every_other_saved(worlds: Worlds, tmp_path: Path) -> None:
+    """{plain, DDP, FSDP2} × worlds of 1 to 3, from storage: exact, weights and optimizer.
+
+    Each into two others, so that each kind and size is loaded from a larger and a smaller one.
+    """
+    wrong = []
+    for number, (kind, count) in enumerate(CELLS):
+        root = str(tmp_path / f"{kind}-{count}")
+        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2, durable=True)
+        for other, size in (CELLS[(number + 1) % 6], CELLS[(number + 3) % 6]):
+            answers = worlds.run(kind=other, world=size, root=root, steps=0, durable=True, seed=7)
+            wrong += [
+                f"{kind} {count} → {other} {size}: {answer}"
+                for answer in answers
+                if (answer["start"], answer["loaded"]) != (2, saved["saved"])
+            ]
+    assert wrong == []
+
+
+def test_a_killed_world_resumes_from_memory_in_any_other(worlds: Worlds, tmp_path: Path) -> None:
+    """SIGKILL of all ranks, nothing on storage: the newest step in the arenas is exact."""
+    wrong = []
+    pairs = [(("ddp", 2), ("ddp", 2)), (("fsdp", 2), ("fsdp", 2)), (("fsdp", 3), ("ddp", 2))]
+    pairs += [(("ddp", 3), ("fsdp", 2)), (("fsdp", 2), ("fsdp", 3)), (("plain", 1), ("fsdp", 2))]
+    for number, ((kind, count), (other, size)) in enumerate(pairs):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with Keeping(folder) as keeping:
+            here = {"root": str(folder / "ck"), "arena": keeping.path, "durable": False}
+            (saved, *_) = worlds.run(kind=kind, world=count, steps=5, round=1, die=True, **here)
+            again = worlds.run(kind=other, world=size, steps=2, round=2, seed=7, die=True, **here)
+            third = worlds.run(kind=other, world=size, steps=0, round=3, seed=8, **here)
+        wrong += [
+            f"{kind} {count} → {other} {size}: {answer}"
+            for answer in again
+            if (answer["start"], answer["loaded"]) != (5, saved["saved"])
+        ]
+        wrong += [
+            f"{other} {size} again: {answer}"
+            for answer in third
+            if (answer["start"], answer["loaded"]) != (7, again[0]["saved"])
+        ]
+    assert wrong == []
+
+
+def test_a_resumed_world_goes_on_as_if_nothing_had_happened(worlds: Worlds, tmp_path: Path) -> None:
+    """Weights, moments, schedule and random numbers after 2 + 3 steps are those after 5."""
+    whole = worlds.run(kind="fsdp", world=2, root=str(tmp_path / "a"), steps=5, durable=True)
+    root = str(tmp_path / "b")
+    worlds.run(kind="fsdp", world=2, root=root, steps=2, durable=True)
+    parts = worlds.run(kind="fsdp", world=2, root=root, steps=3, durable=True, seed=9)
+    for one, other in itertools.zip_longest(whole, parts):
+        assert {key: one[key] for key in ("saved", "lr", "random")} == {
+            key: other[key] for key in ("saved", "lr", "random")
+        }
+
+
+def test_an_overlapped_copy_saves_what_the_step_left(worlds: Worlds, tmp_path: Path) -> None:
+    """With forward and backward running beside the copy, what is loaded is what was saved."""
+    root = str(tmp_path / "ck")
+    for step in (4, 8):
+        (saved, *_) = worlds.run(
+            kind="fsdp", world=2, root=root, steps=4, durable=True, overlap=True
+        )
+        (loaded, *_) = worlds.run(kind="ddp", world=2, root=root, steps=0, durable=True, seed=3)
+        assert (loaded["start"], loaded["loaded"]) == (step, saved["saved"])

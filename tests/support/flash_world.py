@@ -1,0 +1,213 @@
+"""Worlds that train with the flash checkpoint: one process imports torch, then forks their ranks.
+
+Run as a script. It reads one JSON line per world from standard input and answers each with a line:
+what every rank started from, and hashes of the whole state as loaded and as saved. The hashes do
+not depend on how the state is sharded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+
+class Worlds:
+    """The script as seen by a test."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def run(self, **world: Any) -> list[dict[str, Any]]:
+        """Run a world to its end; return what each rank says. Fails when one fails."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(world) + "\n")
+        self._process.stdin.flush()
+        answers: list[dict[str, Any]] = json.loads(self._process.stdout.readline())
+        errors = [answer["error"] for answer in answers if "error" in answer]
+        assert not errors or world.get("may_fail"), errors[0]
+        return answers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class Keeping:
+    """A keeper that outlives its trainers, as an agent's does."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start it and wait until it listens."""
+        self.path = str(folder / "keeper")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.flash.keeping", "--listen", self.path]
+        )
+        while not Path(self.path).exists():
+            assert self._process.poll() is None, "the keeper ended"
+            os.sched_yield()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=60)
+
+
+def _serve() -> None:
+    import torch
+    import torch.distributed
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    for line in sys.stdin:
+        world = json.loads(line)
+        with tempfile.TemporaryDirectory() as folder:
+            pairs = [context.Pipe(duplex=False) for _ in range(world["world"])]
+            ranks = [
+                context.Process(target=_rank, args=(rank, world, folder, pairs[rank][1]))
+                for rank in range(world["world"])
+            ]
+            for rank in ranks:
+                rank.start()
+            for _, end in pairs:
+                end.close()
+            answers = [_answer(begin) for begin, _ in pairs]
+            for rank in ranks:
+                rank.join()
+        sys.stdout.write(json.dumps(answers) + "\n")
+        sys.stdout.flush()
+
+
+def _answer(pipe: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    try:
+        while True:
+            found |= pipe.recv()
+    except EOFError:
+        return found
+
+
+def _rank(rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
+    import torch.distributed as dist
+
+    count = world["world"]
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "HOLDFAST_ROUND": str(world.get("round", 0)),
+        "HOLDFAST_ARENA": world.get("arena", ""),
+    }
+    try:
+        if world["kind"] != "plain":
+            dist.init_process_group(
+                "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count
+            )
+        _train(world, pipe)
+    except Exception:  # noqa: BLE001 - it is what the test is to see
+        pipe.send({"error": traceback.format_exc()})
+    finally:
+        pipe.close()
+        os._exit(0)
+
+
+def _train(world: Mapping[str, Any], pipe: Any) -> None:
+    import torch
+
+    from holdfast.flash.checkpointer import Checkpointer
+
+    torch.manual_seed(world.get("seed", 0))
+    model = _model(world)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    flash = Checkpointer(
+        world["root"],
+        model=model,
+        optimizer=optimizer,
+        extra={"scheduler": scheduler},
+        overlap=world.get("overlap", False),
+    )
+    start = flash.load()
+    pipe.send({"start": start, "loaded": digest(model, optimizer, scheduler)})
+    inputs = torch.randn(8, 1024, generator=torch.Generator().manual_seed(5))
+    for step in range(start, start + world["steps"]):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        flash.save(step + 1, durable=world["durable"])
+    flash.wait()
+    saved = digest(model, optimizer, scheduler)
+    random_numbers = torch.rand(3).tolist()
+    pipe.send({"saved": saved, "random": random_numbers, "lr": scheduler.get_last_lr()})
+    if world.get("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    flash.close()
+
+
+def _model(world: Mapping[str, Any]) -> Any:
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = nn.Sequential(nn.Linear(1024, 901), nn.BatchNorm1d(901), nn.ReLU(), nn.Linear(901, 7))
+    if world["kind"] == "ddp":
+        return DistributedDataParallel(model)
+    if world["kind"] == "fsdp":
+        fully_shard(model[0])
+        fully_shard(model)
+    return model
+
+
+def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
+    """Return a hash of all values, whole tensors by name."""
+    from holdfast.flash.state import Parts, parameter_names, unwrap
+
+    found = hashlib.sha256()
+    parts = Parts(models={"": model}, optimizers={"": optimizer}, extra={}, per_rank={})
+    names = parameter_names(parts, "")
+    tensors = dict(unwrap(model).state_dict())
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            tensors[f"{names[id(parameter)]}/{key}"] = value
+    for name, tensor in sorted(tensors.items()):
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        found.update(name.encode() + whole.detach().contiguous().numpy().tobytes())
+    found.update(json.dumps(scheduler.state_dict(), sort_keys=True, default=str).encode())
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,305 @@
+"""What a training script uses: load once, step after each optimizer step, close at the end.
+
+The public face. What is saved is `state`, how it is laid out `planning`, what a save costs
+`saving`, how it comes back `restoring`; who keeps it is on the other end of `link`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from holdfast.environment import Environment
+from holdfast.flash.agreement import from_rank_0
+from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena, wait_for_slot
+from holdfast.flash.client import ANSWER_S, CheckpointError, Client
+from holdfast.flash.commit import read_manifest
+from holdfast.flash.decide.schedule import Schedule, due
+from holdfast.flash.decide.slots import Version, choose
+from holdfast.flash.disk import PosixDisk
+from holdfast.flash.link import Granted, Layout, Origin, Restore
+from holdfast.flash.planning import Place, Planner
+from holdfast.flash.restoring import Image, Restorer, stored
+from holdfast.flash.rng import Rng
+from holdfast.flash.saving import Changed, RoomNeeded, Saver
+from holdfast.flash.state import Parts, collect, numbered
+from holdfast.flash.table import encode
+from holdfast.job import SAVE_AND_STOP, Action, init
+
+_SLOT_S: Final = 600.0
+"""Seconds that a save which must not be skipped waits for a slot."""
+
+
+class Checkpointer:
+    """Saves a training state to memory and storage, and brings it back."""
+
+    def __init__(  # noqa: PLR0913 - each is a choice of the user, given by name
+        self,
+        path: str | os.PathLike[str],
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        per_rank: Mapping[str, Any] | None = None,
+        schedule: Schedule | None = None,
+        keep_last: int = 3,
+        keep_every: int = 0,
+        threads: int = 1,
+        overlap: bool = False,
+    ) -> None:
+        """Take what is to be saved; nothing is copied yet.
+
+        path: directory of the checkpoints.
+        model, optimizer: one, or a list of them.
+        extra: what has `state_dict` and `load_state_dict`, or plain data; equal on all ranks.
+        per_rank: the same, but each rank has its own; a `reshard(states, rank, world)` makes a
+            rank's state out of all those of another world. The random generators are one of them.
+        threads: that copy. Take 2 where cores are idle.
+        overlap: copy what the optimizers train while the next forward and backward run; joined
+            before the next `optimizer.step()`. Whoever writes to parameters otherwise, replays CUDA
+            graphs or compiles a whole step calls `join()` before.
+        """
+        import torch
+        from torch import nn
+
+        self._parts = Parts(
+            models=numbered(model, nn.Module, "model"),
+            optimizers=numbered(optimizer, torch.optim.Optimizer, "optimizer"),
+            extra=extra or {},
+            per_rank={"rng": Rng(), **(per_rank or {})},
+        )
+        environment = Environment.read()
+        self._place = Place(
+            rank=environment.rank,
+            world=environment.world_size,
+            local_rank=environment.local_rank,
+            local_world=environment.local_world_size,
+        )
+        self._root = str(Path(path).absolute())
+        self._keep = (keep_last, keep_every)
+        self._threads, self._overlap = threads, overlap
+        self._schedule = schedule or Schedule()
+        self._planner = Planner(self._place)
+        self._lineage = environment.round
+        self._agent = environment.arena
+        self._client: Client | None = None
+        self._saver: Saver | None = None
+        self._room = BYTES_ROOM
+        self._copying: _Copying | None = None
+        self._hook: Any = None
+        self.skipped = 0
+        """Saves that found no free slot and were left out."""
+
+    def _connect(self) -> Client:
+        if self._client is None:
+            self._client = Client(self._root, self._place, self._lineage, self._keep, self._agent)
+        return self._client
+
+    def load(self, *, partial: bool = False) -> int:
+        """Fill the state from the newest checkpoint; return its step, 0 if there is none.
+
+        Raises `RestoreError` when the checkpoint does not fit; the state is then untouched.
+        """
+        client = self._connect()
+        origin = Origin()
+        descriptors: tuple[int, ...] = ()
+        if client.has_agent or self._place.rank == 0:
+            answer, descriptors = client.ask(Restore(), Origin)
+            assert isinstance(answer, Origin)  # noqa: S101 - `_ask` returns no other
+            origin = answer
+        for note in origin.notes:
+            warnings.warn(note, RuntimeWarning, stacklevel=2)
+        if not client.has_agent:
+            origin = self._agree(origin)
+        self._lineage = max(self._lineage, origin.lineage + 1)
+        if not origin.step:
+            return 0
+        self._restore(origin, descriptors, partial=partial)
+        return origin.step
+
+    def _agree(self, origin: Origin) -> Origin:
+        world = self._place.world
+        step = from_rank_0(origin.step, world)
+        lineage = from_rank_0(origin.lineage, world)
+        path = f"{self._root}/step_{step}" if step else ""
+        return Origin(step=step, lineage=lineage, path=path)
+
+    def _restore(self, origin: Origin, descriptors: tuple[int, ...], *, partial: bool) -> None:
+        leaves = collect(self._parts, self._place.rank)
+        images = _images(origin, descriptors)
+        restorer = Restorer(self._parts, leaves, self._place, stored(images))
+        for note in restorer.run(partial=partial, threads=self._threads):
+            warnings.warn(note, RuntimeWarning, stacklevel=3)
+
+    def step(self, step: int, *, samples: int = 0, loss: Any = None) -> Action:
+        """Say that a step is complete, and save it if it is due; returns what `Job.step` does."""
+        what = due(step, self._schedule)
+        action = init().step(step, samples=samples, loss=loss)
+        if action is SAVE_AND_STOP:
+            self.save(step)
+            self.wait(step)
+        elif what.memory:
+            self._save(step, durable=what.storage, must=what.storage)
+        return action
+
+    def save(self, step: int, *, durable: bool = True) -> None:
+        """Save this very state now, whatever the schedule says."""
+        self._save(step, durable=durable, must=True)
+
+    def _save(self, step: int, *, durable: bool, must: bool) -> None:
+        self.join()
+        client = self._connect()
+        client.listen()
+        saver, bodies = self._ready()
+        if must and not wait_for_slot(saver.arena, _SLOT_S):
+            raise CheckpointError(f"step {step}: no slot became free in {_SLOT_S:g} s")
+        choice = choose(saver.arena.views())
+        if choice.slot is None:
+            self.skipped += 1
+            return
+        slot, version = saver.arena.slots[choice.slot], Version(self._lineage, step)
+        if durable:
+            client.expect_durable(step)
+        lengths = [len(body) for body in bodies]
+        saver.begin(slot, version, bodies)
+        saver.copy(slot, trained=False, threads=self._threads)
+
+        def finish() -> None:
+            saver.copy(slot, trained=True, threads=self._threads)
+            slot.commit(lengths)
+            client.saved(version, durable=durable)
+
+        if self._overlap:
+            self._watch_optimizers()
+            self._copying = _Copying(finish)
+        else:
+            finish()
+
+    def _ready(self) -> tuple[Saver, list[bytes]]:
+        """Return a saver whose plan fits the state of this moment, and the small values."""
+        for _ in range(3):
+            try:
+                if self._saver is not None:
+                    self._saver.check()
+                    return self._saver, self._saver.values()
+            except RoomNeeded as error:
+                self._room = 2 * error.size
+            except Changed:
+                pass
+            self._plan()
+        raise CheckpointError("the state changes while it is being saved")
+
+    def _plan(self) -> None:
+        leaves = collect(self._parts, self._place.rank)
+        plan = self._planner.plan(leaves, self._room)
+        body = encode(plan.table)
+        arena = self._saver.arena if self._saver is not None else None
+        if arena and arena.body == body and arena.geometry.bytes_room >= self._room:
+            self._saver = Saver(plan, leaves, arena)
+            return
+        self._saver = None
+        layout = Layout(table=body.decode(), bytes_room=self._room, slots=SLOTS)
+        _, descriptors = self._connect().ask(layout, Granted)
+        arena = Arena(descriptors[0])
+        os.close(descriptors[0])
+        arena.keep_from_children()
+        arena.populate(write=True)
+        self._saver = Saver(plan, leaves, arena)
+
+    def _watch_optimizers(self) -> None:
+        if self._hook is None:
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+            self._hook = register_optimizer_step_pre_hook(lambda *_: self.join())
+
+    def join(self) -> None:
+        """Wait until an overlapped copy is done; afterwards parameters may be written."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.join()
+
+    def latest(self) -> int:
+        """Return the newest step that this process knows to be durable; 0 if none."""
+        client = self._connect()
+        client.listen()
+        return client.durable
+
+    def wait(self, step: int | None = None, *, timeout_s: float = ANSWER_S) -> None:
+        """Wait until a step, or all that were to be durable, are.
+
+        Raises `CheckpointError` when one failed, or the time is up.
+        """
+        self.join()
+        self._connect().wait(step, timeout_s)
+
+    def close(self) -> None:
+        """Wait for what is to be durable, then let the keeper go."""
+        client, self._client = self._client, None
+        try:
+            self.join()
+            if client is not None:
+                client.wait(None, ANSWER_S)
+        finally:
+            if self._hook is not None:
+                self._hook.remove()
+                self._hook = None
+            self._saver = None
+            if client is not None:
+                client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Copying:
+    """A copy that runs beside forward and backward."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="holdfast-copy")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again by `join`
+            self._error = error
+
+    def join(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def _images(origin: Origin, descriptors: tuple[int, ...]) -> list[Image]:
+    """Map what a version consists of."""
+    if not origin.path:
+        arenas = [Arena(fd) for fd in descriptors]
+        for fd in descriptors:
+            os.close(fd)
+        images = []
+        for arena, index in zip(arenas, origin.slots, strict=True):
+            slot = arena.slots[index]
+            images.append(
+                Image(table=arena.table, lengths=tuple(slot.lengths), memory=slot.image, tail=True)
+            )
+        return images
+    disk = PosixDisk()
+    manifest = read_manifest(disk, origin.path)
+    return [
+        Image(
+            table=shard.table,
+            lengths=shard.lengths,
+            memory=disk.view(f"{origin.path}/{shard.file}"),
+            tail=False,
+        )
+        for shard in manifest.shards
+    ]

@@ -1,0 +1,123 @@
+"""A trainer's side of its keeper: connects, asks, and remembers what has become durable."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from holdfast.flash.agreement import shared_token
+from holdfast.flash.decide.slots import Version
+from holdfast.flash.keeping import connect, start
+from holdfast.flash.link import Durable, Failed, Hello, Link, Message, Refused, Saved
+from holdfast.flash.planning import Place
+
+ANSWER_S: Final = 600.0
+"""Seconds in which a keeper answers: it may have to verify a whole checkpoint first."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be made or kept; training may go on without it."""
+
+
+class Client:
+    """The connection to an agent's keeper, or to one of its own that it starts."""
+
+    def __init__(
+        self, root: str, place: Place, lineage: int, keep: tuple[int, int], agent: str
+    ) -> None:
+        """Connect. agent: path of the agent's socket; empty: start a keeper for this rank.
+
+        Raises OSError when nobody listens there or the directory cannot be made.
+        """
+        Path(root).mkdir(parents=True, exist_ok=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._awaited: set[int] = set()
+        self._failures: list[str] = []
+        self.durable = 0
+        """The newest step that is announced durable."""
+        token = ""
+        self._link: Link
+        if agent:
+            self._link = connect(agent)
+        else:
+            token = shared_token(place.world)
+            self._link, self._process = start()
+        hello = Hello(
+            rank=place.rank,
+            world=place.world,
+            kept=place.local_world if agent else 1,
+            lineage=lineage,
+            root=root,
+            keep_last=keep[0],
+            keep_every=keep[1],
+            token=token,
+        )
+        self._link.send(hello)
+
+    @property
+    def has_agent(self) -> bool:
+        """True when the keeper outlives this process."""
+        return self._process is None
+
+    def ask(self, message: Message, *kinds: type[Message]) -> tuple[Message, tuple[int, ...]]:
+        """Return the answer and its descriptors; raises `CheckpointError` when it is refused."""
+        self._link.send(message)
+        answer, descriptors, others = self._link.expect(*kinds, Refused, timeout_s=ANSWER_S)
+        for other in others:
+            self._hear(other)
+        if isinstance(answer, Refused):
+            raise CheckpointError(answer.error)
+        return answer, descriptors
+
+    def saved(self, version: Version, *, durable: bool) -> None:
+        """Tell that a slot has become VALID."""
+        self._link.send(Saved(lineage=version.lineage, step=version.step, durable=durable))
+
+    def expect_durable(self, step: int) -> None:
+        """Count a step among those that `wait` waits for."""
+        self._awaited.add(step)
+
+    def listen(self, timeout_s: float = 0.0) -> None:
+        """Take in what the keeper has said; wait for the first message as long as told."""
+        while (found := self._link.receive(timeout_s)) is not None:
+            self._hear(found[0])
+            timeout_s = 0.0
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Durable):
+            self._awaited.discard(message.step)
+            self.durable = max(self.durable, message.step)
+        elif isinstance(message, Failed):
+            self._awaited.discard(message.step)
+            self._failures.append(f"step {message.step}: {message.error}")
+        elif isinstance(message, Refused):
+            self._failures.append(message.error)
+
+    def wait(self, step: int | None, timeout_s: float) -> None:
+        """Wait until a step, or all that are awaited, are durable.
+
+        Raises `CheckpointError` when one failed, the keeper is gone, or the time is up.
+        """
+        deadline = time.monotonic() + timeout_s
+        self.listen()
+        while self._awaited if step is None else step in self._awaited:
+            left = deadline - time.monotonic()
+            if self._link.closed:
+                raise CheckpointError(f"the keeper is gone before steps {self._named()}")
+            if left <= 0:
+                raise CheckpointError(f"steps {self._named()}: not durable in {timeout_s:g} s")
+            self.listen(left)
+        if self._failures:
+            failures, self._failures = self._failures, []
+            raise CheckpointError("; ".join(failures))
+
+    def _named(self) -> str:
+        return ", ".join(str(step) for step in sorted(self._awaited))
+
+    def close(self) -> None:
+        """Let the keeper go; one of our own ends when its work is done."""
+        self._link.close()
+        if self._process is not None:
+            self._process.wait(timeout=ANSWER_S)

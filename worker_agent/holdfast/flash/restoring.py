@@ -1,0 +1,333 @@
+"""Fills a training state from images, whatever world wrote them.
+
+First everything is compared, then everything is read that can be refused, and only then is
+anything changed. A box of a tensor is put together from the boxes that overlap it, so the same
+world and another one take the same path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.copying import Piece, Pieces
+from holdfast.flash.planning import Local, Place, locate
+from holdfast.flash.saving import decode_value
+from holdfast.flash.state import Leaves, Parts, Stateful, parameter_names
+from holdfast.flash.table import Box, ShardTable, TensorItem, overlap
+
+if TYPE_CHECKING:
+    import torch
+
+_SHOWN: Final = 10
+
+
+class RestoreError(Exception):
+    """A checkpoint does not fit the state; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """One rank's image, mapped."""
+
+    table: ShardTable
+    lengths: tuple[int, ...]
+    memory: Any
+    """A buffer that torch may wrap."""
+    tail: bool
+    """It has the tail as well."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """All images of a version, by name."""
+
+    tensors: dict[str, list[tuple[TensorItem, Any]]] = field(default_factory=dict)
+    values: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
+    paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    world: int = 0
+
+
+def stored(images: Iterable[Image]) -> Stored:
+    """Return what the images hold together."""
+    found = Stored()
+    for image in images:
+        table = image.table
+        found.world = table.world
+        found.paths.update(table.paths)
+        for item in table.tensors:
+            if image.tail or not item.tail:
+                found.tensors.setdefault(item.name, []).append((item, image.memory))
+        spans = table.spans(image.lengths)[len(table.tensors) :]
+        for value, span in zip(table.byte_items, spans, strict=True):
+            if image.tail or not value.tail:
+                found.values.setdefault(value.name, (image.memory, *span))
+    return found
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is to be done once nothing can be refused any more."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Restorer:
+    """One restore of one state."""
+
+    def __init__(self, parts: Parts, leaves: Leaves, place: Place, found: Stored) -> None:
+        """Take the state as it is, and what is stored."""
+        self._parts, self._leaves, self._place, self._found = parts, leaves, place, found
+        self._work = _Work()
+        self._fresh: dict[int, dict[Any, dict[str, Any]]] = {}
+        self._settings: list[tuple[dict[str, Any], str, Any]] = []
+        self._values: dict[str, Any] = {}
+
+    def run(self, *, partial: bool, threads: int) -> list[str]:
+        """Restore; return what was noteworthy.
+
+        partial: load what fits and leave the rest as it is.
+        Raises `RestoreError` with the first differences.
+        """
+        import torch
+
+        work = self._work
+        for name in self._found.values:
+            memory, begin, length = self._found.values[name]
+            body = bytes(memoryview(memory)[begin : begin + length])
+            self._values[name] = decode_value(name, body)
+        with torch.no_grad():
+            self._models()
+            self._optimizers()
+            self._extras()
+            if work.wrong and not partial:
+                raise RestoreError(
+                    f"{len(work.wrong)} differences between checkpoint and state, the first: "
+                    f"{'; '.join(work.wrong[:_SHOWN])}. load(partial=True) takes what fits"
+                )
+            self._unshard_nothing()
+            for to, source in work.copies:
+                to.copy_(source)
+            Pieces(work.pieces).copy(threads)
+        return self._apply()
+
+    def _models(self) -> None:
+        names = set()
+        for leaf in self._leaves.tensors:
+            if leaf.path[0] != "model":
+                continue
+            names.add(leaf.name)
+            self._fill(leaf.name, locate(leaf.tensor, leaf.name, self._place))
+        self._missing_or_new(names, "model")
+
+    def _missing_or_new(self, names: set[str], part: str) -> None:
+        there = {name for name in self._found.tensors if self._found.paths[name][0] == part}
+        wrong = self._work.wrong
+        wrong += [f"{name} is not in the state" for name in sorted(there - names)]
+
+    def _fill(self, name: str, local: Local) -> None:
+        """Plan the copies into one local tensor, or note why they cannot be."""
+        work, values = self._work, local.values
+        items = self._found.tensors.get(name)
+        if items is None:
+            work.wrong.append(f"{name} is not in the checkpoint")
+            return
+        dtype = str(values.dtype).removeprefix("torch.")
+        there = (items[0][0].dtype, items[0][0].shape)
+        if there != (dtype, local.shape):
+            work.wrong.append(f"{name} is {dtype} {local.shape}, in the checkpoint {there}")
+            return
+        if not values.numel():
+            return
+        wanted: Box = (local.offsets, tuple(values.shape))
+        covered, seen = 0, set[Box]()
+        for item, memory in items:
+            common = overlap(item.box, wanted)
+            if common is not None and item.box not in seen:
+                seen.add(item.box)
+                covered += math.prod(common[1])
+                self._copy(item, memory, common, local)
+        if covered != values.numel():
+            work.wrong.append(f"{name}: {covered} of {values.numel()} elements are stored")
+
+    def _copy(self, item: TensorItem, memory: Any, common: Box, local: Local) -> None:
+        source = _narrow(_values(item, memory, local.values.dtype), common, item.offsets)
+        to = _narrow(local.values, common, local.offsets)
+        self._work.kept.append(source)
+        if to.device.type == "cpu" and to.is_contiguous() and source.is_contiguous():
+            self._work.pieces.append(Piece(to.data_ptr(), source.data_ptr(), to.nbytes))
+        else:
+            self._work.copies.append((to, source))
+
+    def _optimizers(self) -> None:
+        for prefix, optimizer in self._parts.optimizers.items():
+            path = ("optimizer", prefix) if prefix else ("optimizer",)
+            names = parameter_names(self._parts, prefix)
+            by_name = {
+                names[id(parameter)]: (parameter, group)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            }
+            fresh: dict[Any, dict[str, Any]] = {}
+            for name, full in self._found.paths.items():
+                if full[: len(path) + 1] != (*path, "state"):
+                    continue
+                owner, key = str(full[len(path) + 1]), str(full[len(path) + 2])
+                if owner not in by_name:
+                    self._work.wrong.append(f"{name} is not in the state")
+                    continue
+                parameter, group = by_name[owner]
+                state = fresh.setdefault(parameter, {})
+                if name in self._values:
+                    state[key] = self._values[name]
+                elif name in self._found.tensors:
+                    state[key] = self._state_tensor(name, key, parameter, group)
+            self._fresh[id(optimizer)] = fresh
+            self._compare_groups(path, optimizer, names)
+
+    def _state_tensor(self, name: str, key: str, parameter: Any, group: dict[str, Any]) -> Any:
+        """Return a new tensor for a state entry, with the copies into it planned.
+
+        What has the parameter's shape is sharded as the parameter is. Other state is as torch
+        makes it: on the CPU where it counts steps, else beside the parameter.
+        """
+        import torch
+
+        item = self._found.tensors[name][0][0]
+        dtype = getattr(torch, item.dtype)
+        if item.shape == tuple(parameter.shape):
+            state = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            on_device = key != "step" or group.get("capturable") or group.get("fused")
+            device = parameter.device if on_device else torch.device("cpu")
+            state = torch.empty(item.shape, dtype=dtype, device=device)
+        self._fill(name, locate(state, name, self._place))
+        return state
+
+    def _compare_groups(
+        self, path: tuple[str, ...], optimizer: Any, names: Mapping[int, str]
+    ) -> None:
+        """Compare the groups' parameters; plan the copies of settings that are tensors."""
+        begin, wrong = (*path, "param_groups"), self._work.wrong
+        settings = self._below(begin)
+        there = {number for number, _ in settings}
+        if there != set(range(len(optimizer.param_groups))):
+            wrong.append(f"{'.'.join(begin)}: {len(there)} groups in the checkpoint")
+            return
+        for number, group in enumerate(optimizer.param_groups):
+            saved = self._values.get(settings.get((number, "params"), ""), [])
+            if sorted(saved) != sorted(names[id(parameter)] for parameter in group["params"]):
+                wrong.append(f"{'.'.join(begin)}.{number}: other parameters in the checkpoint")
+                continue
+            for key, value in group.items():
+                name = settings.get((number, key))
+                if name in self._found.tensors and name is not None:
+                    group_value = _like(self._found.tensors[name][0][0], value)
+                    self._fill(name, locate(group_value, name, self._place))
+                    self._settings.append((group, key, group_value))
+                elif name is not None and key != "params":
+                    self._settings.append((group, key, self._values[name]))
+
+    def _below(self, begin: tuple[str, ...]) -> dict[tuple[Any, Any], str]:
+        """Return the stored names two keys below a path."""
+        size = len(begin)
+        return {
+            (path[size], path[size + 1]): name
+            for name, path in self._found.paths.items()
+            if path[:size] == begin and len(path) == size + 2
+        }
+
+    def _extras(self) -> None:
+        for leaf in self._leaves.values:
+            if leaf.name not in self._values and not leaf.own and leaf.path[0] != "optimizer":
+                self._work.wrong.append(f"{leaf.name} is not in the checkpoint")
+        known = {leaf.name for leaf in self._leaves.values}
+        for name in self._values:
+            if self._found.paths[name][0] in ("extra", "model") and name not in known:
+                self._work.wrong.append(f"{name} is not in the state")
+
+    def _unshard_nothing(self) -> None:
+        """Have FSDP drop what it gathered before: it would outlive the values it came from."""
+        for model in self._parts.models.values():
+            for module in model.modules():
+                if hasattr(module, "reshard") and hasattr(module, "_get_fsdp_state"):
+                    module.reshard()  # type: ignore[operator] # checked above
+
+    def _apply(self) -> list[str]:
+        import torch
+
+        for optimizer in self._parts.optimizers.values():
+            optimizer.state.clear()
+            optimizer.state.update(self._fresh[id(optimizer)])
+        for group, key, value in self._settings:
+            if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
+        for key, value in self._parts.extra.items():
+            if f"extra.{key}" in self._values:
+                _give(self._parts.extra, key, value, self._values[f"extra.{key}"])
+        self._extra_states()
+        return self._per_rank()
+
+    def _extra_states(self) -> None:
+        for leaf in self._leaves.values:
+            if leaf.path[0] == "model" and leaf.name in self._values:
+                module = getattr(leaf.read, "__self__", None)
+                if module is not None:
+                    module.set_extra_state(self._values[leaf.name])
+
+    def _per_rank(self) -> list[str]:
+        rank, notes = self._place.rank, []
+        same = self._found.world == self._place.world
+        for key, value in self._parts.per_rank.items():
+            states = [
+                self._values[f"rank_{number}.{key}"]
+                for number in range(self._found.world)
+                if f"rank_{number}.{key}" in self._values
+            ]
+            reshard = getattr(value, "reshard", None)
+            if same and f"rank_{rank}.{key}" in self._values:
+                _give(self._parts.per_rank, key, value, self._values[f"rank_{rank}.{key}"])
+            elif reshard is not None and len(states) == self._found.world:
+                value.load_state_dict(reshard(states, rank, self._place.world))
+            else:
+                notes.append(
+                    f"{key} of rank {rank} begins anew: it was saved by a world of "
+                    f"{self._found.world}, this one has {self._place.world}"
+                )
+        return notes
+
+
+def _values(item: TensorItem, memory: Any, dtype: torch.dtype) -> torch.Tensor:
+    import torch
+
+    count = math.prod(item.sizes)
+    values = torch.frombuffer(memory, dtype=dtype, count=count, offset=item.payload)
+    return values.view(item.sizes)
+
+
+def _narrow(tensor: torch.Tensor, box: Box, offsets: Sequence[int]) -> torch.Tensor:
+    for dim, (begin, size) in enumerate(zip(*box, strict=True)):
+        tensor = tensor.narrow(dim, begin - offsets[dim], size)
+    return tensor
+
+
+def _like(item: TensorItem, here: Any) -> torch.Tensor:
+    """Return a new tensor for a stored setting, beside the one that is there."""
+    import torch
+
+    device = here.device if isinstance(here, torch.Tensor) else None
+    return torch.empty(item.shape, dtype=getattr(torch, item.dtype), device=device)
+
+
+def _give(holder: Any, key: str, value: Any, state: Any) -> None:
+    if isinstance(value, Stateful):
+        value.load_state_dict(state)
+    else:
+        holder[key] = state

@@ -1,0 +1,218 @@
+"""Copies a state into slots, as planned: what a save costs a training step.
+
+A save compares a signature, copies, and stores a few words. Nothing is planned, pickled (but small
+values that changed) or allocated, and no other rank is asked.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.flash.arena import Arena, Slot
+from holdfast.flash.copying import Piece, Pieces
+from holdfast.flash.decide.slots import SlotState, Version
+from holdfast.flash.planning import Plan, Source
+from holdfast.flash.state import Leaves, StateError, ValueLeaf
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Changed(Exception):  # noqa: N818 - a finding, caught where it is raised
+    """The state is no longer what was planned for: plan again."""
+
+
+class RoomNeeded(Changed):
+    """The values that are no tensors have outgrown their room."""
+
+    def __init__(self, size: int) -> None:
+        """Take the bytes that they need."""
+        super().__init__(f"{size} bytes of values")
+        self.size = size
+
+
+def plain(tensor: Any) -> torch.Tensor:
+    """Return the tensor that has the storage."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """What goes into one slot, in one of the two halves of an overlapped save."""
+
+    pieces: Pieces
+    others: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """(to, from) of what the helper cannot copy: other strides, or another device."""
+
+
+class Saver:
+    """A plan bound to an arena and to the tensors of this moment."""
+
+    def __init__(self, plan: Plan, leaves: Leaves, arena: Arena) -> None:
+        """Bind, and write the framing into every slot that may be written."""
+        self.arena = arena
+        self._plan = plan
+        self._leaves = leaves
+        self._signature = [
+            (leaf.holder, leaf.key, leaf.tensor, plain(leaf.tensor).data_ptr())
+            for leaf in leaves.tensors
+        ]
+        self._encoded: dict[str, tuple[Any, bytes]] = {}
+        self._framed: set[int] = set()
+        self._copies = [self._bind(slot) for slot in arena.slots]
+        for slot in arena.slots:
+            if slot.state is SlotState.EMPTY:
+                self._frame(slot)
+
+    def check(self) -> None:
+        """Raise `Changed` unless every tensor is the one that was planned for."""
+        for container, count in self._leaves.counts:
+            if len(container) != count:
+                raise Changed("an entry came or went")
+        for holder, key, tensor, pointer in self._signature:
+            if holder.get(key) is not tensor or plain(tensor).data_ptr() != pointer:
+                raise Changed(f"{key} is another tensor")
+
+    def values(self) -> list[bytes]:
+        """Return the values that are no tensors, encoded; raises `RoomNeeded`."""
+        bodies = [self._encode(leaf) for leaf in self._plan.values]
+        total = sum(map(len, bodies))
+        if total > self.arena.geometry.bytes_room:
+            raise RoomNeeded(total)
+        return bodies
+
+    def begin(self, slot: Slot, version: Version, bodies: list[bytes]) -> None:
+        """Take the slot and put into it what must be of this very moment."""
+        table = self.arena.table
+        slot.begin_write(version, rank=table.rank, world=table.world, layout=self.arena.layout)
+        if slot.index not in self._framed:
+            self._frame(slot)
+        at = table.tensor_bytes
+        for body in bodies:
+            slot.image[at : at + len(body)] = body
+            at += len(body)
+
+    def copy(self, slot: Slot, *, trained: bool, threads: int) -> None:
+        """Copy the tensors that change in `optimizer.step()` only, or all others."""
+        copies = self._copies[slot.index][trained]
+        for to, source in copies.others:
+            to.copy_(source)
+        copies.pieces.copy(threads)
+
+    def _frame(self, slot: Slot) -> None:
+        for source in self._plan.sources:
+            item, frame = source.item, source.frame
+            if frame is not None:
+                slot.image[item.at : item.payload] = frame.before
+                after = item.payload + item.size
+                slot.image[after : after + len(frame.after)] = frame.after
+        self._framed.add(slot.index)
+
+    def _bind(self, slot: Slot) -> tuple[_Copies, _Copies]:
+        return self._half(slot, trained=False), self._half(slot, trained=True)
+
+    def _half(self, slot: Slot, *, trained: bool) -> _Copies:
+        base = self.arena.address + slot.image_begin
+        pieces, others, done = [], [], set[int]()
+        for source in self._plan.sources:
+            item = source.item
+            if source.leaf.trained is not trained or item.payload in done:
+                continue
+            done.add(item.payload)
+            values = _rows(source)
+            if not item.size:
+                continue
+            if values.device.type == "cpu" and values.is_contiguous() and not _lazy(values):
+                pieces.append(Piece(base + item.payload, values.data_ptr(), item.size))
+            else:
+                others.append((_view(slot, item.payload, values), values))
+        return _Copies(Pieces(pieces), tuple(others))
+
+    def _encode(self, leaf: ValueLeaf) -> bytes:
+        value = leaf.read()
+        known = self._encoded.get(leaf.name)
+        if known is not None and _same(known[0], value):
+            return known[1]
+        body = encode_value(leaf.name, value, check=known is None)
+        self._encoded[leaf.name] = (_frozen(value), body)
+        return body
+
+
+def _rows(source: Source) -> torch.Tensor:
+    values = plain(source.leaf.tensor).detach()
+    return values if source.rows is None else values.narrow(0, source.begin, source.rows)
+
+
+def _lazy(values: torch.Tensor) -> bool:
+    return values.is_conj() or values.is_neg()
+
+
+def _view(slot: Slot, at: int, values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(slot.image, dtype=values.dtype, count=values.numel(), offset=at).view(
+        values.shape
+    )
+
+
+_SIMPLE = (int, float, str, bool, type(None))
+
+
+def _frozen(value: Any) -> Any:
+    """Return a copy to compare the next value with; a new object where that is no use."""
+    if isinstance(value, _SIMPLE):
+        return value
+    if type(value) is dict:
+        return {key: _frozen(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_frozen(item) for item in value)
+    return object()
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Tell whether two values encode alike: 1, 1.0 and True do not."""
+    if type(old) is not type(new):
+        return False
+    if type(old) is dict:
+        return list(old) == list(new) and all(_same(old[key], new[key]) for key in old)
+    if type(old) in (list, tuple):
+        return len(old) == len(new) and all(map(_same, old, new))
+    return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
+
+
+def encode_value(name: str, value: Any, *, check: bool = True) -> bytes:
+    """Return what torch.save makes of a value; check: make sure that it can be loaded as data.
+
+    Raises `StateError` naming the value: a class of the user's would have to be trusted later.
+    """
+    import torch
+
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        body = file.getvalue()
+        if check:
+            decode_value(name, body)
+    except StateError:
+        raise
+    except Exception as error:  # whatever the value's own pickling raises
+        raise StateError(f"{name}: {type(value).__name__} cannot be saved: {error}") from error
+    return body
+
+
+def decode_value(name: str, body: bytes) -> Any:
+    """Return a value, loaded as data; raises `StateError`."""
+    import pickle
+
+    import torch
+
+    try:
+        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+        raise StateError(
+            f"{name} is no plain data (numbers, text, tensors, and lists, tuples and dicts of "
+            f"them): {str(error).splitlines()[0]}"
+        ) from error

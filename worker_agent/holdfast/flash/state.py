@@ -1,0 +1,294 @@
+"""What of a training state is saved: tensors and other values, each under its name.
+
+Collects without changing anything: optimizer state is never forced into existence, and the
+sources of FSDP parameters are the sharded ones, whatever the module shows at the moment. Names are
+those of torch's `get_state_dict`, so that `dcp.load` finds what it expects. Layout is `planning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from holdfast.flash.table import Path
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_WRAPPERS: Final = ("module", "_orig_mod", "_checkpoint_wrapped_module")
+"""Names that DDP, torch.compile and activation checkpointing put into a parameter's name."""
+
+
+class StateError(Exception):
+    """The state holds something that cannot be saved exactly."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What schedulers, data loaders and torch's own Stateful have in common."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """A tensor, and where it will be found again without a walk."""
+
+    name: str
+    path: Path
+    holder: Mapping[Any, Any]
+    key: Any
+    tensor: torch.Tensor
+    trained: bool = False
+    """It changes in `optimizer.step()` only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLeaf:
+    """A value that is no tensor, read anew at each save."""
+
+    name: str
+    path: Path
+    read: Callable[[], Any]
+    own: bool = False
+    """Each rank has its own."""
+
+
+@dataclass(slots=True)
+class Leaves:
+    """Everything that is saved, and what a change of the structure would change."""
+
+    tensors: list[TensorLeaf] = field(default_factory=list)
+    values: list[ValueLeaf] = field(default_factory=list)
+    counts: list[tuple[Any, int]] = field(default_factory=list)
+    """Containers and their lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a `Checkpointer` was given."""
+
+    models: Mapping[str, nn.Module]
+    """By prefix: "" for a single one, else its number."""
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    extra: Mapping[str, Any]
+    per_rank: Mapping[str, Any]
+
+
+def numbered(things: Any, kind: type, name: str) -> dict[str, Any]:
+    """Return one thing or a list of them by prefix; TypeError for what is neither."""
+    if things is None:
+        return {}
+    many = list(things) if isinstance(things, Sequence) else [things]
+    for thing in many:
+        if not isinstance(thing, kind):
+            raise TypeError(f"{name}={thing!r}: expected {kind.__name__} or a list of them")
+    return {"": many[0]} if len(many) == 1 else {f"{i}": thing for i, thing in enumerate(many)}
+
+
+def collect(parts: Parts, rank: int) -> Leaves:
+    """Return all leaves; raises `StateError` for what cannot be saved."""
+    leaves = Leaves()
+    trained = {
+        id(parameter)
+        for optimizer in parts.optimizers.values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for prefix, model in parts.models.items():
+        _model(leaves, ("model", prefix) if prefix else ("model",), model, trained)
+    for prefix, optimizer in parts.optimizers.items():
+        path = ("optimizer", prefix) if prefix else ("optimizer",)
+        _optimizer(leaves, path, optimizer, parameter_names(parts, prefix))
+    for key in parts.extra:
+        path = ("extra", key)
+        leaves.values.append(ValueLeaf(".".join(path), path, _reader(parts.extra, key)))
+    for key in parts.per_rank:
+        path = (f"rank_{rank}", key)
+        read = _reader(parts.per_rank, key)
+        leaves.values.append(ValueLeaf(".".join(path), path, read, own=True))
+    return leaves
+
+
+def _reader(source: Mapping[str, Any], key: str) -> Callable[[], Any]:
+    value = source[key]
+    return value.state_dict if isinstance(value, Stateful) else lambda: source[key]
+
+
+def clean(name: str) -> str:
+    """Return a parameter's name without what wrappers have added to it."""
+    parts = name.split(".")
+    return ".".join(part for part in parts if part not in _WRAPPERS[1:])
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside DDP and torch.compile."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:  # noqa: SLF001 - what torch.compile leaves
+            inner = model._modules["_orig_mod"]  # noqa: SLF001
+            if inner is None:
+                return model
+            model = inner
+        else:
+            return model
+
+
+def parameter_names(parts: Parts, prefix: str) -> dict[int, str]:
+    """Return id → name of every parameter an optimizer may hold; the first name if it has two."""
+    names: dict[int, str] = {}
+    for number, model in parts.models.items():
+        begin = f"{number}." if number and number != prefix else ""
+        for name, holder, key in parameters(model):
+            names.setdefault(id(holder[key]), begin + name)
+    return names
+
+
+def parameters(model: nn.Module) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
+    """Return name, holder and key of every parameter; of FSDP's the sharded one."""
+    sharded = _sharded(model)
+    for name, module in unwrap(model).named_modules(remove_duplicate=False):
+        held = module._parameters  # noqa: SLF001 - no public way to the holder
+        for key in [key for key, value in held.items() if value is not None]:
+            full = clean(f"{name}.{key}" if name else key)
+            fsdp = sharded.get((id(module), key))
+            if fsdp is None:
+                yield full, held, key
+            else:
+                yield full, vars(fsdp), "sharded_param"
+
+
+def _sharded(model: nn.Module) -> dict[tuple[int, str], Any]:
+    """Return FSDP2's record of each parameter, by its module and name there."""
+    found: dict[tuple[int, str], Any] = {}
+    for module in model.modules():
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        for group in _groups(state):
+            for record in group.fsdp_params:
+                info = record._module_info  # noqa: SLF001
+                found[id(info.module), info.param_name] = record
+                for shared, name in zip(info.shared_modules, info.shared_param_names, strict=True):
+                    found[id(shared), name] = record
+    return found
+
+
+def _groups(state: Any) -> list[Any]:
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    one = getattr(state, "_fsdp_param_group", None)
+    return [] if one is None else [one]
+
+
+def _model(leaves: Leaves, path: tuple[str, ...], model: nn.Module, trained: set[int]) -> None:
+    names = set()
+    for name, holder, key in parameters(model):
+        names.add(name)
+        full = (*path, name)
+        tensor = holder[key]
+        leaves.tensors.append(
+            TensorLeaf(".".join(full), full, holder, key, tensor, trained=id(tensor) in trained)
+        )
+    for name, module in unwrap(model).named_modules(remove_duplicate=False):
+        leaves.counts += [
+            (module._parameters, len(module._parameters)),  # noqa: SLF001
+            (module._buffers, len(module._buffers)),  # noqa: SLF001
+            (module._modules, len(module._modules)),  # noqa: SLF001
+        ]
+        for key, value in module._buffers.items():  # noqa: SLF001
+            if value is None or key in module._non_persistent_buffers_set:  # noqa: SLF001
+                continue
+            full = (*path, clean(f"{name}.{key}" if name else key))
+            names.add(full[-1])
+            leaves.tensors.append(
+                TensorLeaf(".".join(full), full, module._buffers, key, value)  # noqa: SLF001
+            )
+        if type(module).get_extra_state is not _plain_extra_state():
+            full = (*path, clean(f"{name}._extra_state" if name else "_extra_state"))
+            names.add(full[-1])
+            leaves.values.append(ValueLeaf(".".join(full), full, module.get_extra_state))
+    _compare(model, names)
+
+
+def _plain_extra_state() -> Any:
+    from torch import nn
+
+    return nn.Module.get_extra_state
+
+
+def _compare(model: nn.Module, names: set[str]) -> None:
+    """Refuse a module whose own state_dict has other names: something would be missing."""
+    shown = {clean(name) for name in unwrap(model).state_dict()}
+    different = sorted(shown ^ names)
+    if different:
+        raise StateError(
+            f"{type(model).__name__}.state_dict() has other names than its parameters and "
+            f"buffers: {', '.join(different[:10])}. Pass the parts that have them, or the state "
+            f"itself to holdfast.flash.dcp.async_save"
+        )
+
+
+def _optimizer(
+    leaves: Leaves, path: tuple[str, ...], optimizer: torch.optim.Optimizer, names: dict[int, str]
+) -> None:
+    import torch
+
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise StateError(
+                    f"{type(optimizer).__name__} holds a parameter of shape "
+                    f"{tuple(parameter.shape)} that is in no given model: pass its model too"
+                )
+    leaves.counts += [
+        (optimizer.state, len(optimizer.state)),
+        (optimizer.param_groups, len(optimizer.param_groups)),
+    ]
+    for parameter, state in optimizer.state.items():
+        leaves.counts.append((state, len(state)))
+        for key, value in state.items():
+            full = (*path, "state", names[id(parameter)], key)
+            name = ".".join(full)
+            if isinstance(value, torch.Tensor):
+                leaves.tensors.append(TensorLeaf(name, full, state, key, value, trained=True))
+            else:
+                read = _item_of(state, key)
+                leaves.values.append(ValueLeaf(name, full, read))
+    for number, group in enumerate(optimizer.param_groups):
+        _group(leaves, (*path, "param_groups", number), group, names)
+
+
+def _group(
+    leaves: Leaves, path: tuple[str | int, ...], group: dict[str, Any], names: dict[int, str]
+) -> None:
+    """Add a group's settings, each under its own name as torch has them."""
+    import torch
+
+    leaves.counts += [(group, len(group)), (group["params"], len(group["params"]))]
+    for key, value in group.items():
+        full = (*path, key)
+        name = ".".join(map(str, full))
+        if isinstance(value, torch.Tensor):
+            leaves.tensors.append(TensorLeaf(name, full, group, key, value))
+        elif key == "params":
+            held = [names[id(parameter)] for parameter in value]
+            leaves.values.append(ValueLeaf(name, full, _constant(held)))
+        else:
+            leaves.values.append(ValueLeaf(name, full, _item_of(group, key)))
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def _item_of(state: Mapping[str, Any], key: str) -> Callable[[], Any]:
+    return lambda: state[key]
