@@ -102,6 +102,10 @@ bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, be
 	$(BIN)/python bench/sdk_step.py
 	$(BIN)/python -m bench.step_overhead
 
+.PHONY: bench-flash
+bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch's own ways of saving
+	$(BIN)/python -m bench.flash
+
 .PHONY: soak-real
 soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing lost, nothing left
 	$(BIN)/python -m bench.soak --publish

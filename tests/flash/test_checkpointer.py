@@ -324,3 +324,26 @@ def test_a_damaged_newest_step_is_passed_over_with_a_warning(tmp_path: Path) -> 
         pytest.warns(RuntimeWarning, match=r"step 2 was passed over: .*__0_0\.distcp: model\."),
     ):
         assert flash.load() == 1
+
+
+def test_training_goes_on_without_its_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that is killed is a warning once; a save that was asked for is an error."""
+    monkeypatch.setattr("holdfast.job._job", None)
+    model, optimizer = _state()
+    schedule = Schedule(memory_every=1, storage_every=2)
+    flash = holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, schedule=schedule)
+    flash.step(1)
+    assert flash._client is not None
+    assert flash._client._process is not None
+    flash._client._process.kill()
+    flash._client._process.wait()
+    with pytest.warns(RuntimeWarning, match="the keeper is gone"):
+        flash.step(2)
+    for step in range(3, 9):
+        assert flash.step(step) is CONTINUE
+    with pytest.raises(CheckpointError, match="step 9: no slot"):
+        flash.save(9)
+    flash.close()
+    monkeypatch.setattr("holdfast.job._job", None)

@@ -24,13 +24,13 @@ def worlds() -> Iterator[Worlds]:
 def test_every_world_loads_what_every_other_saved(worlds: Worlds, tmp_path: Path) -> None:
     """{plain, DDP, FSDP2} × worlds of 1 to 3, from storage: exact, weights and optimizer.
 
-    Each into two others, so that each kind and size is loaded from a larger and a smaller one.
+    Each into one other, so that every kind and size saves once and loads once.
     """
     wrong = []
     for number, (kind, count) in enumerate(CELLS):
         root = str(tmp_path / f"{kind}-{count}")
         (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2, durable=True)
-        for other, size in (CELLS[(number + 1) % 6], CELLS[(number + 3) % 6]):
+        for other, size in (CELLS[(number + 4) % 6],):
             answers = worlds.run(kind=other, world=size, root=root, steps=0, durable=True, seed=7)
             wrong += [
                 f"{kind} {count} → {other} {size}: {answer}"
@@ -43,8 +43,7 @@ def test_every_world_loads_what_every_other_saved(worlds: Worlds, tmp_path: Path
 def test_a_killed_world_resumes_from_memory_in_any_other(worlds: Worlds, tmp_path: Path) -> None:
     """SIGKILL of all ranks, nothing on storage: the newest step in the arenas is exact."""
     wrong = []
-    pairs = [(("ddp", 2), ("ddp", 2)), (("fsdp", 2), ("fsdp", 2)), (("fsdp", 3), ("ddp", 2))]
-    pairs += [(("ddp", 3), ("fsdp", 2)), (("fsdp", 2), ("fsdp", 3)), (("plain", 1), ("fsdp", 2))]
+    pairs = [(("fsdp", 2), ("fsdp", 2)), (("fsdp", 3), ("ddp", 2)), (("ddp", 2), ("fsdp", 3))]
     for number, ((kind, count), (other, size)) in enumerate(pairs):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -72,6 +71,7 @@ def test_a_resumed_world_goes_on_as_if_nothing_had_happened(worlds: Worlds, tmp_
     root = str(tmp_path / "b")
     worlds.run(kind="fsdp", world=2, root=root, steps=2, durable=True)
     parts = worlds.run(kind="fsdp", world=2, root=root, steps=3, durable=True, seed=9)
+    assert whole[0]["random"] != whole[1]["random"]
     for one, other in itertools.zip_longest(whole, parts):
         assert {key: one[key] for key in ("saved", "lr", "random")} == {
             key: other[key] for key in ("saved", "lr", "random")
@@ -87,3 +87,13 @@ def test_an_overlapped_copy_saves_what_the_step_left(worlds: Worlds, tmp_path: P
         )
         (loaded, *_) = worlds.run(kind="ddp", world=2, root=root, steps=0, durable=True, seed=3)
         assert (loaded["start"], loaded["loaded"]) == (step, saved["saved"])
+
+
+def test_a_rank_saves_alone_and_after_an_evaluation(worlds: Worlds, tmp_path: Path) -> None:
+    """No save asks another rank; FSDP2's gathered parameters are never what is saved."""
+    root = str(tmp_path / "ck")
+    (saved, *_) = worlds.run(
+        kind="fsdp", world=2, root=root, steps=2, durable=True, evaluate=True, lonely=True
+    )
+    (loaded, *_) = worlds.run(kind="plain", world=1, root=root, steps=0, durable=True, seed=3)
+    assert (loaded["start"], loaded["loaded"]) == (2, saved["saved"])

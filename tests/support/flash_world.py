@@ -161,13 +161,20 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     )
     start = flash.load()
     pipe.send({"start": start, "loaded": digest(model, optimizer, scheduler)})
+    if start == 0:
+        torch.manual_seed(1000 + int(os.environ["RANK"]))
     inputs = torch.randn(8, 1024, generator=torch.Generator().manual_seed(5))
     for step in range(start, start + world["steps"]):
         optimizer.zero_grad()
         model(inputs).square().mean().backward()
         optimizer.step()
         scheduler.step()
+        if world.get("evaluate"):
+            _evaluate(model, inputs)
         flash.save(step + 1, durable=world["durable"])
+    if world.get("lonely") and os.environ["RANK"] == "0":
+        for step in range(3):
+            flash.save(1000 + step, durable=False)
     flash.wait()
     saved = digest(model, optimizer, scheduler)
     random_numbers = torch.rand(3).tolist()
@@ -175,6 +182,16 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     if world.get("die"):
         os.kill(os.getpid(), signal.SIGKILL)
     flash.close()
+
+
+def _evaluate(model: Any, inputs: Any) -> None:
+    """Run without training, after which FSDP2 leaves the root's parameters whole."""
+    import torch
+
+    model.eval()
+    with torch.no_grad():
+        model(inputs)
+    model.train()
 
 
 def _model(world: Mapping[str, Any]) -> Any:

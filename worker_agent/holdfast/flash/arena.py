@@ -14,7 +14,6 @@ import ctypes
 import fcntl
 import mmap
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,13 +308,3 @@ def in_file(path: str, table: bytes, geometry: Geometry) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def wait_for_slot(arena: Arena, timeout_s: float) -> bool:
-    """Wait until a slot is EMPTY; for saves that must not be skipped. False after the time."""
-    deadline = time.monotonic() + timeout_s
-    while all(slot.state is not SlotState.EMPTY for slot in arena.slots):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.001)
-    return True

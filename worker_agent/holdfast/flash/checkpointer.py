@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from holdfast.environment import Environment
 from holdfast.flash.agreement import from_rank_0
-from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena, wait_for_slot
+from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
 from holdfast.flash.commit import read_manifest
 from holdfast.flash.decide.schedule import Schedule, due
@@ -136,7 +136,10 @@ class Checkpointer:
             warnings.warn(note, RuntimeWarning, stacklevel=3)
 
     def step(self, step: int, *, samples: int = 0, loss: Any = None) -> Action:
-        """Say that a step is complete, and save it if it is due; returns what `Job.step` does."""
+        """Say that a step is complete, and save it if it is due; returns what `Job.step` does.
+
+        A scheduled save that fails is a warning: training goes on.
+        """
         what = due(step, self._schedule)
         action = init().step(step, samples=samples, loss=loss)
         if action is SAVE_AND_STOP:
@@ -144,23 +147,36 @@ class Checkpointer:
             self.wait(step)
         elif what.memory:
             self._save(step, durable=what.storage, must=what.storage)
+            for failure in self._connect().failures():
+                warnings.warn(failure, RuntimeWarning, stacklevel=2)
         return action
 
-    def save(self, step: int, *, durable: bool = True) -> None:
-        """Save this very state now, whatever the schedule says."""
-        self._save(step, durable=durable, must=True)
+    def prepare(self) -> None:
+        """Plan and have the memory made now, so that the first save costs no more than others."""
+        self.join()
+        self._ready()
 
-    def _save(self, step: int, *, durable: bool, must: bool) -> None:
+    def save(self, step: int, *, durable: bool = True) -> None:
+        """Save this very state now, whatever the schedule says.
+
+        Raises `CheckpointError` when it cannot be; whether it became durable says `wait`.
+        """
+        if not self._save(step, durable=durable, must=True):
+            reasons = self._connect().failures() or ["no slot became free"]
+            raise CheckpointError(f"step {step}: {'; '.join(reasons)}")
+
+    def _save(self, step: int, *, durable: bool, must: bool) -> bool:
+        """Save to a free slot; must: wait for one. False when there is none, or no keeper."""
         self.join()
         client = self._connect()
         client.listen()
         saver, bodies = self._ready()
-        if must and not wait_for_slot(saver.arena, _SLOT_S):
-            raise CheckpointError(f"step {step}: no slot became free in {_SLOT_S:g} s")
+        if must:
+            client.wait_for_slot(saver.arena, _SLOT_S)
         choice = choose(saver.arena.views())
-        if choice.slot is None:
+        if choice.slot is None or client.is_lost():
             self.skipped += 1
-            return
+            return False
         slot, version = saver.arena.slots[choice.slot], Version(self._lineage, step)
         if durable:
             client.expect_durable(step)
@@ -178,6 +194,7 @@ class Checkpointer:
             self._copying = _Copying(finish)
         else:
             finish()
+        return True
 
     def _ready(self) -> tuple[Saver, list[bytes]]:
         """Return a saver whose plan fits the state of this moment, and the small values."""

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.flash.agreement import shared_token
-from holdfast.flash.decide.slots import Version
+from holdfast.flash.arena import Arena
+from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.keeping import connect, start
 from holdfast.flash.link import Durable, Failed, Hello, Link, Message, Refused, Saved
 from holdfast.flash.planning import Place
 
 ANSWER_S: Final = 600.0
 """Seconds in which a keeper answers: it may have to verify a whole checkpoint first."""
+
+_LOOK_S: Final = 0.001
+"""Seconds between two looks at the slots: a slot is given back by a store, without a message."""
 
 
 class CheckpointError(Exception):
@@ -35,6 +39,7 @@ class Client:
         self._process: subprocess.Popen[bytes] | None = None
         self._awaited: set[int] = set()
         self._failures: list[str] = []
+        self._lost = False
         self.durable = 0
         """The newest step that is announced durable."""
         token = ""
@@ -109,9 +114,33 @@ class Client:
             if left <= 0:
                 raise CheckpointError(f"steps {self._named()}: not durable in {timeout_s:g} s")
             self.listen(left)
-        if self._failures:
-            failures, self._failures = self._failures, []
+        if failures := self.failures():
             raise CheckpointError("; ".join(failures))
+
+    def failures(self) -> list[str]:
+        """Return what has failed since this was asked last."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def is_lost(self) -> bool:
+        """Tell whether the keeper is gone; the first time that is a failure too.
+
+        What was not durable is lost then, and nothing more will be kept.
+        """
+        if self._link.closed and not self._lost:
+            self._lost = True
+            lost = f"; steps {self._named()} are lost" if self._awaited else ""
+            self._failures.append(f"the keeper is gone, nothing is saved any more{lost}")
+        return self._lost
+
+    def wait_for_slot(self, arena: Arena, timeout_s: float) -> bool:
+        """Wait until a slot is free; False after the time, or when the keeper is gone."""
+        deadline = time.monotonic() + timeout_s
+        while all(slot.state is not SlotState.EMPTY for slot in arena.slots):
+            if self._link.closed or time.monotonic() >= deadline:
+                return False
+            self.listen(_LOOK_S)
+        return True
 
     def _named(self) -> str:
         return ", ".join(str(step) for step in sorted(self._awaited))

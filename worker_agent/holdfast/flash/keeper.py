@@ -69,14 +69,16 @@ class Keeper:
         self._room = room
         self._settings = settings
         self._held: dict[int, list[Held]] = {}
-        self._world = self._kept = 0
+        self._world = 0
+        self.kept = 0
+        """Ranks that this keeper holds together, of those in the world."""
         self.token = unique()
         self.complete: Version | None = None
         """The newest version that is VALID on every rank here."""
 
     def join(self, hello: Hello) -> None:
         """Take note of a rank; a world of another size changes what complete means."""
-        self._world, self._kept = hello.world, hello.kept
+        self._world, self.kept = hello.world, hello.kept
 
     @property
     def ranks(self) -> list[int]:
@@ -152,8 +154,8 @@ class Keeper:
         return None
 
     def _look_for_complete(self) -> None:
-        ranks = range(self._world) if self._kept == self._world else self.ranks
-        if len(ranks) < self._kept:
+        ranks = range(self._world) if self.kept == self._world else self.ranks
+        if len(ranks) < self.kept:
             return  # a rank that has no arena yet has no version in common with the others
         versions = {rank: self.versions(rank) for rank in self._held}
         found = newest_complete(versions, ranks)

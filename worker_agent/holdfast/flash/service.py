@@ -101,6 +101,10 @@ class Service:
         finally:
             self._work.put(None)
             worker.join()
+            for member in list(self._members):
+                self._forget(member)
+            if self._listener is not None:
+                self._listener.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
 
@@ -207,7 +211,7 @@ class Service:
         shard, error = None, ""
         try:
             if job.durable and self._storage is not None:
-                alone = job.held.arena.table.world > len(self._keeper.ranks)
+                alone = job.held.arena.table.world > self._keeper.kept
                 shard = self._storage.write(job, alone=alone)
             else:
                 hashed(job)
@@ -229,7 +233,7 @@ class Service:
             return
         parts = self._parts.setdefault(job.version, {})
         parts[job.held.rank] = shard
-        if len(parts) < min(shard.table.world, len(self._keeper.ranks)):
+        if len(parts) < min(shard.table.world, self._keeper.kept):
             return
         del self._parts[job.version]
         self._in_flight += 1
@@ -259,6 +263,7 @@ class Service:
                 member.link.send(Durable(step=job.version.step))
 
     def _failed(self, version: Version, error: str) -> None:
+        self._parts.pop(version, None)
         for member in self._members:
             if version in member.durable:
                 member.durable.discard(version)

@@ -1,0 +1,164 @@
+"""The keeper behind its socket: who is answered when, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.flash.arena import Arena
+from holdfast.flash.decide.room import Room
+from holdfast.flash.decide.slots import Version
+from holdfast.flash.keeper import Keeper
+from holdfast.flash.keeping import connect
+from holdfast.flash.link import (
+    Durable,
+    Failed,
+    Granted,
+    Hello,
+    Layout,
+    Link,
+    LinkError,
+    Origin,
+    Refused,
+    Restore,
+    Saved,
+)
+from holdfast.flash.service import Service, listen
+from holdfast.flash.table import encode
+from sample_shards import sample_shard
+
+WAIT_S = 30.0
+
+
+@contextmanager
+def _served(folder: Path, keeper: Keeper | None = None) -> Iterator[str]:
+    path, kept = str(folder / "socket"), keeper or Keeper()
+    service = Service(kept, listen(path))
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        yield path
+    finally:
+        service.stop()
+        thread.join()
+        kept.close()
+
+
+@contextmanager
+def _rank(
+    path: str, root: Path | str, rank: int = 0, world: int = 1, lineage: int = 1
+) -> Iterator[Link]:
+    link = connect(path)
+    link.send(
+        Hello(
+            rank=rank, world=world, kept=world, lineage=lineage, root=str(root),
+            keep_last=3, keep_every=0,
+        )
+    )  # fmt: skip
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def _layout(rank: int = 0, world: int = 1) -> Layout:
+    table = sample_shard(rank, world, random.Random(0))[0].table
+    return Layout(table=encode(table).decode(), bytes_room=4096, slots=3)
+
+
+def _save(link: Link, arena: Arena, version: Version, *, durable: bool) -> None:
+    slot = next(slot for slot in arena.slots if slot.state == 0)
+    table = arena.table
+    slot.begin_write(version, rank=table.rank, world=table.world, layout=arena.layout)
+    slot.image[:] = bytes([version.step]) * len(slot.image)
+    slot.commit([10])
+    link.send(Saved(lineage=version.lineage, step=version.step, durable=durable))
+
+
+def _arena(link: Link, rank: int = 0, world: int = 1) -> Arena:
+    link.send(_layout(rank, world))
+    _, (fd,), _ = link.expect(Granted, timeout_s=WAIT_S)
+    arena = Arena(fd)
+    os.close(fd)
+    return arena
+
+
+def test_a_step_is_announced_once_all_ranks_are_on_storage(tmp_path: Path) -> None:
+    """One rank's part alone is none; with the other's it is durable, and both hear so."""
+    with (
+        _served(tmp_path) as path,
+        _rank(path, tmp_path, 0, 2) as first,
+        _rank(path, tmp_path, 1, 2) as second,
+    ):
+        arenas = _arena(first, 0, 2), _arena(second, 1, 2)
+        _save(first, arenas[0], Version(1, 7), durable=True)
+        assert first.receive(0.2) is None
+        assert not (tmp_path / "step_7").exists()
+        _save(second, arenas[1], Version(1, 7), durable=True)
+        for link in (first, second):
+            assert link.expect(Durable, timeout_s=WAIT_S)[0] == Durable(step=7)
+        assert (tmp_path / "step_7" / "holdfast.json").exists()
+
+
+def test_nobody_is_told_what_to_start_from_while_an_older_world_lives(tmp_path: Path) -> None:
+    """Its ranks may still save: the answer comes when the last of them is gone."""
+    with _served(tmp_path) as path, _rank(path, "", lineage=2) as new:
+        with _rank(path, "", lineage=1) as old:
+            arena = _arena(old)
+            new.send(Restore())
+            assert new.receive(0.2) is None
+            _save(old, arena, Version(1, 3), durable=False)
+        origin, fds, _ = new.expect(Origin, timeout_s=WAIT_S)
+        assert isinstance(origin, Origin)
+        assert (origin.lineage, origin.step, origin.ranks) == (1, 3, (0,))
+        for fd in fds:
+            os.close(fd)
+
+
+def test_an_arena_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    """The trainer is told before anything is allocated, and may go on without."""
+    keeper = Keeper(room=lambda: Room(available=2**20, source="a test"))
+    with _served(tmp_path, keeper) as path, _rank(path, tmp_path) as link:
+        link.send(_layout())
+        refused = link.expect(Refused, timeout_s=WAIT_S)[0]
+        assert isinstance(refused, Refused)
+        assert "1 MiB are left by a test" in refused.error
+
+
+def test_a_directory_that_cannot_be_written_fails_that_step(tmp_path: Path) -> None:
+    """The reason reaches the trainer, and the slot is given back for the next."""
+    with _served(tmp_path) as path, _rank(path, tmp_path / "missing") as link:
+        arena = _arena(link)
+        _save(link, arena, Version(1, 7), durable=True)
+        failed = link.expect(Failed, timeout_s=WAIT_S)[0]
+        assert isinstance(failed, Failed)
+        assert (failed.step, "No such file" in failed.error) == (7, True)
+        (tmp_path / "missing").mkdir()
+        _save(link, arena, Version(1, 8), durable=True)
+        assert link.expect(Durable, timeout_s=WAIT_S)[0] == Durable(step=8)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"kind": "Nothing"}', b'{"kind": "Hello"}'])
+def test_what_is_no_message_is_refused_and_nobody_else_notices(tmp_path: Path, body: bytes) -> None:
+    """A foreign word costs its sender an answer; the keeper serves on."""
+    with _served(tmp_path) as path, _rank(path, "") as good:
+        with _rank(path, "") as bad:
+            bad._socket.send(body)
+            assert isinstance(bad.expect(Refused, timeout_s=WAIT_S)[0], Refused)
+        good.send(Restore())
+        assert good.expect(Origin, timeout_s=WAIT_S)[0] == Origin()
+
+
+def test_a_keeper_that_is_gone_is_told(tmp_path: Path) -> None:
+    """The trainer does not wait for its whole time-out."""
+    with _served(tmp_path) as path:
+        link = connect(path)
+    with pytest.raises(LinkError, match="closed the connection"):
+        link.expect(Origin, timeout_s=WAIT_S)
+    link.close()
