@@ -84,9 +84,11 @@ class Keeping:
 
 def _serve() -> None:
     import torch
-    import torch.distributed
+    import torch._dynamo  # what the first optimizer imports: a second, in each rank
     import torch.distributed.fsdp
     import torch.distributed.tensor
+
+    import holdfast.flash.checkpointer  # noqa: F401 - forked ranks find it imported
 
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
