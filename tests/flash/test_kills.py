@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "support" / "flash_kills.py"
-KILLS = 60
+KILLS = 150
+"""A tenth of what a campaign of the soak runs."""
 
 
 @pytest.mark.slow

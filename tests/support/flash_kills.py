@@ -37,8 +37,11 @@ from holdfast.flash.service import Service, listen
 from holdfast.flash.table import ByteItem, ShardTable, TensorItem, encode
 
 SIZE = 256 * 1024
-TRAINER_LINES = ("arena.py",)
-KEEPER_LINES = ("keeper.py", "commit.py", "persisting.py", "service.py", "origin.py", "disk.py")
+TRAINER_LINES = ("flash/arena.py", "support/flash_kills.py")
+KEEPER_LINES = tuple(
+    f"flash/{name}.py"
+    for name in ("keeper", "commit", "persisting", "service", "origin", "disk", "arena")
+)
 
 
 def table_of(rank: int, world: int) -> bytes:
@@ -76,7 +79,7 @@ def die_at_line(number: int, files: Sequence[str]) -> None:
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith(tuple(f"flash/{name}" for name in files)):
+        if not frame.f_code.co_filename.endswith(tuple(files)):
             return None
         if event == "line":
             left -= 1
