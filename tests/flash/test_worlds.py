@@ -97,3 +97,21 @@ def test_a_rank_saves_alone_and_after_an_evaluation(worlds: Worlds, tmp_path: Pa
     )
     (loaded, *_) = worlds.run(kind="plain", world=1, root=root, steps=0, durable=True, seed=3)
     assert (loaded["start"], loaded["loaded"]) == (2, saved["saved"])
+
+
+def test_tensor_parallel_and_two_dimensional_meshes_are_reshaped(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    """Columns, rows × columns, replicas of rows, FSDP2 over TP: each to another kind, exact."""
+    kinds = [("columns", 3), ("grid", 4), ("fsdp-tp", 4), ("hybrid", 4), ("plain", 1)]
+    wrong = []
+    for (kind, count), (other, size) in itertools.pairwise([*kinds, kinds[1]]):
+        root = str(tmp_path / kind)
+        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2, durable=True)
+        answers = worlds.run(kind=other, world=size, root=root, steps=0, durable=True, seed=7)
+        wrong += [
+            f"{kind} {count} → {other} {size}: {answer}"
+            for answer in answers
+            if (answer["start"], answer["loaded"]) != (2, saved["saved"])
+        ]
+    assert wrong == []

@@ -20,6 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+PLACEMENTS = {"columns": "1", "grid": "01", "hybrid": "R0", "fsdp-tp": "0"}
+"""Kinds of worlds whose parameters are DTensors: the dimension that each of the mesh's shards."""
+
 
 class Worlds:
     """The script as seen by a test."""
@@ -168,7 +171,7 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     inputs = torch.randn(8, 1024, generator=torch.Generator().manual_seed(5))
     for step in range(start, start + world["steps"]):
         optimizer.zero_grad()
-        model(inputs).square().mean().backward()
+        _backward(world, model, inputs)
         optimizer.step()
         scheduler.step()
         if world.get("evaluate"):
@@ -184,6 +187,17 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     if world.get("die"):
         os.kill(os.getpid(), signal.SIGKILL)
     flash.close()
+
+
+def _backward(world: Mapping[str, Any], model: Any, inputs: Any) -> None:
+    """Compute gradients; a model of bare DTensors has no forward, and takes what it gets."""
+    import torch
+
+    if world["kind"] not in PLACEMENTS:
+        model(inputs).square().mean().backward()
+        return
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.1)
 
 
 def _evaluate(model: Any, inputs: Any) -> None:
@@ -207,7 +221,32 @@ def _model(world: Mapping[str, Any]) -> Any:
     if world["kind"] == "fsdp":
         fully_shard(model[0])
         fully_shard(model)
+    if world["kind"] in PLACEMENTS:
+        _distribute(model, world)
     return model
+
+
+def _distribute(model: Any, world: Mapping[str, Any]) -> None:
+    """Make every parameter a DTensor, as tensor parallelism does, alone or over FSDP's mesh."""
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    count, text = world["world"], PLACEMENTS[world["kind"]]
+    two = len(text) == 2 or world["kind"] == "fsdp-tp"
+    names = ("outer", "inner") if two else ("inner",)
+    whole = init_device_mesh("cpu", (2, count // 2) if two else (count,), mesh_dim_names=names)
+    mesh = whole["inner"] if len(text) == 1 else whole
+    for module in model.modules():
+        for name, value in list(module.named_parameters(recurse=False)):
+            kinds = [
+                Replicate() if kind == "R" or int(kind) >= value.dim() else Shard(int(kind))
+                for kind in text
+            ]
+            setattr(module, name, nn.Parameter(distribute_tensor(value.detach(), mesh, kinds)))
+    if world["kind"] == "fsdp-tp":
+        fully_shard(model, mesh=whole["outer"])
 
 
 def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
