@@ -13,6 +13,7 @@ from collections.abc import Iterable
 PREFIX = "HOLDFAST_"
 KNOWN = frozenset(
     {
+        "HOLDFAST_ARENA",
         "HOLDFAST_EPOCH",
         "HOLDFAST_FORK",
         "HOLDFAST_GRACE_SECONDS",
