@@ -7,10 +7,12 @@ import pytest
 from holdfast_agent.decide import exits, hearing, lease, orders, reconnect
 from holdfast_agent.decide.exits import Orders
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
+from holdfast_agent.decide.hearing import Opening
 from holdfast_agent.decide.lease import LeaseVerdict
 from holdfast_wire.messages import (
     Arm,
     Fence,
+    Leave,
     PrepareStore,
     SessionResponse,
     StateDigest,
@@ -48,6 +50,20 @@ def test_only_what_the_fence_allows_is_heard(got: SessionResponse, verdict: Fenc
     assert (heard.accepted == KNOWN) is (heard.accepted.epoch == 3)
     if verdict is not FenceVerdict.ACCEPT:
         assert heard.accepted is KNOWN
+
+
+@pytest.mark.parametrize(
+    ("first", "opening"),
+    [
+        (Welcome(), Opening.WELCOMED),
+        (Leave(), Opening.SENT_AWAY),
+        (StateDigest(), Opening.AMISS),
+        (None, Opening.AMISS),
+    ],
+)
+def test_a_stream_begins_with_a_welcome_or_a_leave(first: object, opening: Opening) -> None:
+    """Whatever else comes first is of a master that does not keep to the protocol."""
+    assert hearing.opening(first) is opening
 
 
 def test_only_an_assignment_moves_the_round() -> None:

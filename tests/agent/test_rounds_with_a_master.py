@@ -127,6 +127,16 @@ async def test_a_boundary_loses_no_step(
     assert stream.all(CommandDone)[-1].command_id == 9
 
 
+async def test_an_agent_whose_place_is_taken_leaves_at_once(
+    master: ScriptedMaster, start_agent: StartAgent, script: Script
+) -> None:
+    """It is told so in place of a Welcome, ends itself and says that it was replaced."""
+    master.sends_away = Leave(command_id=3, outcome=LeaveOutcome.REPLACED, reason="a newer pod")
+    agent = start_agent("--nproc-per-node=1", script(TRAIN))
+    assert await asyncio.to_thread(agent.wait) == 75
+    assert len(master.streams) == 1
+
+
 async def test_exits_are_evidence_with_their_reason(
     master: ScriptedMaster, start_agent: StartAgent, script: Script
 ) -> None:

@@ -53,6 +53,8 @@ def test_every_second_is_in_one_class_also_while_the_master_is_dead(
     os.kill(endpoint.pid, signal.SIGKILL)
     job.wait_for("a new epoch", lambda: job.status().epoch > first.epoch)
     check_sum(job)
+    # Only new steps between them make it a failure and no job that does not get on.
+    job.wait_step(job.status().step + 20)
     os.kill(job.rank_pid(0), signal.SIGKILL)
     job.wait_step(5, round_above=first.round)
     job.wait_for("closed", lambda: all(not i.open for i in job.goodput().incidents))

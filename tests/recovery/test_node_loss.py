@@ -110,7 +110,8 @@ def test_a_standby_takes_the_place_of_a_lost_node(start_job: StartJob) -> None:
     os.kill(lost.agent_pid, signal.SIGKILL)
     after = job.wait_step(before.step, round_above=before.round)
     assert after.world_size == 2
-    active = {n.group_rank: n.node_rank for n in job.nodes().values() if n.ranks}
+    nodes = job.nodes().values()
+    active = {n.group_rank: n.node_rank for n in nodes if n.state is NodeState.ACTIVE}
     assert sorted(active) == [0, 1]
     assert active[1] != lost.node_rank
 

@@ -16,6 +16,8 @@ from typing import Any
 import grpc
 
 import certificates
+from holdfast_agent.decide import hearing
+from holdfast_agent.decide.hearing import Opening
 from holdfast_wire import channel, codec, errors
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
@@ -58,6 +60,8 @@ class ScriptedAgent:
         self.assignments: list[WorldAssignment] = []
         self.refusals: list[errors.Refusal] = []
         self.welcomes: list[Welcome] = []
+        self.amiss: list[Any] = []
+        """First messages of streams that a real agent would have given up."""
         self.connections = 0
         self.fence = Fence()
         self.step = 0
@@ -99,6 +103,7 @@ class ScriptedAgent:
             self._call.cancel()
         for thread in self._threads:
             thread.join(timeout=10)
+        assert not self.amiss, "a stream began with neither a Welcome nor a Leave"
 
     def wait_for(self, look: Any, seconds: float = 20.0) -> Any:
         """Return what `look()` gives once it is true."""
@@ -123,8 +128,11 @@ class ScriptedAgent:
         call: Any = made.stream_stream("/holdfast.v1.AgentService/Session")
         self._call = call(self._requests(self._sending))
         try:
-            for data in self._call:
-                self._take(codec.decode(SessionResponse, data))
+            for number, data in enumerate(self._call):
+                response = codec.decode(SessionResponse, data)
+                if number == 0 and hearing.opening(response.message) is Opening.AMISS:
+                    self.amiss.append(response.message)
+                self._take(response)
         except grpc.RpcError as error:
             self.refusals.append(errors.read(error))
         finally:

@@ -21,6 +21,7 @@ from holdfast_wire.messages import (
     CommandDone,
     Fence,
     Hello,
+    Leave,
     PrepareStore,
     SessionRequest,
     SessionResponse,
@@ -138,6 +139,8 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
             stop_grace_seconds=5.0,
             job_name="job",
         )
+        self.sends_away: Leave | None = None
+        """Said to every agent in place of a Welcome."""
         self.welcome_round: Callable[[Hello], int] = lambda hello: hello.round
         self.streams: list[AgentStream] = []
         self.port = 0
@@ -175,8 +178,8 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
         self, request_iterator: Any, context: Any
     ) -> None:
         """Serve one agent."""
-        first: SessionRequest = codec.from_proto(await anext(request_iterator))
-        stream = AgentStream(first, self)
+        opening: SessionRequest = codec.from_proto(await anext(request_iterator))
+        stream = AgentStream(opening, self)
         fence = Fence(epoch=self.epoch, incarnation=self.incarnation)
         round_number = self.welcome_round(stream.hello)
         welcome = Welcome(
@@ -185,7 +188,8 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
                 "round": round_number,
             }
         )
-        await context.write(codec.to_proto(SessionResponse(fence=fence, message=welcome)))
+        first = SessionResponse(fence=fence, message=self.sends_away or welcome)
+        await context.write(codec.to_proto(first))
         self.streams.append(stream)
         self._joined.set()
         reader = asyncio.create_task(self._read(stream, request_iterator))

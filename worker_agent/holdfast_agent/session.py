@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import grpc
 
-from holdfast_agent.decide import reconnect
+from holdfast_agent.decide import hearing, reconnect
+from holdfast_agent.decide.hearing import Opening
 from holdfast_agent.errors import RefusedError
 from holdfast_wire import channel, codec, errors
 from holdfast_wire.messages import Heartbeat, SessionRequest, SessionResponse, Welcome
@@ -52,7 +53,7 @@ class Listener(Protocol):
         """Return the first message of a stream."""
 
     def on_response(self, response: SessionResponse) -> bool:
-        """A message came (the first of a stream is a Welcome); return whether it was accepted."""
+        """A message came (first a Welcome, or a Leave); return whether it was accepted."""
 
     def on_down(self, reason: str) -> None:
         """The stream ended after a Welcome."""
@@ -117,7 +118,7 @@ class Session:
         self._down = asyncio.Event()
         self._complained = ("", 0.0)
         self.connected = False
-        """A Welcome came and the stream has not ended since."""
+        """A Welcome (or a Leave in its place) came and the stream has not ended since."""
         self.reconnects = 0
         """Streams that ended after a Welcome."""
         self._patience = reconnect.WELCOME_SECONDS
@@ -207,16 +208,18 @@ class Session:
         await self._raise_status(call)
 
     def _begin(self, first: SessionResponse | None, outbox: Outbox) -> None:
-        if first is None or not isinstance(first.message, Welcome):
-            raise ConnectionError("the master's first message is no Welcome")
+        message = None if first is None else first.message
+        if first is None or hearing.opening(message) is Opening.AMISS:
+            raise ConnectionError(f"the master's first message is a {type(message).__name__}")
         self._outbox = outbox
-        self._crowd = first.message.max_replicas
-        self._patience = reconnect.welcome_deadline(self._crowd)
+        if isinstance(message, Welcome):
+            self._crowd = message.max_replicas
+            self._patience = reconnect.welcome_deadline(self._crowd)
         self.connected = True
         if not self._listener.on_response(first):
             self._outbox = None
             self.connected = False
-            raise ConnectionError("its Welcome was not accepted (an older master?)")
+            raise ConnectionError("its first message was not accepted (an older master?)")
 
     def _decode(self, message: Any) -> SessionResponse | None:
         try:

@@ -223,7 +223,7 @@ class Desk:
             self.send_session(node.session, message, round_number)
 
     def send_first(self, node: Node, message: object) -> None:
-        """Send to a node's agent before everything else of this batch."""
+        """Send to a node's agent before the rest of this batch, in the order of the calls."""
         if node.session is not None:
             response = SessionResponse(fence=self.fence(), message=message)  # type: ignore[arg-type]
             self._first.append(Send(node.session, response))

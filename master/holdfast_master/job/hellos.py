@@ -234,7 +234,8 @@ def _welcome(desk: Desk, node: Node, round_number: int) -> None:
         job_name=desk.identity.job_name,
         max_replicas=desk.spec.max_replicas,
     )
-    desk.send(node, message)
+    # An agent gives a stream up that begins otherwise: not even a digest goes before.
+    desk.send_first(node, message)
 
 
 def _stretch_heartbeats(desk: Desk) -> None:

@@ -35,6 +35,7 @@ from holdfast_wire.messages import (
     Welcome,
     WorldAssignment,
 )
+from simulation import invariants
 from simulation.line import Line
 from simulation.master import JOB_UID
 from simulation.network import Stream
@@ -130,8 +131,9 @@ class Agent(Line):
         self.job.checks.obeyed(self, response)
         self.accepted = heard.accepted
         message = response.message
-        if isinstance(message, Welcome):
-            stream.welcomed = True
+        if not stream.welcomed:
+            invariants.opened(self.agent_id, message)
+            stream.welcomed = isinstance(message, Welcome)
         if self.ending is None or isinstance(message, Welcome):
             _ORDERS[type(message)](self, message, heard.round)
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from holdfast_agent.decide import hearing
 from holdfast_agent.decide.fence import Accepted
+from holdfast_agent.decide.hearing import Opening
 from holdfast_master.instructions import Instruction, Send, StepDown, Tell
 from holdfast_master.job.state import JobState
 from holdfast_wire.messages import (
@@ -47,6 +49,12 @@ def require(holds: object, invariant: str, text: str) -> None:
     """
     if not holds:
         raise Broken(invariant, text)
+
+
+def opened(agent_id: str, first: object) -> None:
+    """A stream begins with a Welcome, or with a Leave to an agent whose place is taken."""
+    text = f"the first message to {agent_id} is a {type(first).__name__}: it would hang up"
+    require(hearing.opening(first) is not Opening.AMISS, "stream_opened", text)
 
 
 def world_bounds(fact: WorldDecided, spec: MasterSpec | None) -> None:

@@ -293,6 +293,7 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("any success", "any one success ends the job (DLRover 2.4)", _any_success),
     ("effect first", "assignments go out before their record is durable", _effect_first),
     ("unwritten", "the state changes without a record", _unwritten),
+    ("digest first", "a digest goes before the Welcome", planted_agent.digest_first),
     ("digest ignored", "a master without a journal forgets what agents keep", _digest_ignored),
 )
 BUGS: Mapping[str, Bug] = {name: Bug(name, what, make) for name, what, make in _BUGS}

@@ -10,6 +10,8 @@ from holdfast_agent.decide.lease import LeaseVerdict
 from holdfast_agent.decide.masterless import MasterlessVerdict
 from holdfast_agent.decide.orders import Order, Verdict
 from holdfast_master import core
+from holdfast_master.job import desk
+from holdfast_wire.messages import Welcome
 
 Patch = tuple[Any, str, Any]
 """Owner, name, and what it is to be."""
@@ -38,6 +40,17 @@ def twin_accepted() -> list[Patch]:
 def zombie_goes_on() -> list[Patch]:
     """A master ignores that a newer one exists."""
     return [(core, "_superseded", lambda *_: False)]
+
+
+def digest_first() -> list[Patch]:
+    """A digest overtakes the Welcome of the stream that it goes to: the agent gives that up."""
+    right = desk.Desk.send_first
+
+    def send_first(self: Any, node: Any, message: Any) -> None:
+        send = desk.Desk.send if isinstance(message, Welcome) else right
+        send(self, node, message)
+
+    return [(desk.Desk, "send_first", send_first)]
 
 
 def old_round_obeyed() -> list[Patch]:

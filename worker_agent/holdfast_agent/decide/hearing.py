@@ -6,13 +6,32 @@ Only the fence; what an accepted order leads to is `orders`, older masters and r
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 from holdfast_agent.decide import fence
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
-from holdfast_wire.messages import Arm, SessionResponse, StateDigest, StopRound, WorldAssignment
+from holdfast_wire.messages import (
+    Arm,
+    Leave,
+    SessionResponse,
+    StateDigest,
+    StopRound,
+    Welcome,
+    WorldAssignment,
+)
 
 ABOUT_ROUND = (WorldAssignment, StopRound, Arm)
 """Messages that an older round in the fence makes void."""
+
+
+class Opening(enum.Enum):
+    """What the first message of a stream says."""
+
+    WELCOMED = "welcomed"
+    SENT_AWAY = "sent away"
+    """A newer agent has taken this one's place: nothing follows."""
+    AMISS = "amiss"
+    """A master that does not keep to the protocol: the stream is given up."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,6 +54,13 @@ def hear(known: Accepted, response: SessionResponse) -> Heard:
     assigned = isinstance(message, WorldAssignment)
     accepted = fence.accept(known, got, about_round=assigned)
     return Heard(verdict, accepted, known.round if assigned else got.round)
+
+
+def opening(first: object) -> Opening:
+    """Judge the first message of a stream by its kind."""
+    if isinstance(first, Welcome):
+        return Opening.WELCOMED
+    return Opening.SENT_AWAY if isinstance(first, Leave) else Opening.AMISS
 
 
 def newer_digest(known: StateDigest | None, got: StateDigest) -> bool:
