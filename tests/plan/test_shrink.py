@@ -44,6 +44,19 @@ def test_a_grace_of_zero_waits_for_nobody() -> None:
     assert set(deletes(world.look())) == {"t-worker-2-0", "t-worker-3-0"}
 
 
+def test_a_worker_that_left_is_made_anew_where_it_is_wanted_again_by_then() -> None:
+    """Its end is seen after the new size: its success says that it left, not that it is done."""
+    world = _scaled_down()
+    world.look()
+    world.scale(4)
+    world.look()
+    world.end("t-worker-3-0", 0)
+    assert creates(world.look()) == ["t-worker-3-1"]
+    world.settle()
+    world.end("t-worker-3-1", 0)
+    assert creates(world.look()) == [], "the success of a pod that was always wanted stands"
+
+
 def test_standbys_go_before_workers() -> None:
     """They have the ranks after replicas, so a smaller sum takes the highest ranks."""
     world = running(replicas=3, minReplicas=1, worker__standbys=1)

@@ -48,6 +48,9 @@ class SlotHistory:
     """That pod ended with success, so it needs no successor by itself."""
     removed: bool = False
     """That pod was being deleted when it ended."""
+    spared: bool = False
+    """That pod was more than was wanted once: its success says that it left, not that its work is
+    done."""
     quick: int = 0
     """Pods in a row that failed at once."""
     not_before: float = 0.0
@@ -110,6 +113,7 @@ def _look(entry: SlotHistory, pods: tuple[ObservedPod, ...], now: float) -> Slot
             leaving=False,
             succeeded=False,
             removed=False,
+            spared=False,
         )
     current = newest if newest is not None and newest.incarnation == entry.incarnation else None
     if current is not None and current.ready and not entry.settled:
@@ -136,7 +140,7 @@ def _ended(entry: SlotHistory, pod: ObservedPod | None, now: float) -> SlotHisto
     return dataclasses.replace(
         entry,
         ended=entry.incarnation,
-        succeeded=pod is not None and pod.phase is PodPhase.SUCCEEDED,
+        succeeded=pod is not None and pod.phase is PodPhase.SUCCEEDED and not entry.spared,
         removed=taken,
         quick=quick,
         not_before=ended_at + (wait_after(quick) if quick > entry.quick else 0.0),
@@ -158,9 +162,10 @@ def _note_need(entry: SlotHistory, slot: Slot, generation: int | None, now: floa
         return (
             entry if entry.surplus_since is None else dataclasses.replace(entry, surplus_since=None)
         )
-    if slot.role is Role.WORKER and entry.succeeded:
-        # A worker that is wanted again takes part in a new world, whatever its last pod did.
-        entry = dataclasses.replace(entry, succeeded=False)
+    if slot.role is Role.WORKER and (entry.succeeded or not entry.spared):
+        # A worker that is wanted again takes part in a new world, whatever its last pod did or
+        # will be seen to have done: its end may become known only once it is wanted again.
+        entry = dataclasses.replace(entry, succeeded=False, spared=True)
     if entry.surplus_since is not None:
         return entry
     if slot.role is Role.EXTRA:
