@@ -113,6 +113,25 @@ def test_restart_in_any_phase(training: Start, phase: str) -> None:
     assert job.refold() == job.core._desk.state
 
 
+@pytest.mark.parametrize("away", [0.1, 0.5, 3.0])
+@pytest.mark.parametrize(("lived", "armed"), [(0.2, 1), (0.0, 2)], ids=["all-told", "none-told"])
+def test_a_boundary_goes_on_under_the_next_master(
+    training: Start, lived: float, armed: int, away: float
+) -> None:
+    """All save and stop at the first master's step, or at a later one where nobody knew it."""
+    job = training(3)
+    job.ask(DrainNodeRequest(node_rank=2))
+    assert job.is_in("SAVING")
+    job.run(lived)
+    restart(job, after=away)
+    job.run_until("TRAINING", limit=20.0)
+    assert job.members == [0, 1]
+    [incident] = job.core.goodput(job.moment()).incidents
+    assert incident.steps_redone == 0
+    reasons = [event.reason for event in job.core.events_after(0, 1_000)]
+    assert (reasons.count("BoundaryReached"), reasons.count("BoundaryArmed")) == (1, armed)
+
+
 def test_restart_before_the_first_world() -> None:
     """Nodes that were known come back and form it."""
     job = SimulatedJob(job_spec(replicas=3))

@@ -58,6 +58,8 @@ class AgentProcess(AgentLine):
         self.heartbeat = message.heartbeat_seconds
         if self.round and message.round != self.round:
             self._kill()
+        elif self.round and self.arm is not None:
+            self._echo(self.arm)
 
     def _assigned(self, fence: Fence, message: WorldAssignment) -> None:
         if fence.round < self.newest_round or (fence.round == self.newest_round and self.round):
@@ -156,11 +158,16 @@ class AgentProcess(AgentLine):
         if fence.round != self.round or not self.sdk:
             return
         self.arm = message
-        training, now = self.job.training, self.job.time.now
-        found, seen = training.rounds[self.round], training.step(self.round, now)
+        found, seen = self.job.training.rounds[self.round], self._step()
         if seen < message.step:
             found.arm = max(found.arm or 0, message.step)
-        self._send(ArmEcho(arm_id=message.arm_id, seen_at_step=seen))
+        self._echo(message)
+
+    def _echo(self, arm: Arm) -> None:
+        self._send(ArmEcho(arm_id=arm.arm_id, seen_at_step=self._step()))
+
+    def _step(self) -> int:
+        return self.job.training.step(self.round, self.job.time.now)
 
     def _dump(self, _: Fence, message: DumpStacks) -> None:
         stacks = tuple(RankStack(local_rank=i, rank=i, text="stack") for i in range(self.local))

@@ -181,10 +181,26 @@ def _arm(desk: Desk, world: World, boundary: Boundary) -> None:
     desk.timers.set(Timer.BOUNDARY, due + boundary.patience)
 
 
+def resume(desk: Desk, world: World) -> None:
+    """An earlier master's boundary: its ranks save and stop all the same, if all know the step."""
+    if not world.places.keys() <= desk.roster.nodes.keys():
+        incidents.break_world(desk, "a new master took over: had those saved that are gone?")
+        return
+    settings, stop = desk.settings, desk.state.stop
+    reason = desk.case.best.text if desk.case is not None else desk.state.text
+    patience = settings.boundary_seconds if stop is None else desk.stop_grace / 2
+    desk.boundary = Boundary(reason=reason, arm_id=0, step=0, patience=patience)
+    desk.timers.set(Timer.BOUNDARY, desk.now + settings.silence_seconds + patience)
+
+
 def send_arm(desk: Desk, node: Node) -> None:
     """Send the boundary's step to a member, again after it was away."""
     world, boundary = desk.running(), desk.boundary
     if world is None or boundary is None or node.rank in world.saved:
+        return
+    if not boundary.arm_id:
+        latency = desk.settings.latency_seconds + desk.heartbeat
+        desk.timers.set(Timer.ECHO, desk.now + 2 * latency)
         return
     message = Arm(arm_id=boundary.arm_id, step=boundary.step, reason=boundary.reason)
     desk.send(node, message, world.round)
@@ -193,7 +209,13 @@ def send_arm(desk: Desk, node: Node) -> None:
 def echoed(desk: Desk, node: Node, message: ArmEcho) -> None:
     """A member's ranks have seen an arm."""
     world, boundary = desk.member(node), desk.boundary
-    if world is None or boundary is None or message.arm_id != boundary.arm_id:
+    if world is None or boundary is None:
+        return
+    if not boundary.arm_id:
+        boundary.found[node.rank] = message.arm_id
+        boundary.passed = max(boundary.passed, message.seen_at_step)
+        return
+    if message.arm_id != boundary.arm_id:
         return
     boundary.echoed.add(node.rank)
     boundary.passed = max(boundary.passed, message.seen_at_step)
@@ -207,7 +229,13 @@ def echoed(desk: Desk, node: Node, message: ArmEcho) -> None:
 def echo_due(desk: Desk) -> None:
     """Not every member has seen the arm in time."""
     world, boundary = desk.running(), desk.boundary
-    if world is not None and boundary is not None:
+    if world is None or boundary is None:
+        return
+    running = world.places.keys() - world.saved.keys() - world.finished
+    nodes = [desk.roster.nodes.get(rank) for rank in running]
+    back = all(node is not None and node.session is not None for node in nodes)
+    # Who is away has an earlier master's arm, or gets a new one when he is back; or time runs out.
+    if boundary.arm_id or (back and boundary.is_apart(running)):
         _again(desk, world, boundary, "not every node saw the arm in time")
 
 
