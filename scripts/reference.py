@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast_operator.crd import load_crd
-from holdfast_operator.spec.availability import NOT_BUILT
+from holdfast_operator.spec.availability import BUILT, NOT_BUILT
 from holdfast_operator.spec.schema import Crd, Kind, Schema, parse_crd, walk
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/reference/elasticjob.md"
@@ -92,6 +92,9 @@ def _missing(crd: Crd) -> Iterator[str]:
         for step in row.steps[1:]:
             node = node.properties[str(step)]
         allowed = ", ".join(map(_code, row.allowed)) or "the defaults"
+        there = [one for one in sorted(BUILT) if one.startswith(f"{row.path}.")]
+        if there:
+            allowed += "; all of " + ", ".join(map(_code, there))
         effect = row.effective or (node.default if node.choices else None)
         shown = _code(effect) if effect else "nothing"
         yield f"| {_code(row.path)} | {row.feature} | {allowed} | {shown} |"

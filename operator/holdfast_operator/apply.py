@@ -6,23 +6,26 @@ import logging
 import time
 from typing import Any, Final
 
-from holdfast_operator.build.names import KEYS_PER_SECRET
+from holdfast_operator.belongings import Belongings
 from holdfast_operator.build.pod import EPOCHS_PER_POD, master_pod, worker_pod
-from holdfast_operator.credentials import LABEL_RANKS
-from holdfast_operator.job_keeper import JobKeeper
+from holdfast_operator.job_keeper import EXISTS_S, EXPECT_S, JobKeeper
+from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient
 from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.plan.actions import (
     Action,
+    AskToStop,
     CreatePod,
     DeleteJob,
     DeletePod,
     FinishJob,
+    Hold,
+    LetGo,
     ScaleJob,
 )
-from holdfast_operator.plan.pods import WORKER, Role, Slot
+from holdfast_operator.plan.pods import Role
 from holdfast_wire import keys
-from holdfast_wire.messages import FinishDecision, ScaleResult
+from holdfast_wire.messages import FinishDecision, ScaleResult, StopWish
 
 _log = logging.getLogger(__name__)
 INVALID_TEMPLATE: Final = "InvalidTemplate"
@@ -32,8 +35,9 @@ INVALID_TEMPLATE: Final = "InvalidTemplate"
 class Applier:
     """Writes to the cluster for all jobs."""
 
-    def __init__(self, client: KubeClient, image: str) -> None:
+    def __init__(self, client: KubeClient, belongings: Belongings, image: str) -> None:
         self._client = client
+        self._belongings = belongings
         self._image = image
 
     async def do(self, keeper: JobKeeper, action: Action) -> None:
@@ -47,34 +51,12 @@ class Applier:
                 await self._scale(keeper, action)
             case DeleteJob():
                 await self._delete_job(keeper)
+            case Hold() | LetGo():
+                await self._set_finalizer(keeper, held=isinstance(action, Hold))
+            case AskToStop():
+                keeper.ask_to_stop(StopWish(reason=action.reason, grace_seconds=action.grace_s))
             case FinishJob():
                 pass  # the status that the plan made says it
-
-    async def prepare(self, keeper: JobKeeper, objects: list[dict[str, Any]]) -> None:
-        """Make objects that exist for the whole life of a job; those that exist stay."""
-        for one in objects:
-            kind = {"Secret": "secrets", "Service": "services"}[one["kind"]]
-            try:
-                await self._client.call("POST", self._path(keeper, kind), one)
-            except RefusedError as error:
-                if not error.exists:
-                    raise
-
-    async def try_pod(self, keeper: JobKeeper) -> str:
-        """Have the API server check the worker's template; return what it says against it."""
-        slot = Slot(WORKER, 0)
-        action = CreatePod(
-            slot=slot, incarnation=0, name=slot.pod_name(keeper.owner.name, 0), reason=""
-        )
-        pod = worker_pod(keeper.source(self._image), action)
-        try:
-            await self._client.call("POST", f"{self._path(keeper, 'pods')}?dryRun=All", pod)
-        except RefusedError as error:
-            if error.is_invalid:
-                return error.message
-            if not error.exists:
-                raise
-        return ""
 
     async def write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> None:
         """Write the whole status; the operator owns all of it."""
@@ -84,72 +66,79 @@ class Applier:
             "metadata": {"name": keeper.owner.name, "uid": keeper.owner.uid},
             "status": status,
         }
-        path = f"{self._job(keeper)}/status?fieldManager={MANAGER}&force=true"
+        path = f"{paths.job(keeper.owner)}/status?fieldManager={MANAGER}&force=true"
         await self._client.call("PATCH", path, body, APPLY)
         keeper.status, keeper.written_at = status, time.monotonic()
 
     async def _create(self, keeper: JobKeeper, action: CreatePod) -> None:
-        source = keeper.source(self._image)
-        if action.slot.role is Role.MASTER:
-            pod = master_pod(source, action, await self._next_epoch(keeper))
-        else:
-            if action.slot.role is Role.WORKER:
-                await self._ensure_certificate(keeper, action.slot)
-            pod = worker_pod(source, action)
+        slot, source = action.slot, keeper.source(self._image)
         try:
-            await self._client.call("POST", self._path(keeper, "pods"), pod)
+            if slot.role is Role.MASTER:
+                pod = master_pod(source, action, await self._next_epoch(keeper))
+            else:
+                await self._note_revision(keeper)
+                if slot.role is Role.WORKER:
+                    await self._belongings.certify(keeper, slot)
+                pod = worker_pod(source, action)
+            await self._client.call("POST", paths.core(keeper.owner, "pods"), pod)
         except RefusedError as error:
-            if error.exists:
+            if not error.exists:
+                self._take_refusal(keeper, action, error)
                 return
-            if not error.is_invalid:
-                raise
+            # Made a moment ago, or by an earlier job of the name, whose pod is about to go.
+            keeper.expect(action.name, time.monotonic() + EXISTS_S)
+            return
+        keeper.refused.pop(slot, None)
+        keeper.expect(action.name, time.monotonic() + EXPECT_S)
+        _log.info("job %s: made pod %s: %s", keeper.key, action.name, action.reason)
+
+    def _take_refusal(self, keeper: JobKeeper, action: CreatePod, error: RefusedError) -> None:
+        """What the API server says against a pod: it ends the job, or is waited for."""
+        if error.is_invalid:
             text = f"pod {action.name}: {error.message}"
             said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=text)
             keeper.hear(said, time.time())
-            return
-        _log.info("job %s: made pod %s: %s", keeper.key, action.name, action.reason)
+        elif error.is_admission:
+            if action.slot not in keeper.refused:
+                _log.warning("job %s: %s", keeper.key, error)
+            keeper.refuse(action.slot, error.message, time.time())
+        else:
+            raise error
 
     async def _next_epoch(self, keeper: JobKeeper) -> int:
         """Allocate the epochs of one more master pod: in the status, by compare and swap."""
-        found = await self._client.call("GET", self._job(keeper))
+        found = await self._client.call("GET", paths.job(keeper.owner))
         allocated = int((found.get("status") or {}).get("masterPods", 0)) + 1
-        body = {
-            "metadata": {
-                "resourceVersion": found["metadata"]["resourceVersion"],
-                "uid": keeper.owner.uid,
-            },
-            "status": {"masterPods": allocated},
-        }
-        path = f"{self._job(keeper)}/status?fieldManager={MANAGER}"
-        await self._client.call("PATCH", path, body, MERGE)
-        keeper.status = {**keeper.status, "masterPods": allocated}
+        version = found["metadata"]["resourceVersion"]
+        await self._note(keeper, version, masterPods=allocated, templateRevision=keeper.revision)
         return allocated * EPOCHS_PER_POD + 1
 
-    async def _ensure_certificate(self, keeper: JobKeeper, slot: Slot) -> None:
-        if slot.index in keeper.certified:
-            return
-        spec = keeper.job.spec
-        most = max(spec.size.most, spec.replicas) + spec.standbys
-        secret = await keeper.credentials.worker_secret(slot.index, most)
-        path = self._path(keeper, "secrets")
-        try:
-            await self._client.call("POST", path, secret)
-        except RefusedError as error:
-            if not error.exists:
-                raise
-            await self._complete_secret(f"{path}/{secret['metadata']['name']}", secret)
-        first = slot.index - slot.index % KEYS_PER_SECRET
-        ranks = int(secret["metadata"]["labels"][LABEL_RANKS])
-        keeper.certified.update(range(first, first + ranks))
+    async def _note_revision(self, keeper: JobKeeper) -> None:
+        """Write down what the pods are made from before there is one: a successor must know."""
+        if keeper.status.get("templateRevision") != keeper.revision:
+            await self._note(keeper, None, templateRevision=keeper.revision)
 
-    async def _complete_secret(self, path: str, secret: dict[str, Any]) -> None:
-        """Add the key pairs that an existing Secret lacks; those that pods may use stay."""
-        found = await self._client.call("GET", path)
-        missing = {file: data for file, data in secret["data"].items() if file not in found["data"]}
-        if missing:
-            labels = {LABEL_RANKS: secret["metadata"]["labels"][LABEL_RANKS]}
-            body = {"metadata": {"labels": labels}, "data": missing}
-            await self._client.call("PATCH", path, body, MERGE)
+    async def _note(self, keeper: JobKeeper, version: str | None, **fields: Any) -> None:
+        metadata = {"uid": keeper.owner.uid}
+        if version is not None:
+            metadata["resourceVersion"] = version
+        path = f"{paths.job(keeper.owner)}/status?fieldManager={MANAGER}"
+        await self._client.call("PATCH", path, {"metadata": metadata, "status": fields}, MERGE)
+        keeper.status = {**keeper.status, **fields}
+        keeper.written_at = time.monotonic()
+
+    async def _set_finalizer(self, keeper: JobKeeper, *, held: bool) -> None:
+        metadata = keeper.body["metadata"]
+        others = [one for one in metadata.get("finalizers") or () if one != keys.FINALIZER]
+        body = {
+            "metadata": {
+                "uid": keeper.owner.uid,
+                "resourceVersion": metadata["resourceVersion"],
+                "finalizers": [*others, keys.FINALIZER] if held else others,
+            }
+        }
+        path = f"{paths.job(keeper.owner)}?fieldManager={MANAGER}"
+        keeper.body = await self._client.call("PATCH", path, body, MERGE)
 
     async def _delete(self, keeper: JobKeeper, action: DeletePod) -> None:
         keeper.deletions.add(action.uid)
@@ -160,17 +149,20 @@ class Applier:
             "preconditions": {"uid": action.uid},
         }
         try:
-            await self._client.call("DELETE", f"{self._path(keeper, 'pods')}/{action.name}", body)
+            await self._client.call(
+                "DELETE", f"{paths.core(keeper.owner, 'pods')}/{action.name}", body
+            )
         except RefusedError as error:
             if not error.is_gone:
                 raise
+        keeper.expect(action.uid, time.monotonic() + EXPECT_S)
         _log.info("job %s: deleted pod %s: %s", keeper.key, action.name, action.reason.value)
 
     async def _scale(self, keeper: JobKeeper, action: ScaleJob) -> None:
         result = ScaleResult(decision_id=action.decision_id, ok=True)
         body = {"spec": {"replicas": action.replicas}}
         try:
-            path = f"{self._job(keeper)}/scale?fieldManager={MANAGER}"
+            path = f"{paths.job(keeper.owner)}/scale?fieldManager={MANAGER}"
             await self._client.call("PATCH", path, body, MERGE)
         except RefusedError as error:
             if not error.is_invalid and error.code != 403:
@@ -188,14 +180,7 @@ class Applier:
             "preconditions": {"uid": keeper.owner.uid},
         }
         try:
-            await self._client.call("DELETE", self._job(keeper), body)
+            await self._client.call("DELETE", paths.job(keeper.owner), body)
         except RefusedError as error:
             if not error.is_gone:
                 raise
-
-    def _path(self, keeper: JobKeeper, kind: str) -> str:
-        return f"/api/v1/namespaces/{keeper.owner.namespace}/{kind}"
-
-    def _job(self, keeper: JobKeeper) -> str:
-        where = f"/apis/{keys.API_VERSION}/namespaces/{keeper.owner.namespace}"
-        return f"{where}/elasticjobs/{keeper.owner.name}"

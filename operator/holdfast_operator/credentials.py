@@ -24,6 +24,10 @@ ROOT_SECRET: Final = "holdfast-operator-root-key"  # noqa: S105 - a name
 _ROOT_FIELD: Final = "root-key"
 LABEL_RANKS: Final = "holdfast.dev/ranks"
 """On a Secret of workers: how many ranks, from its first on, it has key pairs for."""
+RENEW_AFTER: Final = "holdfast.dev/renew-after"
+"""On every Secret of a job: when its certificates are to be renewed (RFC 3339)."""
+_RENEWAL: Final = 2 / 3
+"""Part of a lifetime after which it is time: the rest is for operators that are away."""
 
 
 async def load_root_key(client: KubeClient, namespace: str) -> bytes:
@@ -63,15 +67,17 @@ class JobCredentials:
         self._lifetime = lifetime
         self._authority = JobAuthority(root_key, owner.uid, _now())
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._renew_at = _now()
 
     def operator_folder(self) -> Path:
         """Return a directory with the operator's own certificate for this job; blocks shortly."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="holdfast-tls-")
-            self._issue(Identity(self._owner.uid, keys.ROLE_OPERATOR)).write(
-                Path(self._folder.name)
-            )
-        return Path(self._folder.name)
+        folder = Path(self._folder.name)
+        if _now() >= self._renew_at:
+            self._renew_at = self._renewal()
+            self._issue(Identity(self._owner.uid, keys.ROLE_OPERATOR)).write(folder)
+        return folder
 
     def close(self) -> None:
         """Remove the operator's own certificate."""
@@ -81,7 +87,15 @@ class JobCredentials:
 
     async def fixed_secrets(self) -> list[dict[str, Any]]:
         """Return the Secrets of the master and of people."""
-        return await asyncio.to_thread(self._fixed)
+        return [await self.master_secret(), await self.user_secret()]
+
+    async def master_secret(self) -> dict[str, Any]:
+        """Return the Secret of the master."""
+        return await asyncio.to_thread(self._master)
+
+    async def user_secret(self) -> dict[str, Any]:
+        """Return the Secret of people."""
+        return await asyncio.to_thread(self._user)
 
     async def worker_secret(self, rank: int, most: int) -> dict[str, Any]:
         """Return the Secret that a rank's key pair is in, with those of its neighbours.
@@ -92,15 +106,15 @@ class JobCredentials:
         """
         return await asyncio.to_thread(self._workers, rank, most)
 
-    def _fixed(self) -> list[dict[str, Any]]:
+    def _master(self) -> dict[str, Any]:
         owner = self._owner
         names = (owner.master_service, owner.master_host, f"{owner.master_host}.cluster.local")
-        master = self._issue(Identity(owner.uid, keys.ROLE_MASTER), names)
-        user = self._issue(Identity(owner.uid, keys.ROLE_USER))
-        return [
-            self._secret(owner.master_secret, _files(master)),
-            self._secret(owner.user_secret, _files(user)),
-        ]
+        issued = self._issue(Identity(owner.uid, keys.ROLE_MASTER), names)
+        return self._secret(owner.master_secret, _files(issued))
+
+    def _user(self) -> dict[str, Any]:
+        issued = self._issue(Identity(self._owner.uid, keys.ROLE_USER))
+        return self._secret(self._owner.user_secret, _files(issued))
 
     def _workers(self, rank: int, most: int) -> dict[str, Any]:
         first = rank // KEYS_PER_SECRET * KEYS_PER_SECRET
@@ -117,11 +131,16 @@ class JobCredentials:
     def _issue(self, identity: Identity, names: tuple[str, ...] = ()) -> Credentials:
         return self._authority.issue(identity, _now(), self._lifetime, names)
 
+    def _renewal(self) -> dt.datetime:
+        return _now() + self._lifetime * _RENEWAL
+
     def _secret(self, name: str, files: dict[str, bytes]) -> dict[str, Any]:
+        metadata = self._owner.metadata(name)
+        metadata["annotations"] = {RENEW_AFTER: self._renewal().isoformat(timespec="seconds")}
         return {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": self._owner.metadata(name),
+            "metadata": metadata,
             "type": "holdfast.dev/tls",
             "data": {file: _text(data) for file, data in files.items()},
         }

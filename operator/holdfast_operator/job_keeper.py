@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 from holdfast_operator.build.names import Owner
 from holdfast_operator.build.pod import PodSource
+from holdfast_operator.build.revision import Templates, with_templates
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.kube.pods import PodRecord
 from holdfast_operator.master_link import MasterLink, Upward
 from holdfast_operator.master_spec import master_spec
+from holdfast_operator.plan.actions import Action, CreatePod, DeletePod
 from holdfast_operator.plan.history import History
-from holdfast_operator.plan.pods import Role
+from holdfast_operator.plan.pods import MASTER_SLOT, Role, Slot
+from holdfast_operator.plan.refusals import Refusal, refused
 from holdfast_operator.plan.situation import Job
 from holdfast_operator.plan.view import MasterView, Said
-from holdfast_operator.spec import ElasticJob, from_object
-from holdfast_wire.messages import PodListDone
+from holdfast_operator.spec import ElasticJob, JobSpec, from_object
+from holdfast_wire import keys
+from holdfast_wire.messages import PodListDone, PodPhase, StopWish
 
+EXPECT_S: Final = 30.0
+"""What was asked for and has not shown after this long is asked for again."""
+EXISTS_S: Final = 1.0
+"""A pod that was there already when it should be made: what it is shows sooner than this."""
 Key = tuple[str, str]
 """Namespace and name of a job."""
 
@@ -45,6 +54,25 @@ class JobKeeper:
     """Its Secrets and Services were made or found by this process."""
     certified: set[int] = dataclasses.field(default_factory=set)
     """Ranks that have a key pair in their Secret."""
+    checked_at: float = 0.0
+    """When its Secrets were looked at; Unix time, s."""
+    renew_at: float | None = None
+    """When the first of their certificates is to be renewed; None: not known yet."""
+    budget: int | None = None
+    """Workers that its PodDisruptionBudget keeps, 0: there is none; None: not known yet."""
+    revision: str = ""
+    """Name of the templates in force; empty: not known yet."""
+    templates: Templates | None = None
+    """Those templates: what the running pods were made from."""
+    wanted: tuple[int, str] = (0, "")
+    """Name of the templates that its spec has, with the generation of that."""
+    refused: dict[Slot, Refusal] = dataclasses.field(default_factory=dict)
+    """Places whose pods the API server did not take when last tried."""
+    expected: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Names of pods that were made and not seen yet, uids of those whose deletion was not seen yet,
+    and until when (monotonic) that is waited for: the copy of the cluster lags behind."""
+    stop: StopWish | None = None
+    """What its master was asked for, once it was."""
     spec_sent: int = 0
     """Generation that the master was told last."""
     deletions: set[str] = dataclasses.field(default_factory=set)
@@ -62,6 +90,73 @@ class JobKeeper:
         """Of the spec."""
         return int(self.body["metadata"]["generation"])
 
+    @property
+    def spec(self) -> JobSpec:
+        """What is wanted of it, with the templates that are in force."""
+        if self.templates is None:
+            return self.job.spec
+        return with_templates(self.job.spec, self.templates)
+
+    @property
+    def held(self) -> bool:
+        """Whether our finalizer holds it."""
+        return keys.FINALIZER in (self.body["metadata"].get("finalizers") or ())
+
+    @property
+    def deleted(self) -> bool:
+        """Whether somebody has deleted it, and its object is still there."""
+        return "deletionTimestamp" in self.body["metadata"]
+
+    @property
+    def runs(self) -> bool:
+        """Whether a pod lives, or comes to live, whose template must not change around it."""
+        living = {PodPhase.PENDING, PodPhase.RUNNING, PodPhase.UNSPECIFIED}
+        return bool(self.expected) or any(
+            pod.phase in living and not pod.lost and pod.slot.role is not Role.MASTER
+            for pod in self.pods()
+        )
+
+    def may_begin(self, now: float) -> bool:
+        """Whether what a job has all its life may be made now, or is there."""
+        refusal = self.refused.get(MASTER_SLOT)
+        return self.prepared or refusal is None or now >= refusal.not_before
+
+    def put_in_force(self, revision: str, templates: Templates) -> None:
+        """Make pods from these templates from now on."""
+        self.revision, self.templates = revision, templates
+
+    def expect(self, what: str, until: float) -> None:
+        """Take note of what was asked for and has to show; see `expected`."""
+        shown = any(what == pod.name or (what == pod.uid and pod.deleting) for pod in self.pods())
+        if not shown:
+            self.expected[what] = until
+
+    def shows(self, pod: PodRecord, *, gone: bool) -> None:
+        """A pod was seen: nothing about it is expected any more that it shows."""
+        self.expected.pop(pod.name, None)
+        if pod.deleting or gone:
+            self.expected.pop(pod.uid, None)
+        if gone:
+            self.deletions.discard(pod.uid)
+
+    def expects(self, action: Action, now: float) -> float:
+        """How long to wait for what an action led to a moment ago; 0: it is to be carried out."""
+        match action:
+            case CreatePod():
+                what = action.name
+            case DeletePod():
+                what = action.uid
+            case _:
+                return 0.0
+        left = self.expected.get(what, now) - now
+        if left <= 0:
+            self.expected.pop(what, None)
+        return max(0.0, left)
+
+    def refuse(self, slot: Slot, text: str, now: float) -> None:
+        """The API server does not let a place's pod be made now."""
+        self.refused[slot] = refused(self.refused.get(slot), text, now)
+
     def pods(self) -> list[PodRecord]:
         """Its own pods; those of an earlier job of the name are not."""
         return [pod for pod in self.pods_now(self.key) if pod.owner == self.owner.uid]
@@ -71,20 +166,25 @@ class JobKeeper:
         self.body = body
         self.job = from_object(body)
 
-    def source(self, image: str) -> PodSource:
-        """What its pods are made from."""
-        return PodSource(owner=self.owner, spec=self.job.spec, body=self.job.body, image=image)
+    def source(self, image: str, *, newest: bool = False) -> PodSource:
+        """What its pods are made from; `newest`: with the templates that the spec has now."""
+        spec = self.job.spec if newest else self.spec
+        return PodSource(owner=self.owner, spec=spec, body=self.job.body, image=image)
 
     def planned(self, endpoint: str) -> Job:
         """The job as a planner sees it."""
+        metadata = self.body["metadata"]
         return Job(
             name=self.owner.name,
             uid=self.owner.uid,
             generation=self.generation,
-            spec=self.job.spec,
+            spec=self.spec,
             status=self.status,
             history=self.history,
-            stopping="deletionTimestamp" in self.body["metadata"],
+            refused=self.refused,
+            stopping=self.deleted,
+            held=self.held,
+            deleted_at=_unix(metadata.get("deletionTimestamp")),
             master_endpoint=endpoint,
         )
 
@@ -98,14 +198,27 @@ class JobKeeper:
     def first_messages(self) -> Iterable[Upward]:
         """What a new stream to the master begins with."""
         self.spec_sent = self.generation
-        yield master_spec(self.job.spec, self.generation)
+        yield master_spec(self.spec, self.generation)
         for pod in self.pods():
             if pod.slot.role is Role.WORKER:
                 yield pod.observation(wanted=pod.uid in self.deletions)
         yield PodListDone()
+        if self.stop is not None:
+            yield self.stop
+
+    def ask_to_stop(self, wish: StopWish) -> None:
+        """Ask the master to end the job; a master that comes later is asked too."""
+        if self.stop is None:
+            self.stop = wish
+            if self.link is not None:
+                self.link.send(wish)
 
     def send_news(self) -> None:
         """Tell the master of a spec that it does not know yet."""
         if self.link is not None and self.spec_sent and self.spec_sent != self.generation:
             self.spec_sent = self.generation
-            self.link.send(master_spec(self.job.spec, self.generation))
+            self.link.send(master_spec(self.spec, self.generation))
+
+
+def _unix(text: str | None) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

@@ -15,7 +15,6 @@ import sys
 import time
 from typing import Final
 
-from holdfast_operator.apply import Applier
 from holdfast_operator.credentials import load_root_key
 from holdfast_operator.election import Election, LeaseLostError
 from holdfast_operator.job_keeper import Key
@@ -94,9 +93,8 @@ class Operator:
         self._leads = True
         root_key = await load_root_key(self._client, self._settings.namespace)
         reporter = Reporter(self._client, self._settings.identity)
-        applier = Applier(self._client, self._settings.image)
         reconciler = self._reconciler = Reconciler(
-            self._settings, applier, self._pods, reporter, root_key, self._queue.add
+            self._settings, self._client, self._pods, reporter, root_key, self._queue.add
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.keep())

@@ -49,7 +49,7 @@ class MasterLink:
         self,
         target: str,
         job_uid: str,
-        tls: Path,
+        tls: Callable[[], Path],
         first: Callable[[], Iterable[Upward]],
         heard: Callable[[Said | None], None],
         told: Callable[[Sequence[JobEvent]], None],
@@ -59,7 +59,7 @@ class MasterLink:
         Args:
             target: host:port of the master.
             job_uid: Uid of the job.
-            tls: Directory of the operator's certificate for it.
+            tls: Says where the operator's certificate for it is; asked for each stream.
             first: What a new stream begins with.
             heard: Called with each message; with None when the stream has ended.
             told: Called with what happened, some of it again after a connection broke.
@@ -111,7 +111,7 @@ class MasterLink:
     async def _stream(self) -> AsyncGenerator[Said, None]:
         async with grpc.aio.secure_channel(
             self._target,
-            channel_credentials(self._tls),
+            channel_credentials(self._tls()),
             options=master_channel_options(self._job_uid),
         ) as channel:
             open_stream: Any = channel.stream_stream(_METHOD)

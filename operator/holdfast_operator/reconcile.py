@@ -9,20 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_operator.apply import INVALID_TEMPLATE, Applier
-from holdfast_operator.build.names import Owner, services
+from holdfast_operator.belongings import Belongings
+from holdfast_operator.build.names import Owner
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.job_keeper import JobKeeper, Key
+from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.kube.pods import PodRecord
 from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import MasterLink
 from holdfast_operator.news.happenings import from_master, transitions
 from holdfast_operator.news.report import Reporter
-from holdfast_operator.plan.actions import Plan
+from holdfast_operator.plan.actions import CreatePod, Hold, Plan
 from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import SETTLED_S
-from holdfast_operator.plan.pods import Role
+from holdfast_operator.plan.pods import MASTER_SLOT, Role
 from holdfast_operator.plan.view import Said
+from holdfast_operator.revisions import Revisions
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import from_object
 from holdfast_wire.messages import FinishDecision, JobEvent, PodPhase
@@ -37,14 +40,17 @@ class Reconciler:
     def __init__(
         self,
         settings: OperatorSettings,
-        applier: Applier,
+        client: KubeClient,
         pods: PodReflector,
         reporter: Reporter,
         root_key: bytes,
         wake: Callable[[Key], None],
     ) -> None:
         self._settings = settings
-        self._applier = applier
+        lifetime_s = settings.certificate_days * 86_400
+        self._belongings = Belongings(client, min(settings.resync_s, lifetime_s / 10))
+        self._revisions = Revisions(client, settings.image)
+        self._applier = Applier(client, self._belongings, settings.image)
         self._pods = pods
         self._reporter = reporter
         self._root_key = root_key
@@ -68,8 +74,8 @@ class Reconciler:
             phase = PodPhase.GONE if gone else None
             wanted = pod.uid in keeper.deletions
             keeper.link.send(pod.observation(wanted=wanted, phase=phase))
-        if keeper is not None and gone:
-            keeper.deletions.discard(pod.uid)
+        if keeper is not None:
+            keeper.shows(pod, gone=gone)
         self._wake(pod.key)
 
     async def look(self, key: Key) -> float | None:
@@ -102,34 +108,52 @@ class Reconciler:
 
     async def _carry_out(self, keeper: JobKeeper) -> float | None:
         ended = "completionTime" in keeper.status
-        if not keeper.prepared and not ended:
+        waits: list[float | None] = [self._settings.resync_s]
+        goes_on = not ended and not keeper.deleted
+        if goes_on and keeper.may_begin(time.time()):
             await self._prepare(keeper)
-        if ended or keeper.prepared:
+        if ended or keeper.prepared or keeper.deleted:
             await self._connect(keeper, ended=ended)
+        if goes_on and keeper.prepared:
+            await self._belongings.keep_budget(keeper)
+            waits.append(await self._belongings.look_after(keeper, time.time()))
         outcome = keeper.view.outcome
         made = self._plan(keeper)
         for action in made.actions:
+            if isinstance(action, CreatePod) and not keeper.prepared:
+                continue  # what its pods need is not there yet
+            wait = keeper.expects(action, time.monotonic())
+            if wait:
+                waits.append(wait)
+                continue
             await self._applier.do(keeper, action)
+            if isinstance(action, Hold):
+                self._bodies[keeper.key] = keeper.body
             if keeper.view.outcome is not outcome:  # the API server does not take its pods
                 self._wake(keeper.key)
                 break
-        wait = await self._write_status(keeper, dict(made.status))
+        waits += [made.requeue_after, await self._write_status(keeper, dict(made.status))]
         keeper.send_news()
-        waits = [one for one in (made.requeue_after, wait) if one is not None]
-        return min([*waits, self._settings.resync_s])
+        return min(one for one in waits if one is not None)
 
     async def _prepare(self, keeper: JobKeeper) -> None:
         """Check what the CRD's schema cannot see; then make what the job has all its life."""
-        fault = await self._applier.try_pod(keeper)
+        fault = await self._revisions.settle(keeper)
         if fault:
-            text = f"spec.worker.template: {fault}"
-            said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=text)
+            said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=fault)
             keeper.hear(said, time.time())
             return
-        objects = services(keeper.owner, keeper.job.spec.master_port)
-        objects += await keeper.credentials.fixed_secrets()
-        await self._applier.prepare(keeper, objects)
-        keeper.prepared = True
+        if keeper.prepared:
+            return
+        try:
+            await self._belongings.prepare(keeper)
+        except RefusedError as error:
+            if not error.is_admission:
+                raise
+            keeper.refuse(MASTER_SLOT, error.message, time.time())
+        else:
+            keeper.refused.pop(MASTER_SLOT, None)
+            keeper.prepared = True
 
     def _plan(self, keeper: JobKeeper) -> Plan:
         now = time.time()
@@ -140,8 +164,8 @@ class Reconciler:
         return made
 
     async def _write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> float | None:
-        if "masterPods" in keeper.status:
-            status["masterPods"] = keeper.status["masterPods"]
+        kept = ("masterPods", "templateRevision")
+        status |= {name: keeper.status[name] for name in kept if name in keeper.status}
         if status == keeper.status:
             return None
         since = time.monotonic() - keeper.written_at
@@ -183,7 +207,7 @@ class Reconciler:
         keeper.link = MasterLink(
             target=keeper.source(self._settings.image).master,
             job_uid=keeper.owner.uid,
-            tls=keeper.credentials.operator_folder(),
+            tls=keeper.credentials.operator_folder,
             first=keeper.first_messages,
             heard=heard,
             told=told,

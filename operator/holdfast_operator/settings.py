@@ -50,9 +50,9 @@ class OperatorSettings:
     that was missed heals within ten minutes, at three looks a second for 2,000 jobs."""
     probe_port: int = 8080
     """Port of health, readiness and metrics. Default: Kubernetes' habit."""
-    certificate_days: int = 365
-    """How long a job's certificates hold, days. Default: longer than a job runs; there is no
-    renewal yet."""
+    certificate_days: float = 365.0
+    """How long a job's certificates hold, days; they are renewed after two thirds of it. Default:
+    so long that an operator may be away for four months."""
 
 
 def read_settings(environment: Mapping[str, str]) -> OperatorSettings:

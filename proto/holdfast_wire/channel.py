@@ -112,11 +112,17 @@ def peer_channel_options(job_uid: str) -> Options:
 def server_credentials(tls_dir: Path) -> grpc.ServerCredentials:
     """Return credentials that ask every client for a certificate of the job's CA.
 
+    Files that are renewed later are used for the connections that begin then.
+
     Raises:
         CredentialsError: a file is missing or unreadable.
     """
-    ca, certificate, key = _read(tls_dir)
-    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+    renewal = _Renewal(tls_dir)
+    return grpc.dynamic_ssl_server_credentials(
+        renewal.read(),
+        renewal,  # type: ignore[arg-type] # None is the documented answer for "as before"
+        require_client_authentication=True,
+    )
 
 
 def channel_credentials(tls_dir: Path) -> grpc.ChannelCredentials:
@@ -135,6 +141,35 @@ def peer_identity(auth_context: Mapping[str, Sequence[bytes]]) -> Identity | Non
         with contextlib.suppress(IdentityError, UnicodeDecodeError):
             return parse(name.decode())
     return None
+
+
+class _Renewal:
+    """Reads a server's certificate anew when its file has changed; asked at every handshake."""
+
+    def __init__(self, tls_dir: Path) -> None:
+        self._tls_dir = tls_dir
+        self._seen: tuple[int, int] = (0, 0)
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        """Return what the files say now; raises CredentialsError."""
+        seen = self._mark()
+        ca, certificate, key = _read(self._tls_dir)
+        self._seen = seen
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return what is new; None: nothing, or it cannot be read just now."""
+        with contextlib.suppress(CredentialsError):
+            if self._mark() != self._seen:
+                return self.read()
+        return None
+
+    def _mark(self) -> tuple[int, int]:
+        try:
+            found = (self._tls_dir / keys.CERT_FILE).stat()
+        except OSError:
+            return (0, 0)
+        return found.st_ino, found.st_mtime_ns
 
 
 def _read(tls_dir: Path) -> tuple[bytes, bytes, bytes]:

@@ -28,6 +28,8 @@ ENV_EPOCH = "HOLDFAST_EPOCH"
 """First epoch of those that this pod owns; each start of its container takes the next."""
 ENV_JOURNAL_DIR = "HOLDFAST_JOURNAL_DIR"
 """Directory of the master's journal; unset: it keeps none."""
+ENV_GRACE = "HOLDFAST_GRACE_SECONDS"
+"""Seconds from SIGTERM to an agent's end; in a pod less than its grace period."""
 
 # --- environment that an agent sets for a training process ---------------------------------------
 ENV_PAGE = "HOLDFAST_PAGE"
@@ -67,6 +69,7 @@ KIND = "ElasticJob"
 LABEL_JOB = "holdfast.dev/job"
 LABEL_ROLE = "holdfast.dev/role"
 LABEL_INDEX = "holdfast.dev/index"
+FINALIZER = "holdfast.dev/checkpoint"
 
 # --- limits that both sides of a stream keep -----------------------------------------------------
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024

@@ -80,7 +80,75 @@ def test_a_pod_on_a_node_that_does_not_answer_is_lost() -> None:
     record = read_pod(body)
     assert record is not None
     assert record.lost
+    assert record.gone_by == pytest.approx(1_767_225_630)
     assert "DisruptionTarget=True" in record.conditions
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/2 nodes are available",
+                    }
+                ]
+            },
+            "Unschedulable",
+            "0/2 nodes are available",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "worker",
+                        "image": "gone:1",
+                        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}},
+                    }
+                ]
+            },
+            "ImagePullFailed",
+            "container worker, image gone:1: no",
+        ),
+        (
+            {
+                "initContainerStatuses": [
+                    {
+                        "name": "prepare",
+                        "image": "i",
+                        "state": {"waiting": {"reason": "CreateContainerConfigError"}},
+                    }
+                ]
+            },
+            "ContainerNotStarted",
+            "container prepare, image i: CreateContainerConfigError",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "worker",
+                        "image": "i",
+                        "state": {"waiting": {"reason": "ContainerCreating"}},
+                    }
+                ]
+            },
+            "",
+            "",
+        ),
+    ],
+)
+def test_what_keeps_a_pod_from_beginning_is_read(
+    status: dict[str, Any], reason: str, words: str
+) -> None:
+    """The scheduler's words, or the node's; that a container is being made is no news."""
+    record = read_pod(_pod("Pending", **status))
+    assert record is not None
+    assert record.waiting == (reason, words)
 
 
 def test_a_pod_that_is_not_of_our_making_is_left_alone() -> None:

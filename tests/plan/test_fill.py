@@ -16,7 +16,7 @@ from holdfast_operator.plan.history import (
     SlotHistory,
     wait_after,
 )
-from holdfast_operator.plan.pods import Role, Slot
+from holdfast_operator.plan.pods import OVERDUE_S, Role, Slot
 from holdfast_wire.messages import ExcludeDecision, PodPhase, ReplaceDecision, ScaleDecision
 from job_files import TEMPLATE
 from planned import World, creates, deletes, running, worker
@@ -87,6 +87,20 @@ def test_a_worker_that_succeeded_is_not_made_again() -> None:
     assert world.look().actions == ()
 
 
+@pytest.mark.parametrize("exit_code", [0, 143])
+def test_a_worker_that_was_taken_away_is_made_again(exit_code: int) -> None:
+    """Deleted by hand, drained or preempted: its agent left in order, its ranks are not done."""
+    world = running(replicas=2)
+    world.change("t-worker-1-0", deleting=True)
+    world.look()
+    world.end("t-worker-1-0", exit_code)
+    (action,) = world.look().actions
+    assert isinstance(action, CreatePod)
+    assert (action.name, action.reason) == ("t-worker-1-1", "t-worker-1-0 was taken away")
+    world.history = {}  # the planner was just started
+    assert creates(world.look()) == ["t-worker-1-1"]
+
+
 def test_the_master_can_have_a_succeeded_worker_made_again() -> None:
     """A replace decision about that very pod overrules its success."""
     world = running(replicas=2)
@@ -135,6 +149,20 @@ def test_a_pod_that_is_being_deleted_is_waited_for() -> None:
     assert world.look().actions == ()
     world.finish_deletions()
     assert creates(world.look()) == ["t-worker-0-1"]
+
+
+def test_a_pod_that_stays_terminating_does_not_hold_up_the_successor_for_long() -> None:
+    """Its time is over, so whoever should end it does not answer; a second one is never made."""
+    world = running(replicas=2)
+    world.change("t-worker-0-0", deleting=True, gone_by=world.now + 30)
+    made = world.look()
+    assert (made.actions, made.requeue_after) == ((), 30 + OVERDUE_S)
+    world.now += 30 + OVERDUE_S
+    made = world.look()
+    assert (creates(made), deletes(made)) == (["t-worker-0-1"], {})
+    for action in made.actions:
+        world.carry_out(action)
+    assert world.look().actions == ()
 
 
 def test_a_lost_node_does_not_hold_up_the_successor() -> None:

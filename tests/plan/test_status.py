@@ -318,4 +318,4 @@ def test_a_pod_that_is_only_pending_is_not_ready() -> None:
 
 def test_times_are_written_as_kubernetes_does() -> None:
     """UTC and whole seconds."""
-    assert rfc3339(0.9) == "1970-01-01T00:00:00Z"
+    assert rfc3339(0.1) == "1970-01-01T00:00:01Z"

@@ -29,7 +29,6 @@ def _unavailable(body: dict[str, Any]) -> list[str]:
         ({"health__hang__minSeconds": 61}, "spec.health.hang.minSeconds"),
         ({"health__straggler__mode": "Act"}, "spec.health.straggler.mode"),
         ({"health__straggler__votes": 2}, "spec.health.straggler.votes"),
-        ({"checkpoint__path": "/x"}, "spec.checkpoint.path"),
         ({"checkpoint__memory__interval": 5}, "spec.checkpoint.memory.interval"),
         ({"checkpoint__memory__copies": 0}, "spec.checkpoint.memory.copies"),
         ({"checkpoint__storage__keepLast": 9}, "spec.checkpoint.storage.keepLast"),
@@ -52,6 +51,7 @@ def test_a_field_of_a_missing_feature_is_refused(fields: dict[str, Any], refused
         {"health__straggler": {"mode": "Disabled", "votes": 3}},
         {"checkpoint": {"memory": {"interval": "Auto", "copies": 1}, "onDelete": False}},
         {"checkpoint": {}},
+        {"checkpoint": {"path": "/x", "onDelete": True, "onDeleteTimeoutSeconds": 9}},
         {"scheduling__gang": {"backend": "None", "timeoutSeconds": 5}},
         {"scheduling__gang__backend": "Auto"},
         {
@@ -101,3 +101,4 @@ def test_a_field_that_is_there_is_described_as_such() -> None:
     """The reference page marks only what is missing."""
     assert describe("replicas") is None
     assert describe("checkpoint.memory.copies") == "flash checkpoints"
+    assert describe("checkpoint.onDelete") is None

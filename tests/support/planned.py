@@ -10,15 +10,19 @@ from typing import Any
 
 from holdfast_operator.plan.actions import (
     Action,
+    AskToStop,
     CreatePod,
     DeletePod,
     FinishJob,
+    Hold,
+    LetGo,
     Plan,
     ScaleJob,
 )
 from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import History
 from holdfast_operator.plan.pods import MASTER, MASTER_SLOT, WORKER, ObservedPod, Slot
+from holdfast_operator.plan.refusals import Refusal
 from holdfast_operator.plan.situation import Job
 from holdfast_operator.plan.view import MasterView, Said
 from holdfast_operator.spec.admission import change_job
@@ -44,7 +48,11 @@ class World:
     generation: int = 1
     history: History = dataclasses.field(default_factory=dict)
     status: dict[str, Any] = dataclasses.field(default_factory=dict)
+    refused: dict[Slot, Refusal] = dataclasses.field(default_factory=dict)
     stopping: bool = False
+    held: bool | None = None
+    """None: nothing can hold it, as locally."""
+    deleted_at: float = 0.0
     named: int = 0
     """Pods made so far, for their uids."""
 
@@ -69,7 +77,10 @@ class World:
             spec=self.job.spec,
             status=self.status,
             history=self.history,
+            refused=self.refused,
             stopping=self.stopping,
+            held=self.held,
+            deleted_at=self.deleted_at,
         )
 
     def carry_out(self, action: Action) -> None:
@@ -82,8 +93,10 @@ class World:
             case ScaleJob():
                 self.master = self.master.answered(action.decision_id)
                 self.scale(action.replicas)
-            case FinishJob():
-                pass  # it stands in the status
+            case Hold() | LetGo():
+                self.held = isinstance(action, Hold)
+            case FinishJob() | AskToStop():
+                pass  # it stands in the status; the master is the test's affair
             case _:
                 self.pods.clear()
 

@@ -25,7 +25,7 @@ METHOD = "/test.Service/WhoAmI"
 class Server:
     """A server of one role that tells callers who they are."""
 
-    def __init__(self, directory: Path, role: str) -> None:
+    def __init__(self, directory: Path, role: str, *, issue: bool = True) -> None:
         self._threads = ThreadPoolExecutor(2)
         self._server = grpc.server(self._threads, options=channel.SERVER_OPTIONS)
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
@@ -34,7 +34,10 @@ class Server:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("test.Service", {"WhoAmI": handler}),)
         )
-        tls = certificates.issue(directory, Identity(JOB, role, 0 if role == "agent" else None))
+        tls = directory / f"{JOB}-{role}"
+        if issue:
+            identity = Identity(JOB, role, 0 if role == "agent" else None)
+            tls = certificates.issue(directory, identity)
         self.port = self._server.add_secure_port("127.0.0.1:0", channel.server_credentials(tls))
         self._server.start()
 
@@ -147,6 +150,24 @@ def test_a_refusal_comes_back_whole(master: Server, directory: Path) -> None:
     assert refusal == Refusal(
         grpc.StatusCode.FAILED_PRECONDITION, "TEST", "no – really", {"key": "value"}
     )
+
+
+def test_a_server_uses_a_certificate_that_was_renewed_for_new_connections(tmp_path: Path) -> None:
+    """Expired: nobody gets in. Renewed in its files: the same server serves again."""
+    identity = Identity(JOB, "master")
+    certificates.issue_expired(tmp_path, identity)
+    server = Server(tmp_path, "master", issue=False)
+    try:
+        tls = certificates.issue(tmp_path, Identity(JOB, "user"))
+        options = channel.master_channel_options(JOB)
+        with pytest.raises(grpc.RpcError):
+            ask(server, tls, options)
+        certificates.issue(tmp_path, identity)
+        assert ask(server, tls, options) == Identity(JOB, "user").uri().encode()
+        (tmp_path / f"{JOB}-master" / "cert.pem").unlink()  # unreadable for a moment
+        assert ask(server, tls, options) == Identity(JOB, "user").uri().encode()
+    finally:
+        server.stop()
 
 
 def test_an_error_without_details_has_an_unknown_reason(directory: Path) -> None:

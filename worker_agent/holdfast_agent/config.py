@@ -15,7 +15,7 @@ from holdfast_agent.errors import InputError
 from holdfast_agent.launch import Launch
 from holdfast_wire import keys, variables
 
-ENV_GRACE = "HOLDFAST_GRACE_SECONDS"
+ENV_GRACE = keys.ENV_GRACE
 """Time between SIGTERM to the agent and its end; in a pod its grace period minus 5 s."""
 ENV_TOPOLOGY = "HOLDFAST_TOPOLOGY"
 """Topology labels as `key=value,key=value`."""

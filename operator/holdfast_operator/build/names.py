@@ -41,6 +41,11 @@ class Owner:
         """Name of the Secret with the certificate for people."""
         return f"{self.name}-user-tls"
 
+    @property
+    def budget(self) -> str:
+        """Name of the PodDisruptionBudget of its workers."""
+        return f"{self.name}-worker"
+
     def worker_secret(self, rank: int) -> str:
         """Name of the Secret with the certificate of a worker."""
         return f"{self.name}-worker-tls-{rank // KEYS_PER_SECRET}"
@@ -101,3 +106,18 @@ def services(owner: Owner, port: int) -> list[dict[str, Any]]:
             },
         },
     ]
+
+
+def budget(owner: Owner, least: int) -> dict[str, Any]:
+    """The PodDisruptionBudget that keeps so many workers while nodes are drained."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": owner.metadata(owner.budget),
+        "spec": {
+            "minAvailable": least,
+            "selector": {
+                "matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER},
+            },
+        },
+    }

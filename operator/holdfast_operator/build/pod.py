@@ -12,6 +12,7 @@ from holdfast_operator.build.names import Owner
 from holdfast_operator.build.template import main_container
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import Role, Slot
+from holdfast_operator.plan.situation import grace_of
 from holdfast_operator.spec.job import JobSpec
 from holdfast_wire import keys
 
@@ -20,6 +21,8 @@ JOURNAL_DIR: Final = "/var/run/holdfast/journal"
 EPOCHS_PER_POD: Final = 1000
 """A container that is started again in its pod needs an epoch of its own, and nobody is asked for
 it: each master pod owns this many."""
+_MARGIN_S: Final = 5.0
+"""What an agent leaves of its pod's grace: for its last words, and for a node that is slow."""
 _TLS_VOLUME: Final = "holdfast-tls"
 _JOURNAL_VOLUME: Final = "holdfast-journal"
 _HOSTNAME: Final = "kubernetes.io/hostname"
@@ -53,7 +56,8 @@ def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
     spec["restartPolicy"] = "Never"
     main = spec["containers"][main_container(spec)]
     is_worker = slot.role is Role.WORKER
-    _add_variables(main, _variables(source, slot, action.name))
+    ours = _variables(source, slot, action.name)
+    _add_variables(main, [*ours, *(_grace(main, grace_of(template)) if is_worker else ())])
     if is_worker:
         cert, key = (f"worker-{slot.index}.{name}" for name in (keys.CERT_FILE, keys.KEY_FILE))
         items = {keys.CA_FILE: keys.CA_FILE, cert: keys.CERT_FILE, key: keys.KEY_FILE}
@@ -167,6 +171,13 @@ def _add_variables(container: dict[str, Any], ours: list[dict[str, Any]]) -> Non
     names = RESERVED | {one["name"] for one in ours}
     theirs = [one for one in container.get("env") or () if one.get("name") not in names]
     container["env"] = [*ours, *theirs]
+
+
+def _grace(container: dict[str, Any], grace_s: int) -> list[dict[str, Any]]:
+    """When an agent is to end: a little before its pod is killed, unless the template says when."""
+    if any(one.get("name") == keys.ENV_GRACE for one in container.get("env") or ()):
+        return []
+    return [{"name": keys.ENV_GRACE, "value": f"{max(grace_s - _MARGIN_S, grace_s / 2):g}"}]
 
 
 def _mount_secret(

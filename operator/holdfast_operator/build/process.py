@@ -31,6 +31,7 @@ _CLUSTER_ONLY: Final[tuple[tuple[Path, Any], ...]] = (
     (("spec", "master", "template"), None),
     (("spec", "master", "journal", "mode"), "EmptyDir"),
     (("spec", "podTemplateOverrides"), []),
+    (("spec", "checkpoint", "onDelete"), False),
 )
 """Fields that mean something only to a cluster, with the value that says nothing."""
 

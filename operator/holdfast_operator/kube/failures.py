@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http
+from typing import Final
+
+_POLICY_WORDS: Final = ("denied request", "denied the request", "failed calling webhook")
 
 
 class KubeError(Exception):
@@ -11,6 +14,10 @@ class KubeError(Exception):
 
 class UnreachableError(KubeError):
     """Nobody answered, or not in time."""
+
+
+class NotYetError(KubeError):
+    """Something has to go first; a later try will do."""
 
 
 class RefusedError(KubeError):
@@ -35,6 +42,16 @@ class RefusedError(KubeError):
         return self.code == http.HTTPStatus.CONFLICT and self.reason == "AlreadyExists"
 
     @property
+    def is_admission(self) -> bool:
+        """Whether the cluster's own rules say no for now: a quota, a policy, a webhook.
+
+        Policies and webhooks answer with the codes of a wrong object; their words tell them apart.
+        """
+        refused = self.code == http.HTTPStatus.FORBIDDEN
+        return refused or any(words in self.message for words in _POLICY_WORDS)
+
+    @property
     def is_invalid(self) -> bool:
         """Whether the object itself is at fault: sending it again is no use."""
-        return self.code in {http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.UNPROCESSABLE_ENTITY}
+        wrong = {http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.UNPROCESSABLE_ENTITY}
+        return self.code in wrong and not self.is_admission

@@ -19,6 +19,20 @@ _PHASES: Final[Mapping[str, PodPhase]] = {
     "Succeeded": PodPhase.SUCCEEDED,
     "Failed": PodPhase.FAILED,
 }
+_WAITS: Final[Mapping[str, str]] = {
+    "ErrImagePull": "ImagePullFailed",
+    "ImagePullBackOff": "ImagePullFailed",
+    "ImageInspectError": "ImagePullFailed",
+    "InvalidImageName": "ImagePullFailed",
+    "ErrImageNeverPull": "ImagePullFailed",
+    "RegistryUnavailable": "ImagePullFailed",
+    "CreateContainerConfigError": "ContainerNotStarted",
+    "CreateContainerError": "ContainerNotStarted",
+    "RunContainerError": "ContainerNotStarted",
+    "CrashLoopBackOff": "ContainerNotStarted",
+}
+"""What a kubelet says of a container that it cannot start, in one word for each kind."""
+_UNSCHEDULABLE: Final = "Unschedulable"
 _SIGNALLED: Final = 128
 _NODE_LOST: Final = "NodeLost"
 
@@ -42,12 +56,16 @@ class PodRecord:
     text: str
     """The last thing that its main container said."""
     deleting: bool
+    gone_by: float | None
+    """When its deletion should be over; Unix time, s."""
     ready: bool
     node: str
     conditions: tuple[str, ...]
     """The true ones, as Type=Status."""
     created_at: float
     ended_at: float | None
+    waiting: tuple[str, str]
+    """Why it cannot begin, as reason and words; empty: nothing is known to be in its way."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -69,11 +87,14 @@ class PodRecord:
             exit_code=self.exit_code,
             reason=self.reason,
             deleting=self.deleting,
+            gone_by=self.gone_by,
             lost=self.lost,
             ready=ready,
             node=self.node,
             created_at=self.created_at,
             ended_at=self.ended_at,
+            waiting=self.waiting[0],
+            waiting_text=self.waiting[1],
         )
 
     def observation(self, *, wanted: bool, phase: PodPhase | None = None) -> PodObservation:
@@ -126,12 +147,28 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         reason=_NODE_LOST if lost else status.get("reason") or ended.get("reason", ""),
         text=(ended.get("message") or status.get("message") or "")[: keys.MAX_TEXT_BYTES],
         deleting="deletionTimestamp" in metadata,
+        gone_by=_unix(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         ready=_is_true(conditions, "Ready"),
         node=spec.get("nodeName", ""),
         conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
         created_at=_unix(metadata["creationTimestamp"]),
         ended_at=_unix(ended["finishedAt"]) if ended.get("finishedAt") else None,
+        waiting=_waiting(status),
     )
+
+
+def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+    for one in status.get("conditions") or ():
+        if one["type"] == "PodScheduled" and one.get("reason") == _UNSCHEDULABLE:
+            return _UNSCHEDULABLE, one.get("message", "")
+    kinds = ("initContainerStatuses", "containerStatuses")
+    for one in (one for kind in kinds for one in status.get(kind) or ()):
+        state = (one.get("state") or {}).get("waiting") or {}
+        kind = _WAITS.get(state.get("reason", ""))
+        if kind is not None:
+            said = state.get("message") or state["reason"]
+            return kind, f"container {one['name']}, image {one['image']}: {said}"
+    return "", ""
 
 
 def _ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:

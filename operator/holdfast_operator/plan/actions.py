@@ -86,7 +86,29 @@ class DeleteJob:
     reason: str
 
 
-Action = CreatePod | DeletePod | ScaleJob | FinishJob | DeleteJob
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Have a deletion of the job wait for its last checkpoint: set the finalizer."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LetGo:
+    """A deletion of the job waits for nothing any more: take the finalizer away."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AskToStop:
+    """Ask the master to have the state saved and the workers leave. Once is enough."""
+
+    grace_s: float
+    reason: str
+
+
+Action = CreatePod | DeletePod | ScaleJob | FinishJob | DeleteJob | Hold | LetGo | AskToStop
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,24 +12,38 @@ from typing import Final
 
 from holdfast_operator.plan.actions import (
     Action,
+    AskToStop,
     CreatePod,
     DeleteJob,
     DeletePod,
     FinishJob,
+    Hold,
+    LetGo,
     Plan,
     ScaleJob,
 )
+from holdfast_operator.plan.depart import depart, hold
 from holdfast_operator.plan.fill import fill
 from holdfast_operator.plan.finish import after_end, end, outcome_of
 from holdfast_operator.plan.history import observe
-from holdfast_operator.plan.pods import MASTER_SLOT, ObservedPod, Slot, by_slot, wanted_slots
+from holdfast_operator.plan.pods import (
+    MASTER_SLOT,
+    ObservedPod,
+    Slot,
+    by_slot,
+    overdue,
+    wanted_slots,
+)
 from holdfast_operator.plan.shrink import suspend, trim
 from holdfast_operator.plan.situation import Job, Situation, Steps, Wake
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.status.report import report
 
 _ORDER: Final[Mapping[type[Action], int]] = {
-    kind: at for at, kind in enumerate((DeletePod, CreatePod, ScaleJob, FinishJob, DeleteJob))
+    kind: at
+    for at, kind in enumerate(
+        (Hold, AskToStop, DeletePod, CreatePod, ScaleJob, FinishJob, DeleteJob, LetGo)
+    )
 }
 
 
@@ -45,7 +59,7 @@ def plan(job: Job, pods: Iterable[ObservedPod], master: MasterView, now: float) 
         master: What its master last said.
         now: Unix time, s.
     """
-    existing = by_slot(pods)
+    existing = by_slot(overdue(pods, now))
     wanted = tuple(_wanted(job))
     situation = Situation(
         job=job,
@@ -77,6 +91,10 @@ def _wanted(job: Job) -> Iterable[Slot]:
 
 def _steps(situation: Situation) -> Steps:
     job = situation.job
+    if job.stopping and job.held:
+        yield from depart(situation)
+        return
+    yield from hold(situation)
     if job.ended_at is not None:
         yield from after_end(situation, job.ended_at)
         return

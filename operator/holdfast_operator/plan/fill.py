@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from holdfast_operator.plan.actions import CreatePod, DeleteReason
 from holdfast_operator.plan.history import SlotHistory
-from holdfast_operator.plan.pods import ObservedPod, Role, Slot
+from holdfast_operator.plan.pods import OVERDUE_S, ObservedPod, Role, Slot
 from holdfast_operator.plan.situation import SHORTEST_GRACE_S, Situation, Steps, Wake, delete
 from holdfast_operator.spec.job import RestartPolicy
 from holdfast_wire.messages import ReplaceDecision
@@ -22,13 +22,16 @@ def fill(situation: Situation, slot: Slot) -> Steps:
     live = [pod for pod in pods if pod.live]
     if live:
         yield from _replace(situation, live[-1])
+        if live[-1].gone_by is not None:
+            yield Wake(live[-1].gone_by + OVERDUE_S)
         return
     entry = situation.entry(slot)
     reason = _why_create(situation, slot, entry)
     if reason is None or situation.job.stopping:
         return
-    if situation.now < entry.not_before:
-        yield Wake(entry.not_before)
+    not_before = max(entry.not_before, _refused_until(situation, slot))
+    if situation.now < not_before:
+        yield Wake(not_before)
         return
     yield CreatePod(
         slot=slot,
@@ -37,6 +40,11 @@ def fill(situation: Situation, slot: Slot) -> Steps:
         avoid_nodes=_avoid(situation),
         reason=reason,
     )
+
+
+def _refused_until(situation: Situation, slot: Slot) -> float:
+    refusal = situation.job.refused.get(slot)
+    return 0.0 if refusal is None else refusal.not_before
 
 
 def _tidy(situation: Situation, pods: tuple[ObservedPod, ...]) -> Steps:
@@ -77,7 +85,7 @@ def _why_create(situation: Situation, slot: Slot, entry: SlotHistory) -> str | N
         return f"the master wants {name} made anew: {decision.reason}"
     if slot.role is Role.EXTRA and not _restarts(situation, slot, entry):
         return None
-    if slot.role is Role.WORKER and entry.succeeded:
+    if slot.role is Role.WORKER and entry.succeeded and not entry.removed:
         return None
     return f"{name} {_how_ended(last)}"
 
@@ -100,6 +108,8 @@ def _how_ended(pod: ObservedPod | None) -> str:
         return "is gone"
     if pod.lost:
         return f"is on {pod.node or 'a node'}, which does not answer"
+    if pod.deleting:
+        return "was taken away"
     code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
     return f"ended{code}" + (f" ({pod.reason})" if pod.reason else "")
 

@@ -66,6 +66,8 @@ class ObservedPod:
     """For example OOMKilled or Evicted; locally Killed."""
     deleting: bool = False
     """A deletion is under way."""
+    gone_by: float | None = None
+    """When that deletion should be over, its grace included; Unix time, s; None: nobody knows."""
     lost: bool = False
     """Its node does not answer, so nobody can say whether it lives; its lease has run out."""
     ready: bool = False
@@ -74,6 +76,11 @@ class ObservedPod:
     """The Kubernetes node; locally the pod's own name."""
     created_at: float = 0.0
     """Unix time, s."""
+    waiting: str = ""
+    """Why it cannot begin: Unschedulable, ImagePullFailed, ContainerNotStarted; empty: nothing is
+    known to be in its way."""
+    waiting_text: str = ""
+    """The same in the words of the scheduler or of the node."""
     ended_at: float | None = None
     """Unix time, s; None while it lives or where nobody knows."""
 
@@ -81,6 +88,18 @@ class ObservedPod:
     def live(self) -> bool:
         """Whether its processes may run."""
         return self.phase not in _DEAD and not self.lost
+
+
+OVERDUE_S: Final = 10.0
+"""A pod that still runs so long after its deletion should have been over is on a node that does not
+answer. A kubelet reports the end of the processes before it cleans up after them."""
+
+
+def overdue(pods: Iterable[ObservedPod], now: float) -> Iterator[ObservedPod]:
+    """The pods, those lost that nobody ends in time."""
+    for pod in pods:
+        late = pod.gone_by is not None and now >= pod.gone_by + OVERDUE_S
+        yield dataclasses.replace(pod, lost=True) if late and pod.live else pod
 
 
 _DEAD: Final = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE})

@@ -12,6 +12,7 @@ from typing import Any, Final
 from holdfast_operator.plan.actions import Action, DeletePod, DeleteReason
 from holdfast_operator.plan.history import History, SlotHistory
 from holdfast_operator.plan.pods import ObservedPod, Role, Slot
+from holdfast_operator.plan.refusals import Refusals
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.spec.job import JobSpec
 
@@ -34,8 +35,14 @@ class Job:
     """The status subresource as last written; empty before the first plan."""
     history: History = dataclasses.field(default_factory=dict)
     """As the last plan returned it; empty for a keeper that was just started."""
+    refused: Refusals = dataclasses.field(default_factory=dict)
+    """Places whose pods the API server did not take when last tried."""
     stopping: bool = False
     """Somebody wants the job to end (deletion, Ctrl-C): no pod is made any more."""
+    held: bool | None = None
+    """Whether a finalizer of ours holds its object; None: nothing can (locally)."""
+    deleted_at: float = 0.0
+    """When it was deleted, Unix time, s; means something while it is stopping and held."""
     master_endpoint: str = ""
     """host:port of the master; empty while nobody knows."""
 

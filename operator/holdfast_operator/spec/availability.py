@@ -92,6 +92,13 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
     ),
 )
 
+BUILT: Final = frozenset(
+    {"checkpoint.path", "checkpoint.onDelete", "checkpoint.onDeleteTimeoutSeconds"}
+)
+"""Fields that may be written although the group that they stand in is not there: until it is, the
+path is the training script's own affair, and a checkpoint is the one that the script saves when it
+is told to save and stop."""
+
 
 def check_availability(given: Mapping[str, Any], schema: Schema) -> Iterator[Problem]:
     """A problem for every field that is written and asks for what is not there.
@@ -103,7 +110,8 @@ def check_availability(given: Mapping[str, Any], schema: Schema) -> Iterator[Pro
     told: set[Path] = set()
     for row in NOT_BUILT:
         for path, value, default in _fields(given, schema, row.steps, ()):
-            if path not in told and value not in (row.allowed or (default,)):
+            allowed = value in (row.allowed or (default,)) or _dotted(path) in BUILT
+            if path not in told and not allowed:
                 told.add(path)
                 yield Problem(
                     path=path,
@@ -140,8 +148,14 @@ def _fields(
         yield path, value, schema.default
 
 
+def _dotted(path: Path) -> str:
+    return ".".join(str(step) for step in path[1:])
+
+
 def describe(path: str) -> str | None:
     """What is not there of a field under `spec`, for the reference page; None where all is."""
+    if path in BUILT:
+        return None
     for row in NOT_BUILT:
         if path == row.path or path.startswith(f"{row.path}."):
             return row.feature

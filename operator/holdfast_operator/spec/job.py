@@ -143,6 +143,10 @@ class JobSpec:
     exclude_failed_nodes: bool
     max_excluded_nodes: int
     cleanup: Cleanup
+    delete_grace_s: int | None
+    """How long a deletion may wait for a last checkpoint; None: it does not wait."""
+    budget_for_drains: bool
+    """Whether a PodDisruptionBudget keeps `size.least` workers while nodes are drained."""
     master_port: int
     master_template: Mapping[str, Any] | None
     """None: the operator's own image and resources."""
@@ -192,11 +196,18 @@ class JobSpec:
                 pods=CleanPods(spec["cleanup"]["pods"]),
                 ttl_s=spec["cleanup"].get("ttlSecondsAfterFinished"),
             ),
+            delete_grace_s=_delete_grace(spec["checkpoint"]),
+            budget_for_drains=scheduling["podDisruptionBudget"] == "MinReplicas",
             master_port=spec["master"]["port"],
             master_template=spec["master"].get("template"),
             worker_template=spec["worker"]["template"],
             extra_roles=tuple(_extra_role(role) for role in spec["extraRoles"]),
         )
+
+
+def _delete_grace(checkpoint: Mapping[str, Any]) -> int | None:
+    seconds: int = checkpoint["onDeleteTimeoutSeconds"]
+    return seconds if checkpoint["onDelete"] else None
 
 
 def _upper(camel: str) -> str:

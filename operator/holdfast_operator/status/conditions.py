@@ -7,6 +7,7 @@ status.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -28,8 +29,11 @@ class Statement:
 
 
 def rfc3339(unix: float) -> str:
-    """A time as Kubernetes writes it: UTC, whole seconds."""
-    return datetime.fromtimestamp(int(unix), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """A time as Kubernetes writes it: UTC, whole seconds.
+
+    Rounded up: what waits from this time on (`ttlSecondsAfterFinished`) never waits for less.
+    """
+    return datetime.fromtimestamp(math.ceil(unix), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def settle(

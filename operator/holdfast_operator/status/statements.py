@@ -14,6 +14,7 @@ from holdfast_operator.plan.pods import Role, Slot, wanted_slots
 from holdfast_operator.plan.situation import Situation
 from holdfast_operator.plan.view import Outcome
 from holdfast_operator.status.conditions import Statement, holding
+from holdfast_operator.status.obstacles import obstacle
 
 EXTRA_GIVEN_UP: Final = "ExtraRoleGivenUp"
 """Reason of Degraded: an extra role's pods ended at once too often."""
@@ -78,6 +79,9 @@ def _master_ready(situation: Situation, *, finished: bool) -> Statement:
         return Statement(kind, True, "Connected")
     if situation.job.spec.suspend:
         return Statement(kind, False, "Suspended")
+    found = obstacle(situation, Role.MASTER)
+    if found is not None:
+        return Statement(kind, False, found.reason, found.text)
     if situation.master.status is None:
         return Statement(kind, False, "MasterStarting", "the master has not been reached yet")
     return Statement(kind, False, "MasterUnreachable", "training goes on without the master")
@@ -93,6 +97,9 @@ def _quorum_ready(situation: Situation, *, finished: bool) -> Statement:
     if active >= least:
         return Statement(kind, True, "EnoughWorkers")
     message = f"{active} workers train, at least {least} are needed"
+    found = obstacle(situation, Role.WORKER)
+    if found is not None and not situation.job.spec.suspend:
+        return Statement(kind, False, found.reason, f"{message}; {found.text}")
     return Statement(kind, False, "InsufficientWorkers", message)
 
 
@@ -129,6 +136,9 @@ def _degraded(situation: Situation, *, finished: bool) -> Statement:
     expected = spec.replicas - spec.replicas % spec.node_unit
     if status.active_nodes < expected:
         message = f"{status.active_nodes} of {expected} workers train"
+        found = obstacle(situation, Role.WORKER)
+        if found is not None:
+            message = f"{message}; {found.reason}: {found.text}"
         return Statement(kind, True, "BelowRequested", message)
     if situation.master.excluded:
         message = "avoided nodes: " + ", ".join(situation.master.excluded)
