@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster.control_plane import ControlPlane
+from cluster.jobs import Job
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -69,3 +70,18 @@ def release(plane: ControlPlane, nodes: Nodes) -> Iterator[Release]:
     installed.install()
     yield installed
     installed.remove()
+
+
+@pytest.fixture
+def make_job(
+    plane: ControlPlane, release: Release, kubectl: Kubectl
+) -> Iterator[Callable[[str], Job]]:
+    """Names jobs in the test's namespace; those that are left are deleted after it."""
+    made: list[Job] = []
+
+    def make(name: str) -> Job:
+        made.append(Job(plane, kubectl, name, release.operator_log))
+        return made[-1]
+
+    yield make
+    kubectl.run("delete", "ej", "--all", "--wait=false")

@@ -41,15 +41,28 @@ class Kubectl:
         """Run it with `-o json` and return what it printed."""
         return json.loads(self.run(*words, "-o", "json"))
 
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start it; the caller waits for its end."""
+        return subprocess.Popen(
+            [tools_folder() / "kubectl", "--namespace", self.namespace, *words],
+            env=self._environ(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def _environ(self) -> dict[str, str]:
+        """Its own home: what the person at this machine configured has no part in a test."""
+        home = str(self.kubeconfig.parent)
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": home}
+
     def _run(
         self, tool: str, words: tuple[str, ...], stdin: Any
     ) -> subprocess.CompletedProcess[str]:
         text = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
-        folder = self.kubeconfig.parent
         return subprocess.run(
             [tools_folder() / tool, "--namespace", self.namespace, *words],
-            # Its own home: what the person at this machine configured has no part in a test.
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": str(folder)},
+            env=self._environ(),
             input=text,
             capture_output=True,
             text=True,

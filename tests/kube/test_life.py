@@ -1,0 +1,131 @@
+"""A job's life with real torch in its pods: its size, its pauses, pods that go, its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.jobs import Job, container, training
+from cluster.kubectl import Kubectl
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+]
+Make = Callable[[str], Job]
+_KEPT = "services,secrets"
+
+
+def _environment(pod: dict[str, Any]) -> dict[str, str]:
+    listed = pod["spec"]["containers"][0]["env"]
+    return {one["name"]: one.get("value", "") for one in listed}
+
+
+def _edit(job: Job, body: dict[str, Any], value: str) -> None:
+    """Change the worker's template."""
+    container(body)["env"] = [{"name": "EDITED", "value": value}]
+    job.patch(worker=body["spec"]["worker"])
+
+
+def _says(kubectl: Kubectl, pod: str, words: str) -> bool:
+    return words in kubectl.try_run("logs", pod).stdout
+
+
+def test_a_job_follows_its_size_and_pauses_when_it_is_told(
+    make_job: Make, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """Up, down, suspended, edited, resumed: every change at a saved step, nothing counted."""
+    job = make_job("life")
+    body = training(tmp_path, replicas=2, minReplicas=1, maxReplicas=3)
+    job.create(body)
+    job.until_training(2)
+    for condition in ("MasterReady", "QuorumReady"):
+        kubectl.run("wait", "ej/life", f"--for=condition={condition}", "--timeout=5s")
+    kubectl.run("scale", "ej", "life", "--replicas=3")
+    job.until_training(3)
+    job.until("steady", lambda: not job.holds("Scaling"))
+    kubectl.run("scale", "ej", "life", "--replicas=1")
+    job.until_training(1)
+    job.until("one pod", lambda: job.live() == ["life-worker-0-0"])
+    assert _says(kubectl, "life-worker-0-0", "saves and stops after step")
+    job.patch(suspend=True)
+    kubectl.run("wait", "ej/life", "--for=condition=Suspended", "--timeout=60s")
+    job.until("no pods", lambda: not job.pods() + job.pods("master"))
+    assert len(kubectl.run("get", _KEPT, "-l", "holdfast.dev/job=life", "-o", "name").split()) == 5
+    assert job.status["phase"] == "Suspended"
+    before = job.world["step"]
+    _edit(job, body, "while suspended")
+    job.patch(suspend=False)
+    job.until_training(1)
+    assert job.world["step"] >= before
+    assert _environment(job.pods()[0])["EDITED"] == "while suspended"
+    assert job.condition("Suspended")["reason"] == "Resumed"
+    assert "failures" not in {one["name"] for one in job.status["budgets"]}
+    job.delete()
+
+
+def test_pods_that_are_taken_away_come_back_as_they_were(
+    make_job: Make, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """A worker is made anew from the template in force; a new master restarts nobody."""
+    job = make_job("taken")
+    body = training(tmp_path, replicas=2, minReplicas=1)
+    job.create(body)
+    job.until_training(2)
+    first = job.status
+    kubectl.run("delete", "pod", "-l", "holdfast.dev/job=taken,holdfast.dev/role=master")
+    job.until("the next master", lambda: job.world["epoch"] > first["world"]["epoch"])
+    job.until("its word", lambda: job.holds("MasterReady"))
+    job.until_steps()
+    assert job.world["round"] == first["world"]["round"]
+    assert job.world["step"] > first["world"]["step"]
+    assert job.status["restarts"]["inPlace"] == 0
+    assert job.live() == ["taken-worker-0-0", "taken-worker-1-0"]
+
+    _edit(job, body, "while running")
+    kubectl.run("delete", "pod", "taken-worker-1-0", "--wait=false")
+    job.until("its successor", lambda: "taken-worker-1-1" in job.live())
+    job.until_training(2)
+    assert all("EDITED" not in _environment(pod) for pod in job.pods())
+    # A loss is charged when its incident closes: ten seconds after the next step.
+    job.until("its account", lambda: job.status["restarts"]["disrupted"] == 1)
+    assert {one["name"] for one in job.status["budgets"]} <= {"preemptions", "rescales"}
+    job.delete()
+
+
+def test_a_job_with_an_extra_role_ends_and_is_cleaned_up_by_the_clock(
+    make_job: Make, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """Complete at every place where people look; then the whole job goes after its time."""
+    job = make_job("ends")
+    beside = {"containers": [{"name": "eval", "image": "i", "command": ["sleep", "600"]}]}
+    role = {"name": "eval", "replicas": 1, "template": {"spec": beside}}
+    job.create(
+        training(
+            tmp_path,
+            "--steps=40",
+            replicas=2,
+            extraRoles=[role],
+            cleanup={"pods": "All", "ttlSecondsAfterFinished": 8},
+        )
+    )
+    job.until_training(2)
+    assert job.live("eval") == ["ends-eval-0-0"]
+    assert {one["name"]: one["ready"] for one in job.status["roles"]}["eval"] == 1
+    kubectl.run("wait", "ej/ends", "--for=jsonpath={.status.completionTime}", "--timeout=50s")
+    kubectl.run("wait", "ej/ends", "--for=condition=Complete", "--timeout=1s")
+    status = job.status
+    assert (status["phase"], status["world"]["step"]) == ("Succeeded", 40)
+    assert {one["type"] for one in status["conditions"] if one["status"] == "True"} == {"Complete"}
+    job.until("no pods", lambda: not job.pods() + job.pods("master") + job.pods("eval"))
+    assert {"WorldTraining", "JobSucceeded", "Succeeded"} <= set(job.events())
+    refused = kubectl.try_run("scale", "ej", "ends", "--replicas=1")
+    assert "a finished job cannot be scaled" in refused.stderr
+    gone = kubectl.try_run("wait", "ej/ends", "--for=delete", "--timeout=30s")
+    assert gone.returncode == 0
+    job.until_gone()
