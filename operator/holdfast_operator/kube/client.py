@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final
@@ -29,6 +30,10 @@ MANAGER: Final = "holdfast-operator"
 """Field manager of everything that is written."""
 _DEADLINE_S: Final = 15.0
 """For one request; the API server itself gives up a write after 34 s."""
+_RETRIES: Final = 4
+_FIRST_RETRY_S: Final = 0.1
+_RETRY_FACTOR: Final = 2.5
+"""Waits of 0.1, 0.25, 0.6 and 1.6 s: less than a Lease may wait for its renewal."""
 _ERROR: Final = 400
 
 
@@ -66,10 +71,27 @@ class KubeClient:
     async def call(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
         """Make one request; return the parsed answer.
 
+        Made again a few times where the API server is in trouble: a look at a job takes a dozen of
+        them, and would seldom come to its end in a storm of refusals. So every request must be one
+        that may be done twice.
+
         Raises:
             RefusedError: the API server answered with an error.
             UnreachableError: it did not answer in time.
         """
+        wait = _FIRST_RETRY_S
+        for _ in range(_RETRIES):
+            try:
+                return await self._once(method, path, body, content_type)
+            except RefusedError as error:
+                if not error.is_trouble:
+                    raise
+                _log.info("%s; again in %.1f s", error, wait)
+            await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311 - jitter
+            wait *= _RETRY_FACTOR
+        return await self._once(method, path, body, content_type)
+
+    async def _once(self, method: str, path: str, body: Any, content_type: str) -> Any:
         await asyncio.sleep(self._bucket.take(time.monotonic()))
         what = f"{method} {path}"
         try:

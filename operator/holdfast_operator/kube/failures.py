@@ -5,6 +5,15 @@ from __future__ import annotations
 import http
 from typing import Final
 
+_TROUBLE: Final = frozenset(
+    {
+        http.HTTPStatus.TOO_MANY_REQUESTS,
+        http.HTTPStatus.INTERNAL_SERVER_ERROR,
+        http.HTTPStatus.BAD_GATEWAY,
+        http.HTTPStatus.SERVICE_UNAVAILABLE,
+        http.HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
 _POLICY_WORDS: Final = ("denied request", "denied the request", "failed calling webhook")
 
 
@@ -49,6 +58,11 @@ class RefusedError(KubeError):
         """
         refused = self.code == http.HTTPStatus.FORBIDDEN
         return refused or any(words in self.message for words in _POLICY_WORDS)
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether the API server is in trouble, or asks for patience: soon the same may do."""
+        return self.code in _TROUBLE and not self.is_admission
 
     @property
     def is_invalid(self) -> bool:

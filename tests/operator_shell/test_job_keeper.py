@@ -1,0 +1,144 @@
+"""What the operator remembers of a job between two looks, while its copy of the cluster lags."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from holdfast_operator.build.names import Owner
+from holdfast_operator.build.revision import revision_name, templates_of
+from holdfast_operator.credentials import JobCredentials
+from holdfast_operator.job_keeper import EXPECT_S, JobKeeper
+from holdfast_operator.kube.failures import RefusedError
+from holdfast_operator.kube.pods import PodRecord, read_pod
+from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
+from holdfast_operator.plan.pods import WORKER, Slot
+from holdfast_wire.messages import PodListDone, StopWish
+from job_files import job, read
+
+SLOT = Slot(WORKER, 1)
+NAME = "t-worker-1-0"
+
+
+def _keeper(pods: list[PodRecord]) -> JobKeeper:
+    body = dict(read(job(replicas=2)).body)
+    body["metadata"] = {"name": "t", "namespace": "team", "uid": "u-1", "generation": 3}
+    owner = Owner(name="t", namespace="team", uid="u-1")
+    return JobKeeper(
+        owner=owner,
+        job=read(job(replicas=2)),
+        body=body,
+        status={},
+        credentials=JobCredentials(bytes(32), owner, dt.timedelta(days=1)),
+        pods_now=lambda _: pods,
+    )
+
+
+def _pod(**metadata: Any) -> PodRecord:
+    labels = {
+        "holdfast.dev/job": "t",
+        "holdfast.dev/role": "worker",
+        "holdfast.dev/index": "1",
+        "holdfast.dev/incarnation": "0",
+    }
+    found = {
+        "name": NAME,
+        "namespace": "team",
+        "uid": "p-1",
+        "labels": labels,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "ownerReferences": [{"uid": "u-1", "controller": True}],
+    }
+    body = {"metadata": {**found, **metadata}, "spec": {"containers": [{"name": "worker"}]}}
+    record = read_pod({**body, "status": {"phase": "Running"}})
+    assert record is not None
+    return record
+
+
+CREATE = CreatePod(slot=SLOT, incarnation=0, name=NAME, reason="")
+DELETE = DeletePod(slot=SLOT, name=NAME, uid="p-1", grace_s=1, reason=DeleteReason.SURPLUS)
+
+
+def test_a_pod_that_was_made_is_not_made_again_before_it_shows() -> None:
+    """Nor for ever: what does not show for long is asked for once more."""
+    keeper = _keeper([])
+    assert keeper.expects(CREATE, 100.0) == 0
+    keeper.expect(NAME, 100.0 + EXPECT_S)
+    assert keeper.expects(CREATE, 101.0) == EXPECT_S - 1
+    assert keeper.runs
+    assert keeper.expects(CREATE, 100.0 + EXPECT_S) == 0
+    keeper.expect(NAME, 200.0)
+    keeper.shows(_pod(), gone=False)
+    assert keeper.expects(CREATE, 101.0) == 0
+
+
+def test_a_deletion_is_not_asked_for_twice() -> None:
+    """Until the pod shows that it is being deleted, or is gone."""
+    keeper = _keeper([_pod()])
+    keeper.expect("p-1", 200.0)
+    keeper.shows(_pod(), gone=False)
+    assert keeper.expects(DELETE, 100.0) == 100.0
+    keeper.shows(_pod(deletionTimestamp="2026-01-01T00:01:00Z"), gone=False)
+    assert keeper.expects(DELETE, 100.0) == 0
+
+
+def test_what_shows_already_is_not_expected() -> None:
+    """A watch can be faster than the answer to the request."""
+    keeper = _keeper([_pod()])
+    keeper.expect(NAME, 200.0)
+    assert keeper.expects(CREATE, 100.0) == 0
+
+
+def test_pods_of_an_earlier_job_of_the_name_are_not_its_own() -> None:
+    """Nothing is made from them, and they keep no template in force."""
+    record = dataclasses.replace(_pod(), owner="u-0")
+    keeper = _keeper([record])
+    assert keeper.pods() == []
+    assert not keeper.runs
+
+
+def test_pods_are_made_from_the_templates_in_force() -> None:
+    """An edit of the spec changes what will be in force next, and nothing before."""
+    keeper = _keeper([_pod()])
+    old = templates_of(keeper.job.spec)
+    keeper.put_in_force(revision_name("t", old), old)
+    edited = job(replicas=4, worker__template={"spec": {"containers": [{"name": "other"}]}})
+    edited["metadata"] = keeper.body["metadata"]
+    keeper.update({**read(edited).body, "metadata": keeper.body["metadata"]})
+    assert keeper.spec.replicas == 4
+    assert keeper.spec.worker_template == old["worker"]
+    assert keeper.source("i", newest=True).spec.worker_template != old["worker"]
+    assert revision_name("t", templates_of(keeper.job.spec)) != keeper.revision
+
+
+def test_a_master_that_comes_later_is_asked_to_stop_too() -> None:
+    """The wish is part of what every stream begins with, after all pods."""
+    keeper = _keeper([])
+    keeper.ask_to_stop(StopWish(reason="the job is deleted", grace_seconds=5))
+    keeper.ask_to_stop(StopWish(reason="the job is deleted", grace_seconds=4))
+    *_, done, wish = keeper.first_messages()
+    assert done == PodListDone()
+    assert wish == StopWish(reason="the job is deleted", grace_seconds=5)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "admission", "invalid"),
+    [
+        (403, 'pods "x" is forbidden: exceeded quota: few', True, False),
+        (422, "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", True, False),
+        (400, 'admission webhook "w" denied the request: no', True, False),
+        (500, 'failed calling webhook "w": timeout', True, False),
+        (422, "Pod is invalid: spec.containers[0].image: Required value", False, True),
+        (500, "etcdserver: leader changed", False, False),
+        (429, "too many requests", False, False),
+    ],
+)
+def test_rules_of_the_cluster_are_told_from_faults_of_the_object(
+    code: int, message: str, *, admission: bool, invalid: bool
+) -> None:
+    """The first are waited for, the second end the job; trouble is neither."""
+    error = RefusedError("POST pods", code, "", message)
+    assert (error.is_admission, error.is_invalid) == (admission, invalid)
