@@ -103,7 +103,10 @@ def test_a_job_with_an_extra_role_ends_and_is_cleaned_up_by_the_clock(
 ) -> None:
     """Complete at every place where people look; then the whole job goes after its time."""
     job = make_job("ends")
-    beside = {"containers": [{"name": "eval", "image": "i", "command": ["sleep", "600"]}]}
+    beside: dict[str, Any] = {
+        "containers": [{"name": "eval", "image": "i", "command": ["sleep", "600"]}],
+        "terminationGracePeriodSeconds": 1,
+    }
     role = {"name": "eval", "replicas": 1, "template": {"spec": beside}}
     job.create(
         training(
