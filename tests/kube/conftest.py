@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from cluster.control_plane import ControlPlane
+from cluster.crd import install_crd
 from cluster.jobs import Job
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
-from repository import ROOT
 
 _NUMBERS = itertools.count(1)
 
@@ -23,18 +22,10 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A running control plane with the CRD, without nodes."""
     started = ControlPlane(tmp_path_factory.mktemp("cluster"))
     try:
-        started.start(lambda: _install_crd(started))
+        started.start(lambda: install_crd(started))
         yield started
     finally:
         started.stop()
-
-
-def _install_crd(plane: ControlPlane) -> None:
-    crd = ROOT / "manifests" / "crd" / "elasticjobs.yaml"
-    kubectl = Kubectl(plane.kubeconfig)
-    kubectl.run("apply", "-f", str(Path(crd)))
-    jobs = "/apis/holdfast.dev/v1alpha1/elasticjobs"
-    plane.until("the CRD", lambda: plane.api.get(jobs).ok)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from cluster.papers import node_token
 async def _main(options: argparse.Namespace) -> None:
     url, ca = f"https://127.0.0.1:{options.api_port}", options.folder / "ca.crt"
     admin = Client(url, options.token, ca)
-    network = Network(admin, options.api_port)
+    network = Network(admin, options.api_of_pods)
     await network.start()
     # What an image would bring: this environment's programs, then the system's.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -74,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the cluster's directory")
     parser.add_argument("--api-port", type=int, required=True)
+    parser.add_argument("--api-of-pods", type=int, required=True, help="where pods reach it")
     parser.add_argument("--token", required=True, help="of the admin")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--gpus", type=int, default=8, help="nvidia.com/gpu of each node")

@@ -1,0 +1,41 @@
+"""The operator is killed at drawn points of its work, often twice in a row; nothing comes of it.
+
+`python -m bench.cluster kills` does the same 200 times and more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.jobs import Job
+from cluster.killing import Killing
+from cluster.kubectl import Kubectl
+from cluster.release import Release
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.timeout(420),
+    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+]
+_KILLS = 50
+
+
+def test_an_operator_that_is_killed_anywhere_neither_doubles_nor_leaks(
+    make_job: Callable[[str], Job], kubectl: Kubectl, release: Release, tmp_path: Path
+) -> None:
+    """Jobs change all the while; one pod a place, one epoch a master, and a job that trains on."""
+    seed = random.SystemRandom().randrange(10**6)
+    killing = Killing(make_job, kubectl, release, tmp_path, seed)
+    try:
+        killing.run(_KILLS)
+    finally:
+        killing.stop()
+    assert killing.faults == [], f"seed {seed}"
+    assert len(killing.kills) == _KILLS
+    at_a_write = [line for line in killing.kills if "/" in line]
+    assert len(at_a_write) > _KILLS / 4, killing.kills

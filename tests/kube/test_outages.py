@@ -1,0 +1,196 @@
+"""The API server is in trouble, or far away: storms, gaps, slow watches, restarts, failover."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.churn import Witness
+from cluster.control_plane import ControlPlane
+from cluster.crd import install_crd
+from cluster.jobs import Job, manifest, training
+from cluster.kubectl import Kubectl
+from cluster.nodes import Nodes
+from cluster.release import Release
+from cluster.rough_api import RoughApi
+
+pytestmark = [
+    pytest.mark.kube,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+]
+Make = Callable[[str], Job]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of their own: it is killed here, and what follows stands in its audit log."""
+    started = ControlPlane(tmp_path_factory.mktemp("outages"))
+    try:
+        started.start(lambda: install_crd(started))
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture(scope="module")
+def rough(plane: ControlPlane) -> Iterator[RoughApi]:
+    """What stands between pods and the API server."""
+    seed = random.SystemRandom().randrange(10**6)
+    made = RoughApi(plane, seed)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def nodes(plane: ControlPlane, rough: RoughApi) -> Iterator[Nodes]:
+    """Two nodes whose pods have that way."""
+    started = Nodes(plane, api_of_pods=rough.port)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def witness(kubectl: Kubectl) -> Iterator[Witness]:
+    """Sees every pod of the test's namespace."""
+    made = Witness(kubectl)
+    yield made
+    made.stop()
+
+
+def _sleeping(replicas: int) -> dict[str, object]:
+    """A job whose workers only sleep, and go as soon as they are told."""
+    body = manifest("sleep", "3600", replicas=replicas, minReplicas=1, maxReplicas=8)
+    body["spec"]["elasticPolicy"] = {"scaleDownGraceSeconds": 0}
+    body["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
+    return body
+
+
+def _until_exactly(job: Job, replicas: int) -> None:
+    job.until(f"{replicas} pods", lambda: len(job.live()) == len(job.pods()) == replicas)
+    job.until("the count", lambda: job.status.get("replicas") == replicas)
+
+
+def test_a_storm_of_refusals_delays_and_doubles_nothing(
+    make_job: Make, rough: RoughApi, kubectl: Kubectl, witness: Witness
+) -> None:
+    """Every third request is answered with 429 or 500 while a job begins, grows and shrinks."""
+    rough.refused_share = 0.33
+    try:
+        job = make_job("storm")
+        job.create(_sleeping(3))
+        _until_exactly(job, 3)
+        job.patch(replicas=5)
+        _until_exactly(job, 5)
+        kubectl.run("delete", "pod", job.live()[0], "--wait=false")
+        _until_exactly(job, 5)
+        job.patch(replicas=2)
+        _until_exactly(job, 2)
+    finally:
+        rough.refused_share = 0.0
+    assert rough.refused > 10
+    job.delete()
+    assert witness.faults == []
+
+
+def test_what_went_while_nobody_could_watch_is_made_anew(
+    make_job: Make, rough: RoughApi, kubectl: Kubectl, witness: Witness
+) -> None:
+    """Watches broke, their version is gone (410), and two pods with it."""
+    job = make_job("gap")
+    job.create(_sleeping(3))
+    _until_exactly(job, 3)
+    rough.open_gap()
+    gone = ["gap-worker-0-0", "gap-worker-2-0"]
+    kubectl.run("delete", "pod", *gone, "--force", "--grace-period=0")
+    assert job.live() == ["gap-worker-1-0"]
+    rough.close_gap()
+    expected = ["gap-worker-0-1", "gap-worker-1-0", "gap-worker-2-1"]
+    job.until("their successors", lambda: job.live() == expected)
+    job.delete()
+    assert witness.faults == []
+
+
+def test_a_slow_watch_makes_nobody_ask_twice(
+    make_job: Make, plane: ControlPlane, rough: RoughApi, kubectl: Kubectl, witness: Witness
+) -> None:
+    """The copy of the cluster lags seconds behind: one pod a place, one request for each."""
+    begin = len(plane.audit_log.read_text().splitlines())
+    rough.watch_delay_s = 2.0
+    rough.open_gap()  # the watches that are open are not slow yet
+    rough.close_gap()
+    try:
+        job = make_job("slow")
+        job.create(_sleeping(4))
+        _until_exactly(job, 4)
+        kubectl.run("delete", "pod", "slow-worker-3-0", "--wait=false")
+        job.until("its successor", lambda: "slow-worker-3-1" in job.live())
+    finally:
+        rough.watch_delay_s = 0.0
+        rough.open_gap()
+        rough.close_gap()
+    job.delete()
+    assert witness.faults == []
+    lines = plane.audit_log.read_text().splitlines()[begin:]
+    made = [one for one in lines if '"verb":"create"' in one and '"resource":"pods"' in one]
+    tried = [one for one in made if "dryRun" not in one and f"/{kubectl.namespace}/" in one]
+    assert len(tried) == 6  # a master, four workers, one successor
+
+
+def test_the_control_plane_comes_back_under_a_job_that_trains(
+    make_job: Make, plane: ControlPlane, kubectl: Kubectl, release: Release, tmp_path: Path
+) -> None:
+    """API server and etcd are killed and started again: not a step is lost, and work goes on."""
+    job = make_job("plane")
+    job.create(training(tmp_path, replicas=1, maxReplicas=2))
+    job.until_training(1)
+    world = job.world
+    for name, start in (
+        ("kube-apiserver", plane.start_api_server),
+        ("etcd", plane.start_etcd),
+    ):
+        stood = (tmp_path / "state.pt").stat().st_mtime_ns
+        plane.kill(name)
+        job.plane.until("a step", lambda stood=stood: _wrote(tmp_path, stood))  # type: ignore[misc]
+        start()
+        plane.until("the API server", lambda: plane.api.get("/readyz").ok)
+        job.until_steps()
+    assert job.world["round"] == world["round"]
+    kubectl.run("scale", "ej", "plane", "--replicas=2")
+    job.until_training(2)
+    job.delete()
+
+
+def _uids(job: Job) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in job.pods()}
+
+
+def _wrote(folder: Path, since: int) -> bool:
+    return (folder / "state.pt").stat().st_mtime_ns > since
+
+
+def test_another_replica_takes_over_from_a_leader_that_is_gone(
+    make_job: Make, release: Release, kubectl: Kubectl, witness: Witness
+) -> None:
+    """Its Lease runs out; the other one goes on where it stopped, and the job's pods stay."""
+    release.upgrade("replicas=2")
+    job = make_job("heir")
+    job.create(_sleeping(2))
+    _until_exactly(job, 2)
+    lease = ("get", "lease", "holdfast-operator")
+    leader = release.kubectl.json(*lease)["spec"]["holderIdentity"]
+    release.kubectl.run("delete", "pod", leader, "--force", "--grace-period=0")
+    before = _uids(job)
+    kubectl.run("delete", "pod", "heir-worker-1-0")
+    job.until("its successor", lambda: len(job.live()) == 2)
+    assert len(_uids(job) & before) == 1
+    assert release.kubectl.json(*lease)["spec"]["holderIdentity"] != leader
+    job.delete()
+    assert witness.faults == []
+    release.upgrade("replicas=1")
