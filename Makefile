@@ -110,6 +110,10 @@ bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside to
 soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing lost, nothing left
 	$(BIN)/python -m bench.soak --publish
 
+.PHONY: bench-cluster
+bench-cluster: cluster-tools ## Measure the operator on a real control plane (as root; 20 minutes)
+	PYTHONPATH=tests/support $(BIN)/python -m bench.cluster --publish
+
 .PHONY: wheel
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/uv build --wheel --out-dir dist

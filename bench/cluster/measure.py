@@ -1,0 +1,236 @@
+"""The measurements. Each takes a stage and returns figures; their bars are `page`'s."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from bench.cluster.stage import Stage
+from cluster.churn import Witness
+from cluster.jobs import container, manifest, training
+from cluster.killing import Killing
+from cluster.release import ACCOUNT
+
+Figures = dict[str, Any]
+_GPUS: Final = {"limits": {"nvidia.com/gpu": 8}}
+_PATIENCE_S: Final = 60.0
+_POLL_S: Final = 0.005
+
+
+def replacement(stage: Stage, seed: int, count: int = 150) -> Figures:
+    """From the event that a worker's pod is gone to the event that its successor exists."""
+    chance = random.Random(seed)
+    job = stage.job("replace")
+    job.create(manifest("sleep", "3600", replicas=4))
+    job.until("four pods", lambda: len(job.live()) == 4)
+    witness = Witness(stage.kubectl)
+    numbers = dict.fromkeys(range(4), 0)
+    took = []
+    try:
+        for _ in range(count):
+            rank = chance.randrange(4)
+            old, new = (f"replace-worker-{rank}-{numbers[rank] + more}" for more in (0, 1))
+            stage.kubectl.run("delete", "pod", old, "--force", "--grace-period=0")
+            numbers[rank] += 1
+            _wait(lambda new=new: ("ADDED", new) in witness.times)
+            took.append(witness.times["ADDED", new] - witness.times["DELETED", old])
+            job.until("the pod to run", lambda new=new: new in job.live())  # type: ignore[misc]
+    finally:
+        witness.stop()
+    job.delete()
+    took.sort()
+    return {
+        "pods": count,
+        "p50_s": _quantile(took, 0.5),
+        "p99_s": _quantile(took, 0.99),
+        "max_s": round(took[-1], 3),
+    }
+
+
+def lost_node(stage: Stage, count: int = 5) -> Figures:
+    """From a node's silence to the first step of the smaller world, real torch on gloo."""
+    job = stage.job("lost")
+    body = training(stage.folder, replicas=2, minReplicas=1)
+    container(body)["resources"] = _GPUS
+    job.create(body)
+    took = []
+    for _ in range(count):
+        job.until_training(2)
+        job.until_steps(40)
+        (node, *_) = stage.nodes_without_us(job)
+        steps = Steps(stage.folder / "state.pt")
+        begin = time.time()
+        stage.nodes.tell("lose", node=node)
+        job.until("the smaller world", lambda: job.world.get("activeReplicas") == 1)
+        job.until_steps(20)
+        took.append(steps.stop().again_after(begin) - begin)
+        stage.nodes.tell("return", node=node)
+        ready = ("wait", f"node/{node}", "--for=condition=Ready", "--timeout=50s")
+        stage.kubectl.run(*ready)
+    job.delete()
+    return {"nodes": count, "median_s": _quantile(sorted(took), 0.5), "max_s": round(max(took), 2)}
+
+
+def lost_master(stage: Stage, count: int = 10) -> Figures:
+    """The master's pod is deleted under a job that trains: what its ranks notice of it."""
+    job = stage.job("adopt")
+    job.create(training(stage.folder, replicas=2))
+    job.until_training(2)
+    first, away, pauses = job.status, [], []
+    steps = Steps(stage.folder / "state.pt")
+    for _ in range(count):
+        epoch, begin = job.world["epoch"], time.time()
+        stage.kubectl.run("delete", "pod", "-l", "holdfast.dev/role=master", "--wait=false")
+        job.until("the next master", lambda epoch=epoch: job.world["epoch"] > epoch)  # type: ignore[misc]
+        job.until("its word", lambda: job.holds("MasterReady"))
+        away.append(time.time() - begin)
+        job.until_steps(10)
+        pauses.append(steps.longest_pause_after(begin))
+    steps.stop()
+    last = job.status
+    began = sum(_begins(stage, pod["metadata"]["name"]) for pod in job.pods())
+    job.delete()
+    return {
+        "masters": count,
+        "new_rounds": last["world"]["round"] - first["world"]["round"],
+        "processes_begun_again": began - 2,
+        "median_until_adopted_s": _quantile(sorted(away), 0.5),
+        "longest_pause_between_steps_s": round(max(pauses), 3),
+    }
+
+
+def writes(stage: Stage, workers: int = 8) -> Figures:
+    """Requests of the operator's account over one job's life, from the API server's audit log."""
+    begin = len(stage.plane.audit_log.read_text().splitlines())
+    job = stage.job("life")
+    folder = stage.folder / "writes"
+    folder.mkdir()
+    job.create(training(folder, "--steps=600", replicas=workers, cleanup__pods="All"))
+    job.until_over()
+    job.until("no pods", lambda: not job.pods() + job.pods("master"))
+    job.delete()
+    time.sleep(1.0)  # the log is written behind
+    found = list(_operator(stage.plane.audit_log, begin))
+    pods = Counter(one["verb"] for one in found if _about(one) == "pods" and not _is_trial(one))
+    status = sorted(_at(one) for one in found if _about(one) == "elasticjobs/status")
+    return {
+        "workers": workers,
+        "creates_per_worker": round((pods["create"] - 1) / workers, 2),
+        "deletes_per_worker": round((pods["delete"] - 1) / workers, 2),
+        "status_writes": len(status),
+        "status_writes_per_s": round(len(status) / max(1.0, status[-1] - status[0]), 2),
+        "most_status_writes_in_a_second": _most_in_a_second(status),
+        "all_writes": sum(
+            one["verb"] in {"create", "patch", "delete"} and "leases" not in _about(one)
+            for one in found
+        ),
+    }
+
+
+def kills(stage: Stage, seed: int, count: int = 210) -> Figures:
+    """The operator is killed at drawn points of its work while jobs change."""
+    folder = stage.folder / "kills"
+    folder.mkdir()
+    killing = Killing(stage.job, stage.kubectl, stage.release, folder, seed)
+    try:
+        killing.run(count)
+    finally:
+        killing.stop()
+    said = Counter(line.split()[1] for line in killing.kills)
+    return {
+        "seed": seed,
+        "kills": len(killing.kills),
+        "before_a_write": said["before"],
+        "right_after_a_write": sum(
+            " after /" not in one and re.search(r"after [A-Z]+ /", one) is not None
+            for one in killing.kills
+        ),
+        "changes": killing.changes,
+        "pods": killing.pods,
+        "faults": killing.faults,
+    }
+
+
+class Steps:
+    """When a job's state file changed: once a step."""
+
+    def __init__(self, file: Path) -> None:
+        """Watch from now on."""
+        self._file, self._over = file, threading.Event()
+        self._times: list[float] = []
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> Steps:
+        """Watch no more."""
+        self._over.set()
+        self._thread.join()
+        return self
+
+    def again_after(self, moment: float) -> float:
+        """When the longest pause after a moment was over."""
+        return max(self._gaps(moment))[1]
+
+    def longest_pause_after(self, moment: float) -> float:
+        """The longest time between two steps after a moment, s."""
+        return max(self._gaps(moment))[0]
+
+    def _gaps(self, moment: float) -> list[tuple[float, float]]:
+        times = [one for one in list(self._times) if one > moment - 1]
+        return [(b - a, b) for a, b in itertools.pairwise(times)]
+
+    def _watch(self) -> None:
+        while not self._over.wait(_POLL_S):
+            at = self._file.stat().st_mtime
+            if not self._times or at != self._times[-1]:
+                self._times.append(at)
+
+
+def _wait(happens: Any) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not happens():
+        if time.monotonic() > deadline:
+            raise TimeoutError("it did not happen")
+        time.sleep(_POLL_S)
+
+
+def _quantile(ordered: list[float], part: float) -> float:
+    return round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 3)
+
+
+def _begins(stage: Stage, pod: str) -> int:
+    return stage.kubectl.run("logs", pod).count(" begins after step ")
+
+
+def _operator(log: Path, begin: int) -> Iterator[Mapping[str, Any]]:
+    for line in log.read_text().splitlines()[begin:]:
+        event = json.loads(line)
+        if event["user"].get("username") == ACCOUNT:
+            yield event
+
+
+def _about(event: Mapping[str, Any]) -> str:
+    about = event.get("objectRef") or {}
+    part = about.get("subresource")
+    return f"{about.get('resource', '')}/{part}" if part else str(about.get("resource", ""))
+
+
+def _is_trial(event: Mapping[str, Any]) -> bool:
+    return "dryRun" in event["requestURI"]
+
+
+def _at(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
+
+
+def _most_in_a_second(times: list[float]) -> int:
+    return max(sum(one <= other < one + 1 for other in times) for one in times)
