@@ -108,13 +108,13 @@ def lost_master(stage: Stage, count: int = 10) -> Figures:
     }
 
 
-def writes(stage: Stage, workers: int = 8) -> Figures:
+def writes(stage: Stage, workers: int = 4) -> Figures:
     """Requests of the operator's account over one job's life, from the API server's audit log."""
     begin = len(stage.plane.audit_log.read_text().splitlines())
     job = stage.job("life")
     folder = stage.folder / "writes"
     folder.mkdir()
-    job.create(training(folder, "--steps=600", replicas=workers, cleanup__pods="All"))
+    job.create(training(folder, "--steps=300", replicas=workers, cleanup__pods="All"))
     job.until_over()
     job.until("no pods", lambda: not job.pods() + job.pods("master"))
     job.delete()
