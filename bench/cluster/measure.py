@@ -26,7 +26,7 @@ _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.005
 
 
-def replacement(stage: Stage, seed: int, count: int = 150) -> Figures:
+def replacement(stage: Stage, seed: int, count: int = 100) -> Figures:
     """From the event that a worker's pod is gone to the event that its successor exists."""
     chance = random.Random(seed)
     job = stage.job("replace")
@@ -41,7 +41,8 @@ def replacement(stage: Stage, seed: int, count: int = 150) -> Figures:
             old, new = (f"replace-worker-{rank}-{numbers[rank] + more}" for more in (0, 1))
             stage.kubectl.run("delete", "pod", old, "--force", "--grace-period=0")
             numbers[rank] += 1
-            _wait(lambda new=new: ("ADDED", new) in witness.times)
+            both = {("DELETED", old), ("ADDED", new)}
+            _wait(lambda both=both: both <= witness.times.keys())
             took.append(witness.times["ADDED", new] - witness.times["DELETED", old])
             job.until("the pod to run", lambda new=new: new in job.live())  # type: ignore[misc]
     finally:

@@ -36,6 +36,6 @@ def test_an_operator_that_is_killed_anywhere_neither_doubles_nor_leaks(
     finally:
         killing.stop()
     assert killing.faults == [], f"seed {seed}"
-    assert len(killing.kills) == _KILLS
+    assert len(killing.kills) >= _KILLS
     at_a_write = [line for line in killing.kills if "/" in line]
     assert len(at_a_write) > _KILLS / 4, killing.kills

@@ -62,6 +62,7 @@ def witness(kubectl: Kubectl) -> Iterator[Witness]:
     made = Witness(kubectl)
     yield made
     made.stop()
+    assert len(made.pods) > 2, "it has not seen the pods of the test"
 
 
 def _sleeping(replicas: int) -> dict[str, object]:

@@ -53,11 +53,14 @@ class Witness:
         decoder, text = json.JSONDecoder(), ""
         for line in self._process.stdout:
             text += line
-            if line != "}\n":
-                continue
-            event, _ = decoder.raw_decode(text)
-            text = ""
-            self._see(event["type"], event["object"])
+            # One object on a line, or one over many: as kubectl likes.
+            while text.lstrip().startswith("{"):
+                try:
+                    event, end = decoder.raw_decode(text.lstrip())
+                except ValueError:
+                    break  # the rest of it is still to come
+                text = text.lstrip()[end:]
+                self._see(event["type"], event["object"])
 
     def _see(self, kind: str, pod: dict[str, Any]) -> None:
         metadata = pod["metadata"]

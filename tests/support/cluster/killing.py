@@ -72,6 +72,8 @@ class Killing:
         for job in [*self._churn.jobs, self._steady]:
             job.delete()
         self.faults += self._witness.faults
+        if not self._witness.pods:
+            self.faults.append("the witness has not seen a single pod")
 
     def stop(self) -> None:
         """End the witness."""
