@@ -21,6 +21,7 @@ from holdfast_cli.home import find_job
 _TOOLS = "holdfast_master.inspection"
 FACTS = (
     "BudgetCharge",
+    "CheckpointCommitted",
     "CommandFinished",
     "CommandIssued",
     "EventRecorded",

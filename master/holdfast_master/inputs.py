@@ -12,6 +12,8 @@ import enum
 from holdfast_wire.messages import (
     ArmEcho,
     BoundaryReached,
+    CheckpointHeld,
+    CheckpointShard,
     CommandDone,
     DrainNodeRequest,
     DumpStacksRequest,
@@ -20,12 +22,15 @@ from holdfast_wire.messages import (
     Heartbeat,
     Hello,
     MasterSpec,
+    OriginChecked,
     PodObservation,
     RestartWorkerRequest,
+    RestoreAsked,
     RoundStarted,
     RoundStopped,
     ScaleRequest,
     ScaleResult,
+    StepCommitted,
     StopJobRequest,
     StopWish,
     StorePrepared,
@@ -66,6 +71,11 @@ AgentMessage = (
     | CommandDone
     | Warmed
     | Goodbye
+    | CheckpointHeld
+    | CheckpointShard
+    | StepCommitted
+    | RestoreAsked
+    | OriginChecked
 )
 """What an agent sends after its Hello."""
 

@@ -13,6 +13,7 @@ import enum
 
 from holdfast_wire.messages import (
     BudgetCharge,
+    CheckpointCommitted,
     CommandFinished,
     CommandIssued,
     DrainNodeResponse,
@@ -59,6 +60,7 @@ Fact = (
     | NodeMarked
     | StopRequested
     | JobFolded
+    | CheckpointCommitted
 )
 """What a journal record can hold."""
 

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from holdfast_wire import messages
 from holdfast_wire.v1 import (
     agent_pb2,
+    checkpoint_pb2,
     fence_pb2,
     job_pb2,
     journal_pb2,
@@ -34,6 +35,7 @@ Decode = Callable[[Any], Any]
 
 _MODULES = (
     agent_pb2,
+    checkpoint_pb2,
     fence_pb2,
     job_pb2,
     journal_pb2,

@@ -10,15 +10,19 @@ from holdfast_wire.messages import (
     ArmEcho,
     BoundaryReached,
     CommandDone,
+    CommitStep,
     DumpStacks,
     Fence,
     HeartbeatInterval,
     Leave,
+    Origin,
     PrepareStore,
     RankStack,
+    ReleaseBefore,
     RoundStarted,
     SessionResponse,
     StateDigest,
+    StepAnnounced,
     StopRound,
     StorePrepared,
     Warmed,
@@ -236,4 +240,9 @@ _RECEIVE: dict[type | None, Callable[[AgentProcess, Fence, object], None]] = {
     Leave: AgentProcess._leave,  # type: ignore[dict-item]
     HeartbeatInterval: AgentProcess._interval,  # type: ignore[dict-item]
     StateDigest: AgentProcess._digest,  # type: ignore[dict-item]
+    # Checkpoints: what a test expects of them it sees in the batch.
+    Origin: lambda *_: None,
+    CommitStep: lambda *_: None,
+    StepAnnounced: lambda *_: None,
+    ReleaseBefore: lambda *_: None,
 }

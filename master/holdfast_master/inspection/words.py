@@ -32,6 +32,7 @@ from holdfast_master.inputs import (
 from holdfast_master.instructions import Instruction, Refuse, Reply, Send, Tell
 from holdfast_wire.messages import (
     BudgetCharge,
+    CheckpointCommitted,
     CommandFinished,
     CommandIssued,
     EventRecorded,
@@ -160,6 +161,11 @@ def _stop(fact: StopRequested) -> str:
     return f"{'success' if fact.succeeded else 'failure'}, {how}: {fact.reason}"
 
 
+def _checkpoint(fact: CheckpointCommitted) -> str:
+    step = f"step {fact.version.step} of lineage {fact.version.lineage}" if fact.version else "?"
+    return f"{step}, {fact.world_size} ranks, in {fact.root}"
+
+
 _FACTS: dict[type, Callable[[Any], str]] = {
     SegmentOpened: _opened,
     SpecAccepted: _spec,
@@ -178,6 +184,7 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     CommandFinished: lambda fact: f"{fact.command_id} {'done' if fact.ok else 'failed'}",
     GoodputMarked: lambda fact: f"accounts of {len(fact.nodes)} nodes",
     StopRequested: _stop,
+    CheckpointCommitted: _checkpoint,
     JobFolded: lambda fact: f"state of epoch {fact.epoch}" if fact.first else "more of the state",
 }
 

@@ -13,6 +13,7 @@ from holdfast_master.decide.rendezvous import Bounds
 from holdfast_master.instructions import Fact, Instruction, Record, Send, Tell
 from holdfast_master.job.boundary import Boundary
 from holdfast_master.job.case import Case
+from holdfast_master.job.checkpoint_book import Book
 from holdfast_master.job.claims import Claims
 from holdfast_master.job.job_clock import JobClock
 from holdfast_master.job.ledger import Ledger
@@ -111,6 +112,7 @@ class Desk:
     placed: Placed = dataclasses.field(default_factory=Placed)
     """What the agents' digests say."""
     calls: dict[int, StackCall] = dataclasses.field(default_factory=dict)
+    checkpoints: Book = dataclasses.field(default_factory=Book)
     stepped_down: bool = False
     dirty: bool = False
     """Something changed that decisions depend on."""

@@ -68,6 +68,7 @@ _SAME = (
     "nodes_replaced",
     "nodes_disrupted",
     "rescales",
+    "checkpoint",
 )
 """Fields that both have, of the same meaning."""
 

@@ -15,6 +15,7 @@ from holdfast_master.decide.success import Tally
 from holdfast_master.inputs import AgentMessage
 from holdfast_master.job import (
     candidacy,
+    checkpoints,
     heartbeats,
     incidents,
     losses,
@@ -33,6 +34,8 @@ from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     ArmEcho,
     BoundaryReached,
+    CheckpointHeld,
+    CheckpointShard,
     CommandDone,
     CommandFinished,
     Fence,
@@ -40,15 +43,26 @@ from holdfast_wire.messages import (
     GoodputClass,
     Heartbeat,
     NodeMarked,
+    OriginChecked,
+    RestoreAsked,
     RoundStarted,
     RoundStopped,
+    StepCommitted,
     StorePrepared,
     Warmed,
     WorkerExited,
 )
 from holdfast_wire.reasons import EndReason, EventReason
 
-_ABOUT_ROUND = (WorkerExited, RoundStarted, RoundStopped, BoundaryReached)
+_ABOUT_ROUND = (
+    WorkerExited,
+    RoundStarted,
+    RoundStopped,
+    BoundaryReached,
+    CheckpointHeld,
+    RestoreAsked,
+    OriginChecked,
+)
 _SHOWN_EXITS = 20
 _OLDEST = 600.0
 """s: an exit is not reported later than agents live without a master."""
@@ -263,4 +277,9 @@ _HANDLERS: dict[type, Callable[[Desk, Node, int, Any], None]] = {
     CommandDone: _command_done,
     Warmed: _warmed,
     Goodbye: _goodbye,
+    CheckpointHeld: checkpoints.held,
+    CheckpointShard: checkpoints.shard,
+    StepCommitted: checkpoints.committed,
+    RestoreAsked: checkpoints.asked,
+    OriginChecked: checkpoints.checked,
 }

@@ -17,6 +17,7 @@ from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import (
     BudgetCharge,
     BudgetKind,
+    CheckpointCommitted,
     CommandFinished,
     CommandIssued,
     EventRecorded,
@@ -114,6 +115,9 @@ class JobState:
     goodput: dict[int, Totals] = dataclasses.field(default_factory=dict)
     counted_unix: dict[int, float] = dataclasses.field(default_factory=dict)
     """Unix time up to which each node's goodput is in it; of a node that has none, its coming."""
+
+    checkpoint: CheckpointCommitted | None = None
+    """The newest version that was announced durable."""
 
     restarts_in_place: int = 0
     nodes_replaced: int = 0
@@ -285,6 +289,12 @@ class JobState:
     @_fold.register
     def _(self, fact: StopRequested, _: JournalRecord) -> None:
         self.stop = fact
+
+    @_fold.register
+    def _(self, fact: CheckpointCommitted, _: JournalRecord) -> None:
+        known = self.checkpoint.version if self.checkpoint is not None else None
+        if known is None or (fact.version is not None and known <= fact.version):
+            self.checkpoint = fact
 
     @_fold.register
     def _(self, fact: JobFolded, _: JournalRecord) -> None:

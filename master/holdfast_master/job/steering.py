@@ -12,6 +12,7 @@ from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.job import (
     adoption,
     candidacy,
+    checkpoints,
     digests,
     ending,
     replacements,
@@ -36,6 +37,7 @@ def steer(desk: Desk) -> None:
             break
         desk.dirty = False
         _turn(desk)
+        checkpoints.settle(desk)
     digests.keep_fresh(desk)
 
 

@@ -62,7 +62,13 @@ def status(desk: Desk) -> JobStatus:
         generation=spec.generation,
         job_seconds=desk.clock.job_seconds,
         degraded_progress=world is not None and world.training and not world.sdk_ranks,
+        stored_step=_stored_step(desk),
     )
+
+
+def _stored_step(desk: Desk) -> int:
+    fact = desk.state.checkpoint
+    return fact.version.step if fact is not None and fact.version is not None else 0
 
 
 def _members(desk: Desk, world: World | None) -> list[Node]:

@@ -32,6 +32,17 @@ from holdfast_wire.messages.agent_reports import (
     Warmed,
     WorkerExited,
 )
+from holdfast_wire.messages.checkpoint import (
+    CheckpointHeld,
+    CheckpointShard,
+    CommitStep,
+    Origin,
+    OriginChecked,
+    ReleaseBefore,
+    RestoreAsked,
+    StepAnnounced,
+    StepCommitted,
+)
 from holdfast_wire.messages.fence import Fence
 
 
@@ -54,6 +65,11 @@ class SessionRequest:
         | CommandDone
         | Warmed
         | Goodbye
+        | CheckpointHeld
+        | CheckpointShard
+        | StepCommitted
+        | RestoreAsked
+        | OriginChecked
         | None
     ) = None
 
@@ -74,6 +90,10 @@ class SessionResponse:
         | Leave
         | StateDigest
         | HeartbeatInterval
+        | Origin
+        | CommitStep
+        | StepAnnounced
+        | ReleaseBefore
         | None
     ) = None
 

@@ -113,6 +113,8 @@ class JobStatus:
     """The job's own time, s."""
     degraded_progress: bool = False
     """Some node has no SDK: steps unknown there."""
+    stored_step: int = 0
+    """Newest step that is committed on storage; 0: none that the master has seen."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_wire.messages.agent_orders import BudgetCharge
+from holdfast_wire.messages.checkpoint import CheckpointVersion
 from holdfast_wire.messages.job import Incident, JobEvent, JobPhase, NodeGoodput
 from holdfast_wire.messages.spec import MasterSpec
 
@@ -36,6 +37,7 @@ class JournalRecord:
         | NodeMarked
         | StopRequested
         | JobFolded
+        | CheckpointCommitted
         | None
     ) = None
 
@@ -196,6 +198,16 @@ class StopRequested:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """CheckpointCommitted: a step lies whole on storage; nobody was told before."""
+
+    version: CheckpointVersion | None = None
+    world_size: int = 0
+    root: str = ""
+    """Directory of the checkpoints."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDismissed:
     """AgentDismissed: an agent that must not return."""
 
@@ -267,3 +279,4 @@ class JobFolded:
     rescales: int = 0
     masters: tuple[PastMaster, ...] = ()
     counted: tuple[NodeCounted, ...] = ()
+    checkpoint: CheckpointCommitted | None = None

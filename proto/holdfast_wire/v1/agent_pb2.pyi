@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import holdfast_wire.v1.checkpoint_pb2
 import holdfast_wire.v1.fence_pb2
 import holdfast_wire.v1.spec_pb2
 import sys
@@ -117,6 +118,11 @@ class SessionRequest(google.protobuf.message.Message):
     COMMAND_DONE_FIELD_NUMBER: builtins.int
     WARMED_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
+    CHECKPOINT_HELD_FIELD_NUMBER: builtins.int
+    CHECKPOINT_SHARD_FIELD_NUMBER: builtins.int
+    STEP_COMMITTED_FIELD_NUMBER: builtins.int
+    RESTORE_ASKED_FIELD_NUMBER: builtins.int
+    ORIGIN_CHECKED_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """The newest fence that the agent has accepted. For messages about workers: the round of those workers."""
@@ -143,6 +149,16 @@ class SessionRequest(google.protobuf.message.Message):
     def warmed(self) -> Global___Warmed: ...
     @property
     def goodbye(self) -> Global___Goodbye: ...
+    @property
+    def checkpoint_held(self) -> holdfast_wire.v1.checkpoint_pb2.CheckpointHeld: ...
+    @property
+    def checkpoint_shard(self) -> holdfast_wire.v1.checkpoint_pb2.CheckpointShard: ...
+    @property
+    def step_committed(self) -> holdfast_wire.v1.checkpoint_pb2.StepCommitted: ...
+    @property
+    def restore_asked(self) -> holdfast_wire.v1.checkpoint_pb2.RestoreAsked: ...
+    @property
+    def origin_checked(self) -> holdfast_wire.v1.checkpoint_pb2.OriginChecked: ...
     def __init__(
         self,
         *,
@@ -158,10 +174,15 @@ class SessionRequest(google.protobuf.message.Message):
         command_done: Global___CommandDone | None = ...,
         warmed: Global___Warmed | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        checkpoint_held: holdfast_wire.v1.checkpoint_pb2.CheckpointHeld | None = ...,
+        checkpoint_shard: holdfast_wire.v1.checkpoint_pb2.CheckpointShard | None = ...,
+        step_committed: holdfast_wire.v1.checkpoint_pb2.StepCommitted | None = ...,
+        restore_asked: holdfast_wire.v1.checkpoint_pb2.RestoreAsked | None = ...,
+        origin_checked: holdfast_wire.v1.checkpoint_pb2.OriginChecked | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arm_echo", b"arm_echo", "boundary_reached", b"boundary_reached", "command_done", b"command_done", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "round_started", b"round_started", "round_stopped", b"round_stopped", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arm_echo", b"arm_echo", "boundary_reached", b"boundary_reached", "command_done", b"command_done", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "round_started", b"round_started", "round_stopped", b"round_stopped", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "boundary_reached", "arm_echo", "command_done", "warmed", "goodbye"] | None: ...
+    def HasField(self, field_name: typing.Literal["arm_echo", b"arm_echo", "boundary_reached", b"boundary_reached", "checkpoint_held", b"checkpoint_held", "checkpoint_shard", b"checkpoint_shard", "command_done", b"command_done", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "origin_checked", b"origin_checked", "restore_asked", b"restore_asked", "round_started", b"round_started", "round_stopped", b"round_stopped", "step_committed", b"step_committed", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arm_echo", b"arm_echo", "boundary_reached", b"boundary_reached", "checkpoint_held", b"checkpoint_held", "checkpoint_shard", b"checkpoint_shard", "command_done", b"command_done", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "origin_checked", b"origin_checked", "restore_asked", b"restore_asked", "round_started", b"round_started", "round_stopped", b"round_stopped", "step_committed", b"step_committed", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "boundary_reached", "arm_echo", "command_done", "warmed", "goodbye", "checkpoint_held", "checkpoint_shard", "step_committed", "restore_asked", "origin_checked"] | None: ...
 
 Global___SessionRequest: typing_extensions.TypeAlias = SessionRequest
 
@@ -181,6 +202,10 @@ class SessionResponse(google.protobuf.message.Message):
     LEAVE_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: builtins.int
+    ORIGIN_FIELD_NUMBER: builtins.int
+    COMMIT_STEP_FIELD_NUMBER: builtins.int
+    STEP_ANNOUNCED_FIELD_NUMBER: builtins.int
+    RELEASE_BEFORE_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """Of the master that sends it; round-scoped messages carry the round that they are about."""
@@ -203,6 +228,14 @@ class SessionResponse(google.protobuf.message.Message):
     def digest(self) -> Global___StateDigest: ...
     @property
     def heartbeat_interval(self) -> Global___HeartbeatInterval: ...
+    @property
+    def origin(self) -> holdfast_wire.v1.checkpoint_pb2.Origin: ...
+    @property
+    def commit_step(self) -> holdfast_wire.v1.checkpoint_pb2.CommitStep: ...
+    @property
+    def step_announced(self) -> holdfast_wire.v1.checkpoint_pb2.StepAnnounced: ...
+    @property
+    def release_before(self) -> holdfast_wire.v1.checkpoint_pb2.ReleaseBefore: ...
     def __init__(
         self,
         *,
@@ -216,10 +249,14 @@ class SessionResponse(google.protobuf.message.Message):
         leave: Global___Leave | None = ...,
         digest: Global___StateDigest | None = ...,
         heartbeat_interval: Global___HeartbeatInterval | None = ...,
+        origin: holdfast_wire.v1.checkpoint_pb2.Origin | None = ...,
+        commit_step: holdfast_wire.v1.checkpoint_pb2.CommitStep | None = ...,
+        step_announced: holdfast_wire.v1.checkpoint_pb2.StepAnnounced | None = ...,
+        release_before: holdfast_wire.v1.checkpoint_pb2.ReleaseBefore | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "arm", "dump_stacks", "leave", "digest", "heartbeat_interval"] | None: ...
+    def HasField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "commit_step", b"commit_step", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "origin", b"origin", "prepare_store", b"prepare_store", "release_before", b"release_before", "step_announced", b"step_announced", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "commit_step", b"commit_step", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "origin", b"origin", "prepare_store", b"prepare_store", "release_before", b"release_before", "step_announced", b"step_announced", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "arm", "dump_stacks", "leave", "digest", "heartbeat_interval", "origin", "commit_step", "step_announced", "release_before"] | None: ...
 
 Global___SessionResponse: typing_extensions.TypeAlias = SessionResponse
 

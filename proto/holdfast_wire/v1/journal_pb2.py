@@ -23,57 +23,60 @@ _sym_db = _symbol_database.Default()
 
 
 from holdfast_wire.v1 import agent_pb2 as holdfast__wire_dot_v1_dot_agent__pb2
+from holdfast_wire.v1 import checkpoint_pb2 as holdfast__wire_dot_v1_dot_checkpoint__pb2
 from holdfast_wire.v1 import job_pb2 as holdfast__wire_dot_v1_dot_job__pb2
 from holdfast_wire.v1 import spec_pb2 as holdfast__wire_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eholdfast_wire/v1/journal.proto\x12\x0bholdfast.v1\x1a\x1choldfast_wire/v1/agent.proto\x1a\x1aholdfast_wire/v1/job.proto\x1a\x1bholdfast_wire/v1/spec.proto\"\xe9\x07\n\rJournalRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tunix_time\x18\x02 \x01(\x01\x12\x13\n\x0bjob_seconds\x18\x03 \x01(\x01\x12\x34\n\x0esegment_opened\x18\x04 \x01(\x0b\x32\x1a.holdfast.v1.SegmentOpenedH\x00\x12\x32\n\rspec_accepted\x18\x05 \x01(\x0b\x32\x19.holdfast.v1.SpecAcceptedH\x00\x12.\n\x0bnode_joined\x18\x06 \x01(\x0b\x32\x17.holdfast.v1.NodeJoinedH\x00\x12*\n\tnode_gone\x18\x07 \x01(\x0b\x32\x15.holdfast.v1.NodeGoneH\x00\x12\x32\n\rworld_decided\x18\x08 \x01(\x0b\x32\x19.holdfast.v1.WorldDecidedH\x00\x12\x34\n\x0eworld_training\x18\t \x01(\x0b\x32\x1a.holdfast.v1.WorldTrainingH\x00\x12.\n\x0bworld_ended\x18\n \x01(\x0b\x32\x17.holdfast.v1.WorldEndedH\x00\x12)\n\x08incident\x18\x0b \x01(\x0b\x32\x15.holdfast.v1.IncidentH\x00\x12\x33\n\x0e\x62udget_charged\x18\x0c \x01(\x0b\x32\x19.holdfast.v1.BudgetChargeH\x00\x12\x34\n\x0e\x65vent_recorded\x18\r \x01(\x0b\x32\x1a.holdfast.v1.EventRecordedH\x00\x12\x32\n\rphase_changed\x18\x0e \x01(\x0b\x32\x19.holdfast.v1.PhaseChangedH\x00\x12\x34\n\x0e\x63ommand_issued\x18\x0f \x01(\x0b\x32\x1a.holdfast.v1.CommandIssuedH\x00\x12\x38\n\x10\x63ommand_finished\x18\x10 \x01(\x0b\x32\x1c.holdfast.v1.CommandFinishedH\x00\x12\x34\n\x0egoodput_marked\x18\x11 \x01(\x0b\x32\x1a.holdfast.v1.GoodputMarkedH\x00\x12\x32\n\rnode_excluded\x18\x12 \x01(\x0b\x32\x19.holdfast.v1.NodeExcludedH\x00\x12.\n\x0bnode_marked\x18\x13 \x01(\x0b\x32\x17.holdfast.v1.NodeMarkedH\x00\x12\x34\n\x0estop_requested\x18\x14 \x01(\x0b\x32\x1a.holdfast.v1.StopRequestedH\x00\x12,\n\njob_folded\x18\x15 \x01(\x0b\x32\x16.holdfast.v1.JobFoldedH\x00\x42\x06\n\x04\x66\x61\x63t\"\x93\x01\n\rSegmentOpened\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08job_name\x18\x04 \x01(\t\x12\x0f\n\x07job_uid\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0c\n\x04part\x18\x07 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x08 \x01(\x08\"5\n\x0cSpecAccepted\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.holdfast.v1.MasterSpec\"{\n\nNodeJoined\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x18\n\x10local_world_size\x18\x05 \x01(\r\x12\x0c\n\x04host\x18\x06 \x01(\t\"?\n\x08NodeGone\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"L\n\x0bWorldMember\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x18\n\x10local_world_size\x18\x03 \x01(\r\"\xba\x01\n\x0cWorldDecided\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\x04\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.holdfast.v1.WorldMember\x12\x15\n\rrestart_count\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x12\n\nworld_hash\x18\x06 \x01(\t\x12\x12\n\nstore_host\x18\x07 \x01(\t\x12\x12\n\nstore_port\x18\x08 \x01(\r\",\n\rWorldTraining\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"9\n\nWorldEnded\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"5\n\rEventRecorded\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.JobEvent\"R\n\x0cPhaseChanged\x12$\n\x05phase\x18\x01 \x01(\x0e\x32\x15.holdfast.v1.JobPhase\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\"D\n\rCommandIssued\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x11\n\tnode_rank\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\"1\n\x0f\x43ommandFinished\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\n\n\x02ok\x18\x02 \x01(\x08\"8\n\rGoodputMarked\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.holdfast.v1.NodeGoodput\",\n\x0cNodeExcluded\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"N\n\nNodeMarked\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x0c\n\x04mark\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x08\"?\n\rStopRequested\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\x0b\n\x03now\x18\x03 \x01(\x08\"0\n\x0e\x41gentDismissed\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x0c\n\x04mark\x18\x02 \x01(\t\"F\n\nPastMaster\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0cnewest_event\x18\x03 \x01(\x04\"3\n\x0bNodeCounted\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x11\n\tunix_time\x18\x02 \x01(\x01\"\xfd\t\n\tJobFolded\x12\r\n\x05\x66irst\x18\x01 \x01(\x08\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x14\n\x0cstarted_unix\x18\x04 \x01(\x01\x12\x15\n\rfinished_unix\x18\x05 \x01(\x01\x12%\n\x04spec\x18\x06 \x01(\x0b\x32\x17.holdfast.v1.MasterSpec\x12$\n\x05phase\x18\x07 \x01(\x0e\x32\x15.holdfast.v1.JobPhase\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0c\n\x04text\x18\t \x01(\t\x12\x14\n\x0c\x61\x63tive_since\x18\n \x01(\x01\x12(\n\x04stop\x18\x0b \x01(\x0b\x32\x1a.holdfast.v1.StopRequested\x12&\n\x05nodes\x18\x0c \x03(\x0b\x32\x17.holdfast.v1.NodeJoined\x12)\n\x08\x64\x65parted\x18\r \x03(\x0b\x32\x17.holdfast.v1.NodeJoined\x12\x10\n\x08\x64raining\x18\x0e \x03(\r\x12\x10\n\x08\x66inished\x18\x0f \x03(\r\x12\x10\n\x08released\x18\x10 \x03(\r\x12.\n\tdismissed\x18\x11 \x03(\x0b\x32\x1b.holdfast.v1.AgentDismissed\x12+\n\x08\x65xcluded\x18\x12 \x03(\x0b\x32\x19.holdfast.v1.NodeExcluded\x12\r\n\x05round\x18\x13 \x01(\x04\x12(\n\x05world\x18\x14 \x01(\x0b\x32\x19.holdfast.v1.WorldDecided\x12+\n\x08\x61ssigned\x18\x15 \x01(\x0b\x32\x19.holdfast.v1.WorldDecided\x12\x0e\n\x06vacant\x18\x16 \x01(\r\x12\x19\n\x11\x61ssigned_replicas\x18\x17 \x01(\r\x12\x10\n\x08training\x18\x18 \x01(\x08\x12\r\n\x05\x65nded\x18\x19 \x01(\x08\x12\x11\n\tbest_step\x18\x1a \x01(\x04\x12\x18\n\x0b\x66\x61iled_step\x18\x1b \x01(\x04H\x00\x88\x01\x01\x12-\n\x0cworlds_ended\x18\x1c \x03(\x0b\x32\x17.holdfast.v1.WorldEnded\x12\x16\n\x0etrained_rounds\x18\x1d \x03(\x04\x12*\n\x07\x63harges\x18\x1e \x03(\x0b\x32\x19.holdfast.v1.BudgetCharge\x12(\n\tincidents\x18\x1f \x03(\x0b\x32\x15.holdfast.v1.Incident\x12\x16\n\x0eincident_count\x18  \x01(\x04\x12%\n\x06\x65vents\x18! \x03(\x0b\x32\x15.holdfast.v1.JobEvent\x12\x16\n\x0e\x65vent_sequence\x18\" \x01(\x04\x12,\n\x08\x63ommands\x18# \x03(\x0b\x32\x1a.holdfast.v1.CommandIssued\x12\x17\n\x0fnext_command_id\x18$ \x01(\x04\x12)\n\x07goodput\x18% \x03(\x0b\x32\x18.holdfast.v1.NodeGoodput\x12\x19\n\x11restarts_in_place\x18& \x01(\r\x12\x16\n\x0enodes_replaced\x18\' \x01(\r\x12\x17\n\x0fnodes_disrupted\x18( \x01(\r\x12\x10\n\x08rescales\x18) \x01(\r\x12(\n\x07masters\x18* \x03(\x0b\x32\x17.holdfast.v1.PastMaster\x12)\n\x07\x63ounted\x18+ \x03(\x0b\x32\x18.holdfast.v1.NodeCountedB\x0e\n\x0c_failed_stepb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eholdfast_wire/v1/journal.proto\x12\x0bholdfast.v1\x1a\x1choldfast_wire/v1/agent.proto\x1a!holdfast_wire/v1/checkpoint.proto\x1a\x1aholdfast_wire/v1/job.proto\x1a\x1bholdfast_wire/v1/spec.proto\"\xab\x08\n\rJournalRecord\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tunix_time\x18\x02 \x01(\x01\x12\x13\n\x0bjob_seconds\x18\x03 \x01(\x01\x12\x34\n\x0esegment_opened\x18\x04 \x01(\x0b\x32\x1a.holdfast.v1.SegmentOpenedH\x00\x12\x32\n\rspec_accepted\x18\x05 \x01(\x0b\x32\x19.holdfast.v1.SpecAcceptedH\x00\x12.\n\x0bnode_joined\x18\x06 \x01(\x0b\x32\x17.holdfast.v1.NodeJoinedH\x00\x12*\n\tnode_gone\x18\x07 \x01(\x0b\x32\x15.holdfast.v1.NodeGoneH\x00\x12\x32\n\rworld_decided\x18\x08 \x01(\x0b\x32\x19.holdfast.v1.WorldDecidedH\x00\x12\x34\n\x0eworld_training\x18\t \x01(\x0b\x32\x1a.holdfast.v1.WorldTrainingH\x00\x12.\n\x0bworld_ended\x18\n \x01(\x0b\x32\x17.holdfast.v1.WorldEndedH\x00\x12)\n\x08incident\x18\x0b \x01(\x0b\x32\x15.holdfast.v1.IncidentH\x00\x12\x33\n\x0e\x62udget_charged\x18\x0c \x01(\x0b\x32\x19.holdfast.v1.BudgetChargeH\x00\x12\x34\n\x0e\x65vent_recorded\x18\r \x01(\x0b\x32\x1a.holdfast.v1.EventRecordedH\x00\x12\x32\n\rphase_changed\x18\x0e \x01(\x0b\x32\x19.holdfast.v1.PhaseChangedH\x00\x12\x34\n\x0e\x63ommand_issued\x18\x0f \x01(\x0b\x32\x1a.holdfast.v1.CommandIssuedH\x00\x12\x38\n\x10\x63ommand_finished\x18\x10 \x01(\x0b\x32\x1c.holdfast.v1.CommandFinishedH\x00\x12\x34\n\x0egoodput_marked\x18\x11 \x01(\x0b\x32\x1a.holdfast.v1.GoodputMarkedH\x00\x12\x32\n\rnode_excluded\x18\x12 \x01(\x0b\x32\x19.holdfast.v1.NodeExcludedH\x00\x12.\n\x0bnode_marked\x18\x13 \x01(\x0b\x32\x17.holdfast.v1.NodeMarkedH\x00\x12\x34\n\x0estop_requested\x18\x14 \x01(\x0b\x32\x1a.holdfast.v1.StopRequestedH\x00\x12,\n\njob_folded\x18\x15 \x01(\x0b\x32\x16.holdfast.v1.JobFoldedH\x00\x12@\n\x14\x63heckpoint_committed\x18\x16 \x01(\x0b\x32 .holdfast.v1.CheckpointCommittedH\x00\x42\x06\n\x04\x66\x61\x63t\"\x93\x01\n\rSegmentOpened\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08job_name\x18\x04 \x01(\t\x12\x0f\n\x07job_uid\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0c\n\x04part\x18\x07 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x08 \x01(\x08\"5\n\x0cSpecAccepted\x12%\n\x04spec\x18\x01 \x01(\x0b\x32\x17.holdfast.v1.MasterSpec\"{\n\nNodeJoined\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x18\n\x10local_world_size\x18\x05 \x01(\r\x12\x0c\n\x04host\x18\x06 \x01(\t\"?\n\x08NodeGone\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"L\n\x0bWorldMember\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x18\n\x10local_world_size\x18\x03 \x01(\r\"\xba\x01\n\x0cWorldDecided\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\x04\x12)\n\x07members\x18\x03 \x03(\x0b\x32\x18.holdfast.v1.WorldMember\x12\x15\n\rrestart_count\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x12\n\nworld_hash\x18\x06 \x01(\t\x12\x12\n\nstore_host\x18\x07 \x01(\t\x12\x12\n\nstore_port\x18\x08 \x01(\r\",\n\rWorldTraining\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"9\n\nWorldEnded\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"5\n\rEventRecorded\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.holdfast.v1.JobEvent\"R\n\x0cPhaseChanged\x12$\n\x05phase\x18\x01 \x01(\x0e\x32\x15.holdfast.v1.JobPhase\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\"D\n\rCommandIssued\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\x11\n\tnode_rank\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\"1\n\x0f\x43ommandFinished\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12\n\n\x02ok\x18\x02 \x01(\x08\"8\n\rGoodputMarked\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.holdfast.v1.NodeGoodput\",\n\x0cNodeExcluded\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"N\n\nNodeMarked\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12\x0c\n\x04mark\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x08\"?\n\rStopRequested\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\x0b\n\x03now\x18\x03 \x01(\x08\"h\n\x13\x43heckpointCommitted\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x0c\n\x04root\x18\x03 \x01(\t\"0\n\x0e\x41gentDismissed\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x0c\n\x04mark\x18\x02 \x01(\t\"F\n\nPastMaster\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x14\n\x0cnewest_event\x18\x03 \x01(\x04\"3\n\x0bNodeCounted\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x11\n\tunix_time\x18\x02 \x01(\x01\"\xb3\n\n\tJobFolded\x12\r\n\x05\x66irst\x18\x01 \x01(\x08\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x14\n\x0cstarted_unix\x18\x04 \x01(\x01\x12\x15\n\rfinished_unix\x18\x05 \x01(\x01\x12%\n\x04spec\x18\x06 \x01(\x0b\x32\x17.holdfast.v1.MasterSpec\x12$\n\x05phase\x18\x07 \x01(\x0e\x32\x15.holdfast.v1.JobPhase\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0c\n\x04text\x18\t \x01(\t\x12\x14\n\x0c\x61\x63tive_since\x18\n \x01(\x01\x12(\n\x04stop\x18\x0b \x01(\x0b\x32\x1a.holdfast.v1.StopRequested\x12&\n\x05nodes\x18\x0c \x03(\x0b\x32\x17.holdfast.v1.NodeJoined\x12)\n\x08\x64\x65parted\x18\r \x03(\x0b\x32\x17.holdfast.v1.NodeJoined\x12\x10\n\x08\x64raining\x18\x0e \x03(\r\x12\x10\n\x08\x66inished\x18\x0f \x03(\r\x12\x10\n\x08released\x18\x10 \x03(\r\x12.\n\tdismissed\x18\x11 \x03(\x0b\x32\x1b.holdfast.v1.AgentDismissed\x12+\n\x08\x65xcluded\x18\x12 \x03(\x0b\x32\x19.holdfast.v1.NodeExcluded\x12\r\n\x05round\x18\x13 \x01(\x04\x12(\n\x05world\x18\x14 \x01(\x0b\x32\x19.holdfast.v1.WorldDecided\x12+\n\x08\x61ssigned\x18\x15 \x01(\x0b\x32\x19.holdfast.v1.WorldDecided\x12\x0e\n\x06vacant\x18\x16 \x01(\r\x12\x19\n\x11\x61ssigned_replicas\x18\x17 \x01(\r\x12\x10\n\x08training\x18\x18 \x01(\x08\x12\r\n\x05\x65nded\x18\x19 \x01(\x08\x12\x11\n\tbest_step\x18\x1a \x01(\x04\x12\x18\n\x0b\x66\x61iled_step\x18\x1b \x01(\x04H\x00\x88\x01\x01\x12-\n\x0cworlds_ended\x18\x1c \x03(\x0b\x32\x17.holdfast.v1.WorldEnded\x12\x16\n\x0etrained_rounds\x18\x1d \x03(\x04\x12*\n\x07\x63harges\x18\x1e \x03(\x0b\x32\x19.holdfast.v1.BudgetCharge\x12(\n\tincidents\x18\x1f \x03(\x0b\x32\x15.holdfast.v1.Incident\x12\x16\n\x0eincident_count\x18  \x01(\x04\x12%\n\x06\x65vents\x18! \x03(\x0b\x32\x15.holdfast.v1.JobEvent\x12\x16\n\x0e\x65vent_sequence\x18\" \x01(\x04\x12,\n\x08\x63ommands\x18# \x03(\x0b\x32\x1a.holdfast.v1.CommandIssued\x12\x17\n\x0fnext_command_id\x18$ \x01(\x04\x12)\n\x07goodput\x18% \x03(\x0b\x32\x18.holdfast.v1.NodeGoodput\x12\x19\n\x11restarts_in_place\x18& \x01(\r\x12\x16\n\x0enodes_replaced\x18\' \x01(\r\x12\x17\n\x0fnodes_disrupted\x18( \x01(\r\x12\x10\n\x08rescales\x18) \x01(\r\x12(\n\x07masters\x18* \x03(\x0b\x32\x17.holdfast.v1.PastMaster\x12)\n\x07\x63ounted\x18+ \x03(\x0b\x32\x18.holdfast.v1.NodeCounted\x12\x34\n\ncheckpoint\x18, \x01(\x0b\x32 .holdfast.v1.CheckpointCommittedB\x0e\n\x0c_failed_stepb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast_wire.v1.journal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOURNALRECORD']._serialized_start=135
-  _globals['_JOURNALRECORD']._serialized_end=1136
-  _globals['_SEGMENTOPENED']._serialized_start=1139
-  _globals['_SEGMENTOPENED']._serialized_end=1286
-  _globals['_SPECACCEPTED']._serialized_start=1288
-  _globals['_SPECACCEPTED']._serialized_end=1341
-  _globals['_NODEJOINED']._serialized_start=1343
-  _globals['_NODEJOINED']._serialized_end=1466
-  _globals['_NODEGONE']._serialized_start=1468
-  _globals['_NODEGONE']._serialized_end=1531
-  _globals['_WORLDMEMBER']._serialized_start=1533
-  _globals['_WORLDMEMBER']._serialized_end=1609
-  _globals['_WORLDDECIDED']._serialized_start=1612
-  _globals['_WORLDDECIDED']._serialized_end=1798
-  _globals['_WORLDTRAINING']._serialized_start=1800
-  _globals['_WORLDTRAINING']._serialized_end=1844
-  _globals['_WORLDENDED']._serialized_start=1846
-  _globals['_WORLDENDED']._serialized_end=1903
-  _globals['_EVENTRECORDED']._serialized_start=1905
-  _globals['_EVENTRECORDED']._serialized_end=1958
-  _globals['_PHASECHANGED']._serialized_start=1960
-  _globals['_PHASECHANGED']._serialized_end=2042
-  _globals['_COMMANDISSUED']._serialized_start=2044
-  _globals['_COMMANDISSUED']._serialized_end=2112
-  _globals['_COMMANDFINISHED']._serialized_start=2114
-  _globals['_COMMANDFINISHED']._serialized_end=2163
-  _globals['_GOODPUTMARKED']._serialized_start=2165
-  _globals['_GOODPUTMARKED']._serialized_end=2221
-  _globals['_NODEEXCLUDED']._serialized_start=2223
-  _globals['_NODEEXCLUDED']._serialized_end=2267
-  _globals['_NODEMARKED']._serialized_start=2269
-  _globals['_NODEMARKED']._serialized_end=2347
-  _globals['_STOPREQUESTED']._serialized_start=2349
-  _globals['_STOPREQUESTED']._serialized_end=2412
-  _globals['_AGENTDISMISSED']._serialized_start=2414
-  _globals['_AGENTDISMISSED']._serialized_end=2462
-  _globals['_PASTMASTER']._serialized_start=2464
-  _globals['_PASTMASTER']._serialized_end=2534
-  _globals['_NODECOUNTED']._serialized_start=2536
-  _globals['_NODECOUNTED']._serialized_end=2587
-  _globals['_JOBFOLDED']._serialized_start=2590
-  _globals['_JOBFOLDED']._serialized_end=3867
+  _globals['_JOURNALRECORD']._serialized_start=170
+  _globals['_JOURNALRECORD']._serialized_end=1237
+  _globals['_SEGMENTOPENED']._serialized_start=1240
+  _globals['_SEGMENTOPENED']._serialized_end=1387
+  _globals['_SPECACCEPTED']._serialized_start=1389
+  _globals['_SPECACCEPTED']._serialized_end=1442
+  _globals['_NODEJOINED']._serialized_start=1444
+  _globals['_NODEJOINED']._serialized_end=1567
+  _globals['_NODEGONE']._serialized_start=1569
+  _globals['_NODEGONE']._serialized_end=1632
+  _globals['_WORLDMEMBER']._serialized_start=1634
+  _globals['_WORLDMEMBER']._serialized_end=1710
+  _globals['_WORLDDECIDED']._serialized_start=1713
+  _globals['_WORLDDECIDED']._serialized_end=1899
+  _globals['_WORLDTRAINING']._serialized_start=1901
+  _globals['_WORLDTRAINING']._serialized_end=1945
+  _globals['_WORLDENDED']._serialized_start=1947
+  _globals['_WORLDENDED']._serialized_end=2004
+  _globals['_EVENTRECORDED']._serialized_start=2006
+  _globals['_EVENTRECORDED']._serialized_end=2059
+  _globals['_PHASECHANGED']._serialized_start=2061
+  _globals['_PHASECHANGED']._serialized_end=2143
+  _globals['_COMMANDISSUED']._serialized_start=2145
+  _globals['_COMMANDISSUED']._serialized_end=2213
+  _globals['_COMMANDFINISHED']._serialized_start=2215
+  _globals['_COMMANDFINISHED']._serialized_end=2264
+  _globals['_GOODPUTMARKED']._serialized_start=2266
+  _globals['_GOODPUTMARKED']._serialized_end=2322
+  _globals['_NODEEXCLUDED']._serialized_start=2324
+  _globals['_NODEEXCLUDED']._serialized_end=2368
+  _globals['_NODEMARKED']._serialized_start=2370
+  _globals['_NODEMARKED']._serialized_end=2448
+  _globals['_STOPREQUESTED']._serialized_start=2450
+  _globals['_STOPREQUESTED']._serialized_end=2513
+  _globals['_CHECKPOINTCOMMITTED']._serialized_start=2515
+  _globals['_CHECKPOINTCOMMITTED']._serialized_end=2619
+  _globals['_AGENTDISMISSED']._serialized_start=2621
+  _globals['_AGENTDISMISSED']._serialized_end=2669
+  _globals['_PASTMASTER']._serialized_start=2671
+  _globals['_PASTMASTER']._serialized_end=2741
+  _globals['_NODECOUNTED']._serialized_start=2743
+  _globals['_NODECOUNTED']._serialized_end=2794
+  _globals['_JOBFOLDED']._serialized_start=2797
+  _globals['_JOBFOLDED']._serialized_end=4128
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import holdfast_wire.v1.agent_pb2
+import holdfast_wire.v1.checkpoint_pb2
 import holdfast_wire.v1.job_pb2
 import holdfast_wire.v1.spec_pb2
 import sys
@@ -48,6 +49,7 @@ class JournalRecord(google.protobuf.message.Message):
     NODE_MARKED_FIELD_NUMBER: builtins.int
     STOP_REQUESTED_FIELD_NUMBER: builtins.int
     JOB_FOLDED_FIELD_NUMBER: builtins.int
+    CHECKPOINT_COMMITTED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
     job_seconds: builtins.float
@@ -88,6 +90,8 @@ class JournalRecord(google.protobuf.message.Message):
     def stop_requested(self) -> Global___StopRequested: ...
     @property
     def job_folded(self) -> Global___JobFolded: ...
+    @property
+    def checkpoint_committed(self) -> Global___CheckpointCommitted: ...
     def __init__(
         self,
         *,
@@ -112,10 +116,11 @@ class JournalRecord(google.protobuf.message.Message):
         node_marked: Global___NodeMarked | None = ...,
         stop_requested: Global___StopRequested | None = ...,
         job_folded: Global___JobFolded | None = ...,
+        checkpoint_committed: Global___CheckpointCommitted | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded"] | None: ...
+    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
 
@@ -493,6 +498,32 @@ class StopRequested(google.protobuf.message.Message):
 Global___StopRequested: typing_extensions.TypeAlias = StopRequested
 
 @typing.final
+class CheckpointCommitted(google.protobuf.message.Message):
+    """CheckpointCommitted: a step lies whole on storage; nobody was told before this was written."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    ROOT_FIELD_NUMBER: builtins.int
+    world_size: builtins.int
+    root: builtins.str
+    """Directory of the checkpoints."""
+    @property
+    def version(self) -> holdfast_wire.v1.checkpoint_pb2.CheckpointVersion: ...
+    def __init__(
+        self,
+        *,
+        version: holdfast_wire.v1.checkpoint_pb2.CheckpointVersion | None = ...,
+        world_size: builtins.int = ...,
+        root: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["root", b"root", "version", b"version", "world_size", b"world_size"]) -> None: ...
+
+Global___CheckpointCommitted: typing_extensions.TypeAlias = CheckpointCommitted
+
+@typing.final
 class AgentDismissed(google.protobuf.message.Message):
     """AgentDismissed: an agent that must not return."""
 
@@ -606,6 +637,7 @@ class JobFolded(google.protobuf.message.Message):
     RESCALES_FIELD_NUMBER: builtins.int
     MASTERS_FIELD_NUMBER: builtins.int
     COUNTED_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
     first: builtins.bool
     last: builtins.bool
     epoch: builtins.int
@@ -674,6 +706,8 @@ class JobFolded(google.protobuf.message.Message):
     def masters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PastMaster]: ...
     @property
     def counted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeCounted]: ...
+    @property
+    def checkpoint(self) -> Global___CheckpointCommitted: ...
     def __init__(
         self,
         *,
@@ -720,9 +754,10 @@ class JobFolded(google.protobuf.message.Message):
         rescales: builtins.int = ...,
         masters: collections.abc.Iterable[Global___PastMaster] | None = ...,
         counted: collections.abc.Iterable[Global___NodeCounted] | None = ...,
+        checkpoint: Global___CheckpointCommitted | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "assigned", b"assigned", "failed_step", b"failed_step", "spec", b"spec", "stop", b"stop", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "commands", b"commands", "counted", b"counted", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "text", b"text", "trained_rounds", b"trained_rounds", "training", b"training", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "spec", b"spec", "stop", b"stop", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted", b"counted", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "text", b"text", "trained_rounds", b"trained_rounds", "training", b"training", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
 
 Global___JobFolded: typing_extensions.TypeAlias = JobFolded

@@ -1,0 +1,124 @@
+"""What the agents have said of checkpoints: in memory, on their way to storage, before a start.
+
+Belongs here: the records, and what follows from them without a message. Does not belong here:
+handlers (`checkpoints`), and what must survive the master (`state`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from holdfast_wire.messages import CheckpointVersion as Version
+from holdfast_wire.messages import Origin, RestoreAsked
+
+_DONE = 64
+"""Ends of commits that are remembered for agents which did not hear of them."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Pending:
+    """A step on its way to storage."""
+
+    version: Version
+    attempt: str
+    world_size: int
+    root: str
+    ranks: set[int] = dataclasses.field(default_factory=set)
+    """Whose parts are durable."""
+    nodes: set[int] = dataclasses.field(default_factory=set)
+    """Who wrote them."""
+    coordinator: tuple[int, str] | None = None
+    """Node rank and agent that were granted the commit."""
+    own: str = ""
+    """The coordinator's name of the attempt."""
+
+    @property
+    def whole(self) -> bool:
+        """Every part is durable."""
+        return len(self.ranks) == self.world_size > 0
+
+
+@dataclasses.dataclass(slots=True)
+class Book:
+    """The checkpoints of the running world, and commits of any."""
+
+    round: int = 0
+    """What the fields about memory and origin are about."""
+    held: dict[int, frozenset[Version]] = dataclasses.field(default_factory=dict)
+    """Versions in memory by node rank."""
+    counts: dict[Version, int] = dataclasses.field(default_factory=dict)
+    """Nodes that hold each of them."""
+    complete: Version | None = None
+    """The newest that every node has in memory."""
+    passed_over: set[Version] = dataclasses.field(default_factory=set)
+    """Newer ones that some node has left out."""
+    asked: dict[int, RestoreAsked] = dataclasses.field(default_factory=dict)
+    """Nodes whose ranks wait to be told what to start from."""
+    origin: Origin | None = None
+    """What they were told to check, or to start from."""
+    reason: str = ""
+    """Why that one."""
+    checked: set[int] = dataclasses.field(default_factory=set)
+    """Nodes that found their share of it intact."""
+    damaged: set[tuple[Version, bool]] = dataclasses.field(default_factory=set)
+    """(version, from memory) that some node found damaged."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    pending: dict[tuple[Version, str], Pending] = dataclasses.field(default_factory=dict)
+    """By version and attempt."""
+    done: dict[tuple[Version, str], str] = dataclasses.field(default_factory=dict)
+    """The newest ends: the error, empty where it was committed."""
+
+    def enter(self, round_number: int) -> None:
+        """Forget what was about another round."""
+        if round_number == self.round:
+            return
+        self.round = round_number
+        self.held, self.counts, self.complete, self.passed_over = {}, {}, None, set()
+        self.asked, self.origin, self.reason, self.checked = {}, None, "", set()
+        self.damaged, self.notes = set(), []
+
+    def hold(self, rank: int, versions: frozenset[Version], size: int) -> bool:
+        """Note what a node has in memory; return whether the others are to hear what follows.
+
+        size: nodes of the world. Costs the number of versions, and for a version that is new the
+        number of nodes once.
+        """
+        before = (self.complete, frozenset(self.passed_over))
+        fresh = versions - self.counts.keys()
+        self._count(self.held.get(rank, frozenset()), versions)
+        self.held[rank] = versions
+        self._pass_over(versions, self.counts)
+        for own in self.held.values() if fresh else ():
+            self._pass_over(own, fresh)
+        newest = max((one for one in versions if self.counts[one] >= size), default=None)
+        if newest is not None and (self.complete is None or newest > self.complete):
+            self.complete = newest
+        if self.complete is not None:
+            self.passed_over = {one for one in self.passed_over if one > self.complete}
+        return (self.complete, frozenset(self.passed_over)) != before
+
+    def _count(self, before: frozenset[Version], after: frozenset[Version]) -> None:
+        for one in after - before:
+            self.counts[one] = self.counts.get(one, 0) + 1
+        for one in before - after:
+            self.counts[one] -= 1
+            if not self.counts[one]:
+                del self.counts[one]
+
+    def _pass_over(self, own: frozenset[Version], known: Iterable[Version]) -> None:
+        newest = max(own, default=None)
+        if newest is not None:
+            self.passed_over |= {one for one in known if one < newest and one not in own}
+
+    def committed_since(self, version: Version) -> bool:
+        """Tell whether this master itself has seen the version committed."""
+        return any(one == version and not error for (one, _), error in self.done.items())
+
+    def end(self, pending: Pending, error: str) -> None:
+        """A step is committed, or will not be."""
+        key = (pending.version, pending.attempt)
+        self.pending.pop(key, None)
+        self.done[key] = error
+        while len(self.done) > _DONE:
+            del self.done[next(iter(self.done))]

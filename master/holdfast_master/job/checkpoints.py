@@ -1,0 +1,299 @@
+"""Checkpoints: what agents report of them, and what follows from it.
+
+Belongs here: one handler for each message, the grant of a commit, the start of a world. Does not
+belong here: which version counts (`decide.checkpoints`), what is held where (`checkpoint_book`),
+when a boundary is armed (`rescale`).
+
+Nothing is committed without a grant, and only one agent has it at a time: a later grant names the
+attempt anew, and whoever takes that name leaves nothing to commit for the one before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_master.decide import checkpoints as policy
+from holdfast_master.decide.checkpoints import Offer
+from holdfast_master.job.checkpoint_book import Book, Pending
+from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.roster import Node
+from holdfast_master.job.wording import short
+from holdfast_master.job.world import World
+from holdfast_wire.messages import (
+    CheckpointCommitted,
+    CheckpointHeld,
+    CheckpointShard,
+    CheckpointVersion,
+    CommitStep,
+    Origin,
+    OriginChecked,
+    ReleaseBefore,
+    RestoreAsked,
+    StepAnnounced,
+    StepCommitted,
+)
+from holdfast_wire.reasons import EventReason
+
+_MOST_VERSIONS = 16
+"""That a message may name: more are no agent's in its senses."""
+_MOST_PENDING = 64
+"""Steps on their way to storage at once; ranks wait for each of theirs, so two are many."""
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+def held(desk: Desk, node: Node, number: int, message: CheckpointHeld) -> None:
+    """What a node's ranks have in memory: once all have something newer, the older may go."""
+    world = _world(desk, node, number)
+    if world is None:
+        return
+    book = desk.checkpoints
+    book.enter(number)
+    versions = frozenset(message.versions[:_MOST_VERSIONS])
+    if book.hold(node.rank, versions, len(world.places)):
+        order = ReleaseBefore(
+            complete=book.complete, passed_over=tuple(sorted(book.passed_over, reverse=True))
+        )
+        _send_all(desk, world, order)
+
+
+def _world(desk: Desk, node: Node, number: int) -> World | None:
+    """The running world, if it is the one that the node speaks of."""
+    world = desk.member(node)
+    return world if world is not None and world.round == number else None
+
+
+def _send_all(desk: Desk, world: World, message: object) -> None:
+    for rank in world.places:
+        node = desk.roster.nodes.get(rank)
+        if node is not None:
+            desk.send(node, message, world.round)
+
+
+# ----------------------------------------------------------------------------------------- storage
+
+
+def shard(desk: Desk, node: Node, _: int, message: CheckpointShard) -> None:
+    """A node's part of a step is durable, or will not be. Older worlds' parts count too."""
+    version = message.version
+    if version is None or not message.attempt:
+        return
+    book, key = desk.checkpoints, (version, message.attempt)
+    if key in book.done:
+        _announce_to(desk, node, version, book.done[key])
+        return
+    pending = book.pending.get(key)
+    if pending is None:
+        pending = book.pending[key] = Pending(
+            version=version,
+            attempt=message.attempt,
+            world_size=message.world_size,
+            root=message.root,
+        )
+        _limit(book)
+    pending.nodes.add(node.rank)
+    if message.error:
+        _fail(desk, pending, f"node {node.rank}: {message.error}")
+        return
+    pending.ranks.update(rank for rank in message.ranks if rank < pending.world_size)
+    if pending.coordinator == (node.rank, node.agent_id):
+        _send_grant(desk, pending, node)  # it may not have heard of it
+    desk.dirty = True
+
+
+def _limit(book: Book) -> None:
+    """Drop the oldest step that no agent has been granted: its world is gone."""
+    waiting = [key for key, pending in book.pending.items() if pending.coordinator is None]
+    if len(book.pending) > _MOST_PENDING and waiting:
+        del book.pending[min(waiting)]
+
+
+def grant_commits(desk: Desk) -> None:
+    """Grant each step that is whole to an agent; to another one where that agent is gone."""
+    nodes = desk.roster.nodes
+    for pending in list(desk.checkpoints.pending.values()):
+        if not pending.whole or _lives(desk, pending.coordinator):
+            continue
+        there = [rank for rank, node in nodes.items() if node.session is not None]
+        rank = policy.coordinator(pending.nodes, there)
+        if rank is None:
+            pending.coordinator = None
+            continue
+        number = desk.command("commit", rank)
+        pending.own = f"{pending.attempt}e{desk.identity.epoch}c{number}"
+        pending.coordinator = (rank, nodes[rank].agent_id)
+        _send_grant(desk, pending, nodes[rank])
+
+
+def _lives(desk: Desk, coordinator: tuple[int, str] | None) -> bool:
+    node = desk.roster.nodes.get(coordinator[0]) if coordinator is not None else None
+    return node is not None and coordinator is not None and node.agent_id == coordinator[1]
+
+
+def _send_grant(desk: Desk, pending: Pending, node: Node) -> None:
+    order = CommitStep(
+        version=pending.version,
+        world_size=pending.world_size,
+        root=pending.root,
+        attempt=pending.attempt,
+        own=pending.own,
+    )
+    desk.send(node, order)
+
+
+def committed(desk: Desk, node: Node, _: int, message: StepCommitted) -> None:
+    """The coordinator has done what it was granted. It is on disk before anybody hears of it."""
+    found = [
+        pending
+        for pending in desk.checkpoints.pending.values()
+        if (pending.version, pending.own) == (message.version, message.own)
+        and pending.coordinator == (node.rank, node.agent_id)
+    ]
+    for pending in found:
+        if message.error:
+            _fail(desk, pending, f"node {node.rank}: {message.error}")
+            continue
+        fact = CheckpointCommitted(
+            version=pending.version, world_size=pending.world_size, root=pending.root
+        )
+        desk.record(fact, durable=True)
+        _announce(desk, pending, "")
+
+
+def _fail(desk: Desk, pending: Pending, error: str) -> None:
+    text = f"step {pending.version.step} was not committed: {short(error)}"
+    desk.event(EventReason.CHECKPOINT_FAILED, text, Warn)
+    _announce(desk, pending, short(error))
+
+
+def _announce(desk: Desk, pending: Pending, error: str) -> None:
+    desk.checkpoints.end(pending, error)
+    for rank in sorted(pending.nodes):
+        node = desk.roster.nodes.get(rank)
+        if node is not None:
+            _announce_to(desk, node, pending.version, error)
+    desk.dirty = True
+
+
+def _announce_to(desk: Desk, node: Node, version: CheckpointVersion, error: str) -> None:
+    desk.send(node, StepAnnounced(version=version, error=error))
+
+
+# ------------------------------------------------------------------------------------------- start
+
+
+def asked(desk: Desk, node: Node, number: int, message: RestoreAsked) -> None:
+    """All ranks of a node wait to be told what to start from."""
+    if _world(desk, node, number) is None:
+        return
+    book = desk.checkpoints
+    book.enter(number)
+    before = book.asked.get(node.rank)
+    book.asked[node.rank] = message
+    if before is not None and book.origin is not None and message.told is None:
+        _tell(desk, node, book.origin)  # it may not have heard of it
+    desk.dirty = True
+
+
+def choose_origin(desk: Desk) -> None:
+    """Once every node of the world asks, choose what it starts from."""
+    book, world = desk.checkpoints, desk.running()
+    if world is None or world.round != book.round or book.origin is not None or not book.asked:
+        return
+    if any(rank not in book.asked for rank in world.places):
+        return
+    told = next((one.told for one in book.asked.values() if one.told is not None), None)
+    if told is not None:
+        _go(desk, world, told)  # an earlier master has told some of them
+        return
+    if any(pending.whole for pending in book.pending.values()):
+        return  # it is being committed, and would be the newest
+    _choose(desk, world)
+
+
+def _choose(desk: Desk, world: World) -> None:
+    book = desk.checkpoints
+    offers = {
+        rank: Offer(memory=frozenset(one.memory), stored=frozenset(one.stored) | _new(desk, one))
+        for rank, one in book.asked.items()
+    }
+    fact = desk.state.checkpoint
+    choice = policy.origin(offers, book.damaged, fact.version if fact is not None else None)
+    if choice.older and fact is not None and fact.version is not None:
+        lost = f"step {fact.version.step} was durable and is not to be had"
+        book.notes.append(lost)
+        desk.event(EventReason.CHECKPOINT_LOST, lost, Warn)
+    book.reason = choice.reason
+    book.checked = set()
+    book.origin = Origin(
+        origin_id=desk.command("origin", 0),
+        version=choice.version,
+        memory=choice.memory,
+        go=choice.version is None,
+        notes=tuple(book.notes[-_MOST_VERSIONS:]),
+    )
+    if book.origin.go:
+        _go(desk, world, book.origin)
+        return
+    for share, rank in enumerate(world.places):
+        part = dataclasses.replace(book.origin, share=share, shares=len(world.places))
+        node = desk.roster.nodes.get(rank)
+        if node is not None:
+            desk.send(node, part, world.round)
+
+
+def _new(desk: Desk, said: RestoreAsked) -> frozenset[CheckpointVersion]:
+    """What was committed since an agent looked at the directory."""
+    fact = desk.state.checkpoint
+    if fact is None or fact.version is None or not desk.checkpoints.committed_since(fact.version):
+        return frozenset()
+    return frozenset() if fact.version in said.stored else frozenset([fact.version])
+
+
+def _tell(desk: Desk, node: Node, origin: Origin) -> None:
+    world = desk.running()
+    if world is None or node.rank not in world.places:
+        return
+    share = list(world.places).index(node.rank)
+    part = dataclasses.replace(origin, share=share, shares=len(world.places))
+    desk.send(node, part, world.round)
+
+
+def checked(desk: Desk, node: Node, number: int, message: OriginChecked) -> None:
+    """A node has looked at its share of the origin."""
+    world, book = _world(desk, node, number), desk.checkpoints
+    origin = book.origin
+    if world is None or origin is None or origin.go or message.origin_id != origin.origin_id:
+        return
+    if message.error and origin.version is not None:
+        text = f"step {origin.version.step} is passed over: node {node.rank}: {message.error}"
+        desk.event(EventReason.CHECKPOINT_DAMAGED, text, Warn, node=node.rank)
+        book.notes.append(short(text))
+        book.damaged.add((origin.version, origin.memory))
+        book.origin = None
+        desk.dirty = True
+        return
+    book.checked.add(node.rank)
+    if all(rank in book.checked for rank in world.places):
+        _go(desk, world, dataclasses.replace(origin, go=True))
+
+
+def _go(desk: Desk, world: World, origin: Origin) -> None:
+    book = desk.checkpoints
+    origin = dataclasses.replace(origin, go=True)
+    book.origin = origin
+    _send_all(desk, world, origin)
+    if origin.version is not None:
+        tier = "memory" if origin.memory else "storage"
+        text = f"round {world.round} starts from step {origin.version.step} in {tier}"
+        desk.event(EventReason.CHECKPOINT_RESTORED, f"{text} ({book.reason or 'told before'})")
+
+
+def settle(desk: Desk) -> None:
+    """What follows from what was reported; asked whenever something changed."""
+    book = desk.checkpoints
+    if book.pending:
+        grant_commits(desk)
+    if book.asked:
+        choose_origin(desk)

@@ -1,0 +1,122 @@
+"""The flash checkpoint between agents and master. Frozen twins of `checkpoint.proto`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CheckpointVersion:
+    """CheckpointVersion: what was saved. Versions are ordered by lineage, then by step."""
+
+    lineage: int = 0
+    """The world that trained it; grows with each start from a checkpoint."""
+    step: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointHeld:
+    """CheckpointHeld: what every rank of the node has in memory, after it changed."""
+
+    versions: tuple[CheckpointVersion, ...] = ()
+    """Newest first, at most 8."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointShard:
+    """CheckpointShard: the parts of all ranks of a node are durable on storage, or will not be."""
+
+    version: CheckpointVersion | None = None
+    world_size: int = 0
+    """Ranks that the version consists of."""
+    ranks: tuple[int, ...] = ()
+    """Those of this node."""
+    root: str = ""
+    """Directory of the checkpoints."""
+    attempt: str = ""
+    """Name of the attempt in whose directory the parts lie; equal on all nodes of a world."""
+    bytes: int = 0
+    error: str = ""
+    """Nonempty: they could not be written, and why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommitStep:
+    """CommitStep is the grant without which nothing is committed: to one agent at a time."""
+
+    version: CheckpointVersion | None = None
+    world_size: int = 0
+    root: str = ""
+    attempt: str = ""
+    """The attempt of the shards; names of earlier coordinators begin with it too."""
+    own: str = ""
+    """This coordinator's own name: taking it makes an earlier one find nothing to commit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommitted:
+    """StepCommitted answers a CommitStep."""
+
+    version: CheckpointVersion | None = None
+    own: str = ""
+    error: str = ""
+    """Nonempty: it was not committed, and why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepAnnounced:
+    """StepAnnounced: a version is committed and will not be lost, or it will not be committed."""
+
+    version: CheckpointVersion | None = None
+    error: str = ""
+    """Nonempty: it will not be, and why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseBefore:
+    """ReleaseBefore: what the agents of a round need not keep in memory any more."""
+
+    complete: CheckpointVersion | None = None
+    """The newest version that every rank of the world has: older ones may go."""
+    passed_over: tuple[CheckpointVersion, ...] = ()
+    """Newer ones that some node has left out: they will never be complete."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreAsked:
+    """RestoreAsked: all ranks of the node wait to be told what their round starts from."""
+
+    memory: tuple[CheckpointVersion, ...] = ()
+    """What all ranks of this node could take from its memory, newest first."""
+    stored: tuple[CheckpointVersion, ...] = ()
+    """What is committed in the directory, newest first, at most 16."""
+    told: Origin | None = None
+    """Set: a master has told already, and they have begun."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Origin: what a round starts from, the same for all of its nodes."""
+
+    origin_id: int = 0
+    version: CheckpointVersion | None = None
+    """Absent: nothing is there to start from."""
+    memory: bool = False
+    """True: from the nodes' memory; false: from storage."""
+    go: bool = False
+    """False: check it and answer OriginChecked. True: every node found its part intact, or there
+    is nothing to check."""
+    share: int = 0
+    """This node's share of what there is to check on storage: files i with i % shares == share."""
+    shares: int = 0
+    notes: tuple[str, ...] = ()
+    """For people: what was passed over, and why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OriginChecked:
+    """OriginChecked: this node's share of an Origin is intact, or is not."""
+
+    origin_id: int = 0
+    error: str = ""
+    """Nonempty: what is damaged."""

@@ -1,0 +1,278 @@
+"""The master's part in checkpoints: grants, announcements, and what a world starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast_master.inputs import Received
+from holdfast_master.instructions import Record, Send
+from holdfast_wire.messages import (
+    CheckpointCommitted,
+    CheckpointHeld,
+    CheckpointShard,
+    CheckpointVersion,
+    CommitStep,
+    Fence,
+    Origin,
+    OriginChecked,
+    ReleaseBefore,
+    RestoreAsked,
+    StepAnnounced,
+    StepCommitted,
+)
+from simulated_job import SimulatedJob
+
+Start = Callable[..., SimulatedJob]
+
+
+def v(step: int, lineage: int = 1) -> CheckpointVersion:
+    """A version."""
+    return CheckpointVersion(lineage=lineage, step=step)
+
+
+def say(job: SimulatedJob, rank: int, message: object, number: int = 0) -> list[tuple[int, object]]:
+    """An agent says something about a round (0: the newest); return (node, what it is sent)."""
+    session = job.agents[rank].session
+    assert session is not None
+    number = number or job.core.status(job.moment()).round
+    fence = Fence(epoch=job._epoch, incarnation=f"m{job._epoch}", round=number)
+    batch = job.take(Received(session, fence, message))  # type: ignore[arg-type]
+    return [
+        (job.streams[item.session].rank, item.response.message)
+        for item in batch
+        if isinstance(item, Send)
+    ]
+
+
+def shard(step: int, rank: int, world: int = 2) -> CheckpointShard:
+    """A node of one rank has its part of a step on storage."""
+    return CheckpointShard(
+        version=v(step), world_size=world, ranks=(rank,), root="/r", attempt="a", bytes=10
+    )
+
+
+def grants(sent: list[tuple[int, object]]) -> list[tuple[int, CommitStep]]:
+    """The grants among what was sent."""
+    return [(rank, message) for rank, message in sent if isinstance(message, CommitStep)]
+
+
+def announced(sent: list[tuple[int, object]]) -> dict[int, StepAnnounced]:
+    """The announcements among what was sent."""
+    return {rank: message for rank, message in sent if isinstance(message, StepAnnounced)}
+
+
+def granted(job: SimulatedJob, step: int = 10) -> tuple[int, CommitStep]:
+    """Have a step's parts reported; return who was granted the commit."""
+    assert say(job, 0, shard(step, 0)) == []
+    ((rank, grant),) = grants(say(job, 1, shard(step, 1)))
+    return rank, grant
+
+
+def done(grant: CommitStep, error: str = "") -> StepCommitted:
+    """The answer to a grant."""
+    return StepCommitted(version=grant.version, own=grant.own, error=error)
+
+
+def test_a_step_is_announced_once_every_part_is_there_and_one_agent_has_committed_it(
+    training: Start,
+) -> None:
+    """The journal says so before any agent hears of it."""
+    job = training(2)
+    rank, grant = granted(job)
+    assert (grant.root, grant.attempt, grant.world_size) == ("/r", "a", 2)
+    before = len(job.records)
+    sent = say(job, rank, done(grant))
+    assert announced(sent) == {0: StepAnnounced(version=v(10)), 1: StepAnnounced(version=v(10))}
+    facts = [record.fact for record in job.records[before:]]
+    assert facts[0] == CheckpointCommitted(version=v(10), world_size=2, root="/r")
+    assert job.core.status(job.moment()).stored_step == 10
+    assert job.refold() == job.core._desk.state
+
+
+def test_the_record_of_a_commit_is_durable(training: Start) -> None:
+    """A master that dies after the first announcement leaves a successor that knows."""
+    job = training(2)
+    rank, grant = granted(job)
+    session = job.agents[rank].session
+    assert session is not None
+    fence = Fence(epoch=1, incarnation="m1", round=1)
+    batch = job.take(Received(session, fence, done(grant)))
+    kept = [item for item in batch if isinstance(item, Record)]
+    assert [item.durable for item in kept if isinstance(item.fact, CheckpointCommitted)] == [True]
+
+
+def test_parts_that_are_told_twice_are_one_part(training: Start) -> None:
+    """And a node that did not hear of its grant, or of the end, is told again."""
+    job = training(2)
+    assert say(job, 0, shard(10, 0)) == []
+    assert say(job, 0, shard(10, 0)) == []
+    ((rank, grant),) = grants(say(job, 1, shard(10, 1)))
+    assert grants(say(job, 1 - rank, shard(10, 1 - rank))) == []
+    assert grants(say(job, rank, shard(10, rank))) == [(rank, grant)]
+    say(job, rank, done(grant))
+    assert announced(say(job, 1, shard(10, 1))) == {1: StepAnnounced(version=v(10))}
+
+
+def test_a_lost_coordinator_is_followed_by_another_with_a_name_of_its_own(training: Start) -> None:
+    """So the first one, should it live, finds nothing to commit, and its answer counts no more."""
+    job = training(3)
+    for rank in (0, 1):
+        assert say(job, rank, shard(10, rank, world=3)) == []
+    ((first, grant),) = grants(say(job, 2, shard(10, 2, world=3)))
+    sent: list[tuple[int, object]] = []
+    carry_out = job.do
+
+    def watch(batch: list) -> None:  # type: ignore[type-arg]
+        sent.extend(
+            (job.streams[item.session].rank, item.response.message)
+            for item in batch
+            if isinstance(item, Send) and item.session in job.streams
+        )
+        carry_out(batch)
+
+    job.do = watch  # type: ignore[method-assign]
+    job.agents[first].crash()
+    job.run(1.0)
+    ((second, anew),) = grants(sent)
+    assert second != first
+    assert anew.own != grant.own
+    assert anew.own.startswith(grant.attempt)
+    assert announced(say(job, second, done(grant))) == {}, "the old name"
+    assert second in announced(say(job, second, done(anew)))
+
+
+def test_a_step_that_cannot_be_written_or_committed_is_told_with_the_reason(
+    training: Start,
+) -> None:
+    """Its ranks stop waiting; what was committed before is as it was."""
+    job = training(2)
+    rank, grant = granted(job)
+    sent = announced(say(job, rank, done(grant, error="the disk is full")))
+    assert {node: "the disk is full" in word.error for node, word in sent.items()} == {
+        0: True,
+        1: True,
+    }
+    assert job.core.status(job.moment()).stored_step == 0
+    say(job, 0, shard(20, 0))
+    failed = CheckpointShard(version=v(20), world_size=2, root="/r", attempt="a", error="EIO")
+    sent = announced(say(job, 1, failed))
+    assert {node: word.version for node, word in sent.items()} == {0: v(20), 1: v(20)}
+    assert job.reasons().count("CheckpointFailed") == 2
+
+
+def test_a_new_master_grants_what_its_predecessor_did_not_see_committed(training: Start) -> None:
+    """The agents say again what lies on storage, and one of them gets the grant."""
+    job = training(2)
+    _, grant = granted(job)
+    job.kill_master()
+    job.run(0.5)
+    job.start_master()
+    job.run(3.0)
+    _, anew = granted(job)
+    assert anew.own != grant.own
+
+
+def test_nobody_starts_before_everybody_has_asked_and_looked(training: Start) -> None:
+    """Then all start from the same version: the newest that all have."""
+    job = training(2)
+    assert say(job, 0, RestoreAsked(memory=(v(9), v(8)), stored=(v(5),))) == []
+    sent = say(job, 1, RestoreAsked(memory=(v(8),), stored=(v(5),)))
+    asked = {rank: word for rank, word in sent if isinstance(word, Origin)}
+    assert {rank: (o.version, o.memory, o.go, o.share, o.shares) for rank, o in asked.items()} == {
+        0: (v(8), True, False, 0, 2),
+        1: (v(8), True, False, 1, 2),
+    }
+    number = asked[0].origin_id
+    assert say(job, 0, OriginChecked(origin_id=number)) == []
+    assert say(job, 1, OriginChecked(origin_id=number + 7)) == [], "another one's"
+    sent = say(job, 1, OriginChecked(origin_id=number))
+    assert {rank: (o.version, o.go) for rank, o in sent if isinstance(o, Origin)} == {
+        0: (v(8), True),
+        1: (v(8), True),
+    }
+    assert "CheckpointRestored" in job.reasons()
+
+
+def _looked(job: SimulatedJob, sent: list[tuple[int, object]], error: str = "") -> Origin:
+    """Let node 1 find its share damaged, or both find theirs intact; return what follows."""
+    (origin,) = {o.origin_id: o for _, o in sent if isinstance(o, Origin)}.values()
+    if not error:
+        say(job, 0, OriginChecked(origin_id=origin.origin_id))
+    sent = say(job, 1, OriginChecked(origin_id=origin.origin_id, error=error))
+    (following,) = {o.origin_id: o for _, o in sent if isinstance(o, Origin)}.values()
+    return following
+
+
+def test_damage_leads_to_the_other_tier_then_to_an_older_step(training: Start) -> None:
+    """Each copy that is passed over is named, in an event and to the ranks."""
+    job = training(2)
+    question = RestoreAsked(memory=(v(9),), stored=(v(9), v(5)))
+    say(job, 0, question)
+    sent = say(job, 1, question)
+    found = _looked(job, sent, error="slot 1 of rank 1 is damaged")
+    assert (found.version, found.memory) == (v(9), False)
+    found = _looked(job, [(0, found)], error="file 0 is damaged")
+    assert (found.version, found.memory) == (v(5), False)
+    assert "slot 1 of rank 1" in " ".join(found.notes)
+    found = _looked(job, [(0, found)], error="and this one")
+    assert (found.version, found.go) == (None, True)
+    assert job.reasons().count("CheckpointDamaged") == 3
+
+
+def test_something_older_than_was_announced_is_never_taken_in_silence(training: Start) -> None:
+    """The directory may have been emptied behind everybody's back: an event names the step."""
+    job = training(2)
+    rank, grant = granted(job, 10)
+    say(job, rank, done(grant))
+    job.agents[0].crash_worker()
+    job.run(8.0)
+    assert job.core.status(job.moment()).round == 2
+    job.core._desk.checkpoints.done.clear()  # as after a change of the master
+    say(job, 0, RestoreAsked(stored=(v(4),)))
+    say(job, 1, RestoreAsked(stored=(v(4),)))
+    assert "CheckpointLost" in job.reasons()
+
+
+def test_a_start_waits_for_a_commit_that_was_granted(training: Start) -> None:
+    """What becomes durable meanwhile is what the world starts from."""
+    job = training(2)
+    rank, grant = granted(job, 10)
+    question = RestoreAsked(stored=(v(5),))
+    assert say(job, 0, question) == []
+    assert say(job, 1, question) == []
+    sent = say(job, rank, done(grant))
+    assert {o.version for _, o in sent if isinstance(o, Origin)} == {v(10)}
+
+
+def test_what_an_earlier_master_has_told_some_is_told_to_all(training: Start) -> None:
+    """Its ranks have begun from it: another choice would mix two steps."""
+    job = training(2)
+    told = Origin(origin_id=77, version=v(6), memory=True, go=True)
+    say(job, 0, RestoreAsked(memory=(v(9), v(6)), told=told))
+    sent = say(job, 1, RestoreAsked(memory=(v(9), v(6))))
+    assert {(o.version, o.go) for _, o in sent if isinstance(o, Origin)} == {(v(6), True)}
+
+
+def test_questions_of_another_round_or_of_an_outsider_are_nobodys(training: Start) -> None:
+    """They begin nothing."""
+    job = training(2)
+    for number in (7, 3):
+        assert say(job, 0, RestoreAsked(memory=(v(9),)), number) == []
+        assert say(job, 1, RestoreAsked(memory=(v(9),)), number) == []
+        assert say(job, 0, CheckpointHeld(versions=(v(9),)), number) == []
+
+
+def test_memory_goes_only_when_all_nodes_have_something_newer(training: Start) -> None:
+    """And what some node has left out is told, so that nobody keeps it for ever."""
+    job = training(2)
+    assert say(job, 0, CheckpointHeld(versions=(v(3), v(2)))) == []
+    sent = say(job, 1, CheckpointHeld(versions=(v(2),)))
+    assert {m.complete for _, m in sent if isinstance(m, ReleaseBefore)} == {v(2)}
+    assert {rank for rank, _ in sent} == {0, 1}
+    sent = say(job, 1, CheckpointHeld(versions=(v(4), v(2))))
+    ((complete, passed),) = {
+        (m.complete, m.passed_over) for _, m in sent if isinstance(m, ReleaseBefore)
+    }
+    assert (complete, passed) == (v(2), (v(3),))
+    sent = say(job, 0, CheckpointHeld(versions=(v(4), v(2))))
+    assert {m.complete for _, m in sent if isinstance(m, ReleaseBefore)} == {v(4)}
