@@ -150,7 +150,11 @@ def test_a_killed_agent_takes_its_master_along(start: Start, tmp_path: Path) -> 
     agent.send(signal.SIGKILL)
     assert wait_gone(family, 3.0) == []
     left = list((tmp_path / "tmp").glob("holdfast_*"))
-    assert sorted("run_" in path.name for path in left) == [False, True]
+    assert sorted(path.name.split("_")[1] in ("run", "arena") for path in left) == [
+        False,
+        True,
+        True,
+    ]
     assert start("--nproc-per-node=1", "--no-python", "true").wait(120) == 0
     assert list((tmp_path / "tmp").glob("holdfast_*")) == []
 

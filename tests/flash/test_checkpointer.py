@@ -335,6 +335,8 @@ def test_training_goes_on_without_its_keeper(
     schedule = Schedule(memory_every=1, storage_every=2)
     flash = holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, schedule=schedule)
     flash.step(1)
+    assert not flash._client, "memory that ends with this process is no use"
+    flash.save(1, durable=False)
     assert flash._client is not None
     assert flash._client._process is not None
     flash._client._process.kill()
@@ -346,4 +348,40 @@ def test_training_goes_on_without_its_keeper(
     with pytest.raises(CheckpointError, match="step 9: no slot"):
         flash.save(9)
     flash.close()
+    monkeypatch.setattr("holdfast.job._job", None)
+
+
+def test_a_step_is_saved_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    """One that is in memory is written from there; one that was written is not written again."""
+    model, optimizer = _state()
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        flash.save(3, durable=False)
+        flash.save(3)
+        flash.wait(3)
+        before = (tmp_path / "step_3").stat().st_ino
+        flash.save(3)
+        flash.wait()
+        assert (tmp_path / "step_3").stat().st_ino == before
+    again, its_optimizer = _state()
+    with holdfast.Checkpointer(tmp_path, model=again, optimizer=its_optimizer) as flash:
+        assert flash.load() == 3
+        flash.save(3)
+    assert (tmp_path / "step_3").stat().st_ino == before
+
+
+def test_without_a_directory_and_an_agent_nothing_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script is the same: it starts from 0, steps, and no process is started for it."""
+    monkeypatch.setattr("holdfast.job._job", None)
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = _state()
+    with holdfast.Checkpointer(None, model=model, optimizer=optimizer) as flash:
+        assert flash.load() == 0
+        assert flash.step(1) is CONTINUE
+        flash.save(1)
+        flash.wait()
+        assert flash.latest() == 0
+        assert flash._client is None
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr("holdfast.job._job", None)

@@ -15,7 +15,6 @@ from holdfast.flash.arena import Arena
 from holdfast.flash.decide.room import Room
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.keeper import Keeper
-from holdfast.flash.keeping import connect
 from holdfast.flash.link import (
     Durable,
     Failed,
@@ -29,7 +28,8 @@ from holdfast.flash.link import (
     Restore,
     Saved,
 )
-from holdfast.flash.service import Service, listen
+from holdfast.flash.service import Service
+from holdfast.flash.sockets import connect, listen
 from holdfast.flash.table import encode
 from sample_shards import sample_shard
 
@@ -162,3 +162,42 @@ def test_a_keeper_that_is_gone_is_told(tmp_path: Path) -> None:
     with pytest.raises(LinkError, match="closed the connection"):
         link.expect(Origin, timeout_s=WAIT_S)
     link.close()
+
+
+def test_a_second_checkpointer_of_a_rank_is_refused_until_the_first_is_closed(
+    tmp_path: Path,
+) -> None:
+    """Their versions would be mixed; a fork that holds the first is no obstacle."""
+    with _served(tmp_path) as path:
+        with _rank(path, "") as first, _rank(path, "") as second:
+            refused = second.expect(Refused, timeout_s=WAIT_S)[0]
+            assert isinstance(refused, Refused)
+            assert "close that one first" in refused.error
+            inherited = os.dup(first.fileno())
+        with _rank(path, "") as third:
+            third.send(Restore())
+            assert third.expect(Origin, timeout_s=WAIT_S)[0] == Origin()
+        os.close(inherited)
+
+
+def test_a_directory_that_cannot_be_read_is_an_error_for_who_asks(tmp_path: Path) -> None:
+    """Not for the keeper, which serves on."""
+    (tmp_path / "file").write_text("no directory")
+    with _served(tmp_path) as path:
+        with _rank(path, tmp_path / "file") as link:
+            link.send(Restore())
+            refused = link.expect(Refused, timeout_s=WAIT_S)[0]
+            assert isinstance(refused, Refused)
+            assert "Not a directory" in refused.error
+        with _rank(path, "") as link:
+            link.send(Restore())
+            assert link.expect(Origin, timeout_s=WAIT_S)[0] == Origin()
+
+
+def test_a_socket_may_lie_deeper_than_the_kernel_takes_paths(tmp_path: Path) -> None:
+    """107 bytes are the kernel's limit; temporary directories know nothing of it."""
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    with _served(deep) as path, _rank(path, "") as link:
+        link.send(Restore())
+        assert link.expect(Origin, timeout_s=WAIT_S)[0] == Origin()

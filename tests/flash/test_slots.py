@@ -20,6 +20,7 @@ from holdfast.flash.decide.slots import (
     choose,
     newest_complete,
     outdated,
+    passed_over,
     releasable,
 )
 
@@ -144,3 +145,46 @@ def test_two_ranks_always_keep_a_version_in_common(
                 )
             if kill and r == rank and free is not None:
                 slots[r][free] = SlotView(index=free, state=SlotState.EMPTY, version=Version(0, 0))
+
+
+@given(st.dictionaries(st.integers(0, 3), st.frozensets(VERSIONS, max_size=3)), VERSIONS)
+def test_what_is_passed_over_is_on_no_rank_that_holds_something_newer(
+    held: dict[int, frozenset[Version]], complete: Version
+) -> None:
+    """So no version that every rank has, or may still get, is among them."""
+    hopeless = passed_over(held, complete=complete)
+    for version in hopeless:
+        assert version > complete
+        assert any(max(own) > version and version not in own for own in held.values() if own)
+    shared = newest_complete(held, held)
+    assert shared not in hopeless
+
+
+@given(st.data())
+def test_ranks_that_left_out_different_steps_never_wait_for_each_other(data: st.DataObject) -> None:
+    """Three slots each, each rank at its own pace: one of them always finds a free slot again."""
+    ranks = range(data.draw(st.integers(2, 3)))
+    held: dict[int, frozenset[Version]] = {rank: frozenset() for rank in ranks}
+    complete: Version | None = None
+    for step in range(1, 12):
+        for rank in ranks:
+            if len(held[rank]) < 3 and data.draw(st.booleans()):
+                held[rank] |= {Version(1, step)}
+        complete = newest_complete(held, ranks) or complete
+        if data.draw(st.booleans()):
+            continue  # the agent was busy
+        held = {rank: _kept(held, rank, complete) for rank in ranks}
+    held = {rank: _kept(held, rank, newest_complete(held, ranks) or complete) for rank in ranks}
+    assert min(len(own) for own in held.values()) < 3, held
+
+
+def _kept(
+    held: dict[int, frozenset[Version]], rank: int, complete: Version | None
+) -> frozenset[Version]:
+    slots = [
+        SlotView(index=index, state=SlotState.VALID, version=version)
+        for index, version in enumerate(sorted(held[rank]))
+    ]
+    hopeless = passed_over(held, complete=complete)
+    gone = releasable(slots, complete=complete, read=frozenset(), hopeless=hopeless)
+    return frozenset(slot.version for slot in slots if slot.index not in gone)

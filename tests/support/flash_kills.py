@@ -30,10 +30,10 @@ from holdfast.flash.arena import Arena
 from holdfast.flash.decide.slots import SlotState, Version, choose
 from holdfast.flash.disk import PosixDisk
 from holdfast.flash.keeper import Keeper
-from holdfast.flash.keeping import connect
 from holdfast.flash.link import Durable, Granted, Hello, Layout, Link, Origin, Restore
 from holdfast.flash.reading import newest
-from holdfast.flash.service import Service, listen
+from holdfast.flash.service import Service
+from holdfast.flash.sockets import connect, listen
 from holdfast.flash.table import ByteItem, ShardTable, TensorItem, encode
 
 SIZE = 256 * 1024

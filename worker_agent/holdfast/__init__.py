@@ -21,10 +21,20 @@ from typing import TYPE_CHECKING, Any
 from holdfast.job import CONTINUE, SAVE_AND_STOP, Action, Job, init
 from holdfast.page import Section
 
-__all__ = ["CONTINUE", "SAVE_AND_STOP", "Action", "Checkpointer", "Job", "Section", "init"]
+__all__ = [
+    "CONTINUE",
+    "SAVE_AND_STOP",
+    "Action",
+    "Checkpointer",
+    "Job",
+    "Schedule",
+    "Section",
+    "init",
+]
 
 if TYPE_CHECKING:
     from holdfast.flash.checkpointer import Checkpointer
+    from holdfast.flash.decide.schedule import Schedule
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +43,8 @@ def __getattr__(name: str) -> Any:
         from holdfast.flash.checkpointer import Checkpointer
 
         return Checkpointer
+    if name == "Schedule":
+        from holdfast.flash.decide.schedule import Schedule
+
+        return Schedule
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

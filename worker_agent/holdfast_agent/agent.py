@@ -35,14 +35,18 @@ from holdfast_agent.tools import Tools
 from holdfast_agent.watch import Watch
 from holdfast_wire.messages import (
     Arm,
+    CommitStep,
     DumpStacks,
     Goodbye,
     HeartbeatInterval,
     Leave,
+    Origin,
     PrepareStore,
+    ReleaseBefore,
     SessionRequest,
     SessionResponse,
     StateDigest,
+    StepAnnounced,
     StopRound,
     Warmed,
     Welcome,
@@ -56,6 +60,8 @@ STORE_LINGER_SECONDS = 1.0
 yet would see their store vanish, and their own exceptions would look like the cause."""
 CLOSE_SECONDS = 1.0
 """For the last messages when the agent ends."""
+ABOUT_CHECKPOINTS = (Origin, CommitStep, StepAnnounced, ReleaseBefore)
+"""Messages for the keeper of checkpoints."""
 FIRST_LIMITS = Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
 """What holds until a master says otherwise."""
 
@@ -100,6 +106,7 @@ class Agent:
             Leave: lambda order, _: self._on_leave(order),
             StateDigest: lambda digest, _: self._on_digest(digest),
             HeartbeatInterval: lambda order, _: self._set_interval(order.heartbeat_seconds),
+            **dict.fromkeys(ABOUT_CHECKPOINTS, self._on_checkpoint),
         }
 
     # --- the life of the agent ------------------------------------------------------------------
@@ -178,7 +185,9 @@ class Agent:
             return False
         self.accepted = heard.accepted
         handler = self._handlers.get(type(message))
-        if handler is None or (self.ending.begun and not isinstance(message, Welcome)):
+        if handler is None:
+            return True
+        if self.ending.begun and not isinstance(message, (Welcome, *ABOUT_CHECKPOINTS)):
             return True
         handler(message, heard.round)
         return True
@@ -207,6 +216,7 @@ class Agent:
             self.report(Warmed(cold_reason=cold_reason))
         if verdict.order is orders.Order.KILL:
             self.runner.kill(verdict.reason)
+        self._tools.arenas.restate()
 
     def _on_assignment(self, assignment: WorldAssignment, own_round: int) -> None:
         verdict = orders.on_assignment(
@@ -227,6 +237,7 @@ class Agent:
             assignment.reason,
         )
         self.statements.forget_before(self.accepted.round - 1)
+        self._tools.arenas.begin_round(self.accepted.round, assignment.world_hash)
         self.stores.use(assignment.store_id, STORE_LINGER_SECONDS)
         self.runner.start(self.accepted.round, assignment)
 
@@ -250,9 +261,16 @@ class Agent:
         if hearing.newer_digest(self._digest, digest):
             self._digest = digest
 
+    def _on_checkpoint(self, message: Any, number: int) -> None:
+        from holdfast_agent import checkpoint_words
+
+        word = checkpoint_words.heard(message, number)
+        if word is not None:
+            self._tools.arenas.tell(word)
+
     def _set_interval(self, seconds: float) -> None:
         if seconds > 0:
-            self.watch.interval_seconds = seconds
+            self.watch.interval_seconds = self._tools.arenas.interval_seconds = seconds
 
     # --- time -----------------------------------------------------------------------------------
 

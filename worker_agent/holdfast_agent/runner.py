@@ -21,6 +21,7 @@ from holdfast_agent.exits import ExitReporter
 from holdfast_agent.logs import RoundLogs
 from holdfast_agent.rounds import Round
 from holdfast_agent.tools import Tools
+from holdfast_wire import keys
 from holdfast_wire.messages import (
     RoundStopped,
     WorkerExited,
@@ -79,7 +80,10 @@ class RoundRunner:
         sizes = range(assignment.local_world_size)
         inherited = self._tools.inherited
         envs = {
-            rank: contract.environment(self._tools.settings, assignment, rank, inherited)
+            rank: {
+                **contract.environment(self._tools.settings, assignment, rank, inherited),
+                keys.ENV_ARENA: self._tools.arenas.path,
+            }
             for rank in sizes
         }
         pending = Pending(number, assignment, time.monotonic(), envs)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from holdfast.page import Page
 from holdfast_agent import zygote
+from holdfast_agent.arenas import Arenas
 from holdfast_agent.config import Settings
 from holdfast_agent.control import Control
 from holdfast_agent.logs import LogKeeper
@@ -21,6 +22,7 @@ class Tools:
     process: zygote.Zygote
     control: Control
     logs: LogKeeper
+    arenas: Arenas
     inherited: Mapping[str, str]
     """The agent's own environment, with the user's thread counts."""
     spared: Callable[[], Collection[int]] = tuple

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from holdfast.page import Page
 from holdfast_agent import address, family, greeting, summary, zygote
 from holdfast_agent.agent import Agent
+from holdfast_agent.arenas import Arenas
 from holdfast_agent.config import Settings
 from holdfast_agent.control import Control
 from holdfast_agent.decide.leaving import ExitCode
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 ZYGOTE_END_SECONDS = 5.0
 MASTER_CHECK_SECONDS = 0.2
+ARENAS_END_SECONDS = 5.0
+"""For what is being written when the agent ends; its trainers are gone, nobody waits for it."""
 
 
 async def work(
@@ -48,8 +51,10 @@ async def work(
     """Run one agent; return its exit code."""
     if own_master is not None:
         settings = own_master.settings
+    arenas = Arenas()
     tools = Tools(
         settings=settings,
+        arenas=arenas,
         page=page,
         process=process,
         control=Control(process),
@@ -75,11 +80,13 @@ async def work(
     agent = Agent(tools, own, dial, random.Random(os.urandom(8)))  # noqa: S311 - only jitter
     served.append(agent)
     guard = asyncio.create_task(_keep_master(own_master, agent)) if own_master else None
+    arenas.open(agent.report)
     try:
         return await _until_end(agent, tools, peers)
     finally:
         if guard is not None:
             guard.cancel()
+        await arenas.close(ARENAS_END_SECONDS)
 
 
 def _known(agent: Agent) -> GetRoundResponse:

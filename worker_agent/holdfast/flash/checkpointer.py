@@ -39,7 +39,7 @@ class Checkpointer:
 
     def __init__(  # noqa: PLR0913 - each is a choice of the user, given by name
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None,
         *,
         model: Any = None,
         optimizer: Any = None,
@@ -53,7 +53,8 @@ class Checkpointer:
     ) -> None:
         """Take what is to be saved; nothing is copied yet.
 
-        path: directory of the checkpoints.
+        path: directory of the checkpoints, which all ranks see. None: memory only, which an agent
+            keeps while the job runs; without an agent nothing is saved then.
         model, optimizer: one, or a list of them.
         extra: what has `state_dict` and `load_state_dict`, or plain data; equal on all ranks.
         per_rank: the same, but each rank has its own; a `reshard(states, rank, world)` makes a
@@ -79,13 +80,16 @@ class Checkpointer:
             local_rank=environment.local_rank,
             local_world=environment.local_world_size,
         )
-        self._root = str(Path(path).absolute())
+        self._root = str(Path(path).absolute()) if path else ""
         self._keep = (keep_last, keep_every)
         self._threads, self._overlap = threads, overlap
         self._schedule = schedule or Schedule()
         self._planner = Planner(self._place)
         self._lineage = environment.round
         self._agent = environment.arena
+        self._idle = not self._root and not self._agent
+        self._newest: tuple[int, bool] = (0, False)
+        """The step that was saved last, and whether it was for storage."""
         self._client: Client | None = None
         self._saver: Saver | None = None
         self._room = BYTES_ROOM
@@ -104,6 +108,8 @@ class Checkpointer:
 
         Raises `RestoreError` when the checkpoint does not fit; the state is then untouched.
         """
+        if self._idle:
+            return 0
         client = self._connect()
         origin = Origin()
         descriptors: tuple[int, ...] = ()
@@ -119,6 +125,8 @@ class Checkpointer:
         if not origin.step:
             return 0
         self._restore(origin, descriptors, partial=partial)
+        if origin.path:
+            self._newest = (origin.step, True)
         return origin.step
 
     def _agree(self, origin: Origin) -> Origin:
@@ -142,11 +150,15 @@ class Checkpointer:
         """
         what = due(step, self._schedule)
         action = init().step(step, samples=samples, loss=loss)
+        if self._idle:
+            return action
         if action is SAVE_AND_STOP:
-            self.save(step)
-            self.wait(step)
-        elif what.memory:
-            self._save(step, durable=what.storage, must=what.storage)
+            with init().section("checkpoint"):
+                self.save(step)
+                self.wait(step)
+        elif what.storage or (what.memory and self._agent):  # a keeper of our own ends with us
+            storage = what.storage and bool(self._root)
+            self._save(step, durable=storage, must=storage)
             for failure in self._connect().failures():
                 warnings.warn(failure, RuntimeWarning, stacklevel=2)
         return action
@@ -154,14 +166,17 @@ class Checkpointer:
     def prepare(self) -> None:
         """Plan and have the memory made now, so that the first save costs no more than others."""
         self.join()
-        self._ready()
+        if not self._idle:
+            self._ready()
 
     def save(self, step: int, *, durable: bool = True) -> None:
-        """Save this very state now, whatever the schedule says.
+        """Save this very state now, whatever the schedule says; once for each step.
 
         Raises `CheckpointError` when it cannot be; whether it became durable says `wait`.
         """
-        if not self._save(step, durable=durable, must=True):
+        if self._idle:
+            return
+        if not self._save(step, durable=durable and bool(self._root), must=True):
             reasons = self._connect().failures() or ["no slot became free"]
             raise CheckpointError(f"step {step}: {'; '.join(reasons)}")
 
@@ -170,6 +185,8 @@ class Checkpointer:
         self.join()
         client = self._connect()
         client.listen()
+        if self._newest[0] == step:
+            return self._promote(step, durable=durable)
         saver, bodies = self._ready()
         if must:
             client.wait_for_slot(saver.arena, _SLOT_S)
@@ -178,6 +195,7 @@ class Checkpointer:
             self.skipped += 1
             return False
         slot, version = saver.arena.slots[choice.slot], Version(self._lineage, step)
+        self._newest = (step, durable)
         if durable:
             client.expect_durable(step)
         lengths = [len(body) for body in bodies]
@@ -195,6 +213,15 @@ class Checkpointer:
         else:
             finish()
         return True
+
+    def _promote(self, step: int, *, durable: bool) -> bool:
+        """Have a step that is in memory written to storage too, unless it is already to be."""
+        if durable and not self._newest[1]:
+            self._newest = (step, True)
+            client = self._connect()
+            client.expect_durable(step)
+            client.saved(Version(self._lineage, step), durable=True)
+        return not self._connect().is_lost()
 
     def _ready(self) -> tuple[Saver, list[bytes]]:
         """Return a saver whose plan fits the state of this moment, and the small values."""
@@ -241,6 +268,8 @@ class Checkpointer:
 
     def latest(self) -> int:
         """Return the newest step that this process knows to be durable; 0 if none."""
+        if self._idle:
+            return 0
         client = self._connect()
         client.listen()
         return client.durable
@@ -251,7 +280,8 @@ class Checkpointer:
         Raises `CheckpointError` when one failed, or the time is up.
         """
         self.join()
-        self._connect().wait(step, timeout_s)
+        if not self._idle:
+            self._connect().wait(step, timeout_s)
 
     def close(self) -> None:
         """Wait for what is to be durable, then let the keeper go."""

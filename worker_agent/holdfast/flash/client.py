@@ -10,9 +10,10 @@ from typing import Final
 from holdfast.flash.agreement import shared_token
 from holdfast.flash.arena import Arena
 from holdfast.flash.decide.slots import SlotState, Version
-from holdfast.flash.keeping import connect, start
+from holdfast.flash.keeping import start
 from holdfast.flash.link import Durable, Failed, Hello, Link, Message, Refused, Saved
 from holdfast.flash.planning import Place
+from holdfast.flash.sockets import connect
 
 ANSWER_S: Final = 600.0
 """Seconds in which a keeper answers: it may have to verify a whole checkpoint first."""
@@ -35,7 +36,8 @@ class Client:
 
         Raises OSError when nobody listens there or the directory cannot be made.
         """
-        Path(root).mkdir(parents=True, exist_ok=True)
+        if root:
+            Path(root).mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._awaited: set[int] = set()
         self._failures: list[str] = []

@@ -122,12 +122,18 @@ def _exists(disk: Disk, folder: str) -> bool:
 
 
 def commit(
-    disk: Disk, root: str, attempt: Attempt, shards: Iterable[Shard], own: str | None = None
+    disk: Disk,
+    root: str,
+    attempt: Attempt,
+    shards: Iterable[Shard],
+    own: str | None = None,
+    private: Iterable[str] = (),
 ) -> str:
     """Commit the step whose shards lie durable in the attempt's directory; return its path.
 
     own: this coordinator's attempt number. The directory is renamed to it first, so that one
     that was thought dead finds nothing to rename.
+    private: files of the attempt that are no part of the checkpoint.
 
     Raises `CommitError`: a shard is missing or short, tensors are not covered, or the disk failed.
     """
@@ -147,6 +153,9 @@ def commit(
             (MANIFEST_NAME, encode_manifest(manifest)),
         ):
             _write_whole(disk, folder, name, memoryview(content), len(content))
+        for name in private:  # only now: a successor that finds no manifest needs them
+            with contextlib.suppress(OSError):
+                disk.unlink(f"{folder}/{name}")
         _publish(disk, root, folder, final, manifest)
     except OSError as error:
         raise CommitError(f"{final} was not committed: {error}") from error
@@ -222,6 +231,16 @@ def read_manifest_or_none(disk: Disk, path: str) -> Manifest | None:
         return read_manifest(disk, path)
     except ManifestError:
         return None
+
+
+def attempts_of(disk: Disk, root: str, attempt: Attempt) -> list[Attempt]:
+    """Return the attempts whose number begins with this one's, the shortest first."""
+    found = []
+    for name in disk.names(root):
+        match = _TEMPORARY.fullmatch(name)
+        if match and name.startswith(attempt.folder):
+            found.append(Attempt(version=attempt.version, number=match[3]))
+    return sorted(found, key=lambda one: (len(one.number), one.number))
 
 
 def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> list[str]:

@@ -21,6 +21,7 @@ from holdfast.flash.decide.slots import (
     Version,
     newest_complete,
     outdated,
+    passed_over,
     releasable,
 )
 from holdfast.flash.header import SlotWord
@@ -43,8 +44,8 @@ class Held:
     rank: int
     fd: int
     arena: Arena
-    reading: set[int] = field(default_factory=set)
-    """Slots that a job reads."""
+    reading: list[int] = field(default_factory=list)
+    """Slots that jobs read, once for each job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +65,20 @@ class Keeper:
         self,
         room: Callable[[], Room] = memory_left,
         settings: RoomSettings = RoomSettings(),  # noqa: B008 - frozen
+        *,
+        led: bool = False,
     ) -> None:
-        """Take the source of the memory that is left."""
+        """Take the source of the memory that is left; led: a master says what is complete."""
+        self.led = led
+        self._lineage = -1
+        self._here: set[int] = set()
+        """Ranks of the newest world that have said hello."""
+        self._passed_over: frozenset[Version] = frozenset()
         self._room = room
         self._settings = settings
         self._held: dict[int, list[Held]] = {}
-        self._world = 0
+        self.world = 0
+        """Ranks of the world."""
         self.kept = 0
         """Ranks that this keeper holds together, of those in the world."""
         self.token = unique()
@@ -78,7 +87,10 @@ class Keeper:
 
     def join(self, hello: Hello) -> None:
         """Take note of a rank; a world of another size changes what complete means."""
-        self._world, self.kept = hello.world, hello.kept
+        if hello.lineage != self._lineage:
+            self._lineage, self._here = hello.lineage, set()
+        self._here.add(hello.rank)
+        self.world, self.kept = hello.world, hello.kept
 
     @property
     def ranks(self) -> list[int]:
@@ -136,13 +148,13 @@ class Keeper:
             self.release()
             return None
         held, slot = found
-        held.reading.add(slot.index)
+        held.reading.append(slot.index)
         self.release()
         return Job(held=held, slot=slot, version=version, durable=durable)
 
     def done(self, job: Job) -> None:
         """Let go of a slot that a job has read."""
-        job.held.reading.discard(job.slot.index)
+        job.held.reading.remove(job.slot.index)
         self.release()
 
     def find(self, rank: int, version: Version) -> tuple[Held, Slot] | None:
@@ -154,7 +166,9 @@ class Keeper:
         return None
 
     def _look_for_complete(self) -> None:
-        ranks = range(self._world) if self.kept == self._world else self.ranks
+        if self.led and self.kept != self.world:
+            return  # what other nodes have, only the master knows
+        ranks = range(self.world) if self.kept == self.world else self.ranks
         if len(ranks) < self.kept:
             return  # a rank that has no arena yet has no version in common with the others
         versions = {rank: self.versions(rank) for rank in self._held}
@@ -164,17 +178,48 @@ class Keeper:
 
     def release(self) -> None:
         """Give back the slots, and free the arenas, that nobody needs any more."""
+        versions = {rank: self.versions(rank) for rank in self._held}
+        hopeless = passed_over(versions, complete=self.complete) | self._passed_over
         for rank, arenas in self._held.items():
             for held in arenas:
-                views = held.arena.views()
                 for index in releasable(
-                    views, complete=self.complete, read=frozenset(held.reading)
+                    held.arena.views(),
+                    complete=self.complete,
+                    read=frozenset(held.reading),
+                    hopeless=hopeless,
                 ):
                     held.arena.slots[index].give_back(Move.RELEASE)
-            outside = self._world and rank >= self._world
+            outside = len(self._here) >= self.kept > 0 and rank not in self._here
             old = [held for held in (arenas if outside else arenas[:-1]) if _is_empty(held)]
             self._held[rank] = [held for held in arenas if held not in old]
             _free(old)
+
+    def note_complete(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
+        """Take the master's word of what all nodes have, and of what they never will."""
+        if complete is not None and complete > (self.complete or _NEVER):
+            self.complete = complete
+        self._passed_over = hopeless
+        self.release()
+
+    def common(self, ranks: Iterable[int]) -> frozenset[Version]:
+        """Return what is VALID on all of these ranks."""
+        sets = [self.versions(rank) for rank in ranks]
+        return frozenset(set.intersection(*sets)) if sets else frozenset()
+
+    def usable(self, ranks: Iterable[int], world: int) -> list[Version]:
+        """Return what these ranks could start from, newest first: saved by a world of this size."""
+        mine = list(ranks)
+        return sorted(
+            (
+                version
+                for version in self.common(mine)
+                if all(
+                    place is not None and place[0].arena.table.world == world
+                    for place in (self.find(rank, version) for rank in mine)
+                )
+            ),
+            reverse=True,
+        )
 
     def memory_version(self) -> Version | None:
         """Return the newest version that a world could resume from out of memory."""
@@ -203,14 +248,21 @@ class Keeper:
         """
         self._look_for_complete()
         version = self._resumable() if memory else None
+        self.resume_from(version)
+        return version
+
+    def resume_from(self, version: Version | None) -> None:
+        """Empty what is newer than the version in memory that a world resumes from, or half done.
+
+        None: it resumes from storage, or begins. Call it when no trainer of an older world is left.
+        """
         for arenas in self._held.values():
             for held in arenas:
                 for index in outdated(held.arena.views(), resume=version):
                     slot = held.arena.slots[index]
                     valid = slot.state is SlotState.VALID
                     slot.give_back(Move.RELEASE if valid else Move.ABANDON)
-        self.complete = version
-        return version
+        self.complete, self._passed_over = version, frozenset()
 
     def _resumable(self) -> Version | None:
         """Return the newest version of a whole world that it saved itself, of any size."""

@@ -14,7 +14,8 @@ import sys
 
 from holdfast.flash.keeper import Keeper
 from holdfast.flash.link import Link
-from holdfast.flash.service import Service, listen
+from holdfast.flash.service import Service
+from holdfast.flash.sockets import listen
 
 
 def start() -> tuple[Link, subprocess.Popen[bytes]]:
@@ -33,17 +34,6 @@ def start() -> tuple[Link, subprocess.Popen[bytes]]:
     finally:
         its.close()
     return Link(mine), process
-
-
-def connect(path: str) -> Link:
-    """Return a connection to the keeper that listens at `path`."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        sock.connect(path)
-    except OSError:
-        sock.close()
-        raise
-    return Link(sock)
 
 
 def main() -> int:

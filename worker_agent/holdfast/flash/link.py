@@ -7,6 +7,7 @@ in the slot's header, and a message only wakes the other side.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -206,8 +207,10 @@ class Link:
         raise LinkError(f"the agent did not answer with {names} within {timeout_s:g} s")
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, also where a forked child holds this end too."""
         self.closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 

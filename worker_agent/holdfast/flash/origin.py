@@ -14,11 +14,12 @@ def choose_origin(keeper: Keeper, disk: Disk, root: str) -> Origin:
 
     Call it when no trainer of an older world is left, and nothing is being written.
     """
-    found, notes = newest(disk, root) if root else (None, [])
-    stored = found.manifest.version if found else None
+    notes: list[str] = []
     memory = _in_memory(keeper, notes)
-    use_memory = memory is not None and (stored is None or memory >= stored)
-    version = keeper.resume(memory=use_memory)
+    found, damaged = newest(disk, root, memory) if root else (None, [])
+    notes += damaged
+    stored = found.manifest.version if found else None
+    version = keeper.resume(memory=memory is not None and found is None)
     if version is not None:
         places = keeper.places(version)
         return Origin(

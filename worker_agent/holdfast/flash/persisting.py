@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.flash.commit import (
     Attempt,
     CommitError,
+    attempts_of,
     commit,
     delete_steps,
     open_attempt,
@@ -25,10 +27,12 @@ from holdfast.flash.commit import (
     write_shard,
 )
 from holdfast.flash.decide.retention import RetentionSettings, to_delete
+from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk
 from holdfast.flash.header import SlotWord
 from holdfast.flash.keeper import Job
 from holdfast.flash.manifest import (
+    MANIFEST_NAME,
     Manifest,
     ManifestError,
     Shard,
@@ -37,8 +41,23 @@ from holdfast.flash.manifest import (
     hash_items,
 )
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A master lets this keeper commit a step whose parts are all on storage."""
+
+    version: Version
+    world: int
+    root: str
+    attempt: str
+    own: str
+    """Number of the attempt from now on."""
+
+
 _TOGETHER_S: Final = 600.0
 """Seconds in which all ranks' shards of a step must be there."""
+_ORPHAN_S: Final = 5.0
+"""Seconds without any change after which parts are not waited for that nobody waits for either."""
 _LOOK_S: Final = 0.02
 
 
@@ -57,11 +76,27 @@ def hashed(job: Job) -> Shard:
 class Storage:
     """One directory of checkpoints, as one keeper uses it."""
 
-    def __init__(self, disk: Disk, root: str, token: str, retention: RetentionSettings) -> None:
-        """Take the directory; `token` names this world's attempts."""
-        self._disk, self._root, self._token = disk, root, token
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        token: str,
+        retention: RetentionSettings,
+        awaited: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Take the directory; `token` names this world's attempts.
+
+        awaited: tells, from any thread, whether a trainer lives that waits for what is written.
+        """
+        self._awaited = awaited
+        self._disk, self.root, self._token = disk, root, token
         self._retention = retention
         self._own = unique()
+
+    @property
+    def token(self) -> str:
+        """Name of this world's attempts."""
+        return self._token
 
     def _attempt(self, job: Job) -> Attempt:
         return Attempt(version=job.version, number=self._token)
@@ -73,12 +108,12 @@ class Storage:
         """
         shard = hashed(job)
         try:
-            folder = open_attempt(self._disk, self._root, self._attempt(job))
+            folder = open_attempt(self._disk, self.root, self._attempt(job))
             write_shard(self._disk, folder, shard, job.slot.image)
             if alone:
                 self._describe(folder, job, shard)
         except OSError as error:
-            raise CommitError(f"step {job.version.step}: {self._root}: {error}") from error
+            raise CommitError(f"step {job.version.step}: {self.root}: {error}") from error
         return shard
 
     def _describe(self, folder: str, job: Job, shard: Shard) -> None:
@@ -106,26 +141,55 @@ class Storage:
             self._await(job)
 
     def _commit(self, job: Job, shards: Mapping[int, Shard]) -> None:
-        commit(self._disk, self._root, self._attempt(job), shards.values(), self._own)
+        commit(self._disk, self.root, self._attempt(job), shards.values(), self._own)
+        self._delete_old(job.version)
+
+    def _delete_old(self, version: Version) -> None:
         with contextlib.suppress(OSError):  # an old step that stays costs room, not safety
-            found = steps(self._disk, self._root)
-            older = [step for step in found if step <= job.version.step]
-            delete_steps(self._disk, self._root, to_delete(older, self._retention))
+            found = steps(self._disk, self.root)
+            older = [step for step in found if step <= version.step]
+            delete_steps(self._disk, self.root, to_delete(older, self._retention))
+
+    def commit_granted(self, grant: Grant) -> None:
+        """Commit the step that a master has granted; what another coordinator began is taken over.
+
+        Raises `CommitError`.
+        """
+        attempt = Attempt(version=grant.version, number=grant.attempt)
+        final = f"{self.root}/step_{grant.version.step}"
+        try:
+            for found in attempts_of(self._disk, self.root, attempt):
+                folder = f"{self.root}/{found.folder}"
+                shards = _shards_in(self._disk, folder, grant.world)
+                if len(shards) == grant.world:
+                    private = [_description(rank) for rank in range(grant.world)]
+                    parts = shards.values()
+                    commit(self._disk, self.root, found, parts, grant.own, private)
+                    self._delete_old(grant.version)
+                    return
+        except OSError as error:
+            raise CommitError(f"{final} was not committed: {error}") from error
+        done = read_manifest_or_none(self._disk, final)
+        if done is None or done.version != grant.version:  # else only the answer was lost
+            raise CommitError(
+                f"{self.root}/{attempt.folder} does not hold the parts of all {grant.world} ranks: "
+                "do all nodes see the same directory?"
+            )
 
     def _gather(self, job: Job, world: int) -> dict[int, Shard]:
-        folder = f"{self._root}/{self._attempt(job).folder}"
+        folder = f"{self.root}/{self._attempt(job).folder}"
         shards: dict[int, Shard] = {}
-        deadline = time.monotonic() + _TOGETHER_S
+        patience = _Patience(self._disk, folder, self._awaited)
         while len(shards) < world:
             for rank in set(range(world)) - shards.keys():
                 with contextlib.suppress(OSError, ManifestError):
                     content = self._disk.read(f"{folder}/{_description(rank)}")
                     shards[rank] = decode_manifest(content).shards[0]
-            if time.monotonic() > deadline:
+            if self._attempt(job) not in attempts_of(self._disk, self.root, self._attempt(job)):
+                raise CommitError(f"{folder} was swept: a newer world has begun")
+            if len(shards) < world and patience.is_over():
                 missing = sorted(set(range(world)) - shards.keys())
-                raise CommitError(
-                    f"step {job.version.step}: no shard of ranks {missing} in {_TOGETHER_S:g} s"
-                )
+                raise CommitError(f"step {job.version.step}: no shard of ranks {missing} came")
             time.sleep(_LOOK_S)
         for rank in shards:
             with contextlib.suppress(OSError):
@@ -133,20 +197,53 @@ class Storage:
         return shards
 
     def _await(self, job: Job) -> None:
-        final = f"{self._root}/step_{job.version.step}"
+        final = f"{self.root}/step_{job.version.step}"
         deadline = time.monotonic() + _TOGETHER_S
         while True:
             found = read_manifest_or_none(self._disk, final)
             if found is not None and found.version == job.version:
                 return
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or not self._awaited():
                 raise CommitError(f"{final}: rank 0 did not commit it in {_TOGETHER_S:g} s")
             time.sleep(_LOOK_S)
 
     def clear_up(self) -> None:
         """Delete what earlier worlds left half done; no attempt of this one is touched."""
         with contextlib.suppress(FileNotFoundError):
-            sweep(self._disk, self._root, lambda attempt: attempt.number == self._token)
+            sweep(self._disk, self.root, lambda one: one.number.startswith(self._token))
+
+
+class _Patience:
+    """How long the other ranks' shards are waited for."""
+
+    def __init__(self, disk: Disk, folder: str, awaited: Callable[[], bool]) -> None:
+        self._disk, self._folder, self._awaited = disk, folder, awaited
+        self._end = time.monotonic() + _TOGETHER_S
+        self._moved, self._seen = time.monotonic(), list[tuple[str, int]]()
+
+    def is_over(self) -> bool:
+        """Tell so when the time is up, or, once no trainer waits, when nothing moves any more."""
+        now, seen = time.monotonic(), list[tuple[str, int]]()
+        if not self._awaited():
+            for name in self._disk.names(self._folder):
+                with contextlib.suppress(OSError):
+                    seen.append((name, self._disk.size(f"{self._folder}/{name}")))
+        if self._awaited() or seen != self._seen:
+            self._moved, self._seen = now, seen
+        return now > self._end or now - self._moved > _ORPHAN_S
+
+
+def _shards_in(disk: Disk, folder: str, world: int) -> dict[int, Shard]:
+    """Return the shards that an attempt's directory describes, by rank."""
+    shards: dict[int, Shard] = {}
+    with contextlib.suppress(OSError, ManifestError):
+        manifest = decode_manifest(disk.read(f"{folder}/{MANIFEST_NAME}"))
+        return {shard.table.rank: shard for shard in manifest.shards}
+    for rank in range(world):
+        with contextlib.suppress(OSError, ManifestError):
+            content = disk.read(f"{folder}/{_description(rank)}")
+            shards[rank] = decode_manifest(content).shards[0]
+    return shards
 
 
 def _description(rank: int) -> str:

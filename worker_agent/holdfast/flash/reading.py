@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.flash.commit import read_manifest, steps
+from holdfast.flash.commit import read_manifest, read_manifest_or_none, steps
+from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk
 from holdfast.flash.manifest import Manifest, ManifestError, hash64
 
@@ -17,13 +18,14 @@ class Found:
     manifest: Manifest
 
 
-def verify(disk: Disk, path: str) -> Manifest:
+def verify(disk: Disk, path: str, share: int = 0, shares: int = 1) -> Manifest:
     """Return the manifest of a committed step after comparing every item's hash.
 
+    share, shares: look at one file in so many only, as others look at the rest.
     Raises `ManifestError` naming the file and the item that differ.
     """
     manifest = read_manifest(disk, path)
-    for shard in manifest.shards:
+    for shard in manifest.shards[share::shares]:
         table, file = shard.table, f"{path}/{shard.file}"
         try:
             view = disk.view(file)
@@ -37,13 +39,30 @@ def verify(disk: Disk, path: str) -> Manifest:
     return manifest
 
 
-def newest(disk: Disk, root: str) -> tuple[Found | None, list[str]]:
-    """Return the newest step that verifies, and a line for each newer one that does not."""
+def newest(disk: Disk, root: str, above: Version | None = None) -> tuple[Found | None, list[str]]:
+    """Return the newest step that verifies, and a line for each newer one that does not.
+
+    above: only a later version is of interest; of older ones nothing but the manifest is read.
+    """
     notes: list[str] = []
     for step in reversed(steps(disk, root)):
         path = f"{root}/step_{step}"
         try:
+            if above is not None and read_manifest(disk, path).version <= above:
+                continue
             return Found(path=path, manifest=verify(disk, path)), notes
         except ManifestError as error:
             notes.append(f"step {step} was passed over: {error}")
     return None, notes
+
+
+def committed(disk: Disk, root: str, most: int) -> list[Version]:
+    """Return the versions of the newest committed steps whose manifests can be read."""
+    found: list[Version] = []
+    for step in reversed(steps(disk, root)):
+        if len(found) == most:
+            break
+        manifest = read_manifest_or_none(disk, f"{root}/step_{step}")
+        if manifest is not None:
+            found.append(manifest.version)
+    return sorted(found, reverse=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.flash.commit import CommitError, unique
+from holdfast.flash.commit import CommitError
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk, PosixDisk
@@ -61,10 +61,13 @@ class Service:
     """Runs until `stop`, or, without a listener, until its trainers are gone and work is done."""
 
     def __init__(
-        self, keeper: Keeper, listener: socket.socket | None = None, disk: Disk | None = None
+        self,
+        keeper: Keeper | None = None,
+        listener: socket.socket | None = None,
+        disk: Disk | None = None,
     ) -> None:
         """Take the keeper, and where new trainers connect."""
-        self._keeper = keeper
+        self.keeper = keeper or Keeper()
         self._listener = listener
         self._disk = disk or PosixDisk()
         self._members: list[Member] = []
@@ -132,7 +135,11 @@ class Service:
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
         while not self._results.empty():
-            self._results.get()()
+            result = self._results.get()
+            try:
+                result()
+            except Exception:  # the top of the loop: the keeper serves on
+                log.exception("a result could not be taken in")
         if self._listener is not None and self._listener.fileno() in ready:
             self.add(Link(self._listener.accept()[0]))
         for member in [m for m in self._members if m.link.fileno() in ready]:
@@ -142,6 +149,10 @@ class Service:
                 self._hear(member)
             self._forget(member)
         self._answer()
+        self._turned()
+
+    def _turned(self) -> None:
+        """Look at what a turn has changed; a hook of `led`."""
 
     def _said(self, member: Member) -> bool:
         """Tell whether a dead trainer's last words are still to be heard."""
@@ -164,6 +175,9 @@ class Service:
                 self._take(member, found[0])
         except (LinkError, KeeperError) as error:
             member.link.send(Refused(error=str(error)))
+        except Exception as error:  # the top of the loop: one trainer's fault is not the others'
+            log.exception("a message of process %d failed", member.link.peer)
+            member.link.send(Refused(error=f"{type(error).__name__}: {error}"))
         if member.link.closed:
             self._forget(member)
 
@@ -174,7 +188,7 @@ class Service:
             case Restore():
                 member.asks = True
             case Layout():
-                held = self._keeper.grant(_rank(member), message)
+                held = self.keeper.grant(_rank(member), message)
                 member.link.send(Granted(), (held.fd,))
             case Saved():
                 self._saved(member, message)
@@ -182,37 +196,49 @@ class Service:
                 raise LinkError(f"{type(message).__name__} is not for a keeper")
 
     def _join(self, member: Member, hello: Hello) -> None:
+        for other in self._members:
+            same = other is not member and other.hello is not None
+            if same and (_rank(other), lineage_of(other)) == (hello.rank, hello.lineage):
+                raise KeeperError(
+                    f"rank {hello.rank} has a Checkpointer already, of process {other.link.peer}: "
+                    "an agent keeps one for each rank; close that one first"
+                )
         member.hello = hello
-        self._keeper.join(hello)
-        if hello.root and self._storage is None:
+        self.keeper.join(hello)
+        token = self._token(hello)
+        known = self._storage
+        if hello.root and (known is None or (known.root, known.token) != (hello.root, token)):
             self._storage = Storage(
                 self._disk,
                 hello.root,
-                hello.token or self._keeper.token,
+                token,
                 RetentionSettings(keep_last=hello.keep_last, keep_every=hello.keep_every),
+                awaited=lambda: bool(self._members),
             )
+
+    def _token(self, hello: Hello) -> str:
+        """Return the name of this world's attempts, the same wherever its ranks are kept."""
+        return hello.token or self.keeper.token
 
     def _saved(self, member: Member, saved: Saved) -> None:
         version = Version(saved.lineage, saved.step)
         if not saved.durable and self._in_flight:
-            self._keeper.saved(_rank(member), version, durable=False, work=False)
+            self.keeper.saved(_rank(member), version, durable=False, work=False)
             return
-        job = self._keeper.saved(_rank(member), version, durable=saved.durable)
+        job = self.keeper.saved(_rank(member), version, durable=saved.durable)
         if saved.durable:
             member.durable.add(version)
         if job is None:
             self._failed(version, f"step {saved.step} is in no slot any more")
             return
-        self._in_flight += 1
-        self._work.put(lambda: self._do(job))
+        self._hand_out(lambda: self._do(job))
 
     def _do(self, job: Job) -> None:
         """Work on the worker's thread; only the results come back to the other."""
         shard, error = None, ""
         try:
             if job.durable and self._storage is not None:
-                alone = job.held.arena.table.world > self._keeper.kept
-                shard = self._storage.write(job, alone=alone)
+                shard = self._storage.write(job, alone=self._alone(job))
             else:
                 hashed(job)
         except CommitError as failure:
@@ -220,11 +246,24 @@ class Service:
         except Exception as failure:  # the top of the worker's loop
             log.exception("a job on step %d failed", job.version.step)
             error = f"{type(failure).__name__}: {failure}"
-        self._results.put(lambda: self._done(job, shard, error))
+        self.post(lambda: self._done(job, shard, error))
+
+    def _alone(self, job: Job) -> bool:
+        """Tell whether others will look for a description of what this keeper writes."""
+        return job.held.arena.table.world > self.keeper.kept
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Have something done by the thread that owns the keeper; from any thread."""
+        self._results.put(work)
         self._wake()
 
+    def _hand_out(self, work: Callable[[], None]) -> None:
+        """Have something slow done by the other thread; `_in_flight` falls when it is done."""
+        self._in_flight += 1
+        self._work.put(work)
+
     def _done(self, job: Job, shard: Shard | None, error: str) -> None:
-        self._keeper.done(job)
+        self.keeper.done(job)
         self._in_flight -= 1
         if not job.durable:
             return
@@ -233,11 +272,14 @@ class Service:
             return
         parts = self._parts.setdefault(job.version, {})
         parts[job.held.rank] = shard
-        if len(parts) < min(shard.table.world, self._keeper.kept):
+        if len(parts) < min(shard.table.world, self.keeper.kept):
             return
         del self._parts[job.version]
-        self._in_flight += 1
-        self._work.put(lambda: self._commit(job, parts))
+        self._written(job, parts)
+
+    def _written(self, job: Job, parts: dict[int, Shard]) -> None:
+        """All parts that lie here are durable; see that the step is committed."""
+        self._hand_out(lambda: self._commit(job, parts))
 
     def _commit(self, job: Job, parts: dict[int, Shard]) -> None:
         assert self._storage is not None, "a shard was written to it"  # noqa: S101
@@ -249,18 +291,20 @@ class Service:
         except Exception as failure:  # the top of the worker's loop
             log.exception("committing step %d failed", job.version.step)
             error = f"{type(failure).__name__}: {failure}"
-        self._results.put(lambda: self._committed(job, error))
-        self._wake()
+        self.post(lambda: self._committed(job, error))
 
     def _committed(self, job: Job, error: str) -> None:
         self._in_flight -= 1
         if error:
             self._failed(job.version, error)
-            return
+        else:
+            self._announce(job.version)
+
+    def _announce(self, version: Version) -> None:
         for member in self._members:
-            if job.version in member.durable:
-                member.durable.discard(job.version)
-                member.link.send(Durable(step=job.version.step))
+            if version in member.durable:
+                member.durable.discard(version)
+                member.link.send(Durable(step=version.step))
 
     def _failed(self, version: Version, error: str) -> None:
         self._parts.pop(version, None)
@@ -274,21 +318,34 @@ class Service:
         asking = [member for member in self._members if member.asks and member.hello]
         if not asking or self._in_flight:
             return
-        lineage = max(_lineage(member) for member in self._members)
-        if any(member.hello and _lineage(member) != lineage for member in self._members):
+        lineage = max(lineage_of(member) for member in self._members)
+        if any(member.hello and lineage_of(member) != lineage for member in self._members):
             return
         if self._origin is None or self._origin[0] != lineage:
-            self._origin = (lineage, self._choose(asking[0]))
-        for member in asking:
+            try:
+                self._origin = (lineage, self._choose(asking[0]))
+            except OSError as error:
+                self._refuse(asking, str(error))
+                return
+        self._tell(asking, self._origin[1])
+
+    def _tell(self, members: list[Member], origin: Origin) -> None:
+        version = Version(origin.lineage, origin.step)
+        held = [held for held, _ in self.keeper.places(version)] if origin.ranks else []
+        for member in members:
             member.asks = False
-            origin = self._origin[1]
-            version = Version(origin.lineage, origin.step)
-            held = [held for held, _ in self._keeper.places(version)] if origin.ranks else []
             member.link.send(origin, tuple(one.fd for one in held))
 
+    @staticmethod
+    def _refuse(members: list[Member], error: str) -> None:
+        for member in members:
+            member.asks = False
+            member.link.send(Refused(error=error))
+
     def _choose(self, member: Member) -> Origin:
-        origin = choose_origin(self._keeper, self._disk, member.hello.root if member.hello else "")
-        if self._storage is not None:
+        root = member.hello.root if member.hello else ""
+        origin = choose_origin(self.keeper, self._disk, root)
+        if self._storage is not None and self._storage.root == root:
             self._storage.clear_up()
         return origin
 
@@ -299,20 +356,6 @@ def _rank(member: Member) -> int:
     return member.hello.rank
 
 
-def _lineage(member: Member) -> int:
+def lineage_of(member: Member) -> int:
+    """Return the round of a trainer's world; -1 before its first word."""
     return member.hello.lineage if member.hello else -1
-
-
-def listen(path: str) -> socket.socket:
-    """Return a listening socket at `path`, which must not exist; only this user may connect."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        private = f"{path}.{unique()}"
-        listener.bind(private)
-        os.chmod(private, 0o600)  # noqa: PTH101
-        listener.listen()
-        os.rename(private, path)  # noqa: PTH104 - nobody finds it before it is private
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -13,6 +13,8 @@ from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_wire.messages import (
     Arm,
     Leave,
+    Origin,
+    ReleaseBefore,
     SessionResponse,
     StateDigest,
     StopRound,
@@ -20,7 +22,7 @@ from holdfast_wire.messages import (
     WorldAssignment,
 )
 
-ABOUT_ROUND = (WorldAssignment, StopRound, Arm)
+ABOUT_ROUND = (WorldAssignment, StopRound, Arm, Origin, ReleaseBefore)
 """Messages that an older round in the fence makes void."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -108,23 +109,48 @@ def choose(slots: Sequence[SlotView]) -> Choice:
     return Choice(None, f"no slot is free: {held}")
 
 
+def passed_over(
+    held: Mapping[int, AbstractSet[Version]], *, complete: Version | None
+) -> frozenset[Version]:
+    """Return the versions that can never be VALID on all ranks: one holds a newer one instead.
+
+    Each rank saves in order, and leaves a step out when it finds no free slot. Two ranks that left
+    out different steps would otherwise fill their slots with what the other will never have.
+
+    held: what is VALID, by rank. complete: what is not newer is kept or goes by `releasable`.
+    """
+    newest = [(max(versions), versions) for versions in held.values() if versions]
+    known = frozenset().union(*(versions for _, versions in newest))
+    return frozenset(
+        version
+        for version in known
+        if (complete is None or version > complete)
+        and any(version < latest and version not in versions for latest, versions in newest)
+    )
+
+
 def releasable(
-    slots: Iterable[SlotView], *, complete: Version | None, read: frozenset[int]
+    slots: Iterable[SlotView],
+    *,
+    complete: Version | None,
+    read: frozenset[int],
+    hopeless: AbstractSet[Version] = frozenset(),
 ) -> tuple[int, ...]:
     """Return the slots that the agent may give back to the trainer.
 
     complete: the newest version that is VALID on every rank; None while there is none.
     read: slots that something still reads (persisting, a peer, a restore).
+    hopeless: versions that are `passed_over`.
 
-    Only what is older than `complete` goes, so each rank keeps one version that all ranks have,
-    and the slot that a world was restored from stays until a newer version is complete.
+    Of the others only what is older than `complete` goes, so each rank keeps one version that all
+    ranks have, and the slot that a world was restored from stays until a newer one is complete.
     """
-    if complete is None:
-        return ()
     return tuple(
         slot.index
         for slot in slots
-        if slot.state is SlotState.VALID and slot.version < complete and slot.index not in read
+        if slot.state is SlotState.VALID
+        and slot.index not in read
+        and (slot.version in hopeless or (complete is not None and slot.version < complete))
     )
 
 

@@ -1,0 +1,306 @@
+"""A keeper's service under a job master: what it tells, and what it does at the master's word.
+
+Nothing is committed without a grant, a world of several nodes starts from what the master says, and
+what may leave memory there is the master's to say too. `Lead` is the way to the master; the agent
+provides it. Everything here runs on the service's own thread; a master's word comes by `post`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from holdfast.flash.commit import CommitError, read_manifest_or_none
+from holdfast.flash.decide.retention import RetentionSettings
+from holdfast.flash.decide.slots import Version
+from holdfast.flash.keeper import Job, Keeper
+from holdfast.flash.link import Hello, Origin, Saved
+from holdfast.flash.manifest import ManifestError, Shard
+from holdfast.flash.persisting import Grant, Storage
+from holdfast.flash.reading import committed, verify
+from holdfast.flash.service import Member, Service, lineage_of
+
+log: Final = logging.getLogger(__name__)
+
+_MOST_STORED: Final = 16
+_KEPT_ENDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The parts of all ranks here are on storage, or will not be."""
+
+    version: Version
+    world: int
+    ranks: tuple[int, ...]
+    root: str
+    attempt: str
+    size: int = 0
+    """Bytes."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All ranks here wait to be told what their round starts from."""
+
+    round: int
+    memory: tuple[Version, ...]
+    stored: tuple[Version, ...]
+    told: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a round starts from, by the master."""
+
+    number: int
+    version: Version | None
+    memory: bool
+    go: bool
+    """False: only check it."""
+    share: int = 0
+    shares: int = 1
+    notes: tuple[str, ...] = ()
+
+
+class Lead(Protocol):
+    """The way to the master; called from the service's thread, and returns at once."""
+
+    def attempt(self, round_number: int) -> str:
+        """Return the name of a world's attempts, the same on all of its nodes."""
+
+    def held(self, round_number: int, versions: frozenset[Version]) -> None:
+        """Say what every rank here has in memory, after it changed."""
+
+    def written(self, parts: Written) -> None:
+        """Say that a step's parts here are on storage, or will not be."""
+
+    def committed(self, grant: Grant, error: str) -> None:
+        """Say what became of a grant."""
+
+    def asks(self, question: Question) -> None:
+        """Ask what a round starts from."""
+
+    def checked(self, round_number: int, answer: Answer, error: str) -> None:
+        """Say whether an answer's share is as it was written."""
+
+
+class LedService(Service):
+    """Serves the trainers of one node of a job."""
+
+    def __init__(self, keeper: Keeper, listener: object, lead: Lead) -> None:
+        """Take the keeper, where trainers connect, and the way to the master."""
+        super().__init__(keeper, listener)  # type: ignore[arg-type] # a socket
+        self._lead = lead
+        self._held: tuple[int, frozenset[Version]] = (0, frozenset())
+        self._unannounced: dict[Version, Written] = {}
+        self._grants: dict[str, str | None] = {}
+        """Errors of the newest grants by own name; None: it is being carried out."""
+        self._ended: list[tuple[Grant, str]] = []
+        self._question: Question | None = None
+        self._begun = -1
+        """The newest round whose ranks know what they start from."""
+
+    def _token(self, hello: Hello) -> str:
+        return self._lead.attempt(hello.lineage)
+
+    def _alone(self, _: Job) -> bool:
+        return True  # whoever gets the grant reads what each part says of itself
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def _turned(self) -> None:
+        """Tell the master what is in memory, where other nodes have a part in what is complete."""
+        keeper = self.keeper
+        members = [member for member in self._members if member.hello is not None]
+        if not members or keeper.kept == keeper.world or len(members) < keeper.kept:
+            return
+        if max(map(lineage_of, members)) != self._begun:
+            return  # what there is may have to be fallen back to
+        ranks = [member.hello.rank for member in members if member.hello is not None]
+        now = (max(map(lineage_of, members)), keeper.common(ranks))
+        if now != self._held:
+            self._held = now
+            self._lead.held(*now)
+
+    def release(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
+        """Take the master's word on what need not be kept."""
+        self.keeper.note_complete(complete, hopeless)
+
+    def _saved(self, member: Member, saved: Saved) -> None:
+        self._begun = lineage_of(member)
+        super()._saved(member, saved)
+
+    # --- storage --------------------------------------------------------------------------------
+
+    def _written(self, job: Job, parts: dict[int, Shard]) -> None:
+        self._say(
+            Written(
+                version=job.version,
+                world=job.held.arena.table.world,
+                ranks=tuple(sorted(parts)),
+                root=self._storage.root if self._storage else "",
+                attempt=self._storage.token if self._storage else "",
+                size=sum(shard.bytes for shard in parts.values()),
+            )
+        )
+
+    def _failed(self, version: Version, error: str) -> None:
+        if self._storage is not None and any(version in one.durable for one in self._members):
+            parts = Written(
+                version=version,
+                world=self.keeper.world,
+                ranks=(),
+                root=self._storage.root,
+                attempt=self._storage.token,
+                error=error,
+            )
+            self._lead.written(parts)
+        self._unannounced.pop(version, None)
+        super()._failed(version, error)
+
+    def _say(self, parts: Written) -> None:
+        self._unannounced[parts.version] = parts
+        self._lead.written(parts)
+
+    def grant(self, grant: Grant) -> None:
+        """Commit a step: the master lets this keeper do it."""
+        if grant.own in self._grants:
+            return  # it is being done, or was: `restate` tells
+        self._grants[grant.own] = None
+        self._hand_out(lambda: self._carry_out(grant))
+
+    def _carry_out(self, grant: Grant) -> None:
+        """Work on the worker's thread."""
+        storage, error = self._storage, ""
+        if storage is None or storage.root != grant.root:
+            keep_all = RetentionSettings(keep_last=1_000_000)
+            storage = Storage(self._disk, grant.root, grant.attempt, keep_all)
+        try:
+            storage.commit_granted(grant)
+        except CommitError as failure:
+            error = str(failure)
+        except Exception as failure:  # the top of the worker's loop
+            log.exception("committing step %d failed", grant.version.step)
+            error = f"{type(failure).__name__}: {failure}"
+        self.post(lambda: self._carried_out(grant, error))
+
+    def _carried_out(self, grant: Grant, error: str) -> None:
+        self._in_flight -= 1
+        self._grants[grant.own] = error
+        self._ended = [*self._ended[-_KEPT_ENDS:], (grant, error)]
+        self._lead.committed(grant, error)
+
+    def announce(self, version: Version, error: str) -> None:
+        """Take the master's word that a step is committed, or will not be."""
+        self._unannounced.pop(version, None)
+        if error:
+            super()._failed(version, error)
+        else:
+            self._announce(version)
+
+    # --- start ----------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Ask the master once all ranks here wait, and nothing older lives or is being written."""
+        asking = [member for member in self._members if member.asks and member.hello]
+        if not asking or self._in_flight or len(asking) < self.keeper.kept:
+            return
+        number = max(map(lineage_of, self._members))
+        if any(member.hello and lineage_of(member) != number for member in self._members):
+            return
+        known = self._question
+        if known is not None and known.round == number:
+            if known.told is not None:
+                self._begin(asking, known.told)  # a rank that asks again, or late
+            return
+        try:
+            self._question = self._ask(number, asking)
+        except OSError as error:
+            self._refuse(asking, str(error))
+
+    def _ask(self, number: int, asking: list[Member]) -> Question:
+        ranks = [member.hello.rank for member in asking if member.hello is not None]
+        root = self._storage.root if self._storage else ""
+        question = Question(
+            round=number,
+            memory=tuple(self.keeper.usable(ranks, self.keeper.world)),
+            stored=tuple(committed(self._disk, root, _MOST_STORED)) if root else (),
+        )
+        self._lead.asks(question)
+        return question
+
+    def start_from(self, round_number: int, answer: Answer) -> None:
+        """Take the master's word on what a round starts from: check it, or go."""
+        known = self._question
+        if known is None or known.round != round_number or known.told is not None:
+            return
+        if not answer.go:
+            self._hand_out(lambda: self._check(round_number, answer))
+            return
+        self._question = Question(
+            round=round_number, memory=known.memory, stored=known.stored, told=answer
+        )
+        self.keeper.resume_from(answer.version if answer.memory else None)
+        self._begun = round_number
+        if self._storage is not None and not self._in_flight:
+            with contextlib.suppress(OSError):  # another node may be at it too
+                self._storage.clear_up()
+        self._begin([member for member in self._members if member.asks], answer)
+
+    def _check(self, round_number: int, answer: Answer) -> None:
+        """Work on the worker's thread; nobody trains, so the keeper is nobody else's meanwhile."""
+        notes, version = [], answer.version
+        try:
+            if version is not None and answer.memory:
+                notes = self.keeper.drop_damaged(version)
+            elif version is not None and self._storage is not None:
+                path = f"{self._storage.root}/step_{version.step}"
+                found = verify(self._disk, path, answer.share, answer.shares).version
+                if found != version:
+                    notes = [f"{path} is of lineage {found.lineage}, not {version.lineage}"]
+        except ManifestError as error:
+            notes = [str(error)]
+        except Exception as error:  # the top of the worker's loop
+            log.exception("checking step %d failed", version.step if version else 0)
+            notes = [f"{type(error).__name__}: {error}"]
+        self.post(lambda: self._looked(round_number, answer, "; ".join(notes)))
+
+    def _looked(self, round_number: int, answer: Answer, error: str) -> None:
+        self._in_flight -= 1
+        self._lead.checked(round_number, answer, error)
+
+    def _begin(self, asking: list[Member], answer: Answer) -> None:
+        version, notes = answer.version, answer.notes
+        if version is None:
+            self._tell(asking, Origin(notes=notes))
+            return
+        places = self.keeper.places(version) if answer.memory else []
+        root = self._storage.root if self._storage else ""
+        origin = Origin(
+            lineage=version.lineage,
+            step=version.step,
+            path="" if answer.memory else f"{root}/step_{version.step}",
+            ranks=tuple(held.rank for held, _ in places),
+            slots=tuple(slot.index for _, slot in places),
+            notes=notes,
+        )
+        self._tell(asking, origin)
+
+    def restate(self) -> None:
+        """Tell a master that may know nothing of it what it has to know."""
+        for grant, error in self._ended:
+            self._lead.committed(grant, error)
+        for parts in list(self._unannounced.values()):
+            found = read_manifest_or_none(self._disk, f"{parts.root}/step_{parts.version.step}")
+            if found is not None and found.version == parts.version:
+                self.announce(parts.version, "")  # the word of it was lost with the master
+            else:
+                self._lead.written(parts)
+        if self._question is not None:
+            self._lead.asks(self._question)
+        if self._held[0]:
+            self._lead.held(*self._held)

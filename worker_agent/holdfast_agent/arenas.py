@@ -1,0 +1,176 @@
+"""Keeps the flash checkpoints of this node: a keeper on a thread of its own, and where it listens.
+
+Belongs here: its life within the agent's, and the way between it and the stream to the master. Does
+not belong here: what it does (`holdfast.flash`), what a message looks like (`checkpoint_words`).
+
+An agent whose ranks use no `Checkpointer` has a socket that nobody opens, and no thread. All
+memory is in memfds that this process and its ranks alone hold: it is gone when they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.flash.sockets import listen
+from holdfast_agent import scratch
+
+if TYPE_CHECKING:
+    from holdfast.flash.decide.slots import Version
+    from holdfast.flash.led import Answer, LedService, Question, Written
+    from holdfast.flash.persisting import Grant
+
+log = logging.getLogger(__name__)
+
+HELD_SHARE = 0.2
+"""Of the heartbeat interval: what is in memory is told so often at most. At 0.5 s that is 0.1 s."""
+
+Report = Callable[[Any, int | None], None]
+"""Sends a message to the master, about a round where one is named."""
+
+
+class Arenas:
+    """The node's keeper; started by the first trainer that connects. Methods: the event loop's."""
+
+    def __init__(self) -> None:
+        """Make the socket."""
+        self._home = scratch.make("arena_")
+        self.path = str(self._home / "keeper")
+        self._listener = listen(self.path)
+        self._service: LedService | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._report: Report = lambda *_: None
+        self._attempts: dict[int, str] = {}
+        self._held: tuple[int, frozenset[Version]] | None = None
+        self._held_timer: asyncio.TimerHandle | None = None
+        self.interval_seconds = 0.5
+        """Between heartbeats."""
+
+    def open(self, report: Report) -> None:
+        """Begin to wait for trainers; `report` sends to the master."""
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._listener.fileno(), self._begin)
+
+    def begin_round(self, number: int, world_hash: str) -> None:
+        """A round was assigned; its hash names what its nodes write together."""
+        self._attempts = {number: world_hash[:16] or f"r{number}"}
+
+    def _begin(self) -> None:
+        assert self._loop is not None, "open was called"  # noqa: S101
+        self._loop.remove_reader(self._listener.fileno())
+        from holdfast.flash.keeper import Keeper
+        from holdfast.flash.led import LedService
+
+        service = LedService(Keeper(led=True), self._listener, _Lead(self, self._loop))
+        self._service = service
+        self._thread = threading.Thread(
+            target=_serve, args=(service,), name="holdfast-arenas", daemon=True
+        )
+        self._thread.start()
+
+    def tell(self, word: Callable[[LedService], None]) -> None:
+        """Pass a master's word on; without a trainer so far there is nobody whom it concerns."""
+        service = self._service
+        if service is not None:
+            service.post(lambda: word(service))
+
+    def restate(self) -> None:
+        """Tell a master that has just welcomed this agent what it may not know."""
+        self.tell(lambda service: service.restate())
+
+    def attempt(self, number: int) -> str:
+        """Return the name of a round's attempts; from any thread."""
+        return self._attempts.get(number) or f"r{number}"
+
+    def say(self, message: Any, number: int | None) -> None:
+        """Send to the master."""
+        self._report(message, number)
+
+    def say_held(self, number: int, versions: frozenset[Version]) -> None:
+        """Send what is in memory, the newest word of several within a moment."""
+        self._held = (number, versions)
+        if self._held_timer is None and self._loop is not None:
+            pause = HELD_SHARE * self.interval_seconds
+            self._send_held()
+            self._held_timer = self._loop.call_later(pause, self._held_due)
+
+    def _held_due(self) -> None:
+        self._held_timer = None
+        if self._held is not None:
+            self.say_held(*self._held)
+
+    def _send_held(self) -> None:
+        from holdfast_agent import checkpoint_words
+
+        if self._held is not None:
+            number, versions = self._held
+            self._held = None
+            self.say(checkpoint_words.held(versions), number)
+
+    async def close(self, seconds: float) -> None:
+        """Let work in flight end, for so long at most; afterwards the memory is free."""
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+        if self._service is None or self._thread is None:
+            if self._loop is not None:
+                self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+        else:
+            self._service.stop()
+            await asyncio.to_thread(self._thread.join, seconds)
+            if self._thread.is_alive():
+                log.warning("a checkpoint was still being written after %.0f s: given up", seconds)
+        scratch.remove(self._home)
+
+
+def _serve(service: LedService) -> None:
+    try:
+        service.run()
+    except Exception:  # the top of the thread's loop
+        log.exception("the keeper of checkpoints failed; nothing is kept from now on")
+    finally:
+        service.keeper.close()
+
+
+class _Lead:
+    """The way from the keeper's thread to the master; see `holdfast.flash.led.Lead`."""
+
+    def __init__(self, arenas: Arenas, loop: asyncio.AbstractEventLoop) -> None:
+        self._arenas, self._loop = arenas, loop
+
+    def attempt(self, round_number: int) -> str:
+        return self._arenas.attempt(round_number)
+
+    def held(self, round_number: int, versions: frozenset[Version]) -> None:
+        self._call(self._arenas.say_held, round_number, versions)
+
+    def written(self, parts: Written) -> None:
+        from holdfast_agent import checkpoint_words
+
+        self._call(self._arenas.say, checkpoint_words.shard(parts), None)
+
+    def committed(self, grant: Grant, error: str) -> None:
+        from holdfast_agent import checkpoint_words
+
+        self._call(self._arenas.say, checkpoint_words.committed(grant, error), None)
+
+    def asks(self, question: Question) -> None:
+        from holdfast_agent import checkpoint_words
+
+        self._call(self._arenas.say, checkpoint_words.asked(question), question.round)
+
+    def checked(self, round_number: int, answer: Answer, error: str) -> None:
+        from holdfast_agent import checkpoint_words
+
+        self._call(self._arenas.say, checkpoint_words.checked(answer, error), round_number)
+
+    def _call(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the agent has ended: nobody is left to be told
+            log.debug("the event loop is closed")
