@@ -385,3 +385,23 @@ def test_without_a_directory_and_an_agent_nothing_is_done(
         assert flash._client is None
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr("holdfast.job._job", None)
+
+
+def test_the_ranks_of_a_node_together_hold_what_each_of_them_needs() -> None:
+    """Of what the whole world has alike; one rank alone does not, unless the node has no other."""
+    import torch
+
+    from holdfast.flash.planning import Place, Planner
+    from holdfast.flash.state import Parts, collect
+    from holdfast.flash.table import lacking
+
+    model = torch.nn.Linear(2048, 1024)  # 8 MiB: cut into rows
+    parts = Parts(models={"": model}, optimizers={}, extra={}, per_rank={})
+
+    def table(rank: int, local_world: int) -> Any:
+        place = Place(rank=rank, world=4, local_rank=rank % local_world, local_world=local_world)
+        return Planner(place).plan(collect(parts, rank)).table
+
+    assert lacking([table(0, 2), table(1, 2)]) == []
+    assert "model.weight" in lacking([table(0, 2)])
+    assert not table(2, 1).needs

@@ -24,6 +24,7 @@ from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk
 from holdfast.flash.manifest import Manifest, ManifestError
 from holdfast.flash.reading import newest, verify
+from holdfast.flash.table import Box, ShardTable, TensorItem, decode, encode, lacking
 from sample_shards import sample_step
 
 ROOT = "ck"
@@ -247,3 +248,35 @@ def test_a_step_of_an_abandoned_lineage_is_replaced_at_once() -> None:
     _save(disk, again, images)
     assert read_manifest(disk, f"{ROOT}/step_20") == again
     assert disk.names(ROOT) == ["step_20"]
+
+
+def _piece(rank: int, begin: int, rows: int, needs: dict[str, Box]) -> ShardTable:
+    """Return the table of a rank that stores rows of a tensor of four."""
+    item = TensorItem(
+        name="w", dtype="uint8", shape=(4,), offsets=(begin,), sizes=(rows,),
+        at=0, length=rows, payload=0, size=rows,
+    )  # fmt: skip
+    paths = {"w": ("w",)}
+    return ShardTable(
+        rank=rank, world=4, tensor_bytes=4096, tensors=(item,), paths=paths, needs=needs
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "missing"),
+    [
+        ([(0, 2, (0, 2))], []),  # its own shard, whole
+        ([(0, 2, (0, 4)), (2, 2, (0, 4))], []),  # two ranks of a node share what both have
+        ([(0, 1, (0, 2)), (2, 1, (2, 2))], ["w"]),  # the other rows are on another node
+        ([(0, 2, (0, 4)), (0, 2, (0, 4))], ["w"]),  # the same piece twice is one piece
+    ],
+)
+def test_a_node_starts_from_its_memory_only_with_all_that_its_ranks_need(
+    pieces: list[tuple[int, int, tuple[int, int]]], missing: list[str]
+) -> None:
+    """What part of the world holds alike may be stored in pieces by ranks of other nodes."""
+    tables = [
+        decode(encode(_piece(rank, begin, rows, {"w": ((start,), (size,))})))
+        for rank, (begin, rows, (start, size)) in enumerate(pieces)
+    ]
+    assert lacking(tables) == missing

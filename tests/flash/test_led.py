@@ -282,7 +282,7 @@ def test_a_world_starts_from_what_the_master_says_and_newer_memory_is_emptied(
             answer = Answer(number=5, version=Version(1, 2), memory=True, go=False)
             origin = _start(node, rank, 2, answer)
             assert (origin.step, origin.ranks, origin.path) == (2, (0,), "")
-            assert rank.holds() == {1, 2}
+            rank.comes_to_hold({2})
 
 
 def test_damage_in_memory_is_found_by_the_check(tmp_path: Path) -> None:
@@ -357,3 +357,17 @@ def test_a_script_that_never_loads_is_kept_all_the_same(tmp_path: Path, *, durab
     with _node(tmp_path) as node, _rank(node, tmp_path, 0) as rank:
         rank.save(Version(1, 3), durable=durable)
         assert node.master.hears("held") == (1, frozenset([Version(1, 3)]))
+
+
+def test_what_only_memory_had_is_written_while_the_world_starts_from_it(tmp_path: Path) -> None:
+    """Every node does so with the very version that the master chose, so it becomes whole."""
+    with _node(tmp_path) as node:
+        with _rank(node, tmp_path, 0) as rank:
+            rank.save(Version(1, 3))
+        with _rank(node, tmp_path, 0, round_number=2) as rank:
+            rank.link.send(Restore())
+            node.master.hears("asks")
+            answer = Answer(number=5, version=Version(1, 3), memory=True, go=False)
+            assert _start(node, rank, 2, answer).step == 3
+            (parts,) = node.master.hears("written")
+            assert (parts.version, parts.ranks, parts.attempt) == (Version(1, 3), (0,), "w2")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast_wire.keys import ENV_ARENA, ENV_ROUND, ENV_STEP_LOG
+from holdfast_wire.keys import ENV_ARENA, ENV_PAGE, ENV_ROUND, ENV_STEP_LOG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class Environment:
     """HOLDFAST_STEP_LOG, a directory that each rank writes its steps to; empty: nothing is
     written."""
     local_rank: int = 0
-    """LOCAL_RANK; 0 outside a launcher."""
+    """Slot of HOLDFAST_PAGE, for LOCAL_RANK is 0 everywhere with --virtual-local-rank; without an
+    agent LOCAL_RANK; 0 outside a launcher."""
     local_world_size: int = 1
     """LOCAL_WORLD_SIZE; 1 outside a launcher."""
     arena: str = ""
@@ -43,10 +44,15 @@ class Environment:
             round=_number(variables, ENV_ROUND, 0),
             restart_count=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
             step_log=variables.get(ENV_STEP_LOG, ""),
-            local_rank=_number(variables, "LOCAL_RANK", 0),
+            local_rank=_slot(variables, _number(variables, "LOCAL_RANK", 0)),
             local_world_size=_number(variables, "LOCAL_WORLD_SIZE", 1),
             arena=variables.get(ENV_ARENA, ""),
         )
+
+
+def _slot(variables: Mapping[str, str], default: int) -> int:
+    slot = variables.get(ENV_PAGE, "").partition(":")[2]
+    return int(slot) if slot.isdecimal() else default
 
 
 def _number(variables: Mapping[str, str], name: str, default: int) -> int:

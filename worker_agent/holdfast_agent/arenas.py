@@ -63,9 +63,13 @@ class Arenas:
     def _begin(self) -> None:
         assert self._loop is not None, "open was called"  # noqa: S101
         self._loop.remove_reader(self._listener.fileno())
-        from holdfast.flash.keeper import Keeper
-        from holdfast.flash.led import LedService
-
+        try:
+            from holdfast.flash.keeper import Keeper
+            from holdfast.flash.led import LedService
+        except ImportError:  # xxhash is missing, or the package was changed under the job
+            log.exception("checkpoints cannot be kept")
+            self._listener.close()  # who waits there is told
+            return
         service = LedService(Keeper(led=True), self._listener, _Lead(self, self._loop))
         self._service = service
         self._thread = threading.Thread(
@@ -117,7 +121,7 @@ class Arenas:
         if self._held_timer is not None:
             self._held_timer.cancel()
         if self._service is None or self._thread is None:
-            if self._loop is not None:
+            if self._loop is not None and self._listener.fileno() >= 0:
                 self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
         else:

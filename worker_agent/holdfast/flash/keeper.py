@@ -28,7 +28,7 @@ from holdfast.flash.header import SlotWord
 from holdfast.flash.link import Hello, Layout
 from holdfast.flash.manifest import hash_items
 from holdfast.flash.room import memory_left
-from holdfast.flash.table import TableError, decode
+from holdfast.flash.table import TableError, decode, lacking
 
 _NEVER: Final = Version(-1, -1)
 
@@ -71,7 +71,7 @@ class Keeper:
         """Take the source of the memory that is left; led: a master says what is complete."""
         self.led = led
         self._lineage = -1
-        self._here: set[int] = set()
+        self.here: set[int] = set()
         """Ranks of the newest world that have said hello."""
         self._passed_over: frozenset[Version] = frozenset()
         self._room = room
@@ -88,8 +88,8 @@ class Keeper:
     def join(self, hello: Hello) -> None:
         """Take note of a rank; a world of another size changes what complete means."""
         if hello.lineage != self._lineage:
-            self._lineage, self._here = hello.lineage, set()
-        self._here.add(hello.rank)
+            self._lineage, self.here = hello.lineage, set()
+        self.here.add(hello.rank)
         self.world, self.kept = hello.world, hello.kept
 
     @property
@@ -189,7 +189,7 @@ class Keeper:
                     hopeless=hopeless,
                 ):
                     held.arena.slots[index].give_back(Move.RELEASE)
-            outside = len(self._here) >= self.kept > 0 and rank not in self._here
+            outside = len(self.here) >= self.kept > 0 and rank not in self.here
             old = [held for held in (arenas if outside else arenas[:-1]) if _is_empty(held)]
             self._held[rank] = [held for held in arenas if held not in old]
             _free(old)
@@ -207,19 +207,19 @@ class Keeper:
         return frozenset(set.intersection(*sets)) if sets else frozenset()
 
     def usable(self, ranks: Iterable[int], world: int) -> list[Version]:
-        """Return what these ranks could start from, newest first: saved by a world of this size."""
+        """Return what these ranks could start from, newest first.
+
+        Saved by a world of this size, and all that each of them needs is in their images: of a
+        tensor that a part of the world holds alike, another node may have stored a piece.
+        """
         mine = list(ranks)
-        return sorted(
-            (
-                version
-                for version in self.common(mine)
-                if all(
-                    place is not None and place[0].arena.table.world == world
-                    for place in (self.find(rank, version) for rank in mine)
-                )
-            ),
-            reverse=True,
-        )
+        found = []
+        for version in self.common(mine):
+            places = [self.find(rank, version) for rank in mine]
+            tables = [place[0].arena.table for place in places if place is not None]
+            if all(table.world == world for table in tables) and not lacking(tables):
+                found.append(version)
+        return sorted(found, reverse=True)
 
     def memory_version(self) -> Version | None:
         """Return the newest version that a world could resume from out of memory."""

@@ -250,6 +250,17 @@ class LedService(Service):
             with contextlib.suppress(OSError):  # another node may be at it too
                 self._storage.clear_up()
         self._begin([member for member in self._members if member.asks], answer)
+        if answer.memory and answer.version is not None and answer.version not in known.stored:
+            self._write_beside(answer.version)
+
+    def _write_beside(self, version: Version) -> None:
+        """Write what a world starts from to storage while it starts: only memory had it so far."""
+        if self._storage is None:
+            return
+        for rank in sorted(self.keeper.here):
+            job = self.keeper.saved(rank, version, durable=True)
+            if job is not None:
+                self._work_on(job)
 
     def _check(self, round_number: int, answer: Answer) -> None:
         """Work on the worker's thread; nobody trains, so the keeper is nobody else's meanwhile."""

@@ -14,7 +14,7 @@ from zlib import crc32
 from holdfast.flash.arena import BYTES_ROOM
 from holdfast.flash.frames import ALIGN, Frame, Frames
 from holdfast.flash.state import Leaves, StateError, TensorLeaf, ValueLeaf
-from holdfast.flash.table import ByteItem, ShardTable, TensorItem
+from holdfast.flash.table import Box, ByteItem, ShardTable, TensorItem
 
 if TYPE_CHECKING:
     import torch
@@ -164,6 +164,8 @@ class Planner:
         """Take the rank's place."""
         self._place = place
         self._frames = Frames()
+        self._first: dict[str, str] = {}
+        """Of a tensor with several names the first one, which decides who stores it."""
 
     def plan(self, leaves: Leaves, bytes_room: int = BYTES_ROOM) -> Plan:
         """Return the image for these leaves; raises `StateError`."""
@@ -186,8 +188,20 @@ class Planner:
                 *(ByteItem(name=leaf.name, tail=True) for leaf in tail_values),
             ),
             paths={leaf.name: leaf.path for leaf in names},
+            needs=self._needs(leaves.tensors),
         )
         return Plan(table=table, sources=sources, values=(*values, *tail_values))
+
+    def _needs(self, leaves: Sequence[TensorLeaf]) -> dict[str, Box]:
+        found: dict[str, Box] = {}
+        for leaf in leaves:
+            local = locate(leaf.tensor, leaf.name, self._place)
+            rows = [cut.rows for cut in _cuts(local, self._first[leaf.name], self._place)]
+            sizes = tuple(local.values.shape)
+            whole = None in rows or (rows and sum(row or 0 for row in rows) == sizes[0])
+            if local.values.numel() and not whole:
+                found[leaf.name] = (local.offsets, sizes)
+        return found
 
     def _value_kept(self, leaf: ValueLeaf) -> bool | None:
         place = self._place
@@ -204,6 +218,7 @@ class Planner:
             values = local.values
             key = (values.data_ptr(), values.dtype, local.shape, values.stride())
             shared = first.setdefault(key, leaf.name) if values.numel() else leaf.name
+            self._first[leaf.name] = shared
             for cut in _cuts(local, shared, self._place):
                 sizes = tuple(values.shape)
                 if cut.rows is not None:

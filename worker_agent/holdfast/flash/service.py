@@ -231,6 +231,9 @@ class Service:
         if job is None:
             self._failed(version, f"step {saved.step} is in no slot any more")
             return
+        self._work_on(job)
+
+    def _work_on(self, job: Job) -> None:
         self._hand_out(lambda: self._do(job))
 
     def _do(self, job: Job) -> None:

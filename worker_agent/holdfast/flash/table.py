@@ -73,6 +73,8 @@ class ShardTable:
     """Those of the file first."""
     paths: Mapping[str, Path] = field(default_factory=dict)
     """Name → keys in the nested state, as DCP's planner data has them."""
+    needs: Mapping[str, Box] = field(default_factory=dict)
+    """What this rank has of a tensor, where it leaves a part of it to others to store."""
 
     @property
     def items(self) -> list[TensorItem | ByteItem]:
@@ -121,6 +123,8 @@ def encode(table: ShardTable) -> bytes:
         "byte_items": [[item.name, item.tail] for item in table.byte_items],
         "paths": {name: list(path) for name, path in table.paths.items()},
     }
+    if table.needs:
+        fields["needs"] = {name: list(box) for name, box in table.needs.items()}
     return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -145,6 +149,7 @@ def from_fields(fields: Any) -> ShardTable:
             tensors=tuple(_tensor(row) for row in fields["tensors"]),
             byte_items=tuple(ByteItem(name=n, tail=bool(t)) for n, t in fields["byte_items"]),
             paths={name: tuple(path) for name, path in fields["paths"].items()},
+            needs={name: _box(box) for name, box in fields.get("needs", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TableError(f"a shard table lacks or misstates a field: {error!r}") from error
@@ -160,6 +165,11 @@ def _tensor(row: Sequence[Any]) -> TensorItem:
         name=str(name), dtype=str(dtype), shape=boxes[0], offsets=boxes[1], sizes=boxes[2],
         at=numbers[0], length=numbers[1], payload=numbers[2], size=numbers[3], tail=bool(tail),
     )  # fmt: skip
+
+
+def _box(fields: Sequence[Any]) -> Box:
+    offsets, sizes = fields
+    return tuple(int(n) for n in offsets), tuple(int(n) for n in sizes)
 
 
 def layout_id(body: bytes) -> int:
@@ -199,6 +209,31 @@ def holes(tables: Iterable[ShardTable], *, files_only: bool = True) -> list[str]
         elif _overlapping(sorted(parts)):
             wrong.append(f"{name}: its parts overlap")
     return wrong
+
+
+def lacking(tables: Iterable[ShardTable]) -> list[str]:
+    """Return the tensors of which some of these ranks needs more than their images together hold.
+
+    Tails count: this is about a start from the memory of the ranks' own node.
+    """
+    tables = list(tables)
+    needed = {name for table in tables for name in table.needs}
+    boxes: dict[str, set[Box]] = {name: set() for name in needed}
+    for item in (item for table in tables for item in table.tensors if item.name in needed):
+        boxes[item.name].add(item.box)
+    return sorted(
+        {
+            name
+            for table in tables
+            for name, box in table.needs.items()
+            if _covered(box, boxes[name]) != math.prod(box[1])
+        }
+    )
+
+
+def _covered(box: Box, parts: Iterable[Box]) -> int:
+    common = (overlap(box, part) for part in parts)
+    return sum(math.prod(found[1]) for found in common if found is not None)
 
 
 def _overlapping(parts: Sequence[Box]) -> bool:
