@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 
 import holdfast
+from holdfast.flash.client import Client
 
 PHASES = {
     "init": "before the process group exists",
     "first-step": "before the first backward pass",
-    "checkpoint": "with this rank's files of a checkpoint written and the checkpoint not complete",
+    "checkpoint": "with this rank's part of a checkpoint in memory and none of it on storage",
 }
 
 
@@ -80,8 +80,8 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def _arm_phase(fault: Fault) -> None:
     """Kill this process when it comes to the fault's phase."""
 
-    def crash(*_: object) -> None:
-        if fault.is_due():
+    def crash(*_: object, durable: bool = True) -> None:
+        if durable and fault.is_due():
             _say(f"kill -9 in {fault.when}, {PHASES[fault.when]}")
             _kill()
 
@@ -90,7 +90,7 @@ def _arm_phase(fault: Fault) -> None:
     elif fault.when == "first-step":
         _wrap(torch.Tensor, "backward", before=crash)
     else:
-        _wrap(dcp.FileSystemWriter, "write_data", after=crash)
+        _wrap(Client, "saved", before=crash)
 
 
 def _arm_steps(args: argparse.Namespace) -> None:
@@ -123,20 +123,13 @@ def _due(faults: list[Fault], step: int) -> list[Fault]:
     return [fault for fault in faults if int(fault.when) == step and fault.is_due()]
 
 
-def _wrap(
-    owner: Any,
-    name: str,
-    before: Callable[..., None] = lambda *_, **__: None,
-    after: Callable[..., None] = lambda *_, **__: None,
-) -> None:
+def _wrap(owner: Any, name: str, before: Callable[..., None]) -> None:
     call = getattr(owner, name)
 
     @functools.wraps(call)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         before(*args, **kwargs)
-        result = call(*args, **kwargs)
-        after(*args, **kwargs)
-        return result
+        return call(*args, **kwargs)
 
     setattr(owner, name, wrapped)
 

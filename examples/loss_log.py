@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from checkpoints import Progress
 from english_text import Share
 from gpt_model import CONTEXT
+from progress import Progress
 
 
 class LossLog:

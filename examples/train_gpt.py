@@ -1,4 +1,4 @@
-"""Train a small byte-level GPT on English text: plain PyTorch and five lines of Holdfast.
+"""Train a small byte-level GPT on English text: plain PyTorch and four calls of Holdfast.
 
     python examples/train_gpt.py                                # alone
     torchrun --nproc-per-node=2 examples/train_gpt.py           # under torchrun
@@ -29,10 +29,10 @@ from torch.optim import Optimizer
 import english_text
 import faults
 import holdfast
-from checkpoints import Checkpoints, Progress
 from flags import flags
 from gpt_model import CONTEXT, GPT, next_byte_loss
 from loss_log import LossLog
+from progress import Progress
 
 
 def main() -> None:
@@ -46,33 +46,36 @@ def main() -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Train from the newest checkpoint to the last step, then validate."""
-    job = holdfast.init()
     text, validation = english_text.split(english_text.read(args.text), CONTEXT)
     batches = english_text.Batches(text, CONTEXT, args.batch, args.seed)
     torch.manual_seed(args.seed)
     model = parallelize(GPT(), args.parallel)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
-    checkpoints = (
-        Checkpoints(args.checkpoint_dir, model, optimizer) if args.checkpoint_dir else None
+    done = Progress()
+    flash = holdfast.Checkpointer(
+        args.checkpoint_dir,
+        model=model,
+        optimizer=optimizer,
+        extra={"progress": done},
+        schedule=holdfast.Schedule(storage_every=args.save_every),
     )
     log = LossLog(args.loss_log, args.log_every, args.steps)
 
-    done = checkpoints.restore() if checkpoints else Progress()
+    if flash.load() and dist.get_rank() == 0:
+        print(f"restored step {done.step}", flush=True)
     while done.step < args.steps:
         share = batches.share(done.samples, dist.get_rank(), dist.get_world_size())
         set_learning_rate(optimizer, args, done.step)
         loss = train_step(model, optimizer, share.windows, args.batch)
-        done = Progress(done.step + 1, done.samples + args.batch)
-        mean = share.mean(loss)
-        stop = job.step(done.step, samples=share.bytes, loss=mean) is holdfast.SAVE_AND_STOP
+        done.step, done.samples = done.step + 1, done.samples + args.batch
+        answer = flash.step(done.step, samples=share.bytes, loss=share.mean(loss))
         log.step(done, share, loss)
-        if checkpoints and (stop or done.step % args.save_every == 0 or done.step == args.steps):
-            with job.section("checkpoint"):
-                checkpoints.save(done)
-        if stop:
+        if answer is holdfast.SAVE_AND_STOP:
             return  # the job goes on from here in a world of another size
         if args.eval_every and done.step % args.eval_every == 0 and done.step < args.steps:
             validate(done, model, validation)
+    flash.save(done.step)
+    flash.close()
     validate(done, model, validation)
 
 

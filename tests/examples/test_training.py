@@ -57,24 +57,24 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(unbroken: Path, tmp_path: Pat
     assert first.code != 0
     assert second.code != 0
     assert third.code == 0, third.output
-    assert "restored step 10 " in second.output
-    assert "restored step 20 " in third.output
+    assert "restored step 10\n" in second.output
+    assert "restored step 20\n" in third.output
     assert_follows(log, unbroken)
     assert len(steps_in(log)) >= STEPS + 3 + 6, "steps after a checkpoint are done again"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_killed_in_a_checkpoint_leaves_the_one_before(tmp_path: Path, rank: int) -> None:
-    """With one rank's files written and the checkpoint not complete, there is no new checkpoint."""
+    """With one rank's part in memory and not on storage, there is no new checkpoint."""
     folder = tmp_path / "checkpoints"
     run = ("--steps=6", "--batch=2", "--save-every=3", f"--checkpoint-dir={folder}")
     killed = train(*run, f"--crash-in=checkpoint:{rank}", ranks=2)
     assert killed.code != 0
-    assert [path.name for path in folder.iterdir()] == ["step-00000003.partial"]
+    assert not (folder / "step_3").exists()
     again = train(*run)
     assert again.code == 0, again.output
     assert "restored" not in again.output
-    assert sorted(path.name for path in folder.iterdir()) == ["step-00000003", "step-00000006"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step_3", "step_6"]
 
 
 def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
@@ -82,19 +82,20 @@ def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
     log, folder = tmp_path / "loss.jsonl", tmp_path / "checkpoints"
     run = (*RUN, f"--loss-log={log}", f"--checkpoint-dir={folder}")
     assert train(*run).code == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["step-00000030", "step-00000040"]
-    newest = folder / "step-00000040" / "__0_0.distcp"
+    assert sorted(path.name for path in folder.iterdir()) == ["step_20", "step_30", "step_40"]
+    (newest,) = (folder / "step_40").glob("*.distcp")
     newest.write_bytes(newest.read_bytes()[:-1])
     one = train(*run)
-    assert f"skipped {newest.parent}: __0_0.distcp: not what was written" in one.output
-    assert "restored step 30 " in one.output
-    for step in (30, 40):
-        data = bytearray((folder / f"step-000000{step}" / "__0_0.distcp").read_bytes())
+    assert "step 40 was passed over" in one.output
+    assert "restored step 30\n" in one.output
+    for step in (20, 30, 40):
+        (file,) = (folder / f"step_{step}").glob("*.distcp")
+        data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
-        (folder / f"step-000000{step}" / "__0_0.distcp").write_bytes(data)
+        file.write_bytes(data)
     two = train(*run)
     assert two.code == 0, two.output
-    assert two.output.count("skipped ") == 2
+    assert two.output.count("was passed over") == 3
     assert "restored" not in two.output
     assert_follows(log, unbroken)
     assert len(steps_in(log)) == 2 * STEPS + 10
@@ -104,7 +105,7 @@ def test_a_finished_run_only_validates(tmp_path: Path) -> None:
     """A restart after the last step trains nothing and gives the same validation loss."""
     run = ("--steps=5", "--batch=2", f"--checkpoint-dir={tmp_path}")
     first, second = train(*run), train(*run)
-    assert "restored step 5 " in second.output
+    assert "restored step 5\n" in second.output
     assert _validation(first) == _validation(second)
 
 
@@ -128,7 +129,7 @@ def test_asked_to_stop_it_saves_that_very_step(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_3"]
     assert "validation" not in done.stdout
 
 

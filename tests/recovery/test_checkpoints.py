@@ -1,0 +1,102 @@
+"""The flash checkpoint of a whole job: what a world starts from after each kind of loss."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from local_job import STEPS, RunningJob, StartJob, assert_same_curve, losses
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+KILLS = 5
+
+
+def _starts(job: RunningJob) -> list[str]:
+    return [event.text for event in job.events() if event.reason == "CheckpointRestored"]
+
+
+def _step(text: str) -> int:
+    """Return the step that `round 2 starts from step 40 in memory …` names."""
+    return int(text.split("from step ")[1].split(maxsplit=1)[0])
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_after_a_crash_the_same_world_goes_on_from_memory(
+    start_job: StartJob, unbroken: dict[int, float], tmp_path: Path, parallel: str
+) -> None:
+    """Two nodes, nothing on storage: the newest step that both had, not the beginning."""
+    job = start_job(f"--parallel={parallel}", "--save-every=100000", "--extra-work-ms=20")
+    before = job.wait_step(30)
+    os.kill(job.rank_pid(1), signal.SIGKILL)
+    job.wait_step(31, round_above=before.round)
+    (text,) = _starts(job)
+    assert "in memory" in text
+    assert _step(text) >= before.step - 3
+    assert before.stored_step == 0
+    assert job.finish() == 0, job.evidence()
+    assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {f"step_{_step(text)}", f"step_{STEPS}"}, "and what it started from is durable"
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_after_the_loss_of_a_node_a_smaller_world_goes_on_from_storage(
+    start_job: StartJob, unbroken: dict[int, float], tmp_path: Path, parallel: str
+) -> None:
+    """Its memory is gone with it: the newest step on storage, in a world of another size."""
+    job = start_job(f"--parallel={parallel}", "--extra-work-ms=50")
+    before = job.wait_step(30)
+    os.kill(job.agent_pid(1), signal.SIGKILL)
+    after = job.wait_step(31, round_above=before.round)
+    assert after.world_size == 1
+    text = _starts(job)[-1]
+    assert "in storage" in text
+    assert _step(text) >= before.stored_step >= 20
+    assert job.finish() == 0, job.evidence()
+    assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
+
+
+def test_kills_at_random_instants_lose_nothing_that_was_announced(
+    start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
+) -> None:
+    """Ranks, agents and the master; each world starts from what was durable, or from newer."""
+    seed = int(os.environ.get("FLASH_SEED", random.randrange(2**32)))
+    rng = random.Random(seed)
+    parallel = rng.choice(["ddp", "fsdp2"])
+    job = start_job(f"--parallel={parallel}", "--extra-work-ms=100", "--save-every=5")
+    state = job.wait_step(3)
+    for number in range(KILLS):
+        state = job.wait_step(state.step + rng.randrange(1, 8))
+        victim = rng.choice(["rank 0", "rank 1", "agent 0", "agent 1", "master"])
+        told = f"seed {seed}, kill {number}: {victim} at step {state.step}"
+        announced, starts = state.stored_step, len(_starts(job))
+        if victim == "master":
+            endpoint = job.home.endpoint()
+            assert endpoint is not None
+            os.kill(endpoint.pid, signal.SIGKILL)
+            job.wait_for("a new epoch", lambda: job.status().epoch > state.epoch)  # noqa: B023
+            state = job.wait_step(state.step)
+            assert state.stored_step >= announced, told
+            continue
+        kind, _, index = victim.partition(" ")
+        pid = job.rank_pid(int(index)) if kind == "rank" else _agent_of(job, int(index))
+        os.kill(pid, signal.SIGKILL)
+        state = job.wait_step(1, round_above=state.round)
+        begun = _starts(job)[starts:]
+        assert begun, told
+        assert min(map(_step, begun)) >= announced, f"{told}: {begun}"
+    assert job.finish() == 0, f"seed {seed}\n{job.evidence()}"
+    assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
+    left = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert all(name.removeprefix("step_").isdecimal() for name in left), f"seed {seed}: {left}"
+
+
+def _agent_of(job: RunningJob, number: int) -> int:
+    """Return the pid of one of the agents that are there."""
+    nodes = sorted(job.wait_for("an agent", job.nodes).values(), key=lambda node: node.node_rank)
+    there = [node.agent_pid for node in nodes if node.agent_pid]
+    return there[number % len(there)]
