@@ -68,6 +68,7 @@ def hello(
         peer_address=own.peer_address,
         unmanaged=own.unmanaged,
         max_restarts=settings.launch.max_restarts,
+        keeps_checkpoints=True,
     )
 
 

@@ -82,7 +82,8 @@ class RoundRunner:
         envs = {
             rank: {
                 **contract.environment(self._tools.settings, assignment, rank, inherited),
-                keys.ENV_ARENA: self._tools.arenas.path,
+                # An agent inside a rank must not pass on its outer's.
+                keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
             }
             for rank in sizes
         }

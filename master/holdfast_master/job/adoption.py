@@ -153,6 +153,7 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
         reason=place.reason,
         world_hash=digest_hash,
         store_host=place.store_host,
+        keeps_checkpoints=place.keeps_checkpoints,
         store_port=place.store_port,
     )
     desk.record(fact, durable=True)

@@ -33,7 +33,13 @@ def assign(desk: Desk, world: World, first: Node) -> None:
     if store is None:
         return
     before = desk.state.assigned
-    fact = dataclasses.replace(world.fact, store_host=store.host, store_port=store.port)
+    hellos = [desk.roster.nodes[rank].hello for rank in world.places]
+    fact = dataclasses.replace(
+        world.fact,
+        store_host=store.host,
+        store_port=store.port,
+        keeps_checkpoints=all(hello is not None and hello.keeps_checkpoints for hello in hellos),
+    )
     world.fact, world.assigned, world.store_id = fact, True, store.store_id
     desk.assigned = world
     first.store = None
@@ -101,6 +107,7 @@ def send_assignment(desk: Desk, node: Node, failure_limit: int) -> None:
         peers=_peers(desk, world, place.group_rank),
         min_nodes=desk.spec.min_replicas,
         max_nodes=desk.spec.max_replicas,
+        keeps_checkpoints=fact.keeps_checkpoints,
     )
     fence = desk.fence(world.round)
     desk.put(Send(node.session, SessionResponse(fence=fence, message=message)))

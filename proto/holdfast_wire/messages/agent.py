@@ -145,6 +145,8 @@ class Hello:
     """True: a standalone or plain torchrun agent that no operator replaces."""
     max_restarts: int | None = None
     """--max-restarts, where it was given: the failure budget is not larger than this."""
+    keeps_checkpoints: bool = False
+    """True: the agent keeps checkpoints in memory for its ranks (a plain torchrun does not)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

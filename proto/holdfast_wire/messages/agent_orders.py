@@ -91,6 +91,9 @@ class WorldAssignment:
     """PeerService addresses of up to three members that are asked while there is no master."""
     min_nodes: int = 0
     max_nodes: int = 0
+    keeps_checkpoints: bool = False
+    """True: the agents of all nodes of this world keep checkpoints; else every rank of it does so
+    for itself."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

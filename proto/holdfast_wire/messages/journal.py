@@ -109,6 +109,8 @@ class WorldDecided:
     store_host: str = ""
     """Filled in once the store is known."""
     store_port: int = 0
+    keeps_checkpoints: bool = False
+    """The agents of all members keep checkpoints."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

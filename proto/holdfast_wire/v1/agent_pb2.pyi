@@ -305,6 +305,7 @@ class Hello(google.protobuf.message.Message):
     PEER_ADDRESS_FIELD_NUMBER: builtins.int
     UNMANAGED_FIELD_NUMBER: builtins.int
     MAX_RESTARTS_FIELD_NUMBER: builtins.int
+    KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     job_uid: builtins.str
     node_rank: builtins.int
     """Stable index of the node (pod index). Must match the certificate."""
@@ -332,6 +333,8 @@ class Hello(google.protobuf.message.Message):
     """True: a standalone or plain torchrun agent that no operator replaces."""
     max_restarts: builtins.int
     """--max-restarts, where it was given: the failure budget is not larger than this."""
+    keeps_checkpoints: builtins.bool
+    """True: the agent keeps checkpoints in memory for its ranks (a plain torchrun does not)."""
     @property
     def topology(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Topology labels, for example topology.kubernetes.io/zone."""
@@ -388,9 +391,10 @@ class Hello(google.protobuf.message.Message):
         peer_address: builtins.str = ...,
         unmanaged: builtins.bool = ...,
         max_restarts: builtins.int | None = ...,
+        keeps_checkpoints: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "assignment", b"assignment", "digest", b"digest", "max_restarts", b"max_restarts", "store", b"store"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "assignment", b"assignment", "devices", b"devices", "digest", b"digest", "done_command_ids", b"done_command_ids", "goodput", b"goodput", "host", b"host", "job_uid", b"job_uid", "local_world_size", b"local_world_size", "max_restarts", b"max_restarts", "node_rank", b"node_rank", "peer_address", b"peer_address", "pod_uid", b"pod_uid", "round", b"round", "step", b"step", "store", b"store", "topology", b"topology", "unmanaged", b"unmanaged", "version", b"version", "warm", b"warm", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "assignment", b"assignment", "devices", b"devices", "digest", b"digest", "done_command_ids", b"done_command_ids", "goodput", b"goodput", "host", b"host", "job_uid", b"job_uid", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_restarts", b"max_restarts", "node_rank", b"node_rank", "peer_address", b"peer_address", "pod_uid", b"pod_uid", "round", b"round", "step", b"step", "store", b"store", "topology", b"topology", "unmanaged", b"unmanaged", "version", b"version", "warm", b"warm", "workers", b"workers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_restarts", b"_max_restarts"]) -> typing.Literal["max_restarts"] | None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
@@ -889,6 +893,7 @@ class WorldAssignment(google.protobuf.message.Message):
     PEERS_FIELD_NUMBER: builtins.int
     MIN_NODES_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
+    KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     assignment_id: builtins.int
     mode: Global___AssignmentMode.ValueType
     group_rank: builtins.int
@@ -912,6 +917,8 @@ class WorldAssignment(google.protobuf.message.Message):
     """Why this world was made; shown to people."""
     min_nodes: builtins.int
     max_nodes: builtins.int
+    keeps_checkpoints: builtins.bool
+    """True: the agents of all nodes of this world keep checkpoints; else every rank of it does so for itself."""
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PeerAddress]:
         """PeerService addresses of up to three members that are asked while there is no master."""
@@ -936,8 +943,9 @@ class WorldAssignment(google.protobuf.message.Message):
         peers: collections.abc.Iterable[Global___PeerAddress] | None = ...,
         min_nodes: builtins.int = ...,
         max_nodes: builtins.int = ...,
+        keeps_checkpoints: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
 
 Global___WorldAssignment: typing_extensions.TypeAlias = WorldAssignment
 

@@ -270,6 +270,7 @@ class WorldDecided(google.protobuf.message.Message):
     WORLD_HASH_FIELD_NUMBER: builtins.int
     STORE_HOST_FIELD_NUMBER: builtins.int
     STORE_PORT_FIELD_NUMBER: builtins.int
+    KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     group: builtins.int
     round: builtins.int
     restart_count: builtins.int
@@ -278,6 +279,8 @@ class WorldDecided(google.protobuf.message.Message):
     store_host: builtins.str
     """Filled in once the store is known."""
     store_port: builtins.int
+    keeps_checkpoints: builtins.bool
+    """The agents of all members keep checkpoints."""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorldMember]: ...
     def __init__(
@@ -291,8 +294,9 @@ class WorldDecided(google.protobuf.message.Message):
         world_hash: builtins.str = ...,
         store_host: builtins.str = ...,
         store_port: builtins.int = ...,
+        keeps_checkpoints: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "members", b"members", "reason", b"reason", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "keeps_checkpoints", b"keeps_checkpoints", "members", b"members", "reason", b"reason", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
 
 Global___WorldDecided: typing_extensions.TypeAlias = WorldDecided
 
