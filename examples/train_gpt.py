@@ -68,8 +68,8 @@ def train(args: argparse.Namespace) -> None:
         set_learning_rate(optimizer, args, done.step)
         loss = train_step(model, optimizer, share.windows, args.batch)
         done.step, done.samples = done.step + 1, done.samples + args.batch
+        log.step(done, share, loss)  # before it is saved: what is saved is never done again
         answer = flash.step(done.step, samples=share.bytes, loss=share.mean(loss))
-        log.step(done, share, loss)
         if answer is holdfast.SAVE_AND_STOP:
             return  # the job goes on from here in a world of another size
         if args.eval_every and done.step % args.eval_every == 0 and done.step < args.steps:
