@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from holdfast_master.inputs import PodListDone, PodSeen, SpecArrived
@@ -162,3 +163,17 @@ def test_a_pod_that_fails_before_its_agent_joins_is_an_event(training: Start) ->
         "error: unrecognized --x"
         for uid in ("early-1", "early-2")
     ]
+
+
+def test_a_pod_that_was_being_deleted_before_its_agent_joined_is_no_failure() -> None:
+    """An operator that was killed after the deletion cannot say that it was its own."""
+    job = SimulatedJob(job_spec())
+    ended = PodObservation(
+        node_rank=0, pod_uid="p", name="p", phase=PodPhase.FAILED, exit_code=137, terminating=True
+    )
+    for pod in (ended, dataclasses.replace(ended, phase=PodPhase.GONE)):
+        job.take(PodSeen(pod))
+    assert "PodFailed" not in job.reasons()
+    assert not job.charges()
+    job.take(PodSeen(dataclasses.replace(ended, pod_uid="q", terminating=False)))
+    assert job.charges() == [BudgetKind.NO_PROGRESS], "one that ends by itself is"

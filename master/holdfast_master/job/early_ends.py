@@ -24,7 +24,8 @@ def pod_seen(desk: Desk, pod: PodObservation) -> None:
     joined = gone is not None and gone.pod_uid == pod.pod_uid
     if joined or not is_over(pod) or pod.phase is PodPhase.SUCCEEDED:
         return
-    if pod.wanted or pod.pod_uid in desk.operator.ended_early:
+    # One that was being deleted proves nothing; an operator that is new does not know by whom.
+    if pod.wanted or pod.terminating or pod.pod_uid in desk.operator.ended_early:
         return
     if state.phase in ENDED | {JobPhase.STOPPING, JobPhase.SUSPENDED}:
         return
