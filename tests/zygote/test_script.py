@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -57,6 +58,8 @@ def _look(driver: Driver, command: list[str], **fields: Any) -> tuple[Any, Any]:
         check=True,
         timeout=30,
         restore_signals=True,
+        # Where the tests run in the background of a script, python would find it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     return json.loads(forked.out), json.loads(plain.stdout)
 
