@@ -38,6 +38,7 @@ DIFFERENT = {
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_MAX_RESTARTS",
     # What an agent adds for the SDK.
+    "HOLDFAST_ARENA",
     "HOLDFAST_PAGE",
     "HOLDFAST_ROUND",
     # What an agent keeps from its workers, and what its operator told it.
