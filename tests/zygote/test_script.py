@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import zipfile
@@ -43,6 +42,16 @@ print(json.dumps({
 }, default=repr))
 """
 
+# Becomes python with the signals of a shell's foreground: where the tests run in the background of
+# a script, SIGINT is ignored. By exec, since code between fork and exec (preexec_fn) can abort in a
+# process whose gRPC has threads, as that of the tests has.
+AS_FROM_A_SHELL = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
 
 def _look(driver: Driver, command: list[str], **fields: Any) -> tuple[Any, Any]:
     """Return what a forked worker and plain python see."""
@@ -50,16 +59,13 @@ def _look(driver: Driver, command: list[str], **fields: Any) -> tuple[Any, Any]:
     assert forked.err == ""
     environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_PAGE"}
     plain = subprocess.run(
-        [sys.executable, "-u", *command],
+        [sys.executable, "-c", AS_FROM_A_SHELL, "-u", *command],
         cwd=driver.folder,
         env=environment,
         capture_output=True,
         text=True,
         check=True,
         timeout=30,
-        restore_signals=True,
-        # Where the tests run in the background of a script, python would find it ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     return json.loads(forked.out), json.loads(plain.stdout)
 
