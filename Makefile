@@ -99,8 +99,7 @@ bench-load: $(STAMP) ## Measure the master under 100 to 10,000 agents, beside DL
 
 .PHONY: bench-overhead
 bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, beside torchrun
-	$(BIN)/python bench/sdk_step.py
-	$(BIN)/python -m bench.step_overhead
+	$(BIN)/python -m bench.overhead
 
 .PHONY: bench-flash
 bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch's own ways of saving

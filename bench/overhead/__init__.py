@@ -1,0 +1,1 @@
+"""What Holdfast costs a job to which nothing happens, beside torchrun."""

@@ -1,0 +1,44 @@
+"""What the benchmark finds out, and how a line of its results file is read. Values only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SdkCost:
+    """CPU time of one call of `job.step`, nanoseconds, over the repeats."""
+
+    case: str
+    median: float
+    p10: float
+    p90: float
+    greatest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One training run under one launcher."""
+
+    launcher: str
+    pair: int
+    step_us: float
+    """Mean wall time of a step, microseconds."""
+    launcher_us: float
+    """CPU time per step of the launcher and its helpers (agent and zygote), without the ranks."""
+    master_us: float
+    """CPU time per step of the job master; 0 under torchrun."""
+    cores: int
+    load: float
+    """Load average of the last minute, at the end."""
+
+    def share(self, cpu_us: float) -> float:
+        """Return CPU time per step as a share of what the machine has in that time."""
+        return cpu_us / self.step_us / self.cores
+
+
+def from_line(line: str) -> SdkCost | Trial:
+    """Read a result."""
+    fields = json.loads(line)
+    return Trial(**fields) if "launcher" in fields else SdkCost(**fields)
