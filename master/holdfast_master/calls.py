@@ -60,6 +60,30 @@ def decode(kind: type[Twin], data: bytes) -> Twin:
         raise malformed(str(error)) from error
 
 
+def parse(kind: type[Any], data: bytes) -> Any:
+    """Return the protobuf message of `kind` that `data` holds, for `converted`.
+
+    Raises:
+        RefusedError: it holds none.
+    """
+    try:
+        return codec.parse(kind, data)
+    except codec.WireError as error:
+        raise malformed(str(error)) from error
+
+
+def converted(proto: Any) -> Any:
+    """Return the twin of a protobuf message.
+
+    Raises:
+        RefusedError: it has a value that this release does not know.
+    """
+    try:
+        return codec.from_proto(proto)
+    except codec.WireError as error:
+        raise malformed(str(error)) from error
+
+
 def caller(context: Context) -> Identity:
     """Return who calls.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from holdfast_master import calls
 from holdfast_master.calls import CallCounters, Context, RefusedError
 from holdfast_master.hangup import finish_writing
 from holdfast_master.inputs import Connected, DisconnectCause, Disconnected, Input, Received
+from holdfast_master.loop import Later
 from holdfast_master.sessions import Ending, Session, SessionTable
 from holdfast_wire import codec
 from holdfast_wire.errors import Refusal
@@ -40,7 +42,7 @@ class AgentService:
         self,
         job_uid: str,
         table: SessionTable,
-        put: Callable[[Input], Awaitable[None]],
+        put: Callable[[Input | Later], Awaitable[None]],
         push: Callable[[Input], None],
         counters: CallCounters,
     ) -> None:
@@ -115,7 +117,7 @@ class AgentService:
     async def _read(self, session: Session, context: Context) -> None:
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                await self._put(_received(session, data))
+                await self._put(_taken(session, data))
         except RefusedError as error:
             session.end(Ending(DisconnectCause.REFUSED, error.refusal))
         except grpc.aio.BaseError:
@@ -173,8 +175,23 @@ class _Writer:
             session.end(session.after_queue)
 
 
-def _received(session: Session, data: bytes) -> Received:
-    request = calls.decode(SessionRequest, data)
+def _taken(session: Session, data: bytes) -> Received | Later:
+    proto = calls.parse(SessionRequest, data)
+    if proto.WhichOneof("message") == "heartbeat":
+        return Later(partial(_heartbeat, session, proto, data))
+    return _received(session, proto, data)
+
+
+def _heartbeat(session: Session, proto: Any, data: bytes) -> Received | None:
+    try:
+        return _received(session, proto, data)
+    except RefusedError as error:
+        session.end(Ending(DisconnectCause.REFUSED, error.refusal))
+        return None
+
+
+def _received(session: Session, proto: Any, data: bytes) -> Received:
+    request: SessionRequest = calls.converted(proto)
     message = request.message
     if message is None:
         raise calls.malformed("SessionRequest.message is not set, or is of a newer release")

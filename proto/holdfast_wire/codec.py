@@ -124,13 +124,22 @@ def decode(kind: type[Twin], data: bytes) -> Twin:
     Raises:
         WireError: `data` is not such a message.
     """
+    twin: Twin = from_proto(parse(kind, data))
+    return twin
+
+
+def parse(kind: type[Any], data: bytes) -> Any:
+    """Return the protobuf message of the twin class `kind` that `data` holds.
+
+    Raises:
+        WireError: `data` is not such a message.
+    """
     proto = PROTO[kind.__name__]()
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
         raise WireError(f"{len(data)} bytes are no {kind.__name__}: {error}") from error
-    twin: Twin = from_proto(proto)
-    return twin
+    return proto
 
 
 def _converter(name: str) -> _Converter:

@@ -22,7 +22,7 @@ from holdfast_master.inputs import (
     Ticked,
 )
 from holdfast_master.instructions import Finished, Instruction, RefusalCode, Refuse, StepDown, Tell
-from holdfast_master.loop import Loop
+from holdfast_master.loop import Later, Loop
 from holdfast_master.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog
 from holdfast_wire.messages import Heartbeat, StopJobRequest, SyncResponse
 from scripted_core import ScriptedCore
@@ -328,25 +328,30 @@ def test_the_watchdog_adds_up_what_was_lost() -> None:
     assert watchdog.take(30.0) == pytest.approx(10.0 - 2 * PERIOD_SECONDS, abs=0.3)
 
 
-async def test_heartbeats_wait_for_each_other_and_anything_else_takes_them_along() -> None:
-    """A turn of the loop is for many heartbeats; their order with the rest stays."""
+async def test_what_is_later_waits_and_anything_else_takes_it_along() -> None:
+    """It is made when its turn comes, in its order with the rest; nothing may come of it."""
     seen: list[str] = []
 
     def react(event: Input, _now: Any) -> list[Instruction]:
         seen.append(type(event).__name__)
         return []
 
+    def heartbeat() -> Input:
+        seen.append("made")
+        return Received(1, None, Heartbeat(sequence=1))
+
     core = ScriptedCore(react)
     async with running(core, Disk([]), []) as loop:
         before = len(seen)
-        loop.push(Received(1, None, Heartbeat(sequence=1)))
-        loop.push(Received(2, None, Heartbeat(sequence=1)))
+        loop.push(Later(heartbeat))
+        loop.push(Later(lambda: None))
+        loop.push(Later(heartbeat))
         for _ in range(5):
             await asyncio.sleep(0)
         assert seen[before:] == []
         loop.push(refused("now"))
         for _ in range(5):
             await asyncio.sleep(0)
-        assert seen[before:] == ["Received", "Received", "PeerRefused"]
-        loop.push(Received(1, None, Heartbeat(sequence=2)))
-        await until(lambda: seen[before + 3 :] == ["Received"])
+        assert seen[before:] == ["made", "Received", "made", "Received", "PeerRefused"]
+        loop.push(Later(heartbeat))
+        await until(lambda: seen[before + 5 :] == ["made", "Received"])
