@@ -12,9 +12,8 @@ import pytest
 import holdfast
 from holdfast.flash.client import CheckpointError
 from holdfast.flash.decide.schedule import Schedule
-from holdfast.flash.restoring import RestoreError
-from holdfast.flash.state import StateError
 from holdfast.job import CONTINUE
+from small_models import same, state_of, train
 
 pytestmark = pytest.mark.train
 
@@ -25,37 +24,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="torch")
         yield
-
-
-def _state(seed: int = 0, **optimizer: Any) -> tuple[Any, Any]:
-    import torch
-    from torch import nn
-
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
-    kind = optimizer.pop("kind", "AdamW")
-    return model, getattr(torch.optim, kind)(model.parameters(), lr=0.1, **optimizer)
-
-
-def _train(model: Any, optimizer: Any, steps: int = 1) -> None:
-    import torch
-
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(4, 5)).square().mean().backward()
-        optimizer.step()
-
-
-def _same(one: Any, other: Any) -> bool:
-    import torch
-
-    if isinstance(one, torch.Tensor):
-        return bool(torch.equal(one, other)) and one.dtype == other.dtype
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +45,7 @@ def test_any_optimizer_comes_back_with_all_its_state(
     """Moments, counters and groups are those that were saved; saving changed nothing."""
     import torch
 
-    model, trained = _state(**optimizer)
+    model, trained = state_of(**optimizer)
     inputs = torch.randn(4, 5)
 
     def loss() -> Any:
@@ -94,12 +62,12 @@ def test_any_optimizer_comes_back_with_all_its_state(
     before = trained.state_dict()
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
         flash.save(1)
-        assert _same(trained.state_dict(), before)
-    model2, trained2 = _state(1, **optimizer)
+        assert same(trained.state_dict(), before)
+    model2, trained2 = state_of(1, **optimizer)
     with holdfast.Checkpointer(tmp_path, model=model2, optimizer=trained2) as flash:
         assert flash.load() == 1
-    assert _same(model.state_dict(), model2.state_dict())
-    assert _same(trained.state_dict(), trained2.state_dict())
+    assert same(model.state_dict(), model2.state_dict())
+    assert same(trained.state_dict(), trained2.state_dict())
 
 
 def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
@@ -133,13 +101,13 @@ def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
         "extra": {"note": None},
     }
     dcp.load(target, checkpoint_id=tmp_path / "step_3", no_dist=True)
-    assert _same(target["model"], dict(model.state_dict()))
+    assert same(target["model"], dict(model.state_dict()))
     assert target["extra"]["note"] == {"a": [1, 2.5]}
     assert "hidden" not in target["model"]
     other = Odd()
     with holdfast.Checkpointer(tmp_path, model=other, extra={"note": None}) as flash:
         assert flash.load() == 3
-    assert _same(dict(model.state_dict()), dict(other.state_dict()))
+    assert same(dict(model.state_dict()), dict(other.state_dict()))
 
 
 def test_the_metadata_written_without_torch_is_the_one_that_torch_writes(tmp_path: Path) -> None:
@@ -147,8 +115,8 @@ def test_the_metadata_written_without_torch_is_the_one_that_torch_writes(tmp_pat
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    model, optimizer = _state()
-    _train(model, optimizer)
+    model, optimizer = state_of()
+    train(model, optimizer)
     with holdfast.Checkpointer(tmp_path / "ours", model=model, optimizer=optimizer) as flash:
         flash.save(1)
     weights, moments = get_state_dict(model, optimizer)
@@ -167,94 +135,16 @@ def test_the_metadata_written_without_torch_is_the_one_that_torch_writes(tmp_pat
     assert extra == {"rank_0.rng"}
 
 
-def _refusals() -> list[Any]:
-    from torch import nn
-
-    return [
-        (nn.Sequential(nn.Linear(5, 7)), "is not in the state"),
-        (nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)), r"\(4, 7\)"),
-        (_state()[0].double(), "float64"),
-        (nn.Sequential(*_state()[0], nn.Linear(3, 1)), "model.3.weight is not in the checkpoint"),
-    ]
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_a_model_that_does_not_fit_is_refused_and_untouched(tmp_path: Path, number: int) -> None:
-    """Lacking, adding, another shape or dtype: the difference is named, no value changes."""
-    model, optimizer = _state()
-    _train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
-    other, text = _refusals()[number]
-    before = {key: value.clone() for key, value in other.state_dict().items()}
-    with (
-        holdfast.Checkpointer(tmp_path, model=other) as flash,
-        pytest.raises(RestoreError, match=text),
-    ):
-        flash.load()
-    assert _same(dict(other.state_dict()), before)
-
-
-def test_partial_takes_what_fits(tmp_path: Path) -> None:
-    """The option that the refusal names: equal names and shapes are loaded, the rest stays."""
-    from torch import nn
-
-    model, _ = _state()
-    with holdfast.Checkpointer(tmp_path, model=model) as flash:
-        flash.save(1)
-    other: Any = nn.Sequential(*_state(5)[0], nn.Linear(3, 1))
-    last = other[3].weight.clone()
-    with holdfast.Checkpointer(tmp_path, model=other) as flash:
-        assert flash.load(partial=True) == 1
-    assert _same(model[0].weight, other[0].weight)
-    assert _same(other[3].weight, last)
-
-
-def test_a_value_that_would_need_trust_is_refused_by_name(tmp_path: Path) -> None:
-    """An object of a user's class in `extra` is told at the save, not at the load."""
-    model, _ = _state()
-    with (
-        holdfast.Checkpointer(tmp_path, model=model, extra={"odd": Path("x")}) as flash,
-        pytest.raises(StateError, match=r"extra\.odd is no plain data"),
-    ):
-        flash.save(1)
-
-
-def test_an_unknown_tensor_class_is_refused_by_name(tmp_path: Path) -> None:
-    """What is behind a subclass is not known, so its bytes may not be all of it."""
-    import torch
-
-    class Wrapped(torch.Tensor):
-        pass
-
-    model, _ = _state()
-    model.register_buffer("odd", torch.ones(3).as_subclass(Wrapped))
-    with (
-        holdfast.Checkpointer(tmp_path, model=model) as flash,
-        pytest.raises(StateError, match=r"model\.odd: a .*Wrapped"),
-    ):
-        flash.save(1)
-
-
-def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    """Its parameters have no names."""
-    with (
-        holdfast.Checkpointer(tmp_path, model=_state()[0], optimizer=_state()[1]) as flash,
-        pytest.raises(StateError, match="in no given model"),
-    ):
-        flash.save(1)
-
-
 def test_state_that_appears_or_moves_is_planned_again(tmp_path: Path) -> None:
     """Optimizer state of the first step, a replaced parameter, a longer value: all are saved."""
     import torch
 
-    model, optimizer = _state()
+    model, optimizer = state_of()
     extra: dict[str, Any] = {"notes": []}
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, extra=extra) as flash:
         flash.save(1)
         assert optimizer.state == {}
-        _train(model, optimizer)
+        train(model, optimizer)
         flash.save(2)
         model[0].weight.data = torch.full((7, 5), 2.0)
         extra["notes"] = ["x" * 100_000]
@@ -262,12 +152,12 @@ def test_state_that_appears_or_moves_is_planned_again(tmp_path: Path) -> None:
         flash.wait()
         assert flash.latest() == 3
     found: dict[str, Any] = {"notes": None}
-    model2, optimizer2 = _state(4)
+    model2, optimizer2 = state_of(4)
     with holdfast.Checkpointer(tmp_path, model=model2, optimizer=optimizer2, extra=found) as flash:
         assert flash.load() == 3
     assert found == extra
-    assert _same(model2.state_dict(), model.state_dict())
-    assert _same(optimizer2.state_dict(), optimizer.state_dict())
+    assert same(model2.state_dict(), model.state_dict())
+    assert same(optimizer2.state_dict(), optimizer.state_dict())
 
 
 def test_steps_follow_the_schedule_and_the_newest_stay(
@@ -275,7 +165,7 @@ def test_steps_follow_the_schedule_and_the_newest_stay(
 ) -> None:
     """`step` saves what is due, answers as `job.step` does; retention keeps as many as told."""
     monkeypatch.setattr("holdfast.job._job", None)
-    model, optimizer = _state()
+    model, optimizer = state_of()
     with holdfast.Checkpointer(
         tmp_path,
         model=model,
@@ -284,7 +174,7 @@ def test_steps_follow_the_schedule_and_the_newest_stay(
         keep_last=2,
     ) as flash:
         for step in range(1, 9):
-            _train(model, optimizer)
+            train(model, optimizer)
             assert flash.step(step) is CONTINUE
             flash.wait()
     monkeypatch.setattr("holdfast.job._job", None)
@@ -293,7 +183,7 @@ def test_steps_follow_the_schedule_and_the_newest_stay(
 
 def test_a_full_directory_is_told_and_training_may_go_on(tmp_path: Path) -> None:
     """A step that cannot be committed raises in `wait`, by name; the next one is tried anew."""
-    model, _ = _state()
+    model, _ = state_of()
     flash = holdfast.Checkpointer(tmp_path / "ck", model=model)
     flash.save(1)
     flash.wait()
@@ -310,7 +200,7 @@ def test_a_full_directory_is_told_and_training_may_go_on(tmp_path: Path) -> None
 
 def test_a_damaged_newest_step_is_passed_over_with_a_warning(tmp_path: Path) -> None:
     """The step before it is loaded, and the warning names file and item."""
-    model, _ = _state()
+    model, _ = state_of()
     with holdfast.Checkpointer(tmp_path, model=model) as flash:
         for step in (1, 2):
             flash.save(step)
@@ -318,7 +208,7 @@ def test_a_damaged_newest_step_is_passed_over_with_a_warning(tmp_path: Path) -> 
     content = bytearray(path.read_bytes())
     content[1500] ^= 1
     path.write_bytes(content)
-    other, _ = _state(3)
+    other, _ = state_of(3)
     with (
         holdfast.Checkpointer(tmp_path, model=other) as flash,
         pytest.warns(RuntimeWarning, match=r"step 2 was passed over: .*__0_0\.distcp: model\."),
@@ -331,7 +221,7 @@ def test_training_goes_on_without_its_keeper(
 ) -> None:
     """A keeper that is killed is a warning once; a save that was asked for is an error."""
     monkeypatch.setattr("holdfast.job._job", None)
-    model, optimizer = _state()
+    model, optimizer = state_of()
     schedule = Schedule(memory_every=1, storage_every=2)
     flash = holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, schedule=schedule)
     flash.step(1)
@@ -353,7 +243,7 @@ def test_training_goes_on_without_its_keeper(
 
 def test_a_step_is_saved_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
     """One that is in memory is written from there; one that was written is not written again."""
-    model, optimizer = _state()
+    model, optimizer = state_of()
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
         flash.save(3, durable=False)
         flash.save(3)
@@ -362,7 +252,7 @@ def test_a_step_is_saved_once_however_often_it_is_asked_for(tmp_path: Path) -> N
         flash.save(3)
         flash.wait()
         assert (tmp_path / "step_3").stat().st_ino == before
-    again, its_optimizer = _state()
+    again, its_optimizer = state_of()
     with holdfast.Checkpointer(tmp_path, model=again, optimizer=its_optimizer) as flash:
         assert flash.load() == 3
         flash.save(3)
@@ -375,7 +265,7 @@ def test_without_a_directory_and_an_agent_nothing_is_done(
     """The script is the same: it starts from 0, steps, and no process is started for it."""
     monkeypatch.setattr("holdfast.job._job", None)
     monkeypatch.chdir(tmp_path)
-    model, optimizer = _state()
+    model, optimizer = state_of()
     with holdfast.Checkpointer(None, model=model, optimizer=optimizer) as flash:
         assert flash.load() == 0
         assert flash.step(1) is CONTINUE
