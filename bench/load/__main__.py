@@ -32,6 +32,9 @@ _SLOW_AMONG = 100
 _RATES = {100: 200.0, 1_000: 1_000.0}
 """Messages per second that Holdfast's agents send at these sizes: the peer gets as many."""
 
+Part = Callable[[Path], Iterator[Result]]
+"""Measures in a directory of its own."""
+
 
 def _page(lines: Iterable[str]) -> str:
     return page(*read(lines))
@@ -75,10 +78,10 @@ def _run(options: argparse.Namespace) -> None:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     sizes, left_out = fitting([int(size) for size in options.agents.split(",")], files)
-    parts = _parts(sizes, options.seconds)
+    python = None
     if not options.no_peer:
         try:
-            parts += _peer_parts(sizes, options.seconds / 2, venvs.python_of("dlrover"))
+            python = venvs.python_of("dlrover")
         except venvs.SetupError as error:
             left_out.append(f"DLRover: {error}")
     about = machine.about("load", left_out) | {
@@ -87,45 +90,35 @@ def _run(options: argparse.Namespace) -> None:
     }
     begun = time.monotonic()
     with record.written(options.out, about) as add:
-        for name, part in parts:
+        for name, part in _parts(sizes, options.seconds, python):
             for result in _tried(name, part):
                 line = record.to_line(result)
                 add(line)
                 print(f"{time.monotonic() - begun:.0f} s  {line}", flush=True)
 
 
-def _parts(
-    sizes: Sequence[int], seconds: float
-) -> list[tuple[str, Callable[[Path], Iterator[Result]]]]:
-    plans = []
+def _parts(sizes: Sequence[int], seconds: float, python: str | None) -> Iterator[tuple[str, Part]]:
+    """What is measured, in order; the peer behind the same size, as the pace drifts."""
     for size in sizes:
-        watchers = WATCHED if size == WATCHED else 0
-        plans.append(Plan(agents=size, steady_s=seconds, watchers=watchers))
-        if size == 1_000:
-            plans.append(Plan(agents=size, steady_s=seconds, ranks=8, failures=0, herd=False))
-        if size == 3_000:
-            plans.append(
-                Plan(agents=size, steady_s=seconds, interval_s=5.0, failures=0, herd=False)
-            )
-    parts: list[tuple[str, Callable[[Path], Iterator[Result]]]] = [
-        (f"{plan.agents} agents {plan.variant}", _bound(course.run, plan)) for plan in plans
-    ]
-    parts.append(("slow readers", _bound(strain.slow_readers, _SLOW_AMONG)))
-    return parts
+        for plan in _plans(size, seconds):
+            yield f"{plan.agents} agents {plan.variant}", _bound(course.run, plan)
+        if python is not None and size in _RATES:
+            theirs = PeerPlan(clients=size, rate=_RATES[size], seconds=seconds / 2)
+            yield f"DLRover, {size} clients", _bound(peer.run, python, theirs)
+    yield "slow readers", _bound(strain.slow_readers, _SLOW_AMONG)
 
 
-def _peer_parts(
-    sizes: Sequence[int], seconds: float, python: str
-) -> list[tuple[str, Callable[[Path], Iterator[Result]]]]:
-    plans = [
-        PeerPlan(clients=size, rate=_RATES[size], seconds=seconds)
-        for size in sizes
-        if size in _RATES
-    ]
-    return [(f"DLRover, {plan.clients} clients", _bound(peer.run, python, plan)) for plan in plans]
+def _plans(size: int, seconds: float) -> list[Plan]:
+    watchers = WATCHED if size == WATCHED else 0
+    plans = [Plan(agents=size, steady_s=seconds, watchers=watchers)]
+    if size == 1_000:
+        plans.append(Plan(agents=size, steady_s=seconds, ranks=8, failures=0, herd=False))
+    if size == 3_000:
+        plans.append(Plan(agents=size, steady_s=seconds, interval_s=5.0, failures=0, herd=False))
+    return plans
 
 
-def _bound(run: Callable[..., Iterator[Result]], *given: Any) -> Callable[[Path], Iterator[Result]]:
+def _bound(run: Callable[..., Iterator[Result]], *given: Any) -> Part:
     return lambda directory: run(*given, directory)
 
 
