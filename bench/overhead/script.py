@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 WARM_UP_STEPS = 30
+SEEN_SECONDS = 30.0
 
 
 def main(log: Path, steps: int, *, sdk: bool) -> None:
@@ -47,7 +48,15 @@ def main(log: Path, steps: int, *, sdk: bool) -> None:
             begun = _mark(log, "begun")
     dist.barrier()
     _mark(log, "ended", seconds=(time.monotonic() - begun) / steps)
+    _await(log.with_suffix(".seen"))
     dist.destroy_process_group()
+
+
+def _await(seen: Path) -> None:
+    """Stay until the launcher has been looked at: it ends with its ranks."""
+    end = time.monotonic() + SEEN_SECONDS
+    while not seen.exists() and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _mark(log: Path, what: str, **more: float) -> float:

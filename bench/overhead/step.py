@@ -49,6 +49,7 @@ def _trial(launcher: str, pair: int, steps: int, folder: Path) -> Trial:
     try:
         before = _others_at(process, log, "begun")
         after = _others_at(process, log, "ended")
+        log.with_suffix(".seen").touch()
         if process.wait(TIMEOUT_SECONDS) != 0:
             raise RuntimeError(f"{launcher} ended with {process.returncode}: see {out.name}")
     finally:

@@ -15,7 +15,7 @@ from bench.load.herd import Herd, LoadError, Setup
 from bench.load.master import JOB, LoadedMaster, ask, heartbeat_effects
 from bench.load.scenarios import told_all, trains
 from holdfast_agent import session
-from holdfast_agent.decide import reconnect
+from holdfast_agent.decide import beat, reconnect
 from holdfast_wire import codec
 from holdfast_wire.messages import DumpStacksRequest, DumpStacksResponse
 from repository import ROOT
@@ -69,7 +69,7 @@ def first_world(herd: Herd, master: LoadedMaster, **special: int) -> dict[str, A
 
 
 def test_it_waits_as_long_as_the_agent(herd: Herd) -> None:
-    """Between tries, for a connection and for the Welcome, alone and in a crowd."""
+    """Between tries and heartbeats, for a connection and the Welcome; alone and in a crowd."""
     grid = itertools.product(range(12), (0.0, 0.3, 1.0), (False, True), (1, 250, 251, 10_000))
     tries: list[dict[str, Any]] = [
         {"attempt": attempt, "share": share, "refused": refused, "crowd": crowd, "patience": 1.5}
@@ -77,7 +77,11 @@ def test_it_waits_as_long_as_the_agent(herd: Herd) -> None:
     ]
     for patience in (5.0, 15.0, 20.0, 40.0):
         tries.append({**tries[0], "patience": patience})
+    for number, one in enumerate(tries):
+        one |= {"rank": 37 * number, "interval": 0.5 * (1 + number % 5), "wall": 1.8e9 + number / 7}
     for one, waits in zip(tries, herd.ask("delays", tries=tries), strict=True):
+        pause = beat.pause(one["rank"], one["interval"], one["wall"])
+        assert waits.pop("pause") == pytest.approx(pause, abs=1e-5), one
         attempt, share, crowd = one["attempt"], one["share"], one["crowd"]
         assert waits == pytest.approx(
             {

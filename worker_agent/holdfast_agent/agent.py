@@ -80,7 +80,8 @@ class Agent:
         self.statements = Statements()
         self.runner = RoundRunner(tools, self.report)
         self.stores = Stores(tools.control, own.address, self.report)
-        self.watch = Watch(tools.page, self.runner, self.report)
+        node_rank = tools.settings.node_rank
+        self.watch = Watch(tools.page, self.runner, self.report, node_rank)
         self.lease = Lease(tools.page, self._on_stood_still)
         self.commands = Commands(tools.control, self.runner, self.report)
         self.ending = Ending(
@@ -90,7 +91,7 @@ class Agent:
             stop_seconds=launch.shutdown_seconds,
         )
         self.session = Session(dial, self, jitter)
-        self.solitude = Solitude(self.runner, dial, tools.settings.node_rank, self._on_arm)
+        self.solitude = Solitude(self.runner, dial, node_rank, self._on_arm)
         self._alone = asyncio.Event()
         self.zygote = ZygoteEvents(self)
         self._digest: StateDigest | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast_agent.commands import MAX_DONE
 from holdfast_agent.config import Settings
-from holdfast_agent.decide import hearing
+from holdfast_agent.decide import beat, hearing
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_agent.decide.statements import Statements
 from holdfast_agent.errors import RefusedError
@@ -146,7 +146,8 @@ class TorchrunNode:
     async def _beat(self) -> None:
         sequence = 0
         while True:
-            await asyncio.sleep(self._interval)
+            pause = beat.pause(self._settings.node_rank, self._interval, time.time())
+            await asyncio.sleep(pause)
             sequence += 1
             self._report(Heartbeat(sequence=sequence), self.accepted.round)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.page import Page, PageError
-from holdfast_agent.decide import ranks
+from holdfast_agent.decide import beat, ranks
 from holdfast_agent.decide.phases import RoundPhase
 from holdfast_agent.rounds import Round
 from holdfast_agent.runner import RoundRunner
@@ -27,11 +27,18 @@ DEFAULT_HEARTBEAT_SECONDS = 0.5
 class Watch:
     """Samples the ranks of the runner's round."""
 
-    def __init__(self, page: Page, runner: RoundRunner, report: Callable[[Any, int], None]) -> None:
+    def __init__(
+        self,
+        page: Page,
+        runner: RoundRunner,
+        report: Callable[[Any, int], None],
+        node_rank: int,
+    ) -> None:
         """`report` sends (message, round) to the master."""
         self._page = page
         self._runner = runner
         self._report = report
+        self._node_rank = node_rank
         self._sequence = 0
         self.interval_seconds = DEFAULT_HEARTBEAT_SECONDS
         """Between heartbeats; the master sets it."""
@@ -56,7 +63,8 @@ class Watch:
         """Send heartbeats until cancelled."""
         while True:
             self.heartbeat()
-            await asyncio.sleep(self.interval_seconds)
+            wait = beat.pause(self._node_rank, self.interval_seconds, time.time())
+            await asyncio.sleep(wait)
 
     async def poll(self) -> None:
         """Look often while something is awaited, until cancelled."""

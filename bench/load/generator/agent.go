@@ -21,6 +21,8 @@ const (
 	spawnSeconds  = 0.05
 	stepSeconds   = 0.5
 	firstInterval = 0.5
+	// mostClockError is how far a clock that is kept by NTP in one data centre may be off, s.
+	mostClockError = 0.001
 )
 
 var errNoWelcome = errors.New("no Welcome in time")
@@ -51,23 +53,27 @@ type agent struct {
 	digest     *wire.StateDigest
 	assignment *wire.WorldAssignment
 	fence      wire.Fence
+	// clockError is what its clock is ahead of the true time, s.
+	clockError float64
 	sequence   uint64
 	// starts counts assignments: the start of workers ends where another began.
 	starts int
 }
 
 func newAgent(fleet *fleet, rank int, who identity) *agent {
+	jitter := rand.New(rand.NewPCG(uint64(rank), 0))
 	return &agent{
-		fleet:    fleet,
-		rank:     rank,
-		identity: who,
-		jitter:   rand.New(rand.NewPCG(uint64(rank), 0)),
-		began:    time.Now(),
-		deaf:     make(chan struct{}),
-		patience: welcomeLimit,
-		interval: firstInterval,
-		crowd:    1,
-		loss:     1,
+		fleet:      fleet,
+		rank:       rank,
+		identity:   who,
+		jitter:     jitter,
+		began:      time.Now(),
+		deaf:       make(chan struct{}),
+		patience:   welcomeLimit,
+		interval:   firstInterval,
+		crowd:      1,
+		loss:       1,
+		clockError: (2*jitter.Float64() - 1) * mostClockError,
 	}
 }
 
@@ -141,8 +147,7 @@ func (a *agent) converse(made *link, call grpc.ClientStream, late *time.Timer) e
 		}
 		a.take(response, at)
 		if first {
-			// Real agents start at moments of their own, and so their heartbeats are spread.
-			a.beatAt(call, time.Now().Add(seconds(a.jitter.Float64()*a.interval)))
+			a.beatAt(call, a.nextBeat(time.Now()))
 		}
 		select {
 		case <-a.deaf:
@@ -223,9 +228,12 @@ func (a *agent) beatAt(call grpc.ClientStream, due time.Time) {
 		}
 		a.fleet.beatLate(now.Sub(due))
 		a.beat()
-		if now.After(due) {
-			due = now
-		}
-		a.beatAt(call, due.Add(seconds(a.interval)))
+		a.beatAt(call, a.nextBeat(now))
 	})
+}
+
+// nextBeat is when the next heartbeat is due, by a clock that is as wrong as those of a cluster.
+func (a *agent) nextBeat(now time.Time) time.Time {
+	wall := float64(now.UnixNano())/1e9 + a.clockError
+	return now.Add(seconds(pause(a.rank, a.interval, wall)))
 }

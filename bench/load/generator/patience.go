@@ -1,9 +1,12 @@
 package main
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
-// How long an agent waits before it dials its master again: holdfast_agent.decide.reconnect once
-// more. A test asks both for the same tries.
+// How long an agent waits before it dials its master again, and from one heartbeat to the next:
+// holdfast_agent.decide.reconnect and beat once more. A test asks both for the same tries.
 
 const (
 	firstDelay    = 0.05
@@ -14,6 +17,8 @@ const (
 	longestWait   = 20.0
 	turns         = 2
 	mostDoublings = 8
+	together      = 32
+	golden        = 0.6180339887498949
 )
 
 // delay is the pause before the next try, s.
@@ -41,8 +46,24 @@ func longer(patience float64) float64 {
 	return max(patience, min(2*patience, longestWait))
 }
 
+// pause is the time from one heartbeat to the next, s; wall is the agent's clock.
+func pause(rank int, interval, wall float64) float64 {
+	offset := math.Mod(float64(rank/together)*golden, 1) * interval
+	rest := math.Mod(offset-wall, interval)
+	if rest < 0 {
+		rest += interval
+	}
+	if rest < interval/2 {
+		rest += interval
+	}
+	return rest
+}
+
 // try is a question of the test.
 type try struct {
+	Rank     int     `json:"rank"`
+	Interval float64 `json:"interval"`
+	Wall     float64 `json:"wall"`
 	Attempt  int     `json:"attempt"`
 	Share    float64 `json:"share"`
 	Refused  bool    `json:"refused"`
@@ -55,6 +76,7 @@ type waits struct {
 	Connect float64 `json:"connect"`
 	Welcome float64 `json:"welcome"`
 	Longer  float64 `json:"longer"`
+	Pause   float64 `json:"pause"`
 }
 
 func delays(tries []try) []waits {
@@ -65,6 +87,7 @@ func delays(tries []try) []waits {
 			Connect: connectDeadline(at.Crowd),
 			Welcome: welcomeDeadline(at.Crowd),
 			Longer:  longer(at.Patience),
+			Pause:   pause(at.Rank, at.Interval, at.Wall),
 		})
 	}
 	return found
