@@ -30,9 +30,10 @@ Real agents' streams (a certificate, a connection with mTLS and a stream each) a
 process with its journal on disk. Generators and master share the machine, and the generators are
 niced by 10, so that the master has the right of way; the load average beside each figure says what
 else ran. DLRover's master gets as many messages per second from as many clients in the same run,
-without TLS, which it does not have. Agents of Holdfast send heartbeats in groups of 32, at one instant
-of clocks that are up to 1 ms wrong, so that the master takes several in one turn; DLRover's agents
-send each at a moment of its own, and so do its clients here. Trust the ratios more than the figures.
+without TLS, which it does not have. Agents of Holdfast send heartbeats in groups of 32, at one
+instant of clocks that are up to 1 ms wrong, so that the master takes several in one turn; DLRover's
+agents send each at a moment of its own, and so do its clients here. Trust the ratios more than the
+figures.
 """
 
 

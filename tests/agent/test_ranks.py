@@ -133,3 +133,18 @@ def test_a_boundary_is_reached_when_all_ranks_saved_the_same_step(
     """A node may only report a boundary from which nothing has to be redone."""
     expected = BoundaryReached(arm_id=4, step=30) if reached else None
     assert ranks.boundary(dict(enumerate(found))) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "count"),
+    [
+        pytest.param([_answered(exit_code=0), _answered()], 1, id="one-still-saves"),
+        pytest.param([_answered(boundary_complete=True)], 0, id="saved-but-runs"),
+        pytest.param([_answered(boundary_complete=True, exit_code=-9)], 1, id="killed-afterwards"),
+        pytest.param([_answered(exit_code=1), _rank(exit_code=0)], 0, id="failed-or-not-asked"),
+        pytest.param([], 0, id="no-ranks"),
+    ],
+)
+def test_ranks_that_saved_and_ended_are_counted(*, found: list[Rank], count: int) -> None:
+    """With those that run they tell a new master that the world lacks nobody."""
+    assert ranks.ended_at_boundary(dict(enumerate(found))) == count

@@ -59,6 +59,12 @@ class AgentLine:
     newest_round: int = 0
     stepped_told: bool = False
     saved_arm: int = 0
+    save_seconds: float = 0.0
+    """What its ranks take to save at a boundary, from the first to the last."""
+    saving: bool = False
+    """Its first local rank has saved, the others are still at it."""
+    saved_round: int = 0
+    """Newest round whose ranks all saved at a boundary and ended."""
     finished: bool = False
     arm: Arm | None = None
     store: StorePrepared | None = None
@@ -100,7 +106,10 @@ class AgentLine:
 
     def _hello(self) -> Hello:
         now = self.job.time.now
-        workers = [RunningWorker(local_rank=i, pid=1, round=self.round) for i in range(self.local)]
+        ended = self.ended_at_boundary()
+        living = range(ended, self.local)
+        workers = [RunningWorker(local_rank=i, pid=1, round=self.round) for i in living]
+        shown = self.newest_round if ended else self.round
         return Hello(
             job_uid=JOB_UID,
             node_rank=self.rank,
@@ -111,7 +120,7 @@ class AgentLine:
             local_world_size=self.local,
             warm=self.warm,
             round=self.newest_round,
-            step=self.job.training.step(self.round, now) if self.round and self.sdk else 0,
+            step=self.job.training.step(shown, now) if shown and self.sdk else 0,
             workers=tuple(workers) if self.round and not self.crashed else (),
             store=self.store,
             digest=self.digest,
@@ -121,7 +130,15 @@ class AgentLine:
             unmanaged=self.unmanaged,
             max_restarts=self.max_restarts,
             topology=self.topology,
+            ended_at_boundary=ended,
+            arm_id=self.arm.arm_id if self.arm is not None and shown else 0,
         )
+
+    def ended_at_boundary(self) -> int:
+        """How many local ranks of the newest round have saved at a boundary and ended."""
+        if self.saving:
+            return 1 if self.local > 1 else 0
+        return self.local if self.saved_round == self.newest_round != 0 else 0
 
     def _fence(self, round_number: int) -> Fence:
         return Fence(epoch=self.epoch, incarnation=self.incarnation, round=round_number)

@@ -66,6 +66,8 @@ class SimulatedMaster(JobViews):
     """Chance that a survivor's collective raises instead of hanging."""
     store_failures: float = 0.0
     """Chance that a store cannot start."""
+    saves_cut: int = 0
+    """Nodes that were killed while their ranks saved at a boundary."""
     replaces: bool = True
     """The operator does what it is asked."""
     replace_delay: float = 1.0

@@ -120,6 +120,19 @@ class AgentProcess(AgentLine):
 
     def _save(self, step: int) -> None:
         self.saved_arm = self.arm.arm_id if self.arm else 1
+        if not self.save_seconds:
+            self._saved(step)
+            return
+        self.saving = True
+        number = self.round
+        self.job.time.after(self.save_seconds, lambda: self._end_saving(number, step))
+
+    def _end_saving(self, number: int, step: int) -> None:
+        if self.saving and self.round == number:
+            self.saving = False
+            self._saved(step)
+
+    def _saved(self, step: int) -> None:
         training, now = self.job.training, self.job.time.now
         training.saved = max(training.saved, step)
         number = self.round
@@ -127,7 +140,7 @@ class AgentProcess(AgentLine):
             self._send(WorkerExited(local_rank=i, boundary=True, step=step))
         self._send(BoundaryReached(arm_id=self.saved_arm, step=step), self._fence(number))
         training.leave(number, self.rank, self.agent_id, now)
-        self.round = 0
+        self.saved_round, self.round = number, 0
 
     def _finish(self) -> None:
         self.finished = True
@@ -196,6 +209,8 @@ class AgentProcess(AgentLine):
             self._send(Warmed(seconds=0.5))
 
     def _kill(self) -> None:
+        self.job.saves_cut += self.saving
+        self.saving = False
         if self.round:
             now = self.job.time.now
             self.job.training.leave(self.round, self.rank, self.agent_id, now)

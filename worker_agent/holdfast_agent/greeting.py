@@ -44,6 +44,7 @@ def hello(
 ) -> Hello:
     """Return the hello of this moment."""
     shown = current if current is not None and exits.is_shown(current.orders) else None
+    seen = shown.ranks(page) if shown else {}
     return Hello(
         job_uid=settings.job_uid,
         node_rank=settings.node_rank,
@@ -59,7 +60,7 @@ def hello(
         warm=memory.warm,
         workers=current.running() if current is not None else (),
         round=memory.round,
-        step=ranks.common_step(shown.ranks(page), shown.number) if shown else 0,
+        step=ranks.common_step(seen, shown.number) if shown else 0,
         done_command_ids=memory.done_command_ids,
         goodput=memory.goodput,
         digest=memory.digest,
@@ -69,6 +70,8 @@ def hello(
         unmanaged=own.unmanaged,
         max_restarts=settings.launch.max_restarts,
         keeps_checkpoints=True,
+        ended_at_boundary=ranks.ended_at_boundary(seen),
+        arm_id=shown.armed if shown else 0,
     )
 
 

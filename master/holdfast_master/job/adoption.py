@@ -10,7 +10,7 @@ time, the world goes on and nobody is restarted; otherwise one fresh round follo
 from __future__ import annotations
 
 from holdfast_master.decide.goodput import Totals, entries, micros
-from holdfast_master.job import candidacy, digests, rounds, starting
+from holdfast_master.job import candidacy, digests, rescale, rounds, starting
 from holdfast_master.job.assignments import stop_round
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.timers import Timer
@@ -36,8 +36,9 @@ def claim(desk: Desk, hello: Hello) -> int:
         return 0
     claims.keep_digest(hello.digest)
     runs = sum(worker.round == hello.round for worker in hello.workers)
+    known = runs + hello.ended_at_boundary
     # A world that lacks a rank cannot go on: what that rank's end meant, only its master knew.
-    if hello.assignment is None or not hello.round or runs < hello.local_world_size:
+    if hello.assignment is None or not hello.round or known < hello.local_world_size:
         return 0
     if desk.state.phase is not JobPhase.WAITING:
         return 0
@@ -164,8 +165,12 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
     world = World(fact, assigned=True)
     world.reached = max(hello.step for hello, _ in members)
     desk.world = desk.assigned = world
-    for rank in world.places:
-        starting.started(desk, world, rank)
+    for hello, _ in members:
+        starting.started(desk, world, hello.node_rank)
+        if not hello.workers:
+            # All ended at a boundary; that they saved is said by a message of its own.
+            until = desk.now + desk.settings.terminal_seconds
+            desk.timers.ensure(Timer.MISSING, until, hello.node_rank)
     desk.spares = desk.roster.candidates - world.places.keys()
     for node in list(desk.roster.nodes.values()):
         candidacy.refresh(desk, node)
@@ -175,6 +180,8 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
         world.stepped.update(world.places)
         world.first_step = world.reached
         starting.trains(desk, world)
+    if any(hello.arm_id for hello, _ in members):
+        rescale.take_up(desk, world)
     desk.dirty = True
 
 

@@ -59,6 +59,7 @@ _ABOUT_ROUND = (
     RoundStarted,
     RoundStopped,
     BoundaryReached,
+    ArmEcho,
     CheckpointHeld,
     RestoreAsked,
     OriginChecked,

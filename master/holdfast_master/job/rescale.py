@@ -193,14 +193,29 @@ def resume(desk: Desk, world: World) -> None:
     desk.timers.set(Timer.BOUNDARY, desk.now + settings.silence_seconds + patience)
 
 
+def take_up(desk: Desk, world: World) -> None:
+    """Members say that an earlier master had set a boundary; this one has no record of it."""
+    if desk.state.phase is not JobPhase.TRAINING:
+        return
+    text = "ranks are to save and stop, as an earlier master wanted"
+    desk.move(Trigger.ARMED, PhaseReason.BOUNDARY, text)
+    desk.event(EventReason.BOUNDARY_ARMED, text)
+    resume(desk, world)
+    _await_echoes(desk)
+
+
+def _await_echoes(desk: Desk) -> None:
+    latency = desk.settings.latency_seconds + desk.heartbeat
+    desk.timers.set(Timer.ECHO, desk.now + 2 * latency)
+
+
 def send_arm(desk: Desk, node: Node) -> None:
     """Send the boundary's step to a member, again after it was away."""
     world, boundary = desk.running(), desk.boundary
     if world is None or boundary is None or node.rank in world.saved:
         return
     if not boundary.arm_id:
-        latency = desk.settings.latency_seconds + desk.heartbeat
-        desk.timers.set(Timer.ECHO, desk.now + 2 * latency)
+        _await_echoes(desk)
         return
     message = Arm(arm_id=boundary.arm_id, step=boundary.step, reason=boundary.reason)
     desk.send(node, message, world.round)
@@ -241,7 +256,11 @@ def echo_due(desk: Desk) -> None:
 
 def _again(desk: Desk, world: World, boundary: Boundary, late: str) -> None:
     if world.saved:
-        return  # some have stopped already: only the others' stopping, or the deadline, can follow
+        # Some have stopped already: who has not heard of it by now never will. Who has, as under
+        # an arm of this master, is on his way: he stops too, or the deadline comes.
+        if not boundary.arm_id:
+            miss(desk, f"{late}, and {len(world.saved)} have saved and stopped")
+        return
     blind = _blind(desk, world)
     if blind:  # not known when the boundary began: the master may have been new
         miss(desk, f"{late}; {blind}")

@@ -147,6 +147,11 @@ class Hello:
     """--max-restarts, where it was given: the failure budget is not larger than this."""
     keeps_checkpoints: bool = False
     """True: the agent keeps checkpoints in memory for its ranks (a plain torchrun does not)."""
+    ended_at_boundary: int = 0
+    """Ranks of that round that saved at a boundary and have ended: they are not missing from the
+    world."""
+    arm_id: int = 0
+    """Newest Arm of that round that was shown to its ranks; 0: none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -306,6 +306,8 @@ class Hello(google.protobuf.message.Message):
     UNMANAGED_FIELD_NUMBER: builtins.int
     MAX_RESTARTS_FIELD_NUMBER: builtins.int
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
+    ENDED_AT_BOUNDARY_FIELD_NUMBER: builtins.int
+    ARM_ID_FIELD_NUMBER: builtins.int
     job_uid: builtins.str
     node_rank: builtins.int
     """Stable index of the node (pod index). Must match the certificate."""
@@ -335,6 +337,10 @@ class Hello(google.protobuf.message.Message):
     """--max-restarts, where it was given: the failure budget is not larger than this."""
     keeps_checkpoints: builtins.bool
     """True: the agent keeps checkpoints in memory for its ranks (a plain torchrun does not)."""
+    ended_at_boundary: builtins.int
+    """Ranks of that round that saved at a boundary and have ended: they are not missing from the world."""
+    arm_id: builtins.int
+    """Newest Arm of that round that was shown to its ranks; 0: none."""
     @property
     def topology(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Topology labels, for example topology.kubernetes.io/zone."""
@@ -392,9 +398,11 @@ class Hello(google.protobuf.message.Message):
         unmanaged: builtins.bool = ...,
         max_restarts: builtins.int | None = ...,
         keeps_checkpoints: builtins.bool = ...,
+        ended_at_boundary: builtins.int = ...,
+        arm_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "assignment", b"assignment", "digest", b"digest", "max_restarts", b"max_restarts", "store", b"store"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "assignment", b"assignment", "devices", b"devices", "digest", b"digest", "done_command_ids", b"done_command_ids", "goodput", b"goodput", "host", b"host", "job_uid", b"job_uid", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_restarts", b"max_restarts", "node_rank", b"node_rank", "peer_address", b"peer_address", "pod_uid", b"pod_uid", "round", b"round", "step", b"step", "store", b"store", "topology", b"topology", "unmanaged", b"unmanaged", "version", b"version", "warm", b"warm", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "arm_id", b"arm_id", "assignment", b"assignment", "devices", b"devices", "digest", b"digest", "done_command_ids", b"done_command_ids", "ended_at_boundary", b"ended_at_boundary", "goodput", b"goodput", "host", b"host", "job_uid", b"job_uid", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_restarts", b"max_restarts", "node_rank", b"node_rank", "peer_address", b"peer_address", "pod_uid", b"pod_uid", "round", b"round", "step", b"step", "store", b"store", "topology", b"topology", "unmanaged", b"unmanaged", "version", b"version", "warm", b"warm", "workers", b"workers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_restarts", b"_max_restarts"]) -> typing.Literal["max_restarts"] | None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello

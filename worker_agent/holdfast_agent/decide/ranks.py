@@ -127,6 +127,11 @@ def arm_echo(ranks: Mapping[int, Rank], arm_id: int) -> ArmEcho | None:
     return ArmEcho(arm_id=arm_id, seen_at_step=max(sample.echo_step for sample in samples))
 
 
+def ended_at_boundary(ranks: Mapping[int, Rank]) -> int:
+    """Return how many ranks answered SAVE_AND_STOP, saved and have ended."""
+    return sum(rank.exit_code is not None and rank.ended_at_boundary for rank in ranks.values())
+
+
 def boundary(ranks: Mapping[int, Rank]) -> BoundaryReached | None:
     """Return the boundary once every rank has ended at the same one."""
     if not ranks or not all(rank.ended_at_boundary for rank in ranks.values()):

@@ -1,0 +1,64 @@
+"""A master without a journal meets ranks that save because an earlier master wanted it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_wire.messages import DrainNodeRequest
+from simulated_job import SimulatedJob, job_spec
+
+
+def saving_job(*seconds: float) -> SimulatedJob:
+    """A job whose nodes, of two ranks, take so long to save, and have begun to."""
+    job = SimulatedJob(job_spec(replicas=len(seconds), min_replicas=1))
+    job.raises = 0.0
+    job.add_agents(len(seconds), local=2)
+    job.run_until("TRAINING")
+    job.run(2.0)
+    for rank, taken in enumerate(seconds):
+        job.agents[rank].save_seconds = taken
+    job.ask(DrainNodeRequest(node_rank=len(seconds) - 1))
+    limit = job.time.now + 10.0
+    assert job.time.run(limit, lambda: all(a.saving for a in job.agents.values()))
+    return job
+
+
+def master_without_journal(job: SimulatedJob, after: float) -> None:
+    """SIGKILL, and its successor finds nothing."""
+    job.kill_master()
+    job.run(after)
+    job.start_master(journal=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "after"),
+    [((8.0, 8.0), 0.5), ((0.3, 8.0), 1.0), ((0.3, 0.4), 2.0)],
+    ids=["all at it", "one done, one at it", "all done"],
+)
+def test_who_saves_is_not_killed_and_no_step_is_lost(
+    seconds: tuple[float, float], after: float
+) -> None:
+    """Ranks that saved and ended are not missing: the world is waited for, then the next begins."""
+    job = saving_job(*seconds)
+    step = job.training.step(1, job.time.now)
+    master_without_journal(job, after)
+    limit = job.time.now + 20.0
+    assert job.time.run(limit, lambda: 2 in job.training.rounds)
+    job.run(2.0)
+    assert (job.saves_cut, job.training.redone) == (0, 0)
+    assert job.training.rounds[2].base == step
+    assert job.charges() == []
+    assert "WorldAdopted" in job.reasons()
+    assert job.refold() == job.core._desk.state
+
+
+def test_who_never_heard_of_the_boundary_is_not_waited_for() -> None:
+    """One saved, one trains on and has seen no arm: they cannot stop together any more."""
+    job = saving_job(0.3, 0.3)
+    late = job.agents[1]
+    late.saving, late.arm, late.saved_arm = False, None, 99
+    master_without_journal(job, 1.0)
+    began = job.time.now
+    assert job.time.run(began + 30.0, lambda: 2 in job.training.rounds)
+    assert job.time.now - began < 5.0
+    assert "BoundaryMissed" in job.reasons()
