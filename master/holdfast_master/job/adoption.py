@@ -10,7 +10,7 @@ time, the world goes on and nobody is restarted; otherwise one fresh round follo
 from __future__ import annotations
 
 from holdfast_master.decide.goodput import Totals, entries, micros
-from holdfast_master.job import candidacy, digests, rescale, rounds, starting
+from holdfast_master.job import candidacy, digests, rounds, starting, stopping
 from holdfast_master.job.assignments import stop_round
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.timers import Timer
@@ -181,7 +181,7 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
         world.first_step = world.reached
         starting.trains(desk, world)
     if any(hello.arm_id for hello, _ in members):
-        rescale.take_up(desk, world)
+        stopping.take_up(desk, world)
     desk.dirty = True
 
 

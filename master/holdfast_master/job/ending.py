@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.instructions import Finished
-from holdfast_master.job import charges, goodput_marks, incidents, losses, replacements, rescale
+from holdfast_master.job import charges, goodput_marks, incidents, losses, replacements, stopping
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
@@ -46,7 +46,7 @@ def _at_boundary(desk: Desk, reason: str) -> bool:
         return False
     if desk.boundary is None:
         # Half of the time is the boundary's, the rest is for SIGTERM.
-        rescale.stop(desk, world, reason, desk.stop_grace / 2)
+        stopping.stop(desk, world, reason, desk.stop_grace / 2)
     return desk.running() is not None
 
 

@@ -21,8 +21,8 @@ from holdfast_master.job import (
     losses,
     replacements,
     reports,
-    rescale,
     starting,
+    stopping,
     stores,
 )
 from holdfast_master.job.desk import Desk, Warn
@@ -205,7 +205,7 @@ def _take_up(desk: Desk, node: Node, world: World, hello: Hello) -> None:
         world.reached = max(world.reached, hello.step)
         if world.training:
             world.stepped.add(node.rank)
-        rescale.send_arm(desk, node)
+        stopping.send_arm(desk, node)
     elif hello.round < world.round and node.rank not in world.started and world.store_id:
         assignments.send_assignment(desk, node, charges.failure_limit(desk))
     else:

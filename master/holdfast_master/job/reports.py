@@ -19,8 +19,8 @@ from holdfast_master.job import (
     heartbeats,
     incidents,
     losses,
-    rescale,
     starting,
+    stopping,
     stores,
     users,
 )
@@ -147,7 +147,7 @@ def _finished(desk: Desk, node: Node, world: World, message: WorkerExited) -> No
     check_success(desk, world)
     if desk.state.stop is None:
         starting.settle(desk, world)
-        rescale.check_complete(desk, world)
+        stopping.check_complete(desk, world)
 
 
 def check_success(desk: Desk, world: World) -> None:
@@ -203,7 +203,7 @@ def missing_due(desk: Desk, rank: int) -> None:
         return
     if desk.boundary is not None:
         # Its processes were to stop: the word of it was lost with its stream.
-        rescale.miss(desk, f"node {rank} has no processes left and did not say that it saved")
+        stopping.miss(desk, f"node {rank} has no processes left and did not say that it saved")
         return
     item = Evidence(
         kind=EvidenceKind.WORKERS_MISSING,
@@ -223,11 +223,11 @@ def _boundary(desk: Desk, node: Node, number: int, message: BoundaryReached) -> 
     world = desk.member(node)
     if world is not None and world.round == number:
         desk.timers.cancel(Timer.MISSING, node.rank)
-        rescale.saved(desk, node, message)
+        stopping.saved(desk, node, message)
 
 
 def _echo(desk: Desk, node: Node, _: int, message: ArmEcho) -> None:
-    rescale.echoed(desk, node, message)
+    stopping.echoed(desk, node, message)
 
 
 def _command_done(desk: Desk, node: Node, _: int, message: CommandDone) -> None:

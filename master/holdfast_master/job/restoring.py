@@ -13,7 +13,7 @@ from holdfast_master.decide import failure
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.goodput import from_entries
 from holdfast_master.instructions import Finished
-from holdfast_master.job import ending, goodput_marks, hellos, rescale
+from holdfast_master.job import ending, goodput_marks, hellos, stopping
 from holdfast_master.job.case import Case
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.replacements import REPLACE
@@ -64,7 +64,7 @@ def _restore_world(desk: Desk) -> None:
         desk.broken = "the last world had ended when a new master took over"
         desk.recovering = not waits
     elif state.phase is JobPhase.SAVING:
-        rescale.resume(desk, world)
+        stopping.resume(desk, world)
     for rank in world.places:
         if not desk.broken and state.training:
             desk.turn(rank, GoodputClass.PRODUCTIVE)
