@@ -74,7 +74,8 @@ class Agent(Line):
         self.said_warm = self.warm
         current = self.workers.current
         shown = current if current is not None and exits.is_shown(current.orders) else None
-        step = ranks.common_step(self.workers.view(shown), shown.number) if shown else 0
+        seen = self.workers.view(shown) if shown else {}
+        step = ranks.common_step(seen, shown.number) if shown else 0
         return Hello(
             job_uid=JOB_UID,
             node_rank=self.rank,
@@ -93,6 +94,8 @@ class Agent(Line):
             store=self.waiting,
             assignment=shown.assignment if shown else None,
             peer_address=str(self.rank),
+            ended_at_boundary=ranks.ended_at_boundary(seen),
+            arm_id=shown.armed if shown else 0,
         )
 
     def _account(self) -> None:
