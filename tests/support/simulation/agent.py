@@ -18,6 +18,7 @@ from holdfast_master.inputs import Received
 from holdfast_wire.messages import (
     Arm,
     CommandDone,
+    CommitStep,
     DumpStacks,
     Goodbye,
     Heartbeat,
@@ -25,10 +26,13 @@ from holdfast_wire.messages import (
     Hello,
     Leave,
     LeaveOutcome,
+    Origin,
     PrepareStore,
     RankStack,
+    ReleaseBefore,
     SessionResponse,
     StateDigest,
+    StepAnnounced,
     StopRound,
     StorePrepared,
     Warmed,
@@ -36,7 +40,9 @@ from holdfast_wire.messages import (
     WorldAssignment,
 )
 from simulation import invariants
+from simulation.keeper import Keeper
 from simulation.line import Line
+from simulation.local_round import LocalRound
 from simulation.master import JOB_UID
 from simulation.network import Stream
 
@@ -63,6 +69,7 @@ class Agent(Line):
         self.ending: LeaveOutcome | None = None
         self.ledger = Ledger()
         self.accounted_at = job.time.now
+        self.keeper: Keeper = Keeper(self, number)
         self.later(self.luck.uniform(0.0, 0.02), self.dial)
         self.later(self.luck.uniform(0.05, 0.6), self._warmed)
         self.later(self.luck.uniform(0.3, 1.0), self._look)
@@ -148,6 +155,7 @@ class Agent(Line):
             if self.stream is not None:
                 event = Received(self.stream.number, request.fence, request.message)  # type: ignore[arg-type]
                 self.stream.send_up(event)
+        self.keeper.welcomed()
         if orders.warmth_unknown(warm=self.warm, said=self.said_warm, cold_reason=""):
             self.report(Warmed())
         if verdict.order is Order.KILL:
@@ -175,6 +183,10 @@ class Agent(Line):
         self.due.append(answer)
         if not self.workers.alive:
             self.workers_dead()
+
+    def begun(self, current: LocalRound) -> None:
+        """The processes of a round exist: they ask what to start from."""
+        self.keeper.ask(current)
 
     def workers_dead(self) -> None:
         """Nothing lives here: answers that waited for it go out, a lease is taken again."""
@@ -298,4 +310,8 @@ _ORDERS: dict[type | None, Callable[[Agent, Any, int], None]] = {
     Leave: Agent._leave,
     StateDigest: Agent._keep_digest,
     HeartbeatInterval: Agent._interval,
+    CommitStep: lambda agent, order, number: agent.keeper.on_grant(order, number),
+    StepAnnounced: lambda agent, news, number: agent.keeper.on_announced(news, number),
+    ReleaseBefore: lambda agent, order, number: agent.keeper.on_release(order, number),
+    Origin: lambda agent, origin, number: agent.keeper.on_origin(origin, number),
 }

@@ -4,8 +4,8 @@ Belongs here: what is right. Does not belong here: who looks when (`checks`).
 
 The master's own invariants (`holdfast_master.job.invariants`) are checked beside these: ranks are
 contiguous, one boundary, incidents and charges agree, classes of each node sum to its wall time.
-Grants for commits do not exist in this version: what exists is checked, that no two rounds step at
-once and that workers without a master die at the limit (`masterless_ends`).
+That nothing is committed without a grant, and nothing announced that is not there, is held against
+what the `storage` itself has seen.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from simulation.master import JOB_UID, UNIX_START, Master
 from simulation.network import Stream
 from simulation.operator import Operator
 from simulation.scenario import Scenario
+from simulation.storage import Storage
 from simulation.training import Training
 
 RESTART_SECONDS = 0.5
@@ -38,6 +39,7 @@ class Job:
         self.luck = random.Random(f"{scenario.seed}/job")
         self.time = VirtualTime()
         self.disk = Disk()
+        self.storage = Storage()
         self.checks = Checks(self)
         self.training = Training(self.time, self.checks.two_rounds)
         self.agents: dict[int, Agent] = {}

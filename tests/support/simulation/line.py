@@ -61,6 +61,10 @@ class Line:
         """A message of a master arrived."""
         raise NotImplementedError
 
+    def begun(self, current: Any) -> None:
+        """The processes of a round exist."""
+        raise NotImplementedError
+
     def workers_dead(self) -> None:
         """Nothing of the workers lives."""
         raise NotImplementedError

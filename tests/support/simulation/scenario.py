@@ -55,6 +55,8 @@ class Scenario:
     """holdfast_wire.messages.SuccessPolicy."""
     skew: float = 0.0
     """Agents' clocks run up to this share faster or slower."""
+    commits: float = 0.0
+    """How often agents look for new steps to keep and to write, s; 0: there are no checkpoints."""
     faults: tuple[Fault, ...] = ()
 
     def code(self) -> str:
@@ -171,6 +173,7 @@ def draw(seed: int, *, nodes: int | None = None, faults: int | None = None) -> S
         budget=luck.choice((10_000, 10_000, 10_000, 10_000, 3)),
         policy=luck.choice((1, 1, 1, 2, 3)),
         skew=luck.choice((0.0, 0.0, 0.01)),
+        commits=random.Random(f"{seed}/commits").choice((0.0, 0.3, 1.0)),
         faults=_schedule(luck, replicas, count),
     )
 

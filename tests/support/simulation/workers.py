@@ -154,6 +154,7 @@ class Workers:
         if self.paused:
             self.pause(paused=True)
         self.agent.report(RoundStarted(), current.number)
+        self.agent.begun(current)
 
     def pause(self, *, paused: bool) -> None:
         """The processes stand still with their node."""

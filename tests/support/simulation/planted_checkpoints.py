@@ -1,0 +1,57 @@
+"""Planted bugs in what the master makes of checkpoints; see `planted`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast_master.decide import checkpoints as policy
+from holdfast_master.job import checkpoints
+from holdfast_master.job.checkpoint_book import Pending
+from simulation.planted_agent import Patch
+
+
+def _granted_early() -> list[Patch]:
+    """A commit is granted once the first part is durable."""
+    return [(Pending, "whole", property(lambda pending: bool(pending.ranks)))]
+
+
+def _announced_early() -> list[Patch]:
+    """A step counts as committed once it was granted."""
+    right = checkpoints._send_grant
+
+    def send_grant(the_desk: Any, pending: Pending, node: Any) -> None:
+        right(the_desk, pending, node)
+        checkpoints._announce_to(the_desk, node, pending.version, "")
+
+    return [(checkpoints, "_send_grant", send_grant)]
+
+
+def _one_name() -> list[Patch]:
+    """A later coordinator gets the name of the one before: both commit."""
+
+    def send_grant(the_desk: Any, pending: Pending, node: Any) -> None:
+        pending.own = pending.attempt
+        right(the_desk, pending, node)
+
+    right = checkpoints._send_grant
+    return [(checkpoints, "_send_grant", send_grant)]
+
+
+def _anybodys_memory() -> list[Patch]:
+    """A world starts from the newest that some node has."""
+
+    def newest(offers: Any, damaged: Any, *, from_memory: bool) -> Any:
+        found = frozenset().union(*offers)
+        return max((one for one in found if (one, from_memory) not in damaged), default=None)
+
+    return [(policy, "_newest", newest)]
+
+
+BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
+    ("granted early", "a commit is granted before all is there", _granted_early),
+    ("announced early", "a step is announced that may be lost", _announced_early),
+    ("one name", "two coordinators commit under one name", _one_name),
+    ("anybody's memory", "a world starts from what not all have", _anybodys_memory),
+)
+"""Name, what is wrong, and how."""
