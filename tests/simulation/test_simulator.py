@@ -127,3 +127,27 @@ def test_a_calm_job_of_any_size_ends_well(nodes: int) -> None:
     """No fault, no incident but growth."""
     outcome = run(Scenario(seed=1, replicas=nodes, minimum=1, maximum=nodes))
     assert outcome.ok, outcome.text
+
+
+FOUND = {
+    "a digest's draining node was counted in the world that it left too small": Scenario(
+        seed=905212,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        faults=(
+            Fault(2.0, "restart_node", 0, 0.0),
+            Fault(2.0, "lose_journal", 1, 2.0),
+            Fault(4.0, "cut_down", 0, 12.0),
+            Fault(6.0, "kill_master", 0, 0.4128),
+        ),
+    ),
+}
+"""What hours of `make soak` found, as it shrank it."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_once_stays_mended(name: str) -> None:
+    """The schedule that broke an invariant breaks none."""
+    outcome = run(FOUND[name])
+    assert outcome.ok, outcome.text

@@ -42,10 +42,14 @@ def form(desk: Desk) -> None:
         ),
         desk.now,
     )
-    if isinstance(verdict, Form):
-        _decide(desk, verdict)
-    else:
+    if not isinstance(verdict, Form):
         _wait(desk, verdict)
+    elif not desk.claims.settled:
+        # What the predecessor left with the agents may say that one of them is to leave.
+        digests.take(desk)
+        desk.dirty = True
+    else:
+        _decide(desk, verdict)
 
 
 def _may_grow(desk: Desk, present: int) -> bool:
@@ -109,7 +113,6 @@ def _wait(desk: Desk, verdict: Wait) -> None:
 
 def _decide(desk: Desk, verdict: Form) -> None:
     """Decide the members, their order, and the round's number."""
-    digests.take(desk)
     state = desk.state
     previous = state.assigned
     candidates = [desk.roster.nodes[rank].candidate for rank in desk.roster.candidates]
