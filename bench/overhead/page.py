@@ -20,9 +20,10 @@ Generated from [overhead.jsonl](overhead.jsonl) by `python -m bench.overhead --p
 
 Two ranks of one node keep both cores busy (DDP over gloo, steps of about 30 ms of arithmetic, a
 heartbeat of what the SDK wrote into its page), in turns under torchrun without the SDK and under
-`holdfast-run` with it. What runs beside the ranks takes its CPU time from them, so that time, as a
-share of the machine's, is the overhead; the ratio of the step times says the same with the
-machine's noise in it. The job master runs on the node only here: in a cluster it has its own pod.
+`holdfast-run` with it. What runs beside the ranks takes its CPU time from one of them, and the
+others wait for that one: so that time, as a share of the step's, is the overhead. The ratio of the
+step times says the same with the machine's noise in it. The job master runs on the node only here:
+in a cluster it has its own pod.
 """
 
 
@@ -52,7 +53,7 @@ def _promises(costs: Sequence[SdkCost], trials: Sequence[Trial]) -> str:
 
 
 def overhead(costs: Sequence[SdkCost], trials: Sequence[Trial]) -> float:
-    """Return what agent, zygote and the SDK's calls take of the machine while it trains."""
+    """Return what agent, zygote and the SDK's calls take of a step."""
     ours = [trial for trial in trials if trial.launcher == HOLDFAST]
     call_us = max(cost.median for cost in costs) / 1000
     return statistics.median(

@@ -34,8 +34,11 @@ class Trial:
     """Load average of the last minute, at the end."""
 
     def share(self, cpu_us: float) -> float:
-        """Return CPU time per step as a share of what the machine has in that time."""
-        return cpu_us / self.step_us / self.cores
+        """Return CPU time per step as a share of the step.
+
+        Taken from one rank it delays all of them, so other cores do not make it less.
+        """
+        return cpu_us / self.step_us
 
 
 def from_line(line: str) -> SdkCost | Trial:

@@ -54,7 +54,7 @@ class Later:
     """
 
     make: Callable[[], Input | None]
-    """Returns the input; None: there is none after all. Raises nothing."""
+    """Returns the input; None: there is none after all."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -152,7 +152,7 @@ class Loop:
             await self._settle()
             instructions += self._decide(Stalled(stalled))
         for taken in self._drain(len(self._inputs) if stalled else BATCH_LIMIT):
-            event = taken.make() if isinstance(taken, Later) else taken
+            event = self._made(taken) if isinstance(taken, Later) else taken
             if event is not None:
                 instructions += self._decide(event)
         if self._tick_due():
@@ -218,6 +218,14 @@ class Loop:
                 self._lingering = None
         self._room.set()
         return taken
+
+    def _made(self, later: Later) -> Input | None:
+        try:
+            return later.make()
+        except Exception:
+            self.counters.core_errors += 1
+            log.exception("an input could not be made")
+            return None
 
     def _decide(self, event: Input) -> list[Instruction]:
         self.counters.inputs += 1

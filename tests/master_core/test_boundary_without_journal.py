@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_wire.messages import DrainNodeRequest
+from holdfast_master.inputs import UserRequest
+from holdfast_wire.messages import ArmEcho, DrainNodeRequest, MasterSpec, ScaleRequest
 from simulated_job import SimulatedJob, job_spec
 
 
-def saving_job(*seconds: float) -> SimulatedJob:
+def saving_job(
+    *seconds: float, spec: MasterSpec | None = None, ask: UserRequest | None = None
+) -> SimulatedJob:
     """A job whose nodes, of two ranks, take so long to save, and have begun to."""
-    job = SimulatedJob(job_spec(replicas=len(seconds), min_replicas=1))
+    job = SimulatedJob(spec or job_spec(replicas=len(seconds), min_replicas=1))
     job.raises = 0.0
     job.add_agents(len(seconds), local=2)
     job.run_until("TRAINING")
     job.run(2.0)
     for rank, taken in enumerate(seconds):
         job.agents[rank].save_seconds = taken
-    job.ask(DrainNodeRequest(node_rank=len(seconds) - 1))
+    job.ask(ask or DrainNodeRequest(node_rank=len(seconds) - 1))
     limit = job.time.now + 10.0
     assert job.time.run(limit, lambda: all(a.saving for a in job.agents.values()))
     return job
@@ -53,12 +56,27 @@ def test_who_saves_is_not_killed_and_no_step_is_lost(
 
 
 def test_who_never_heard_of_the_boundary_is_not_waited_for() -> None:
-    """One saved, one trains on and has seen no arm: they cannot stop together any more."""
+    """One saved, one trains on and has seen no arm: they cannot stop together any more.
+
+    What it says again of the boundary before, which it did hear of, is about another round.
+    """
     job = saving_job(0.3, 0.3)
     late = job.agents[1]
     late.saving, late.arm, late.saved_arm = False, None, 99
+    earlier = (late._fence(0), ArmEcho(arm_id=job.agents[0].saved_arm, seen_at_step=3))
+    late.important.append(earlier)
     master_without_journal(job, 1.0)
     began = job.time.now
     assert job.time.run(began + 30.0, lambda: 2 in job.training.rounds)
     assert job.time.now - began < 5.0
     assert "BoundaryMissed" in job.reasons()
+
+
+def test_a_save_has_as_long_under_the_next_master() -> None:
+    """40 s are longer than a boundary's patience, and within what a smaller job was promised."""
+    spec = job_spec(replicas=2, min_replicas=1, scale_down_grace_seconds=60.0)
+    job = saving_job(40.0, 40.0, spec=spec, ask=ScaleRequest(replicas=1))
+    master_without_journal(job, 0.5)
+    assert job.time.run(job.time.now + 60.0, lambda: 2 in job.training.rounds)
+    assert (job.saves_cut, job.charges()) == (0, [])
+    assert "BoundaryMissed" not in job.reasons()

@@ -44,6 +44,8 @@ def hello(
 ) -> Hello:
     """Return the hello of this moment."""
     shown = current if current is not None and exits.is_shown(current.orders) else None
+    if shown is not None and shown.number != memory.round:
+        shown = None  # a newer one is being prepared, and its predecessor is no news
     seen = shown.ranks(page) if shown else {}
     return Hello(
         job_uid=settings.job_uid,

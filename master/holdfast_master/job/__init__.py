@@ -5,5 +5,6 @@ deadlines. Does not belong here: policies (`decide`), clocks, I/O, logging, rand
 
 The order of layers: `state roster world case ledger timers` know; `desk` holds them together;
 `incidents charges losses reports hellos operators users` note what they are told; `steering` asks
-the policies what to do next, through `rounds rescale ending responses stores replacements`.
+the policies what to do next, through `rounds rescale stopping ending responses stores
+replacements`.
 """

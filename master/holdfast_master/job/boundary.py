@@ -1,6 +1,6 @@
 """A boundary on its way: all ranks are to save and stop after the same step.
 
-Belongs here: how far it has come. Does not belong here: setting it and what follows (`rescale`).
+Belongs here: how far it has come. Does not belong here: setting it and what follows (`stopping`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Belongs here: one handler for each message, the grant of a commit, the start of a world. Does not
 belong here: which version counts (`decide.checkpoints`), what is held where (`checkpoint_book`),
-when a boundary is armed (`rescale`).
+when a boundary is armed (`stopping`).
 
 Nothing is committed without a grant, and only one agent has it at a time: a later grant names the
 attempt anew, and whoever takes that name leaves nothing to commit for the one before.

@@ -226,8 +226,10 @@ def _boundary(desk: Desk, node: Node, number: int, message: BoundaryReached) -> 
         stopping.saved(desk, node, message)
 
 
-def _echo(desk: Desk, node: Node, _: int, message: ArmEcho) -> None:
-    stopping.echoed(desk, node, message)
+def _echo(desk: Desk, node: Node, number: int, message: ArmEcho) -> None:
+    world = desk.member(node)
+    if world is not None and world.round == number:  # the one of the round before is said again
+        stopping.echoed(desk, node, message)
 
 
 def _command_done(desk: Desk, node: Node, _: int, message: CommandDone) -> None:

@@ -1,7 +1,7 @@
 """Rounds: forming a world, having its store, telling every member its place, seeing it train.
 
 Belongs here: the way of a world from its decision to its first step. Does not belong here: sizes
-and order (`decide.rendezvous`), why a world ended (`incidents`, `rescale`).
+and order (`decide.rendezvous`), why a world ended (`incidents`, `stopping`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def form(desk: Desk) -> None:
     elif not desk.claims.settled:
         # What the predecessor left with the agents may say that one of them is to leave.
         digests.take(desk)
-        desk.dirty = True
+        form(desk)
     else:
         _decide(desk, verdict)
 

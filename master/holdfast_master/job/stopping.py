@@ -41,13 +41,8 @@ def _blind(desk: Desk, world: World) -> str:
 
 
 def _arm(desk: Desk, world: World, boundary: Boundary) -> None:
-    latency = desk.settings.latency_seconds + desk.heartbeat
-    choice = arming.choose(
-        incidents.sightings(desk, world),
-        latency=latency,
-        tries=boundary.tries,
-        not_before=max(world.reached, boundary.passed),
-    )
+    latency = _latency(desk)
+    choice = _choose(desk, world, boundary)
     boundary.arm_id = desk.command("arm", 0)
     boundary.step = choice.step
     boundary.echoed.clear()
@@ -63,6 +58,20 @@ def _arm(desk: Desk, world: World, boundary: Boundary) -> None:
     desk.timers.set(Timer.BOUNDARY, due + boundary.patience)
 
 
+def _choose(desk: Desk, world: World, boundary: Boundary) -> arming.ArmStep:
+    return arming.choose(
+        incidents.sightings(desk, world),
+        latency=_latency(desk),
+        tries=boundary.tries,
+        not_before=max(world.reached, boundary.passed),
+    )
+
+
+def _latency(desk: Desk) -> float:
+    """From here to a rank's page, and back here with the next heartbeat, s."""
+    return desk.settings.latency_seconds + desk.heartbeat
+
+
 def resume(desk: Desk, world: World) -> None:
     """An earlier master's boundary: its ranks save and stop all the same, if all know the step."""
     if not world.places.keys() <= desk.roster.nodes.keys():
@@ -70,7 +79,9 @@ def resume(desk: Desk, world: World) -> None:
         return
     settings, stop = desk.settings, desk.state.stop
     reason = desk.case.best.text if desk.case is not None else desk.state.text
-    patience = settings.boundary_seconds if stop is None else desk.stop_grace / 2
+    shrinks = len(world.places) > desk.wanted
+    patience = desk.spec.scale_down_grace_seconds if shrinks else settings.boundary_seconds
+    patience = patience if stop is None else desk.stop_grace / 2
     desk.boundary = Boundary(reason=reason, arm_id=0, step=0, patience=patience)
     desk.timers.set(Timer.BOUNDARY, desk.now + settings.silence_seconds + patience)
 
@@ -87,8 +98,7 @@ def take_up(desk: Desk, world: World) -> None:
 
 
 def _await_echoes(desk: Desk) -> None:
-    latency = desk.settings.latency_seconds + desk.heartbeat
-    desk.timers.set(Timer.ECHO, desk.now + 2 * latency)
+    desk.timers.set(Timer.ECHO, desk.now + 2 * _latency(desk))
 
 
 def send_arm(desk: Desk, node: Node) -> None:
@@ -134,12 +144,16 @@ def echo_due(desk: Desk) -> None:
     # Who is away has an earlier master's arm, or gets a new one when he is back; or time runs out.
     if boundary.arm_id or (back and boundary.is_apart(running)):
         _again(desk, world, boundary, "not every node saw the arm in time")
+    elif back:
+        # Its step is not known here; an arm of this moment would be for a later one.
+        latest = _choose(desk, world, boundary)
+        desk.timers.set(Timer.BOUNDARY, desk.now + latest.expected_seconds + boundary.patience)
 
 
 def _again(desk: Desk, world: World, boundary: Boundary, late: str) -> None:
     if world.saved:
-        # Some have stopped already: who has not heard of it by now never will. Who has, as under
-        # an arm of this master, is on his way: he stops too, or the deadline comes.
+        # Some have stopped already: who has not heard of an earlier master's arm by now never
+        # will. Under an arm of this master the others stop too, or the deadline comes.
         if not boundary.arm_id:
             miss(desk, f"{late}, and {len(world.saved)} have saved and stopped")
         return

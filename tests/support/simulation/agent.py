@@ -81,6 +81,8 @@ class Agent(Line):
         self.said_warm = self.warm
         current = self.workers.current
         shown = current if current is not None and exits.is_shown(current.orders) else None
+        if shown is not None and shown.number != self.accepted.round:
+            shown = None
         seen = self.workers.view(shown) if shown else {}
         step = ranks.common_step(seen, shown.number) if shown else 0
         return Hello(
