@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import psutil
 import pytest
 
 from agent_process import AgentProcess, wait_gone
+from holdfast_agent.arenas import Arenas
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
@@ -145,3 +148,28 @@ def test_no_byte_is_left_when_the_agent_is_killed(start: Start, tmp_path: Path) 
     following = start(3)
     assert following.wait(120) == 0, following.errors()
     assert list((tmp_path / "tmp").glob("holdfast_arena_*")) == []
+
+
+async def test_a_grant_that_comes_before_the_first_trainer_is_carried_out() -> None:
+    """Agents that died may have left a step whole: the next ones are told before they train."""
+    arenas, heard = Arenas(), asyncio.Event()
+    running = asyncio.get_running_loop()
+    arenas.open(lambda *_: None)
+
+    def word(_service: object) -> None:
+        running.call_soon_threadsafe(heard.set)
+
+    arenas.tell(word)
+    try:
+        await asyncio.sleep(0)
+        assert not heard.is_set()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as trainer:
+            await asyncio.to_thread(_connect, trainer, arenas.path)
+            async with asyncio.timeout(30):
+                await heard.wait()
+    finally:
+        await arenas.close(5.0)
+
+
+def _connect(trainer: socket.socket, path: str) -> None:
+    trainer.connect(path)

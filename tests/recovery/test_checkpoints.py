@@ -65,6 +65,7 @@ def test_kills_at_random_instants_lose_nothing_that_was_announced(
 ) -> None:
     """Ranks, agents and the master; each world starts from what was durable, or from newer."""
     seed = int(os.environ.get("FLASH_SEED", random.randrange(2**32)))
+    print(f"FLASH_SEED={seed}")
     rng = random.Random(seed)
     parallel = rng.choice(["ddp", "fsdp2"])
     job = start_job(f"--parallel={parallel}", "--extra-work-ms=100", "--save-every=5")

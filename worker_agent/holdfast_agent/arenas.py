@@ -10,6 +10,7 @@ memory is in memfds that this process and its ranks alone hold: it is gone when 
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import threading
 from collections.abc import Callable
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 HELD_SHARE = 0.2
 """Of the heartbeat interval: what is in memory is told so often at most. At 0.5 s that is 0.1 s."""
+MOST_UNTOLD = 64
+"""Words of masters that wait for a first trainer: a grant for each step that dead agents left."""
 
 Report = Callable[[Any, int | None], None]
 """Sends a message to the master, about a round where one is named."""
@@ -41,6 +44,9 @@ class Arenas:
         self.path = str(self._home / "keeper")
         self._listener = listen(self.path)
         self._service: LedService | None = None
+        self._untold: collections.deque[Callable[[LedService], None]]
+        self._untold = collections.deque(maxlen=MOST_UNTOLD)
+        """Words that came before the first trainer."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._report: Report = lambda *_: None
@@ -72,15 +78,19 @@ class Arenas:
             return
         service = LedService(Keeper(led=True), self._listener, _Lead(self, self._loop))
         self._service = service
+        while self._untold:
+            self.tell(self._untold.popleft())
         self._thread = threading.Thread(
             target=_serve, args=(service,), name="holdfast-arenas", daemon=True
         )
         self._thread.start()
 
     def tell(self, word: Callable[[LedService], None]) -> None:
-        """Pass a master's word on; without a trainer so far there is nobody whom it concerns."""
+        """Pass a master's word on, once there is a trainer: it may grant what dead agents wrote."""
         service = self._service
-        if service is not None:
+        if service is None:
+            self._untold.append(word)
+        else:
             service.post(lambda: word(service))
 
     def restate(self) -> None:
