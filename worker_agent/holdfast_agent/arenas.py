@@ -95,7 +95,8 @@ class Arenas:
 
     def restate(self) -> None:
         """Tell a master that has just welcomed this agent what it may not know."""
-        self.tell(lambda service: service.restate())
+        if self._service is not None:  # else there is nothing, and grants need the room
+            self.tell(lambda service: service.restate())
 
     def attempt(self, number: int) -> str:
         """Return the name of a round's attempts; from any thread."""
