@@ -27,7 +27,7 @@ RECORD = PAGE.with_suffix(".jsonl")
 def main() -> int:
     """Measure what is named, or everything; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
-    parser.add_argument("names", nargs="*", help="replacement, node, master, writes, kills")
+    parser.add_argument("names", nargs="*", help="replacement, many, node, master, writes, kills")
     parser.add_argument("--kills", type=int, default=210)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--publish", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
@@ -35,6 +35,7 @@ def main() -> int:
     seed = options.seed
     all_of_them: dict[str, Callable[[Stage], Figures]] = {
         "replacement": lambda one: measure.replacement(one, seed),
+        "many": measure.many,
         "node": measure.lost_node,
         "master": measure.lost_master,
         "writes": measure.writes,

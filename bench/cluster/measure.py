@@ -19,6 +19,7 @@ from cluster.churn import Witness
 from cluster.jobs import container, manifest, training
 from cluster.killing import Killing
 from cluster.release import ACCOUNT
+from holdfast_operator.plan.history import SETTLED_S
 
 Figures = dict[str, Any]
 _GPUS: Final = {"limits": {"nvidia.com/gpu": 8}}
@@ -26,34 +27,57 @@ _PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.005
 
 
-def replacement(stage: Stage, seed: int, count: int = 100) -> Figures:
-    """From the event that a worker's pod is gone to the event that its successor exists."""
+def replacement(stage: Stage, seed: int, rounds: int = 10, workers: int = 10) -> Figures:
+    """From the event that a worker's pod is gone to the event that its successor exists.
+
+    Each pod has lived for so long that its end does not look like one that cannot start: those
+    are waited for on purpose.
+    """
     chance = random.Random(seed)
     job = stage.job("replace")
-    job.create(manifest("sleep", "3600", replicas=4))
-    job.until("four pods", lambda: len(job.live()) == 4)
+    job.create(manifest("sleep", "3600", replicas=workers))
+    job.until("its pods", lambda: len(job.live()) == workers)
     witness = Witness(stage.kubectl)
-    numbers = dict.fromkeys(range(4), 0)
     took = []
     try:
-        for _ in range(count):
-            rank = chance.randrange(4)
-            old, new = (f"replace-worker-{rank}-{numbers[rank] + more}" for more in (0, 1))
-            stage.kubectl.run("delete", "pod", old, "--force", "--grace-period=0")
-            numbers[rank] += 1
-            both = {("DELETED", old), ("ADDED", new)}
-            _wait(lambda both=both: both <= witness.times.keys())
-            took.append(witness.times["ADDED", new] - witness.times["DELETED", old])
-            job.until("the pod to run", lambda new=new: new in job.live())  # type: ignore[misc]
+        for number in range(rounds):
+            time.sleep(SETTLED_S)
+            for rank in chance.sample(range(workers), workers):
+                old, new = (f"replace-worker-{rank}-{number + more}" for more in (0, 1))
+                stage.kubectl.run("delete", "pod", old, "--force", "--grace-period=0")
+                both = {("DELETED", old), ("ADDED", new)}
+                _wait(lambda both=both: both <= witness.times.keys())
+                took.append(witness.times["ADDED", new] - witness.times["DELETED", old])
+            job.until("its pods", lambda: len(job.live()) == workers)
     finally:
         witness.stop()
     job.delete()
     took.sort()
     return {
-        "pods": count,
+        "pods": len(took),
         "p50_s": _quantile(took, 0.5),
         "p99_s": _quantile(took, 0.99),
         "max_s": round(took[-1], 3),
+    }
+
+
+def many(stage: Stage, workers: int = 200) -> Figures:
+    """From the job's first pod, its master, to its last worker's; no node takes them."""
+    job = stage.job("many")
+    body = manifest("sleep", "3600", replicas=workers)
+    body["spec"]["worker"]["template"]["spec"]["nodeSelector"] = {"nowhere": "yes"}
+    witness = Witness(stage.kubectl)
+    try:
+        job.create(body)
+        _wait(lambda: sum(kind == "ADDED" for kind, _ in witness.times) > workers)
+        made = sorted(at for (kind, _), at in witness.times.items() if kind == "ADDED")
+    finally:
+        witness.stop()
+    job.delete()
+    return {
+        "workers": workers,
+        "seconds": round(made[-1] - made[0], 2),
+        "pods_per_s": round(workers / (made[-1] - made[0])),
     }
 
 

@@ -32,6 +32,13 @@ _ROWS: Final[tuple[Row, ...]] = (
         lambda one: one["p99_s"] <= 0.3,
     ),
     (
+        "many",
+        "first pod of a job → its last",
+        "no bar",
+        "{seconds} s for {workers} workers ({pods_per_s} pods/s)",
+        lambda _: True,
+    ),
+    (
         "node",
         "node lost silently → training again at the smaller world",
         "≤ 6 s",

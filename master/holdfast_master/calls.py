@@ -33,6 +33,8 @@ class CallCounters:
     """Calls and messages that were refused, by the reason in their ErrorInfo."""
 
     refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    newer: int = 0
+    """Messages that only a newer release understands: they were passed over."""
 
 
 class RefusedError(Exception):
@@ -72,16 +74,26 @@ def parse(kind: type[Any], data: bytes) -> Any:
         raise malformed(str(error)) from error
 
 
-def converted(proto: Any) -> Any:
-    """Return the twin of a protobuf message.
+def understood(proto: Any, counters: CallCounters) -> Any:
+    """Return the twin of a protobuf message that carries one of several, None: it is passed over.
 
-    Raises:
-        RefusedError: it has a value that this release does not know.
+    Its sender may be of a newer release, which goes on without an answer to what is new in it; to
+    end its stream would only bring the same message again.
     """
     try:
-        return codec.from_proto(proto)
-    except codec.WireError as error:
-        raise malformed(str(error)) from error
+        twin = codec.from_proto(proto)
+    except codec.NewerError as error:
+        return _pass_over(str(error), counters)
+    if twin.message is None:
+        kind = type(twin).__name__
+        return _pass_over(f"{kind}.message is not set, or is of a newer release", counters)
+    return twin
+
+
+def _pass_over(what: str, counters: CallCounters) -> None:
+    if not counters.newer:
+        log.warning("passed over: %s; later ones are only counted", what)
+    counters.newer += 1
 
 
 def caller(context: Context) -> Identity:

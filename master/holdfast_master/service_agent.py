@@ -117,7 +117,9 @@ class AgentService:
     async def _read(self, session: Session, context: Context) -> None:
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                await self._put(_taken(session, data))
+                event = _taken(session, data, self._counters)
+                if event is not None:
+                    await self._put(event)
         except RefusedError as error:
             session.end(Ending(DisconnectCause.REFUSED, error.refusal))
         except grpc.aio.BaseError:
@@ -175,29 +177,20 @@ class _Writer:
             session.end(session.after_queue)
 
 
-def _taken(session: Session, data: bytes) -> Received | Later:
+def _taken(session: Session, data: bytes, counters: CallCounters) -> Received | Later | None:
     proto = calls.parse(SessionRequest, data)
     if proto.WhichOneof("message") == "heartbeat":
-        return Later(partial(_heartbeat, session, proto, data))
-    return _received(session, proto, data)
+        return Later(partial(_received, session, proto, data, counters))
+    return _received(session, proto, data, counters)
 
 
-def _heartbeat(session: Session, proto: Any, data: bytes) -> Received | None:
-    try:
-        return _received(session, proto, data)
-    except RefusedError as error:
-        session.end(Ending(DisconnectCause.REFUSED, error.refusal))
+def _received(session: Session, proto: Any, data: bytes, counters: CallCounters) -> Received | None:
+    request: SessionRequest | None = calls.understood(proto, counters)
+    if request is None or request.message is None:
         return None
-
-
-def _received(session: Session, proto: Any, data: bytes) -> Received:
-    request: SessionRequest = calls.converted(proto)
-    message = request.message
-    if message is None:
-        raise calls.malformed("SessionRequest.message is not set, or is of a newer release")
-    if isinstance(message, Hello):
+    if isinstance(request.message, Hello):
         raise calls.malformed("SessionRequest.hello came twice; open a new stream instead")
-    return Received(session.number, request.fence, message, data)
+    return Received(session.number, request.fence, request.message, data)
 
 
 def _checked_hello(request: SessionRequest, peer: Identity, job_uid: str) -> Hello:

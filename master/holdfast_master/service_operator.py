@@ -147,9 +147,9 @@ class OperatorService:
     async def _read(self, sync: _Sync, context: Context) -> None:
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                event = _event(calls.decode(SyncRequest, data))
-                if self._current is sync:
-                    await self._put(event)
+                request = calls.understood(calls.parse(SyncRequest, data), self._counters)
+                if request is not None and self._current is sync:
+                    await self._put(_event(request.message))
         except RefusedError as error:
             sync.end(error.refusal)
         except grpc.aio.BaseError:
@@ -217,8 +217,14 @@ def _checked(spec: MasterSpec) -> MasterSpec:
     return spec
 
 
-def _event(request: SyncRequest) -> Input:
-    match request.message:
+def _event(
+    message: MasterSpec
+    | messages.PodObservation
+    | messages.ScaleResult
+    | messages.StopWish
+    | messages.PodListDone,
+) -> Input:
+    match message:
         case MasterSpec() as spec:
             return SpecArrived(_checked(spec))
         case messages.PodObservation() as observation:
@@ -229,5 +235,3 @@ def _event(request: SyncRequest) -> Input:
             return StopWished(wish)
         case messages.PodListDone():
             return PodListDone()
-        case None:
-            raise calls.malformed("SyncRequest.message is not set, or is of a newer release")

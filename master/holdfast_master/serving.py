@@ -164,6 +164,7 @@ class Master:
         return {
             **dataclasses.asdict(self._loop.counters),
             "refused": dict(self.counters.refused),
+            "newer": self.counters.newer,
             "cut_off": self.sessions.cut_off,
         }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from holdfast_operator.belongings import Belongings
@@ -44,7 +46,7 @@ class Applier:
         """Carry out one action; raises KubeError where it has to be tried again."""
         match action:
             case CreatePod():
-                await self._create(keeper, action)
+                await self.create(keeper, (action,))
             case DeletePod():
                 await self._delete(keeper, action)
             case ScaleJob():
@@ -70,27 +72,54 @@ class Applier:
         await self._client.call("PATCH", path, body, APPLY)
         keeper.status, keeper.written_at = status, time.monotonic()
 
-    async def _create(self, keeper: JobKeeper, action: CreatePod) -> None:
-        slot, source = action.slot, keeper.source(self._image)
+    async def create(self, keeper: JobKeeper, actions: Sequence[CreatePod]) -> bool:
+        """Make pods side by side.
+
+        Returns:
+            Whether the API server takes them all.
+
+        Raises:
+            KubeError: one has to be tried again; the others were.
+        """
+        pods: list[tuple[CreatePod, dict[str, Any]]] = []
+        for action in actions:  # one by one: they share the status and the Secrets
+            try:
+                pods.append((action, await self._manifest(keeper, action)))
+            except RefusedError as error:
+                self._take_refusal(keeper, action, error)
+                return False
+        made = await asyncio.gather(
+            *(self._post(keeper, action, pod) for action, pod in pods), return_exceptions=True
+        )
+        for one in made:
+            if isinstance(one, BaseException):
+                raise one
+        return all(made)
+
+    async def _manifest(self, keeper: JobKeeper, action: CreatePod) -> dict[str, Any]:
+        """The pod, once everything is there that it needs."""
+        source = keeper.source(self._image)
+        if action.slot.role is Role.MASTER:
+            return master_pod(source, action, await self._next_epoch(keeper))
+        await self._note_revision(keeper)
+        if action.slot.role is Role.WORKER:
+            await self._belongings.certify(keeper, action.slot)
+        return worker_pod(source, action)
+
+    async def _post(self, keeper: JobKeeper, action: CreatePod, pod: dict[str, Any]) -> bool:
         try:
-            if slot.role is Role.MASTER:
-                pod = master_pod(source, action, await self._next_epoch(keeper))
-            else:
-                await self._note_revision(keeper)
-                if slot.role is Role.WORKER:
-                    await self._belongings.certify(keeper, slot)
-                pod = worker_pod(source, action)
             await self._client.call("POST", paths.core(keeper.owner, "pods"), pod)
         except RefusedError as error:
             if not error.exists:
                 self._take_refusal(keeper, action, error)
-                return
+                return False
             # Made a moment ago, or by an earlier job of the name, whose pod is about to go.
             keeper.expect(action.name, time.monotonic() + EXISTS_S)
-            return
-        keeper.refused.pop(slot, None)
+            return True
+        keeper.refused.pop(action.slot, None)
         keeper.expect(action.name, time.monotonic() + EXPECT_S)
         _log.info("job %s: made pod %s: %s", keeper.key, action.name, action.reason)
+        return True
 
     def _take_refusal(self, keeper: JobKeeper, action: CreatePod, error: RefusedError) -> None:
         """What the API server says against a pod: it ends the job, or is waited for."""

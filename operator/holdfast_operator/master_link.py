@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -39,6 +39,7 @@ _STATUS_S: Final = 3600.0
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 1.0
 
+Response = TypeVar("Response", SyncResponse, WatchJobResponse)
 Upward = MasterSpec | PodObservation | ScaleResult | StopWish | PodListDone
 
 
@@ -121,9 +122,9 @@ class MasterLink:
                 async for data in call:
                     if not watching:
                         watching.append(asyncio.create_task(self._watch(channel)))
-                    message = codec.decode(SyncResponse, data).message
-                    if message is not None:
-                        yield message
+                    response = self._understood(SyncResponse, data)
+                    if response is not None and response.message is not None:
+                        yield response.message
             finally:
                 call.cancel()
                 for task in watching:
@@ -138,7 +139,9 @@ class MasterLink:
             )
             try:
                 async for data in open_watch(codec.encode(request)):
-                    response = codec.decode(WatchJobResponse, data)
+                    response = self._understood(WatchJobResponse, data)
+                    if response is None:
+                        continue
                     self._resume_token = response.resume_token or self._resume_token
                     match response.message:
                         case JobSnapshot() as snapshot:
@@ -150,6 +153,14 @@ class MasterLink:
             except grpc.aio.AioRpcError as error:
                 self._note(f"events: {error.code().name} {error.details()}")
             await asyncio.sleep(_LONGEST_RETRY_S)
+
+    def _understood(self, kind: type[Response], data: bytes) -> Response | None:
+        """What a message says; None: it is passed over, its master is of a newer release."""
+        try:
+            return codec.decode(kind, data)
+        except codec.WireError as error:
+            self._note(f"passed over: {error}")
+            return None
 
     async def _requests(self) -> AsyncIterator[bytes]:
         outgoing = self._outgoing = asyncio.Queue()

@@ -20,10 +20,11 @@ from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import MasterLink
 from holdfast_operator.news.happenings import from_master, transitions
 from holdfast_operator.news.report import Reporter
-from holdfast_operator.plan.actions import CreatePod, Hold, Plan
+from holdfast_operator.plan.actions import Action, CreatePod, Hold, Plan, in_steps
 from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import SETTLED_S
 from holdfast_operator.plan.pods import MASTER_SLOT, Role
+from holdfast_operator.plan.refusals import FIRST_WAIT_S
 from holdfast_operator.plan.view import Said
 from holdfast_operator.revisions import Revisions
 from holdfast_operator.settings import OperatorSettings
@@ -117,24 +118,38 @@ class Reconciler:
         if goes_on and keeper.prepared:
             await self._belongings.keep_budget(keeper)
             waits.append(await self._belongings.look_after(keeper, time.time()))
-        outcome = keeper.view.outcome
         made = self._plan(keeper)
-        for action in made.actions:
+        waits += await self._act(keeper, made.actions)
+        waits += [made.requeue_after, await self._write_status(keeper, dict(made.status))]
+        keeper.send_news()
+        return min(one for one in waits if one is not None)
+
+    async def _act(self, keeper: JobKeeper, actions: Sequence[Action]) -> list[float]:
+        """Carry out what is not under way yet; return how long to wait for the rest, s."""
+        outcome = keeper.view.outcome
+        waits: list[float] = []
+        due: list[Action] = []
+        for action in actions:
             if isinstance(action, CreatePod) and not keeper.prepared:
                 continue  # what its pods need is not there yet
             wait = keeper.expects(action, time.monotonic())
             if wait:
                 waits.append(wait)
-                continue
-            await self._applier.do(keeper, action)
-            if isinstance(action, Hold):
+            else:
+                due.append(action)
+        taken = True
+        for step in in_steps(due):
+            if not isinstance(step, tuple):
+                await self._applier.do(keeper, step)
+            elif taken:
+                taken = await self._applier.create(keeper, step)
+            if isinstance(step, Hold):
                 self._bodies[keeper.key] = keeper.body
             if keeper.view.outcome is not outcome:  # the API server does not take its pods
                 self._wake(keeper.key)
                 break
-        waits += [made.requeue_after, await self._write_status(keeper, dict(made.status))]
-        keeper.send_news()
-        return min(one for one in waits if one is not None)
+        # Those that were not tried: what was refused waits longer, and does not stand in their way.
+        return waits if taken else [*waits, FIRST_WAIT_S]
 
     async def _prepare(self, keeper: JobKeeper) -> None:
         """Check what the CRD's schema cannot see; then make what the job has all its life."""

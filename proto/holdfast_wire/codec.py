@@ -56,6 +56,10 @@ class WireError(ValueError):
     """A message cannot be carried over: names the message, the field and the value."""
 
 
+class NewerError(WireError):
+    """A message says something that only a newer release knows."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Converter:
     to_proto: Callable[[Any], Message]
@@ -82,7 +86,7 @@ def from_proto(message: Message) -> Any:
     """Return the twin of a protobuf `message`.
 
     Raises:
-        WireError: an enum has a number that this release does not know.
+        NewerError: an enum has a number that this release does not know.
     """
     return _converter(type(message).__name__).from_proto(message)
 
@@ -284,7 +288,7 @@ def _enum_decoder(owner: str, name: str, kind: type[enum.IntEnum]) -> Decode:
     def decode_enum(value: int) -> enum.IntEnum:
         member = known.get(value)
         if member is None:
-            raise WireError(
+            raise NewerError(
                 f"{owner}.{name} is {value}, which is no {kind.__name__} of this release; "
                 "the peer may be newer: upgrade this side"
             )

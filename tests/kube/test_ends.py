@@ -60,13 +60,23 @@ def test_what_is_left_of_a_job_is_what_its_cleanup_says(
 
 
 def test_a_job_ends_by_its_policies(make_job: Make, tmp_path: Path) -> None:
-    """The first rank that is done, rank 0, a rule about an exit code, the deadline."""
-    once = {name: tmp_path / name for name in ("rank0", "rule")}
+    """Any worker that is done, rank 0, a rule about an exit code, the deadline."""
+    once = {name: tmp_path / name for name in ("any", "rank0", "rule")}
     fails = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}
     cases: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
         "rank0": (
             _loop(
                 tmp_path, "--steps=5000", f"--exit-once=0:0:{once['rank0']}", successPolicy="Rank0"
+            ),
+            ("Complete", "Succeeded"),
+        ),
+        "any": (
+            _loop(
+                tmp_path,
+                "--steps=5000",
+                f"--exit-once=0:1:{once['any']}",
+                replicas=2,
+                successPolicy="AnyWorker",
             ),
             ("Complete", "Succeeded"),
         ),

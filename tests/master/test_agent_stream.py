@@ -85,9 +85,6 @@ async def test_an_agent_that_says_nothing_is_let_go(
 WRONG_BYTES = {
     "no protobuf": b"\xff\xff\xff",
     "cut short": codec.encode(SessionRequest(message=Goodbye(reason="long enough")))[:-4],
-    "nothing set": b"",
-    "a message of a newer release": b"\xba\x06\x00",
-    "an unknown enum": b"\x1a\x06\x12\x04\x40\x63\x08\x01",
     "a second hello": codec.encode(SessionRequest(message=Hello(agent_id="a"))),
 }
 
@@ -111,6 +108,28 @@ async def test_a_wrong_message_ends_only_its_own_stream(tmp_path: Path, data: by
         assert isinstance(heard, Received)
         assert served.master is not None
         assert served.master.counters.refused == {"MALFORMED_MESSAGE": 1}
+
+
+NEWER_BYTES = {
+    "nothing that is known": b"",
+    "another message": b"\xba\x06\x00",
+    "another number of an enum": b"\x1a\x06\x12\x04\x40\x63\x08\x01",
+}
+
+
+@pytest.mark.parametrize("data", NEWER_BYTES.values(), ids=NEWER_BYTES)
+async def test_what_only_a_newer_agent_says_is_passed_over(tmp_path: Path, data: bytes) -> None:
+    """A user's image may be a release ahead: its stream stays, and what is known is heard."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        stream = served.agent_stream(0)
+        await stream.hello()
+        await stream.write(data)
+        await stream.send(Warmed())
+        (heard,) = await served.told(Received)
+        assert isinstance(heard, Received)
+        assert heard.message == Warmed()
+        assert served.master is not None
+        assert (served.master.counters.newer, served.master.counters.refused) == (1, {})
 
 
 async def test_a_message_that_is_too_large_ends_its_stream(tmp_path: Path) -> None:

@@ -130,6 +130,22 @@ async def test_a_wrong_message_later_ends_the_stream(tmp_path: Path) -> None:
         await served.told(OperatorDisconnected)
 
 
+@pytest.mark.parametrize(
+    "data", [b"\xba\x06\x00", b"\x12\x02\x20\x63"], ids=["another message", "another phase"]
+)
+async def test_what_only_a_newer_operator_says_is_passed_over(tmp_path: Path, data: bytes) -> None:
+    """Its stream would only come back and say the same again."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        await stream.write(data)
+        await stream.send(messages.PodListDone())
+        await served.told(PodListDone)
+        assert not [item for item in served.core.inputs if isinstance(item, PodSeen)]
+        assert served.master is not None
+        assert served.master.counters.newer == 1
+
+
 async def test_an_operator_that_brings_no_spec_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from holdfast_operator.plan.history import History
-from holdfast_operator.plan.pods import Slot
+from holdfast_operator.plan.pods import Role, Slot
 
 
 class DeleteReason(enum.StrEnum):
@@ -109,6 +109,34 @@ class AskToStop:
 
 
 Action = CreatePod | DeletePod | ScaleJob | FinishJob | DeleteJob | Hold | LetGo | AskToStop
+
+
+MOST_AT_ONCE: Final = 64
+"""Pods that are made side by side at the most: enough to hide the API server's latency."""
+
+
+def in_steps(actions: Iterable[Action]) -> Iterator[Action | tuple[CreatePod, ...]]:
+    """The actions in their order, pods that may be made side by side as one tuple.
+
+    A slow start, as Kubernetes' own job controller has it: a master alone, then 1, 2, 4, …, so
+    that a quota which is used up, or a template that nobody takes, costs one request and not one
+    for each worker.
+    """
+    batch: list[CreatePod] = []
+    most = 1
+    for action in actions:
+        alone = not isinstance(action, CreatePod) or action.slot.role is Role.MASTER
+        if batch and (alone or len(batch) == most):
+            yield tuple(batch)
+            batch, most = [], min(MOST_AT_ONCE, 2 * most)
+        if not isinstance(action, CreatePod):
+            yield action
+        elif alone:
+            yield (action,)
+        else:
+            batch.append(action)
+    if batch:
+        yield tuple(batch)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,83 @@
+"""The streams to a job's master, as the operator hears them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import certificates
+from holdfast_operator.master_link import MasterLink
+from holdfast_operator.plan.view import Said
+from holdfast_wire import channel, codec
+from holdfast_wire.identity import Identity
+from holdfast_wire.messages import (
+    JobEvent,
+    PodListDone,
+    ReleaseDecision,
+    SyncResponse,
+    WatchJobResponse,
+)
+from served import eventually
+
+JOB = "j1"
+Handlers = dict[str, "grpc.RpcMethodHandler[bytes, bytes]"]
+RELEASE = ReleaseDecision(decision_id=1, node_ranks=(2,))
+EVENT = JobEvent(reason="WorldTraining")
+ANOTHER_MESSAGE = b"\xba\x06\x00"
+ANOTHER_PHASE = b"\x0a\x02\x18\x63"
+"""A JobStatus whose phase is 99."""
+
+
+async def _sync(_requests: object, context: Any) -> AsyncIterator[bytes]:
+    await context.read()
+    for data in (ANOTHER_MESSAGE, ANOTHER_PHASE, codec.encode(SyncResponse(message=RELEASE))):
+        yield data
+    await asyncio.Event().wait()
+
+
+async def _watch(_request: bytes, _context: object) -> AsyncIterator[bytes]:
+    for data in (ANOTHER_MESSAGE, ANOTHER_PHASE, codec.encode(WatchJobResponse(message=EVENT))):
+        yield data
+    await asyncio.Event().wait()
+
+
+def _newer_master() -> grpc.aio.Server:
+    server = grpc.aio.server()
+    sync: Handlers = {"Sync": grpc.stream_stream_rpc_method_handler(_sync)}
+    watch: Handlers = {"WatchJob": grpc.unary_stream_rpc_method_handler(_watch)}
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler("holdfast.v1.OperatorService", sync),
+            grpc.method_handlers_generic_handler("holdfast.v1.JobService", watch),
+        )
+    )
+    return server
+
+
+async def test_what_only_a_newer_master_says_is_passed_over(tmp_path: Path) -> None:
+    """Its decisions and events are still heard: the stream is not given up."""
+    server = _newer_master()
+    tls = certificates.issue(tmp_path, Identity(JOB, "master"))
+    port = server.add_secure_port("127.0.0.1:0", channel.server_credentials(tls))
+    await server.start()
+    said: list[Said | None] = []
+    events: list[JobEvent] = []
+    link = MasterLink(
+        target=f"127.0.0.1:{port}",
+        job_uid=JOB,
+        tls=lambda: certificates.issue(tmp_path, Identity(JOB, "operator")),
+        first=lambda: [PodListDone()],
+        heard=said.append,
+        told=events.extend,
+    )
+    try:
+        await eventually(lambda: (said, events), all)
+        assert said == [RELEASE]
+        assert events == [EVENT]
+    finally:
+        await link.close()
+        await server.stop(0)
