@@ -11,6 +11,9 @@ PYTEST := $(BIN)/python -m pytest
 STAMP := .venv/.setup-stamp
 # Tests without a mark are fast: no torch processes, a few seconds at most.
 FAST := not train and not slow and not kube
+LONG := (train or slow) and not kube
+# Those that compute, or wait for minutes: two at a time change nothing but how long it takes.
+SIDE_BY_SIDE := tests/bench tests/examples tests/flash tests/packaging tests/simulation
 # Two, also on a big machine: the fast tests watch deadlines of their own processes.
 WORKERS ?= 2
 SOAK_MINUTES ?= 120
@@ -68,12 +71,14 @@ cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pod
 	PYTHONPATH=tests/support $(BIN)/python -m cluster --nodes $(NODES)
 
 .PHONY: test
-test: check ## Check, then run every test (under 40 minutes on 2 cores)
+test: check cluster-tools ## Check, then run every test (under 45 minutes on 2 cores; the first time 60)
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --cov --phase-write=build/fast-phase.json
-	$(PYTEST) -m "not ($(FAST)) and not kube" --phase-read=build/fast-phase.json
+	$(PYTEST) -n $(WORKERS) -m "$(LONG)" --phase-write=build/wide-phase.json $(SIDE_BY_SIDE)
+	$(PYTEST) -m "$(LONG)" --phase-write=build/long-phase.json $(SIDE_BY_SIDE:%=--ignore=%)
+	$(PYTEST) -m kube $(foreach one,fast wide long,--phase-read=build/$(one)-phase.json)
 
 .PHONY: test-kube
-test-kube: cluster-tools ## Test the operator, which is not finished, on a real Kubernetes control plane
+test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (15 minutes)
 	$(PYTEST) -m kube
 
 .PHONY: test-fast

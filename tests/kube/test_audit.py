@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,9 +15,9 @@ from cluster.commands import Commands
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.release import ACCOUNT, Release
+from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
-_needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root")
 _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 _CHECKED_INSIDE: Final = {
     Grant("update", "holdfast.dev", "elasticjobs/finalizers", ""),
@@ -82,7 +81,7 @@ def _condition(kubectl: Kubectl, kind: str) -> str:
     return next((one["status"] for one in status.get("conditions", ()) if one["type"] == kind), "")
 
 
-@_needs_root
+@needs_pods
 def test_the_operator_has_the_rights_that_it_uses_and_no_other(
     plane: ControlPlane, release: Release, kubectl: Kubectl, namespace: str, tmp_path: Path
 ) -> None:
@@ -212,7 +211,7 @@ print(json.dumps(codes))
 """
 
 
-@_needs_root
+@needs_pods
 def test_master_and_worker_pods_have_nothing_to_ask_with(
     plane: ControlPlane, release: Release, kubectl: Kubectl, namespace: str
 ) -> None:

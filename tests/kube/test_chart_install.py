@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,10 +11,11 @@ from cluster.control_plane import ControlPlane
 from cluster.kubectl import CommandFailedError, Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
+from cluster.rights import needs_pods
 
 pytestmark = [
     pytest.mark.kube,
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 _CRD = ("get", "crd", "elasticjobs.holdfast.dev")
 _JOB = {

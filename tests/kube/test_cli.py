@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,13 @@ from cluster.commands import Commands
 from cluster.control_plane import ClusterError, ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.release import Release
+from cluster.rights import needs_pods
 from loop_script import loop_script
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 
 

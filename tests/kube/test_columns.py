@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,13 @@ import pytest
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.release import Release
+from cluster.rights import needs_pods
 from loop_script import loop_script
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 
 

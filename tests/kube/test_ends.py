@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ import pytest
 from cluster.jobs import Job, container, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.release import Release
+from cluster.rights import needs_pods
 from holdfast_wire import keys
 from loop_script import loop_script
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 Make = Callable[[str], Job]
 _SAVES = {"path": "/work-files", "onDelete": True, "onDeleteTimeoutSeconds": 60}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -10,13 +9,13 @@ import pytest
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.release import Release
+from cluster.rights import needs_pods
 from holdfast_operator.build.names import Owner
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.news.digest import Happening
 from holdfast_operator.news.report import CONTROLLER, Reporter
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(240)]
-_needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root")
 
 
 def _job(name: str, **container: Any) -> dict[str, Any]:
@@ -88,7 +87,7 @@ async def test_an_operator_goes_on_where_its_predecessor_stopped(
     ]
 
 
-@_needs_root
+@needs_pods
 def test_a_job_tells_its_life(plane: ControlPlane, release: Release, kubectl: Kubectl) -> None:
     """What its master says from its start on, what the status says; a new operator adds nothing."""
     kubectl.run("create", "-f", "-", stdin=_job("short", command=["sleep", "60"]))

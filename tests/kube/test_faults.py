@@ -5,7 +5,6 @@ Certificates last one minute here, so that every job of these tests lives throug
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +17,12 @@ from cluster.jobs import Job, container, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
+from cluster.rights import needs_pods
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 Make = Callable[[str], Job]
 _GPUS = {"limits": {"nvidia.com/gpu": 8}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,12 @@ from cluster.audit import uses
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.release import ACCOUNT, Release
+from cluster.rights import needs_pods
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 _SCRIPT = """
 import os, torch, torch.distributed as dist

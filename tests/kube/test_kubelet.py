@@ -15,10 +15,11 @@ import pytest
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
+from cluster.rights import needs_pods
 
 pytestmark = [
     pytest.mark.kube,
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 
 

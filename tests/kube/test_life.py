@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ import pytest
 
 from cluster.jobs import Job, container, training
 from cluster.kubectl import Kubectl
+from cluster.rights import needs_pods
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 Make = Callable[[str], Job]
 _KEPT = "services,secrets"

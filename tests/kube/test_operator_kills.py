@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,12 @@ from cluster.jobs import Job
 from cluster.killing import Killing
 from cluster.kubectl import Kubectl
 from cluster.release import Release
+from cluster.rights import needs_pods
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(420),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 _KILLS = 50
 

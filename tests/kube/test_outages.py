@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +15,13 @@ from cluster.jobs import Job, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
+from cluster.rights import needs_pods
 from cluster.rough_api import RoughApi
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 Make = Callable[[str], Job]
 

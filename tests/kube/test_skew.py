@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +9,12 @@ import pytest
 
 from cluster.jobs import Job, training
 from cluster.release import Release
+from cluster.rights import needs_pods
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(os.geteuid() != 0, reason="pods as processes need root"),
+    needs_pods,
 ]
 _NEXT = str(Path(__file__).resolve().parents[1] / "support" / "next_release")
 _DEPLOYMENT = "deploy/holdfast-operator"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import signal
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
+from cluster.rights import lacking
 from cluster.tools import tools_folder
 
 _CRD = Path(__file__).resolve().parents[3] / "manifests" / "crd" / "elasticjobs.yaml"
@@ -37,12 +37,12 @@ def main() -> int:
     try:
         kubectl = Kubectl(plane.kubeconfig)
         plane.start(functools.partial(_install, kubectl))
-        nodes = Nodes(plane, options.nodes) if os.geteuid() == 0 else None
+        nodes = Nodes(plane, options.nodes) if not lacking() else None
         print(f"export KUBECONFIG={plane.kubeconfig} PATH={tools_folder()}:$PATH")
         if nodes is not None:
             Release(plane.kubeconfig).install()
         else:
-            print("no nodes: pods as processes need root", file=sys.stderr)
+            print(f"no nodes: {lacking()}", file=sys.stderr)
         print(f"logs are in {plane.folder}; Ctrl-C ends the cluster", flush=True)
         ended.wait()
     finally:
