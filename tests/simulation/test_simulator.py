@@ -142,6 +142,18 @@ FOUND = {
             Fault(6.0, "kill_master", 0, 0.4128),
         ),
     ),
+    "a world was adopted with a member that had left before the last one was back": Scenario(
+        seed=1795391514258,
+        replicas=3,
+        maximum=3,
+        heartbeat=0.5,
+        faults=(
+            Fault(3.0, "kill_worker", 0, 0.0),
+            Fault(3.8127, "exit_worker", 0, 0.0),
+            Fault(4.0, "lose_journal", 0, 1.0),
+            Fault(5.8991, "leave", 0, 0.0),
+        ),
+    ),
 }
 """What hours of `make soak` found, as it shrank it."""
 

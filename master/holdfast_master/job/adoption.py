@@ -71,13 +71,25 @@ def pending(desk: Desk) -> str:
         return _maybe_more(desk)
     members = claims.whole()
     number, _ = claims.top
-    if members is not None and _was_ended(desk, number):
+    if members is None:
+        return f"{len(claims.hellos)} nodes run round {number}; waits for its other members"
+    left = _left(desk, members)
+    if _was_ended(desk, number):
         _end(desk, f"the end of round {number} was decided; a fresh round follows")
-        return ""
-    if members is not None:
+    elif left is not None:
+        _end(desk, f"node {left} has left round {number} since; a fresh round follows")
+    else:
         _adopt(desk, members)
-        return ""
-    return f"{len(claims.hellos)} nodes run round {number}; waits for its other members"
+    return ""
+
+
+def _left(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> int | None:
+    """A member that said hello and was lost before all had; None: there is none."""
+    for hello, _ in members:
+        node = desk.roster.nodes.get(hello.node_rank)
+        if node is None or node.agent_id != hello.agent_id:
+            return hello.node_rank
+    return None
 
 
 def expect(desk: Desk) -> None:
