@@ -154,6 +154,19 @@ FOUND = {
             Fault(5.8991, "leave", 0, 0.0),
         ),
     ),
+    "a member that had saved and was made anew was taken for itself by the next master": Scenario(
+        seed=1795391514491,
+        replicas=3,
+        minimum=2,
+        maximum=3,
+        heartbeat=0.5,
+        commits=0.3,
+        faults=(
+            Fault(1.0, "freeze_agent", 0, 10.0),
+            Fault(3.0, "crash_agent", 2, 0.0),
+            Fault(5.0, "kill_master", 0, 5.0),
+        ),
+    ),
 }
 """What hours of `make soak` found, as it shrank it."""
 

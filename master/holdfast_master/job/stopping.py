@@ -74,7 +74,8 @@ def _latency(desk: Desk) -> float:
 
 def resume(desk: Desk, world: World) -> None:
     """An earlier master's boundary: its ranks save and stop all the same, if all know the step."""
-    if not world.places.keys() <= desk.roster.nodes.keys():
+    present = sum(world.holds(node.rank, node.agent_id) for node in desk.roster.nodes.values())
+    if present < len(world.places):
         incidents.break_world(desk, "a new master took over: had those saved that are gone?")
         return
     settings, stop = desk.settings, desk.state.stop
