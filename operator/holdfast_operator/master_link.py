@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc
+import prometheus_client as prometheus
 
 from holdfast_operator.plan.view import Said
 from holdfast_wire import codec
@@ -39,6 +40,9 @@ _STATUS_S: Final = 3600.0
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 1.0
 
+LINK_ERRORS: Final = prometheus.Counter(
+    "holdfast_operator_link_errors_total", "Faults of this program on a stream to a master."
+)
 Response = TypeVar("Response", SyncResponse, WatchJobResponse)
 Upward = MasterSpec | PodObservation | ScaleResult | StopWish | PodListDone
 
@@ -97,6 +101,9 @@ class MasterLink:
                         self._heard(message)
             except grpc.aio.AioRpcError as error:
                 self._note(f"{error.code().name} {error.details()}")
+            except Exception:  # noqa: BLE001 - the top: without it nobody looks after the job
+                LINK_ERRORS.inc()
+                _log.exception("the stream to master %s failed", self._target)
             self._outgoing = None
             if told:
                 self._heard(None)
@@ -152,6 +159,9 @@ class MasterLink:
                             pass
             except grpc.aio.AioRpcError as error:
                 self._note(f"events: {error.code().name} {error.details()}")
+            except Exception:  # noqa: BLE001 - as in `_run`
+                LINK_ERRORS.inc()
+                _log.exception("the events of master %s failed", self._target)
             await asyncio.sleep(_LONGEST_RETRY_S)
 
     def _understood(self, kind: type[Response], data: bytes) -> Response | None:

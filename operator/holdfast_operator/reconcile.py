@@ -23,7 +23,7 @@ from holdfast_operator.news.report import Reporter
 from holdfast_operator.plan.actions import Action, CreatePod, Hold, Plan, in_steps
 from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import SETTLED_S
-from holdfast_operator.plan.pods import MASTER_SLOT, Role
+from holdfast_operator.plan.pods import MASTER_SLOT, ObservedPod, Role
 from holdfast_operator.plan.refusals import FIRST_WAIT_S
 from holdfast_operator.plan.view import Said
 from holdfast_operator.revisions import Revisions
@@ -172,7 +172,7 @@ class Reconciler:
 
     def _plan(self, keeper: JobKeeper) -> Plan:
         now = time.time()
-        pods = [pod.observed(ready=_ready(pod, keeper, now)) for pod in keeper.pods()]
+        pods = [_observed(pod, keeper, now) for pod in keeper.pods()]
         endpoint = keeper.source(self._settings.image).master
         made = plan(keeper.planned(endpoint), pods, keeper.view, now)
         keeper.history = made.history
@@ -236,8 +236,8 @@ class Reconciler:
         keeper.credentials.close()
 
 
-def _ready(pod: PodRecord, keeper: JobKeeper, now: float) -> bool:
-    """Whether a pod has proven itself: a master by its stream, others by having stayed."""
+def _observed(pod: PodRecord, keeper: JobKeeper, now: float) -> ObservedPod:
+    """A pod as a planner sees it: a master proves itself by its stream, others by staying."""
     if pod.slot.role is Role.MASTER:
-        return keeper.view.connected and pod.ready
-    return pod.ready and now - pod.created_at >= SETTLED_S
+        return pod.observed(ready=keeper.view.connected and pod.ready, proven=True)
+    return pod.observed(ready=pod.ready, proven=now - pod.created_at >= SETTLED_S)

@@ -32,6 +32,10 @@ def _edit(job: Job, body: dict[str, Any], value: str) -> None:
     job.patch(worker=body["spec"]["worker"])
 
 
+def _ready(job: Job, role: str) -> int:
+    return int(next(one["ready"] for one in job.status["roles"] if one["name"] == role))
+
+
 def _says(kubectl: Kubectl, pod: str, words: str) -> bool:
     return words in kubectl.try_run("logs", pod).stdout
 
@@ -119,7 +123,7 @@ def test_a_job_with_an_extra_role_ends_and_is_cleaned_up_by_the_clock(
     )
     job.until_training(2)
     assert job.live("eval") == ["ends-eval-0-0"]
-    assert {one["name"]: one["ready"] for one in job.status["roles"]}["eval"] == 1
+    job.until("its word", lambda: _ready(job, "eval") == 1)
     kubectl.run("wait", "ej/ends", "--for=jsonpath={.status.completionTime}", "--timeout=50s")
     kubectl.run("wait", "ej/ends", "--for=condition=Complete", "--timeout=1s")
     status = job.status

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 import certificates
-from holdfast_operator.master_link import MasterLink
+from holdfast_operator.master_link import LINK_ERRORS, MasterLink
 from holdfast_operator.plan.view import Said
 from holdfast_wire import channel, codec
 from holdfast_wire.identity import Identity
@@ -58,26 +60,53 @@ def _newer_master() -> grpc.aio.Server:
     return server
 
 
-async def test_what_only_a_newer_master_says_is_passed_over(tmp_path: Path) -> None:
-    """Its decisions and events are still heard: the stream is not given up."""
+@contextlib.asynccontextmanager
+async def _linked(
+    folder: Path, heard: Callable[[Said | None], None], told: Callable[[Sequence[JobEvent]], None]
+) -> AsyncIterator[None]:
+    """A link to a master of the next release."""
     server = _newer_master()
-    tls = certificates.issue(tmp_path, Identity(JOB, "master"))
+    tls = certificates.issue(folder, Identity(JOB, "master"))
     port = server.add_secure_port("127.0.0.1:0", channel.server_credentials(tls))
     await server.start()
-    said: list[Said | None] = []
-    events: list[JobEvent] = []
     link = MasterLink(
         target=f"127.0.0.1:{port}",
         job_uid=JOB,
-        tls=lambda: certificates.issue(tmp_path, Identity(JOB, "operator")),
+        tls=lambda: certificates.issue(folder, Identity(JOB, "operator")),
         first=lambda: [PodListDone()],
-        heard=said.append,
-        told=events.extend,
+        heard=heard,
+        told=told,
     )
     try:
-        await eventually(lambda: (said, events), all)
-        assert said == [RELEASE]
-        assert events == [EVENT]
+        yield
     finally:
         await link.close()
         await server.stop(0)
+
+
+async def test_what_only_a_newer_master_says_is_passed_over(tmp_path: Path) -> None:
+    """Its decisions and events are still heard: the stream is not given up."""
+    said: list[Said | None] = []
+    events: list[JobEvent] = []
+    async with _linked(tmp_path, said.append, events.extend):
+        await eventually(lambda: (said, events), all)
+        assert said == [RELEASE]
+        assert events == [EVENT]
+
+
+async def test_a_fault_of_our_own_does_not_silence_the_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged and counted, and the next stream is heard."""
+    said: list[Said | None] = []
+
+    def heard(word: Said | None) -> None:
+        said.append(word)
+        if len(said) == 1:
+            raise RuntimeError("a mistake")
+
+    before = LINK_ERRORS._value.get()
+    async with _linked(tmp_path, heard, lambda _: None):
+        await eventually(lambda: said.count(RELEASE), lambda count: count > 1)
+    assert LINK_ERRORS._value.get() == before + 1
+    assert "a mistake" in caplog.text

@@ -77,7 +77,7 @@ class PodRecord:
         """Whether its node does not answer."""
         return self.reason == _NODE_LOST
 
-    def observed(self, *, ready: bool) -> ObservedPod:
+    def observed(self, *, ready: bool, proven: bool) -> ObservedPod:
         """The pod as a planner sees it."""
         return ObservedPod(
             slot=self.slot,
@@ -90,6 +90,7 @@ class PodRecord:
             gone_by=self.gone_by,
             lost=self.lost,
             ready=ready,
+            proven=proven,
             node=self.node,
             created_at=self.created_at,
             ended_at=self.ended_at,

@@ -116,7 +116,7 @@ def _look(entry: SlotHistory, pods: tuple[ObservedPod, ...], now: float) -> Slot
             spared=False,
         )
     current = newest if newest is not None and newest.incarnation == entry.incarnation else None
-    if current is not None and current.ready and not entry.settled:
+    if current is not None and current.ready and current.proven and not entry.settled:
         entry = dataclasses.replace(entry, settled=True)
     if current is not None and current.live:
         return _alive(entry, current, now)

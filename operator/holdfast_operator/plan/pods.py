@@ -71,7 +71,10 @@ class ObservedPod:
     lost: bool = False
     """Its node does not answer, so nobody can say whether it lives; its lease has run out."""
     ready: bool = False
-    """Its agent is connected (for a master: it serves)."""
+    """Its agent is connected (for a master: it serves); in a cluster of any other pod: Ready."""
+    proven: bool = True
+    """That it is ready shows that pods of its place can start. A pod without a probe is ready as
+    soon as its container runs, which shows nothing."""
     node: str = ""
     """The Kubernetes node; locally the pod's own name."""
     created_at: float = 0.0
