@@ -34,7 +34,8 @@ def config_of(environment: Mapping[str, str]) -> MasterConfig:
             f"elsewhere use --config"
         )
     host, _, port = environment[keys.ENV_MASTER].rpartition(":")
-    first, journal = environment[keys.ENV_EPOCH], environment.get(keys.ENV_JOURNAL_DIR, "")
+    first = environment[keys.ENV_EPOCH]
+    journal = _own(environment.get(keys.ENV_JOURNAL_DIR, ""), environment[keys.ENV_JOB_UID])
     if not port.isdecimal() or not first.isdecimal():
         raise ConfigError(
             f"{keys.ENV_MASTER}={environment[keys.ENV_MASTER]!r} must be host:port and "
@@ -43,15 +44,24 @@ def config_of(environment: Mapping[str, str]) -> MasterConfig:
     document: dict[str, Any] = {
         "job_name": environment[keys.ENV_JOB],
         "job_uid": environment[keys.ENV_JOB_UID],
-        "epoch": int(first) + _starts_before(Path(journal) if journal else None, first),
+        "epoch": int(first) + _starts_before(journal, first),
         "tls_dir": environment[keys.ENV_TLS_DIR],
         "bind_host": host,
         "port": int(port),
         "exit_when_finished": _LINGER_S,
     }
-    if journal:
-        document["journal_dir"] = str(Path(journal) / "segments")
+    if journal is not None:
+        document["journal_dir"] = str(journal / "segments")
     return parse(document)
+
+
+def _own(journal: str, job_uid: str) -> Path | None:
+    """The job's own folder: a claim may serve several jobs, and one that is made again."""
+    if not journal:
+        return None
+    if Path(job_uid).name != job_uid:
+        raise ConfigError(f"{keys.ENV_JOB_UID}={job_uid!r} must be a plain name")
+    return Path(journal) / job_uid
 
 
 def _starts_before(folder: Path | None, first: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_operator.belongings import Belongings
@@ -13,7 +13,7 @@ from holdfast_operator.build.pod import EPOCHS_PER_POD, master_pod, worker_pod
 from holdfast_operator.job_keeper import EXISTS_S, EXPECT_S, JobKeeper
 from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient
-from holdfast_operator.kube.failures import RefusedError
+from holdfast_operator.kube.failures import RefusedError, TakenError
 from holdfast_operator.plan.actions import (
     Action,
     AskToStop,
@@ -32,6 +32,17 @@ from holdfast_wire.messages import FinishDecision, ScaleResult, StopWish
 _log = logging.getLogger(__name__)
 INVALID_TEMPLATE: Final = "InvalidTemplate"
 """Reason of a job whose pods the API server does not take."""
+
+
+_NOTES: Final = ("masterPods", "templateRevision")
+"""What is written down at once, each by a request of its own. Never with the rest of the status: a
+request of an operator that was killed may be carried out late, after its successor has given out
+the next epoch, and would take that back."""
+
+
+def without_notes(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a status that is made anew with each plan."""
+    return {name: value for name, value in status.items() if name not in _NOTES}
 
 
 class Applier:
@@ -61,7 +72,7 @@ class Applier:
                 pass  # the status that the plan made says it
 
     async def write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> None:
-        """Write the whole status; the operator owns all of it."""
+        """Write the whole status but its notes; the operator owns all of it."""
         body = {
             "apiVersion": keys.API_VERSION,
             "kind": keys.KIND,
@@ -70,31 +81,38 @@ class Applier:
         }
         path = f"{paths.job(keeper.owner)}/status?fieldManager={MANAGER}&force=true"
         await self._client.call("PATCH", path, body, APPLY)
-        keeper.status, keeper.written_at = status, time.monotonic()
+        notes = {name: keeper.status[name] for name in _NOTES if name in keeper.status}
+        keeper.status, keeper.written_at = {**status, **notes}, time.monotonic()
 
-    async def create(self, keeper: JobKeeper, actions: Sequence[CreatePod]) -> bool:
+    async def create(self, keeper: JobKeeper, actions: Sequence[CreatePod]) -> set[str]:
         """Make pods side by side.
 
         Returns:
-            Whether the API server takes them all.
+            Roles of which the API server does not take one now.
 
         Raises:
             KubeError: one has to be tried again; the others were.
         """
+        refused: set[str] = set()
         pods: list[tuple[CreatePod, dict[str, Any]]] = []
         for action in actions:  # one by one: they share the status and the Secrets
             try:
                 pods.append((action, await self._manifest(keeper, action)))
+            except TakenError as error:
+                keeper.refuse(action.slot, str(error), time.time())
+                refused.add(action.slot.name)
             except RefusedError as error:
                 self._take_refusal(keeper, action, error)
-                return False
+                refused.add(action.slot.name)
         made = await asyncio.gather(
             *(self._post(keeper, action, pod) for action, pod in pods), return_exceptions=True
         )
-        for one in made:
-            if isinstance(one, BaseException):
-                raise one
-        return all(made)
+        for (action, _), taken in zip(pods, made, strict=True):
+            if isinstance(taken, BaseException):
+                raise taken
+            if not taken:
+                refused.add(action.slot.name)
+        return refused
 
     async def _manifest(self, keeper: JobKeeper, action: CreatePod) -> dict[str, Any]:
         """The pod, once everything is there that it needs."""

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import datetime as dt
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,6 +145,23 @@ class JobCredentials:
             "type": "holdfast.dev/tls",
             "data": {file: _text(data) for file, data in files.items()},
         }
+
+
+def is_whole(secret: Mapping[str, Any]) -> bool:
+    """Whether a Secret of a job has every file that it should; people edit Secrets."""
+    files = set(secret.get("data") or {})
+    metadata = secret["metadata"]
+    ranks = (metadata.get("labels") or {}).get(LABEL_RANKS)
+    if ranks is None:
+        return {keys.CA_FILE, keys.CERT_FILE, keys.KEY_FILE} <= files
+    first = int(metadata["name"].rpartition("-")[2]) * KEYS_PER_SECRET
+    count = int(ranks) if ranks.isdecimal() else KEYS_PER_SECRET
+    wanted = (
+        f"worker-{rank}.{name}"
+        for rank in range(first, first + count)
+        for name in (keys.CERT_FILE, keys.KEY_FILE)
+    )
+    return keys.CA_FILE in files and files.issuperset(wanted)
 
 
 def _files(credentials: Credentials) -> dict[str, bytes]:

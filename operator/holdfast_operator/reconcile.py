@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast_operator.apply import INVALID_TEMPLATE, Applier
+from holdfast_operator.apply import INVALID_TEMPLATE, Applier, without_notes
 from holdfast_operator.belongings import Belongings
 from holdfast_operator.build.names import Owner
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.job_keeper import JobKeeper, Key
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.failures import RefusedError
+from holdfast_operator.kube.failures import RefusedError, TakenError
 from holdfast_operator.kube.pods import PodRecord
 from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import MasterLink
@@ -137,38 +137,44 @@ class Reconciler:
                 waits.append(wait)
             else:
                 due.append(action)
-        taken = True
+        refused: set[str] = set()
         for step in in_steps(due):
-            if not isinstance(step, tuple):
+            if isinstance(step, tuple):
+                pods = [one for one in step if one.slot.name not in refused]
+                refused |= await self._applier.create(keeper, pods)
+            else:
                 await self._applier.do(keeper, step)
-            elif taken:
-                taken = await self._applier.create(keeper, step)
             if isinstance(step, Hold):
                 self._bodies[keeper.key] = keeper.body
             if keeper.view.outcome is not outcome:  # the API server does not take its pods
                 self._wake(keeper.key)
                 break
         # Those that were not tried: what was refused waits longer, and does not stand in their way.
-        return waits if taken else [*waits, FIRST_WAIT_S]
+        return [*waits, FIRST_WAIT_S] if refused else waits
 
     async def _prepare(self, keeper: JobKeeper) -> None:
-        """Check what the CRD's schema cannot see; then make what the job has all its life."""
-        fault = await self._revisions.settle(keeper)
-        if fault:
-            said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=fault)
-            keeper.hear(said, time.time())
-            return
-        if keeper.prepared:
-            return
+        """Check what the CRD's schema cannot see; then make what the job has all its life.
+
+        What the cluster does not let be made stands in the status, as for a pod.
+        """
         try:
-            await self._belongings.prepare(keeper)
+            fault = await self._revisions.settle(keeper)
+            if fault:
+                said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=fault)
+                keeper.hear(said, time.time())
+                return
+            if not keeper.prepared:
+                await self._belongings.prepare(keeper)
+        except TakenError as error:
+            keeper.refuse(MASTER_SLOT, str(error), time.time())
         except RefusedError as error:
             if not error.is_admission:
                 raise
             keeper.refuse(MASTER_SLOT, error.message, time.time())
         else:
-            keeper.refused.pop(MASTER_SLOT, None)
-            keeper.prepared = True
+            if not keeper.prepared:
+                keeper.refused.pop(MASTER_SLOT, None)
+                keeper.prepared = True
 
     def _plan(self, keeper: JobKeeper) -> Plan:
         now = time.time()
@@ -179,9 +185,7 @@ class Reconciler:
         return made
 
     async def _write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> float | None:
-        kept = ("masterPods", "templateRevision")
-        status |= {name: keeper.status[name] for name in kept if name in keeper.status}
-        if status == keeper.status:
+        if status == without_notes(keeper.status):
             return None
         since = time.monotonic() - keeper.written_at
         is_end = "completionTime" in status and "completionTime" not in keeper.status

@@ -6,19 +6,23 @@ The API server is asked whether it takes pods of new templates before any is mad
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
+from holdfast_operator.belongings import check_owner
 from holdfast_operator.build.pod import master_pod, worker_pod
 from holdfast_operator.build.revision import revision_name, revision_object, templates_of
 from holdfast_operator.job_keeper import JobKeeper
 from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.failures import NotYetError, RefusedError
+from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Slot
+from holdfast_operator.spec.job import JobSpec
 
 _log = logging.getLogger(__name__)
+_MISSHAPEN: Final = (AttributeError, TypeError, KeyError, ValueError)
+"""What comes of a template with a map where a list belongs, and the like: the CRD lets it pass."""
 
 
 class Revisions:
@@ -72,8 +76,7 @@ class Revisions:
             if not error.exists:
                 raise
             found = await self._client.call("GET", f"{path}/{name}")
-            if found["metadata"]["ownerReferences"][0]["uid"] != keeper.owner.uid:
-                raise NotYetError(f"{path}/{name} is an earlier job's, and goes first") from error
+            check_owner(keeper.owner, found)
         keeper.put_in_force(name, templates)
 
     async def _delete(self, keeper: JobKeeper, name: str) -> None:
@@ -85,7 +88,16 @@ class Revisions:
 
     async def _try(self, keeper: JobKeeper) -> str:
         """Have the API server check a pod of each role; return what it says against one."""
-        for where, pod in self._samples(keeper):
+        for where, template, slot in _templates(keeper.job.spec):
+            fault = ""
+            try:
+                pod = self._sample(keeper, slot)
+            except _MISSHAPEN as error:
+                # The API server has better words for it, if it is asked about the bare template.
+                fault = f"it has not the shape of a pod template ({error})"
+                metadata = keeper.owner.metadata(slot.pod_name(keeper.owner.name, 0))
+                pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+                pod["spec"] = template["spec"]
             try:
                 path = f"{paths.core(keeper.owner, 'pods')}?dryRun=All"
                 await self._client.call("POST", path, pod)
@@ -95,19 +107,22 @@ class Revisions:
                 # A quota and a policy refuse what is right in itself: the pods will show it.
                 if not (error.exists or error.is_admission):
                     raise
+            if fault:
+                return f"{where}: {fault}"
         return ""
 
-    def _samples(self, keeper: JobKeeper) -> Iterator[tuple[str, dict[str, Any]]]:
-        spec = keeper.job.spec
+    def _sample(self, keeper: JobKeeper, slot: Slot) -> dict[str, Any]:
+        """The first pod of a place, as it would be made."""
         source = keeper.source(self._image, newest=True)
+        name = slot.pod_name(keeper.owner.name, 0)
+        first = CreatePod(slot=slot, incarnation=0, name=name, avoid_nodes=("none",), reason="")
+        return master_pod(source, first, 1) if slot == MASTER_SLOT else worker_pod(source, first)
 
-        def first(slot: Slot) -> CreatePod:
-            name = slot.pod_name(keeper.owner.name, 0)
-            return CreatePod(slot=slot, incarnation=0, name=name, reason="")
 
-        yield "spec.worker.template", worker_pod(source, first(Slot(WORKER, 0)))
-        for role in spec.extra_roles:
-            slot = Slot(role.name, 0)
-            yield f"spec.extraRoles[{role.name}].template", worker_pod(source, first(slot))
-        if spec.master_template is not None:
-            yield "spec.master.template", master_pod(source, first(MASTER_SLOT), 1)
+def _templates(spec: JobSpec) -> Iterator[tuple[str, Mapping[str, Any], Slot]]:
+    """Where each template stands in the spec, the template, and its first place."""
+    yield "spec.worker.template", spec.worker_template, Slot(WORKER, 0)
+    for role in spec.extra_roles:
+        yield f"spec.extraRoles[{role.name}].template", role.template, Slot(role.name, 0)
+    if spec.master_template is not None:
+        yield "spec.master.template", spec.master_template, MASTER_SLOT

@@ -94,6 +94,7 @@ def running(plane: ControlPlane, namespace: str) -> str:
         pytest.param({"extraRoles": ROLES[:1]}, "roles cannot be added", id="role removed"),
         pytest.param({"extraRoles": None}, "roles cannot be added", id="all roles removed"),
         pytest.param({"extraRoles": ROLES[::-1]}, "or reordered", id="roles reordered"),
+        pytest.param({"master": {"port": 50052}}, "port cannot be changed", id="port changed"),
         pytest.param({"replicas": 1}, "replicas 1 is below minReplicas 2", id="below minimum"),
         pytest.param({"replicas": 9}, "replicas 9 is above maxReplicas 8", id="above maximum"),
     ],

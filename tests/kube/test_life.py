@@ -36,6 +36,15 @@ def _ready(job: Job, role: str) -> int:
     return int(next(one["ready"] for one in job.status["roles"] if one["name"] == role))
 
 
+def _applied(kubectl: Kubectl) -> set[str]:
+    """Fields of the status that are written whole, with every change."""
+    shown = kubectl.json("get", "ej", "life", "--show-managed-fields")
+    owners = shown["metadata"]["managedFields"]
+    applied = [one["fieldsV1"] for one in owners if one["operation"] == "Apply"]
+    (status,) = (fields["f:status"] for fields in applied if "f:status" in fields)
+    return set(status)
+
+
 def _says(kubectl: Kubectl, pod: str, words: str) -> bool:
     return words in kubectl.try_run("logs", pod).stdout
 
@@ -48,6 +57,8 @@ def test_a_job_follows_its_size_and_pauses_when_it_is_told(
     body = training(tmp_path, replicas=2, minReplicas=1, maxReplicas=3)
     job.create(body)
     job.until_training(2)
+    assert job.status["masterPods"] == 1
+    assert "f:masterPods" not in _applied(kubectl)  # see `apply`: it would be taken back
     for condition in ("MasterReady", "QuorumReady"):
         kubectl.run("wait", "ej/life", f"--for=condition={condition}", "--timeout=5s")
     kubectl.run("scale", "ej", "life", "--replicas=3")

@@ -35,11 +35,21 @@ def test_a_later_pod_on_the_same_claim_begins_at_its_own_epoch(tmp_path: Path) -
     assert config_of(_variables(tmp_path, 3001)).epoch == 3001
 
 
+def test_jobs_that_share_a_claim_have_journals_of_their_own(tmp_path: Path) -> None:
+    """So has a job that is deleted and made again under its name."""
+    first = config_of(_variables(tmp_path))
+    second = config_of({**_variables(tmp_path), "HOLDFAST_JOB_UID": "u-2"})
+    assert (first.epoch, second.epoch) == (2001, 2001)
+    assert first.journal_dir != second.journal_dir
+    with pytest.raises(ConfigError, match="must be a plain name"):
+        config_of({**_variables(tmp_path), "HOLDFAST_JOB_UID": "../u-1"})
+
+
 def test_a_pod_that_has_used_up_its_epochs_says_what_to_do(tmp_path: Path) -> None:
     """The next one would belong to the next pod."""
     variables = _variables(tmp_path)
     config_of(variables)
-    file = tmp_path / "journal" / "starts"
+    file = tmp_path / "journal" / "u-1" / "starts"
     file.write_text(f"2001 {EPOCHS_PER_POD - 1}\n")
     with pytest.raises(ConfigError, match="delete the pod"):
         config_of(variables)

@@ -142,3 +142,20 @@ def test_rules_of_the_cluster_are_told_from_faults_of_the_object(
     """The first are waited for, the second end the job; trouble is neither."""
     error = RefusedError("POST pods", code, "", message)
     assert (error.is_admission, error.is_invalid) == (admission, invalid)
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "reason", "gone", "trouble"),
+    [
+        ("PATCH job", 409, "Conflict", True, False),
+        ("DELETE pod", 404, "NotFound", True, False),
+        ("POST pods", 409, "Conflict", False, True),
+        ("POST pods", 409, "AlreadyExists", False, False),
+    ],
+)
+def test_a_quota_that_is_counted_twice_at_once_is_no_deleted_job(
+    what: str, code: int, reason: str, *, gone: bool, trouble: bool
+) -> None:
+    """The API server answers both with a conflict; only the request tells them apart."""
+    error = RefusedError(what, code, reason, "")
+    assert (error.is_gone, error.is_trouble) == (gone, trouble)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from holdfast_master.in_pod import EPOCHS_PER_POD as MASTERS_OWN
 from holdfast_operator.build.names import Owner, services
 from holdfast_operator.build.pod import EPOCHS_PER_POD, PodSource, master_pod, worker_pod
+from holdfast_operator.build.revision import revision_name, templates_of, with_templates
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Slot
 from job_files import TEMPLATE, job, read
@@ -142,3 +144,40 @@ def test_both_services_reach_pods_that_are_not_ready() -> None:
     assert workers["spec"]["clusterIP"] == "None"
     assert all(one["spec"]["publishNotReadyAddresses"] for one in (master, workers))
     assert workers["metadata"]["name"] == "gpt"
+
+
+def test_null_is_as_good_as_none_in_a_template() -> None:
+    """As everywhere in Kubernetes: lists and groups that people leave empty."""
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"] |= {"volumes": None, "affinity": None}
+    template["spec"]["containers"][0] |= {"volumeMounts": None, "env": None}
+    source = _source(worker__template=template)
+    spec = worker_pod(source, _action(Slot(WORKER, 3), avoid_nodes=("bad",)))["spec"]
+    assert [one["name"] for one in spec["volumes"]] == ["holdfast-tls"]
+    assert [one["name"] for one in spec["containers"][0]["volumeMounts"]] == ["holdfast-tls"]
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"][0]["values"] == ["bad"]
+
+
+def test_a_host_name_that_dns_does_not_take_is_left_out() -> None:
+    """Of an extra role only; a worker's always fits."""
+    name, role = "j" * 45, "r" * 15
+    found = read(job(name, extraRoles=[{"name": role, "replicas": 20, "template": TEMPLATE}]))
+    owner = Owner(name=name, namespace="team", uid="u-1")
+    source = PodSource(owner=owner, spec=found.spec, body=found.body, image="holdfast:1")
+    for index, has in ((9, True), (10, False)):
+        slot = Slot(role, index)
+        action = CreatePod(slot=slot, incarnation=0, name=slot.pod_name(name, 0), reason="")
+        assert ("hostname" in worker_pod(source, action)["spec"]) is has
+    last = Slot(WORKER, 9_999)
+    action = CreatePod(slot=last, incarnation=0, name=last.pod_name(name, 0), reason="")
+    assert len(worker_pod(source, action)["spec"]["hostname"]) <= 63
+
+
+def test_the_processes_of_a_node_are_part_of_what_pods_are_made_from() -> None:
+    """An edit applies with those of the templates: a world has one number."""
+    before, after = (read(job(nprocPerNode=count)).spec for count in (1, 2))
+    assert revision_name("gpt", templates_of(before)) != revision_name("gpt", templates_of(after))
+    assert with_templates(after, templates_of(before)).nproc_per_node == 1

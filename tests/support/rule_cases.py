@@ -56,6 +56,11 @@ ACCEPTED: Final = {
     ),
 }
 REFUSED: Final = {
+    "a name that is another job's master": (job("gpt-master"), ["metadata.name"]),
+    "an extra role with a dash": (
+        job(extraRoles=[{"name": "eval-big", "template": TEMPLATE}]),
+        ["spec.extraRoles[0].name"],
+    ),
     "a name of 46 characters": (job("a" * 46), ["metadata.name"]),
     "a name that starts with a digit": (job("1a"), ["metadata.name"]),
     "a name with a dot": (job("a.b"), ["metadata.name"]),

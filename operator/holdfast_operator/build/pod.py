@@ -25,6 +25,9 @@ _MARGIN_S: Final = 5.0
 """What an agent leaves of its pod's grace: for its last words, and for a node that is slow."""
 _TLS_VOLUME: Final = "holdfast-tls"
 _JOURNAL_VOLUME: Final = "holdfast-journal"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_LONGEST_LABEL: Final = 63
+"""Of DNS, and so of a host name."""
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _UID: Final = {"fieldRef": {"fieldPath": "metadata.uid"}}
 
@@ -91,9 +94,8 @@ def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, An
         kind: dict[str, Any] = {"emptyDir": {}}
         if journal["mode"] == "PersistentVolumeClaim":
             kind = {"persistentVolumeClaim": {"claimName": journal["claimName"]}}
-        spec.setdefault("volumes", []).append({"name": _JOURNAL_VOLUME, **kind})
-        mount = {"name": _JOURNAL_VOLUME, "mountPath": JOURNAL_DIR}
-        main.setdefault("volumeMounts", []).append(mount)
+        _append(spec, "volumes", {"name": _JOURNAL_VOLUME, **kind})
+        _append(main, "volumeMounts", {"name": _JOURNAL_VOLUME, "mountPath": JOURNAL_DIR})
     _add_variables(main, [{"name": name, "value": text} for name, text in variables.items()])
     _mount_secret(spec, main, source.owner.master_secret, None)
     return pod
@@ -132,8 +134,9 @@ def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) ->
     if given.get("annotations"):
         metadata["annotations"] = dict(given["annotations"])
     spec = copy.deepcopy(dict(template["spec"]))
-    spec["hostname"] = f"{owner.name}-{slot.name}-{slot.index}"
-    spec["subdomain"] = owner.name
+    hostname = f"{owner.name}-{slot.name}-{slot.index}"
+    if len(hostname) <= _LONGEST_LABEL:  # an extra role's may be longer: nobody looks it up
+        spec["hostname"], spec["subdomain"] = hostname, owner.name
     spec.setdefault("automountServiceAccountToken", False)
     priority = source.body["spec"]["scheduling"].get("priorityClassName")
     if priority:
@@ -186,17 +189,27 @@ def _mount_secret(
     secret: dict[str, Any] = {"secretName": name, "defaultMode": 0o444}
     if items is not None:
         secret["items"] = [{"key": key, "path": path} for key, path in items.items()]
-    spec.setdefault("volumes", []).append({"name": _TLS_VOLUME, "secret": secret})
+    _append(spec, "volumes", {"name": _TLS_VOLUME, "secret": secret})
     mount = {"name": _TLS_VOLUME, "mountPath": TLS_DIR, "readOnly": True}
-    container.setdefault("volumeMounts", []).append(mount)
+    _append(container, "volumeMounts", mount)
+
+
+def _append(place: dict[str, Any], name: str, one: dict[str, Any]) -> None:
+    """Add to a list of a template, where null is as good as none."""
+    place[name] = [*(place.get(name) or ()), one]
 
 
 def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     """Add nodes to avoid to every alternative of the template's own node affinity."""
     wish = {"key": _HOSTNAME, "operator": "NotIn", "values": list(nodes)}
-    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    terms = required.setdefault("nodeSelectorTerms", []) or [{}]
-    required["nodeSelectorTerms"] = terms
-    for term in terms:
-        term.setdefault("matchExpressions", []).append(wish)
+    required = _inside(_inside(_inside(spec, "affinity"), "nodeAffinity"), _REQUIRED)
+    required["nodeSelectorTerms"] = required.get("nodeSelectorTerms") or [{}]
+    for term in required["nodeSelectorTerms"]:
+        _append(term, "matchExpressions", wish)
+
+
+def _inside(place: dict[str, Any], name: str) -> dict[str, Any]:
+    """A group of a template, made where it is missing or null."""
+    found: dict[str, Any] = place.get(name) or {}
+    place[name] = found
+    return found

@@ -17,7 +17,7 @@ from holdfast_operator.spec.job import JobSpec
 
 _DIGEST_BYTES: Final = 5
 Templates = Mapping[str, Any]
-"""The pod templates of one spec: worker, master (or None), extraRoles by name."""
+"""The pod templates of one spec: worker, master (or None), extraRoles by name; nprocPerNode."""
 
 
 def templates_of(spec: JobSpec) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def templates_of(spec: JobSpec) -> dict[str, Any]:
         "worker": spec.worker_template,
         "master": spec.master_template,
         "extraRoles": {role.name: role.template for role in spec.extra_roles},
+        "nprocPerNode": spec.nproc_per_node,
     }
 
 
@@ -42,6 +43,7 @@ def with_templates(spec: JobSpec, templates: Templates) -> JobSpec:
         spec,
         worker_template=templates["worker"],
         master_template=templates["master"],
+        nproc_per_node=templates.get("nprocPerNode", spec.nproc_per_node),
         extra_roles=tuple(
             dataclasses.replace(role, template=roles.get(role.name, role.template))
             for role in spec.extra_roles

@@ -29,11 +29,16 @@ class NotYetError(KubeError):
     """Something has to go first; a later try will do."""
 
 
+class TakenError(KubeError):
+    """An object of a name that a job needs is somebody else's; says whose remedy it is."""
+
+
 class RefusedError(KubeError):
     """The API server answered with an error; `message` has its own words."""
 
     def __init__(self, what: str, code: int, reason: str, message: str) -> None:
         super().__init__(f"{what}: {code} {reason}: {message}")
+        self._method = what.partition(" ")[0]
         self.code = code
         self.reason = reason
         self.message = message
@@ -41,9 +46,15 @@ class RefusedError(KubeError):
     @property
     def is_gone(self) -> bool:
         """Whether the object is not there, or is another one of that name."""
-        return self.code == http.HTTPStatus.NOT_FOUND or (
-            self.code == http.HTTPStatus.CONFLICT and self.reason == "Conflict"
-        )
+        return self.code == http.HTTPStatus.NOT_FOUND or (self._conflicts and not self._makes)
+
+    @property
+    def _conflicts(self) -> bool:
+        return self.code == http.HTTPStatus.CONFLICT and self.reason == "Conflict"
+
+    @property
+    def _makes(self) -> bool:
+        return self._method == "POST"
 
     @property
     def exists(self) -> bool:
@@ -62,7 +73,10 @@ class RefusedError(KubeError):
     @property
     def is_trouble(self) -> bool:
         """Whether the API server is in trouble, or asks for patience: soon the same may do."""
-        return self.code in _TROUBLE and not self.is_admission
+        # A quota that another request counts on at the same moment answers a POST with a conflict.
+        return (self.code in _TROUBLE or (self._conflicts and self._makes)) and (
+            not self.is_admission
+        )
 
     @property
     def is_invalid(self) -> bool:
