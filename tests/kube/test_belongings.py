@@ -63,7 +63,7 @@ def _renew_after(kubectl: Kubectl, name: str) -> str:
 
 
 def test_a_name_that_is_taken_is_told_and_waited_for(make_job: Make, kubectl: Kubectl) -> None:
-    """A person's Service, and what an orphaning deletion has left: nothing of it is touched."""
+    """A person's Service is not touched, and the job begins once it is gone."""
     kubectl.run("create", "service", "clusterip", "taken", "--tcp=80")
     job = make_job("taken")
     job.create(manifest("sleep", "600"))
@@ -71,19 +71,7 @@ def test_a_name_that_is_taken_is_told_and_waited_for(make_job: Make, kubectl: Ku
     assert job.pods() == []
     kubectl.run("delete", "service", "taken")
     job.until("its pod", lambda: job.live() == ["taken-worker-0-0"])
-    kubectl.run("delete", "ej", "taken", "--cascade=orphan")
-    left = ("pods,services,secrets,controllerrevisions", "-l", "holdfast.dev/job=taken")
-    job.until("orphans", lambda: not _owned(kubectl, *left))
-    job.create(manifest("sleep", "600"))
-    _waits_for(job, "exists and is not this job's")
-    kubectl.run("delete", *left, "--wait=false")
-    job.until("its pod", lambda: job.live() == ["taken-worker-0-0"])
     job.delete()
-
-
-def _owned(kubectl: Kubectl, *what: str) -> bool:
-    found = kubectl.json("get", *what)["items"]
-    return any("ownerReferences" in one["metadata"] for one in found)
 
 
 def test_a_disruption_budget_of_a_person_stays_as_it_is(make_job: Make, kubectl: Kubectl) -> None:
