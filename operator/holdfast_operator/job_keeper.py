@@ -199,7 +199,9 @@ class JobKeeper:
         """What a new stream to the master begins with."""
         self.spec_sent = self.generation
         yield master_spec(self.spec, self.generation)
-        for pod in self.pods():
+        # A list has them by name, 10 before 9: of one place the older is to be heard first, or its
+        # end would be taken for its successor's.
+        for pod in sorted(self.pods(), key=lambda pod: (pod.slot, pod.incarnation)):
             if pod.slot.role is Role.WORKER:
                 yield pod.observation(wanted=pod.uid in self.deletions)
         yield PodListDone()

@@ -70,14 +70,15 @@ class Reconciler:
 
     def pod_changed(self, pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
         """Tell the job's master of a pod at once, and look at the job."""
+        self._wake(pod.key)
         keeper = self._keepers.get(pod.key)
-        if keeper is not None and keeper.link is not None and pod.slot.role is Role.WORKER:
+        if keeper is None or pod.owner != keeper.owner.uid:
+            return  # an earlier job's, or a copy with its labels: no word about this job's worker
+        if keeper.link is not None and pod.slot.role is Role.WORKER:
             phase = PodPhase.GONE if gone else None
             wanted = pod.uid in keeper.deletions
             keeper.link.send(pod.observation(wanted=wanted, phase=phase))
-        if keeper is not None:
-            keeper.shows(pod, gone=gone)
-        self._wake(pod.key)
+        keeper.shows(pod, gone=gone)
 
     async def look(self, key: Key) -> float | None:
         """Look at one job; return after how many seconds to look again, None: no need.

@@ -16,7 +16,7 @@ from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.kube.pods import PodRecord, read_pod
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
 from holdfast_operator.plan.pods import WORKER, Slot
-from holdfast_wire.messages import PodListDone, StopWish
+from holdfast_wire.messages import PodListDone, PodObservation, StopWish
 from job_files import job, read
 
 SLOT = Slot(WORKER, 1)
@@ -122,6 +122,18 @@ def test_a_master_that_comes_later_is_asked_to_stop_too() -> None:
     *_, done, wish = keeper.first_messages()
     assert done == PodListDone()
     assert wish == StopWish(reason="the job is deleted", grace_seconds=5)
+
+
+def test_a_new_stream_tells_of_the_older_pod_of_a_place_first() -> None:
+    """A list has number 10 before number 9, whose end would be taken for its successor's."""
+    pods = [
+        dataclasses.replace(_pod(), uid=f"p-{index}-{number}", slot=Slot(WORKER, index))
+        for index, number in ((10, 0), (9, 10), (9, 9))
+    ]
+    pods = [dataclasses.replace(pod, incarnation=int(pod.uid.split("-")[2])) for pod in pods]
+    messages = list(_keeper(pods).first_messages())
+    told = [one.pod_uid for one in messages if isinstance(one, PodObservation)]
+    assert told == ["p-9-9", "p-9-10", "p-10-0"]
 
 
 @pytest.mark.parametrize(

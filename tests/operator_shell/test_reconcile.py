@@ -1,0 +1,155 @@
+"""What the watches bring to the operator's looks at a job, without a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from holdfast_operator import reconcile
+from holdfast_operator.job_keeper import Key
+from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.failures import RefusedError
+from holdfast_operator.kube.pods import PodRecord, read_pod
+from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.news.report import Reporter
+from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.settings import read_settings
+from holdfast_wire.messages import PodPhase
+from job_files import job, read
+
+KEY = ("team", "t")
+NEEDED = {
+    "HOLDFAST_OPERATOR_NAMESPACE": "holdfast",
+    "HOLDFAST_OPERATOR_IDENTITY": "a",
+    "HOLDFAST_OPERATOR_IMAGE": "holdfast:1",
+}
+
+
+def _body(uid: str = "u-1", created: str = "2026-01-01T00:00:00Z", **fields: Any) -> dict[str, Any]:
+    body = dict(read(job(replicas=2, **fields)).body)
+    body["metadata"] = {
+        "name": "t",
+        "namespace": "team",
+        "uid": uid,
+        "generation": 1,
+        "resourceVersion": "1",
+        "creationTimestamp": created,
+    }
+    return body
+
+
+def _pod(uid: str = "p-1", owner: str = "u-1") -> PodRecord:
+    labels = {
+        "holdfast.dev/job": "t",
+        "holdfast.dev/role": "worker",
+        "holdfast.dev/index": "1",
+        "holdfast.dev/incarnation": "0",
+    }
+    metadata = {
+        "name": "t-worker-1-0",
+        "namespace": "team",
+        "uid": uid,
+        "labels": labels,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "ownerReferences": [{"uid": owner, "controller": True}],
+    }
+    spec = {"containers": [{"name": "worker"}]}
+    record = read_pod({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
+    assert record is not None
+    return record
+
+
+class Server(KubeClient):
+    """An API server with at most one job; takes everything that is made, if its job is there."""
+
+    def __init__(self) -> None:
+        super().__init__(1000.0, 1000)
+        self.job: dict[str, Any] | None = None
+        self.asked = 0
+        """Times that the job itself was read."""
+
+    async def call(self, method: str, path: str, body: Any = None, content_type: str = "") -> Any:
+        """Answer a request; without the job everything about it is 404."""
+        if "/elasticjobs/" not in path:
+            return {"metadata": {}, **(body or {})}
+        self.asked += method == "GET"
+        if self.job is None:
+            raise RefusedError(f"{method} {path}", 404, "NotFound", "no such job")
+        uid = ((body or {}).get("metadata") or {}).get("uid")
+        if uid is not None and uid != self.job["metadata"]["uid"]:
+            raise RefusedError(f"{method} {path}", 409, "Conflict", "another uid")
+        return self.job
+
+
+class Link:
+    """A link to a master that is never there; keeps what it should send."""
+
+    def __init__(self, **_: Any) -> None:
+        self.sent: list[Any] = []
+        self.closed = False
+        LINKS.append(self)
+
+    def send(self, message: Any) -> None:
+        """Keep a message."""
+        self.sent.append(message)
+
+    async def close(self) -> None:
+        """End it."""
+        self.closed = True
+
+
+LINKS: list[Link] = []
+
+
+@dataclasses.dataclass
+class Shell:
+    """A reconciler with its surroundings."""
+
+    server: Server
+    reconciler: Reconciler
+    woken: list[Key]
+
+    def open_links(self) -> int:
+        """Links that are still open, one for each job that is kept."""
+        return sum(not link.closed for link in LINKS)
+
+
+@pytest.fixture
+async def shell(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shell]:
+    """A reconciler that keeps nothing yet."""
+    LINKS.clear()
+    monkeypatch.setattr(reconcile, "MasterLink", Link)
+    server, woken = Server(), list[Key]()
+    reconciler = Reconciler(
+        read_settings(NEEDED),
+        server,
+        PodReflector(server, "", lambda _pod, _gone: None),
+        Reporter(server, "a"),
+        bytes(32),
+        woken.append,
+    )
+    yield Shell(server, reconciler, woken)
+    await reconciler.close()
+
+
+async def _kept(shell: Shell, body: dict[str, Any]) -> Link:
+    """Have a job seen and looked at; return its link."""
+    shell.server.job = body
+    shell.reconciler.seen(KEY, body)
+    await shell.reconciler.look(KEY)
+    shell.woken.clear()
+    return LINKS[-1]
+
+
+@pytest.mark.parametrize("owner", ["", "u-0"])
+async def test_only_its_own_pods_are_told_to_a_master(shell: Shell, owner: str) -> None:
+    """A copy for a debugger bears the worker's labels: the master would throw the worker out."""
+    link = await _kept(shell, _body())
+    shell.reconciler.pod_changed(_pod("p-2", owner), False)
+    assert link.sent == []
+    assert shell.woken == [KEY]
+    shell.reconciler.pod_changed(_pod(), True)
+    assert [(one.pod_uid, one.phase) for one in link.sent] == [("p-1", PodPhase.GONE)]
