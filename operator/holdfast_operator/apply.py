@@ -184,7 +184,7 @@ class Applier:
         except RefusedError as error:
             if not error.is_gone:
                 raise
-        keeper.expect(action.uid, time.monotonic() + EXPECT_S)
+        keeper.expect_deletion(action.uid, time.monotonic() + EXPECT_S)
         _log.info("job %s: deleted pod %s: %s", keeper.key, action.name, action.reason.value)
 
     async def _scale(self, keeper: JobKeeper, action: ScaleJob) -> None:

@@ -96,6 +96,7 @@ class Reconciler:
         if keeper is None:
             keeper = self._keepers[key] = self._keep(body)
         keeper.update(body)
+        keeper.give_up_expecting(time.monotonic())
         try:
             return await self._carry_out(keeper)
         except RefusedError as error:
