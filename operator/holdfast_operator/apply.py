@@ -208,8 +208,5 @@ class Applier:
             "propagationPolicy": "Background",
             "preconditions": {"uid": keeper.owner.uid},
         }
-        try:
-            await self._client.call("DELETE", paths.job(keeper.owner), body)
-        except RefusedError as error:
-            if not error.is_gone:
-                raise
+        # One that is gone already is refused, which has the reconciler forget it.
+        await self._client.call("DELETE", paths.job(keeper.owner), body)

@@ -77,6 +77,8 @@ class JobKeeper:
     """Generation that the master was told last."""
     deletions: set[str] = dataclasses.field(default_factory=set)
     """Uids of pods that this side has deleted."""
+    sure_at: float = 0.0
+    """Monotonic time when its object was known to be there."""
     written_at: float = 0.0
     """Monotonic time of the last write of the status."""
 

@@ -68,19 +68,20 @@ class Server(KubeClient):
     def __init__(self) -> None:
         super().__init__(1000.0, 1000)
         self.job: dict[str, Any] | None = None
-        self.asked = 0
-        """Times that the job itself was read."""
+        self.conflict = False
+        """Every write of the job finds that it was changed meanwhile."""
 
     async def call(self, method: str, path: str, body: Any = None, content_type: str = "") -> Any:
         """Answer a request; without the job everything about it is 404."""
         if "/elasticjobs/" not in path:
             return {"metadata": {}, **(body or {})}
-        self.asked += method == "GET"
         if self.job is None:
             raise RefusedError(f"{method} {path}", 404, "NotFound", "no such job")
         uid = ((body or {}).get("metadata") or {}).get("uid")
         if uid is not None and uid != self.job["metadata"]["uid"]:
             raise RefusedError(f"{method} {path}", 409, "Conflict", "another uid")
+        if self.conflict and method == "PATCH":
+            raise RefusedError(f"{method} {path}", 409, "Conflict", "there is a newer version")
         return self.job
 
 
@@ -119,12 +120,12 @@ class Shell:
 
 @pytest.fixture
 async def shell(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shell]:
-    """A reconciler that keeps nothing yet."""
+    """A reconciler that keeps nothing yet, and never waits before it writes or asks."""
     LINKS.clear()
     monkeypatch.setattr(reconcile, "MasterLink", Link)
     server, woken = Server(), list[Key]()
     reconciler = Reconciler(
-        read_settings(NEEDED),
+        dataclasses.replace(read_settings(NEEDED), status_period_s=0.0, resync_s=0.0),
         server,
         PodReflector(server, "", lambda _pod, _gone: None),
         Reporter(server, "a"),
@@ -138,7 +139,7 @@ async def shell(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shell]:
 async def _kept(shell: Shell, body: dict[str, Any]) -> Link:
     """Have a job seen and looked at; return its link."""
     shell.server.job = body
-    shell.reconciler.seen(KEY, body)
+    shell.reconciler.seen(KEY, body, False)
     await shell.reconciler.look(KEY)
     shell.woken.clear()
     return LINKS[-1]
@@ -153,3 +154,64 @@ async def test_only_its_own_pods_are_told_to_a_master(shell: Shell, owner: str) 
     assert shell.woken == [KEY]
     shell.reconciler.pod_changed(_pod(), True)
     assert [(one.pod_uid, one.phase) for one in link.sent] == [("p-1", PodPhase.GONE)]
+
+
+async def test_a_job_that_went_without_a_word_is_forgotten(shell: Shell) -> None:
+    """After a gap of the watch nothing tells of it but the answers to requests."""
+    await _kept(shell, _body())
+    shell.server.job = None
+    edited = _body(suspend=True)
+    edited["metadata"]["generation"] = 2
+    shell.reconciler.seen(KEY, edited, False)
+    assert await shell.reconciler.look(KEY) is None
+    assert shell.woken[-1] == KEY
+    await shell.reconciler.look(KEY)
+    assert shell.open_links() == 0
+
+
+async def test_a_suspended_job_that_went_is_asked_for_now_and_then(shell: Shell) -> None:
+    """It has no pods, and so nothing that is missed."""
+    await _kept(shell, _body(suspend=True))
+    await shell.reconciler.look(KEY)
+    assert shell.open_links() == 1
+    shell.server.job = None
+    await shell.reconciler.look(KEY)
+    await shell.reconciler.look(KEY)
+    assert shell.open_links() == 0
+
+
+async def test_a_conflict_does_not_end_the_care_for_a_job_that_is_there(shell: Shell) -> None:
+    """Something was newer than what the request was made from: it is made again."""
+    await _kept(shell, _body())
+    edited = _body(suspend=True)
+    edited["metadata"]["generation"] = 2
+    shell.reconciler.seen(KEY, edited, False)
+    shell.server.conflict = True
+    with pytest.raises(RefusedError, match="newer"):
+        await shell.reconciler.look(KEY)
+    assert shell.open_links() == 1
+
+
+@pytest.mark.parametrize("created", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:05Z"])
+async def test_a_job_made_anew_is_kept_whatever_is_still_told_of_the_old(
+    shell: Shell, created: str
+) -> None:
+    """The events of two objects of one name come in any order; the old one's end does not count."""
+    old, new = _body(), _body("u-2", created)
+    first = await _kept(shell, old)
+    second = await _kept(shell, new)
+    assert (first.closed, second.closed) == (True, False)
+    shell.reconciler.seen(KEY, old, False)
+    await shell.reconciler.look(KEY)
+    shell.reconciler.seen(KEY, old, True)
+    await shell.reconciler.look(KEY)
+    assert len(LINKS) == 2
+    assert not second.closed
+
+
+async def test_a_deleted_job_is_not_looked_after(shell: Shell) -> None:
+    """Its stream and its certificate go with it."""
+    await _kept(shell, _body())
+    shell.reconciler.seen(KEY, _body(), True)
+    assert await shell.reconciler.look(KEY) is None
+    assert shell.open_links() == 0
