@@ -119,13 +119,16 @@ class Shell:
 
 
 @pytest.fixture
-async def shell(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shell]:
-    """A reconciler that keeps nothing yet, and never waits before it writes or asks."""
+async def shell(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[Shell]:
+    """A reconciler that keeps nothing yet and writes at once; its parameter: the resync, s."""
     LINKS.clear()
     monkeypatch.setattr(reconcile, "MasterLink", Link)
     server, woken = Server(), list[Key]()
+    resync_s: float = getattr(request, "param", 600.0)
     reconciler = Reconciler(
-        dataclasses.replace(read_settings(NEEDED), status_period_s=0.0, resync_s=0.0),
+        dataclasses.replace(read_settings(NEEDED), status_period_s=0.0, resync_s=resync_s),
         server,
         PodReflector(server, "", lambda _pod, _gone: None),
         Reporter(server, "a"),
@@ -169,6 +172,7 @@ async def test_a_job_that_went_without_a_word_is_forgotten(shell: Shell) -> None
     assert shell.open_links() == 0
 
 
+@pytest.mark.parametrize("shell", [0.0], indirect=True)
 async def test_a_suspended_job_that_went_is_asked_for_now_and_then(shell: Shell) -> None:
     """It has no pods, and so nothing that is missed."""
     await _kept(shell, _body(suspend=True))
@@ -207,6 +211,16 @@ async def test_a_job_made_anew_is_kept_whatever_is_still_told_of_the_old(
     await shell.reconciler.look(KEY)
     assert len(LINKS) == 2
     assert not second.closed
+
+
+async def test_a_job_that_was_made_anew_in_a_gap_leaves_nothing_of_the_old(shell: Shell) -> None:
+    """When the new one is deleted as well, the old one is not taken for the job again."""
+    await _kept(shell, _body())
+    await _kept(shell, _body("u-2", "2026-01-01T00:00:05Z"))
+    shell.reconciler.seen(KEY, _body("u-2"), True)
+    assert await shell.reconciler.look(KEY) is None
+    assert len(LINKS) == 2
+    assert shell.open_links() == 0
 
 
 async def test_a_deleted_job_is_not_looked_after(shell: Shell) -> None:
