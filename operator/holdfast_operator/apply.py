@@ -202,7 +202,7 @@ class Applier:
         except RefusedError as error:
             if not error.is_gone:
                 raise
-        keeper.expect(action.uid, time.monotonic() + EXPECT_S)
+        keeper.expect_deletion(action.uid, time.monotonic() + EXPECT_S)
         _log.info("job %s: deleted pod %s: %s", keeper.key, action.name, action.reason.value)
 
     async def _scale(self, keeper: JobKeeper, action: ScaleJob) -> None:
@@ -226,8 +226,5 @@ class Applier:
             "propagationPolicy": "Background",
             "preconditions": {"uid": keeper.owner.uid},
         }
-        try:
-            await self._client.call("DELETE", paths.job(keeper.owner), body)
-        except RefusedError as error:
-            if not error.is_gone:
-                raise
+        # One that is gone already is refused, which has the reconciler forget it.
+        await self._client.call("DELETE", paths.job(keeper.owner), body)

@@ -76,8 +76,9 @@ class JobCredentials:
             self._folder = tempfile.TemporaryDirectory(prefix="holdfast-tls-")
         folder = Path(self._folder.name)
         if _now() >= self._renew_at:
-            self._renew_at = self._renewal()
+            renewal = self._renewal()
             self._issue(Identity(self._owner.uid, keys.ROLE_OPERATOR)).write(folder)
+            self._renew_at = renewal  # now that they are there: a full disk is tried again
         return folder
 
     def close(self) -> None:

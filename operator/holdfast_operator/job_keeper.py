@@ -77,6 +77,8 @@ class JobKeeper:
     """Generation that the master was told last."""
     deletions: set[str] = dataclasses.field(default_factory=set)
     """Uids of pods that this side has deleted."""
+    sure_at: float = 0.0
+    """Monotonic time when its object was known to be there."""
     written_at: float = 0.0
     """Monotonic time of the last write of the status."""
 
@@ -125,11 +127,22 @@ class JobKeeper:
         """Make pods from these templates from now on."""
         self.revision, self.templates = revision, templates
 
-    def expect(self, what: str, until: float) -> None:
-        """Take note of what was asked for and has to show; see `expected`."""
-        shown = any(what == pod.name or (what == pod.uid and pod.deleting) for pod in self.pods())
-        if not shown:
-            self.expected[what] = until
+    def expect(self, name: str, until: float) -> None:
+        """Take note of a pod that was made and has to show; see `expected`."""
+        if all(name != pod.name for pod in self.pods()):
+            self.expected[name] = until
+
+    def expect_deletion(self, uid: str, until: float) -> None:
+        """Take note of a deletion that was asked for and has to show; see `expected`."""
+        pod = next((pod for pod in self.pods() if pod.uid == uid), None)
+        if pod is None:  # its end was seen before the answer: nothing will ever show
+            self.deletions.discard(uid)
+        elif not pod.deleting:
+            self.expected[uid] = until
+
+    def give_up_expecting(self, now: float) -> None:
+        """Forget what did not show in time: it keeps no template in force any more."""
+        self.expected = {what: until for what, until in self.expected.items() if until > now}
 
     def shows(self, pod: PodRecord, *, gone: bool) -> None:
         """A pod was seen: nothing about it is expected any more that it shows."""
@@ -199,7 +212,9 @@ class JobKeeper:
         """What a new stream to the master begins with."""
         self.spec_sent = self.generation
         yield master_spec(self.spec, self.generation)
-        for pod in self.pods():
+        # A list has them by name, 10 before 9: of one place the older is to be heard first, or its
+        # end would be taken for its successor's.
+        for pod in sorted(self.pods(), key=lambda pod: (pod.slot, pod.incarnation)):
             if pod.slot.role is Role.WORKER:
                 yield pod.observation(wanted=pod.uid in self.deletions)
         yield PodListDone()

@@ -99,6 +99,11 @@ class MasterLink:
                     async for message in stream:
                         told = True
                         self._heard(message)
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                # gRPC ends a call like this whose requests have failed.
+                self._note("the stream was given up on this side")
             except grpc.aio.AioRpcError as error:
                 self._note(f"{error.code().name} {error.details()}")
             except Exception:  # noqa: BLE001 - the top: without it nobody looks after the job
@@ -173,8 +178,34 @@ class MasterLink:
             return None
 
     async def _requests(self) -> AsyncIterator[bytes]:
+        try:
+            async for message in self._messages():
+                data = self._encoded(message)
+                if data is not None:
+                    yield data
+        except Exception:
+            LINK_ERRORS.inc()
+            _log.exception("what master %s is to be told cannot be sent", self._target)
+            raise  # gRPC does not say so, and cancels the call: `_run` opens the next one
+
+    async def _messages(self) -> AsyncIterator[Upward]:
         outgoing = self._outgoing = asyncio.Queue()
         for message in self._first():
-            yield codec.encode(SyncRequest(message=message))
+            yield message
         while True:
-            yield codec.encode(SyncRequest(message=await outgoing.get()))
+            yield await outgoing.get()
+
+    def _encoded(self, message: Upward) -> bytes | None:
+        """A message's bytes; None: the wire does not take it, and the others still count."""
+        try:
+            return codec.encode(SyncRequest(message=message))
+        except codec.WireError as error:
+            LINK_ERRORS.inc()
+            _log.error("master %s is not told: %s", self._target, error)
+            return None
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled this task, rather than a call in it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import http
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,8 @@ from holdfast_operator.belongings import Belongings
 from holdfast_operator.build.names import Owner
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.job_keeper import JobKeeper, Key
+from holdfast_operator.known_jobs import KnownJobs
+from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.failures import RefusedError, TakenError
 from holdfast_operator.kube.pods import PodRecord
@@ -48,6 +51,7 @@ class Reconciler:
         wake: Callable[[Key], None],
     ) -> None:
         self._settings = settings
+        self._client = client
         lifetime_s = settings.certificate_days * 86_400
         self._belongings = Belongings(client, min(settings.resync_s, lifetime_s / 10))
         self._revisions = Revisions(client, settings.image)
@@ -56,28 +60,28 @@ class Reconciler:
         self._reporter = reporter
         self._root_key = root_key
         self._wake = wake
-        self._bodies: dict[Key, Mapping[str, Any]] = {}
-        """The newest object of each job, as the watch brought it."""
+        self._jobs = KnownJobs()
         self._keepers: dict[Key, JobKeeper] = {}
 
-    def seen(self, key: Key, body: Mapping[str, Any] | None) -> None:
-        """Take note of a job's newest object; None: it is gone."""
-        if body is None:
-            self._bodies.pop(key, None)
+    def seen(self, key: Key, body: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - as below
+        """Take note of a job's newest object, or that this one is gone."""
+        if gone:
+            self._jobs.drop(key, body["metadata"]["uid"])
         else:
-            self._bodies[key] = body
+            self._jobs.take(key, body)
         self._wake(key)
 
     def pod_changed(self, pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
         """Tell the job's master of a pod at once, and look at the job."""
+        self._wake(pod.key)
         keeper = self._keepers.get(pod.key)
-        if keeper is not None and keeper.link is not None and pod.slot.role is Role.WORKER:
+        if keeper is None or pod.owner != keeper.owner.uid:
+            return  # an earlier job's, or a copy with its labels: no word about this job's worker
+        if keeper.link is not None and pod.slot.role is Role.WORKER:
             phase = PodPhase.GONE if gone else None
             wanted = pod.uid in keeper.deletions
             keeper.link.send(pod.observation(wanted=wanted, phase=phase))
-        if keeper is not None:
-            keeper.shows(pod, gone=gone)
-        self._wake(pod.key)
+        keeper.shows(pod, gone=gone)
 
     async def look(self, key: Key) -> float | None:
         """Look at one job; return after how many seconds to look again, None: no need.
@@ -85,7 +89,9 @@ class Reconciler:
         Raises:
             KubeError: something could not be done now.
         """
-        body = self._bodies.get(key)
+        if len(self._jobs.uids(key)) > 1:
+            await self._ask(key)
+        body = self._jobs.newest(key)
         keeper = self._keepers.get(key)
         if keeper is not None and (body is None or body["metadata"]["uid"] != keeper.owner.uid):
             await self._forget(keeper)
@@ -95,12 +101,49 @@ class Reconciler:
         if keeper is None:
             keeper = self._keepers[key] = self._keep(body)
         keeper.update(body)
+        keeper.give_up_expecting(time.monotonic())
+        if self._is_silent(keeper) and await self._ask(key) != keeper.owner.uid:
+            return None
         try:
             return await self._carry_out(keeper)
         except RefusedError as error:
-            if error.is_gone:  # deleted meanwhile: the watch will tell
+            if error.is_gone and await self._ask(key) != keeper.owner.uid:
                 return None
             raise
+
+    def _is_silent(self, keeper: JobKeeper) -> bool:
+        """Whether no request would show for long that a job is gone: a suspended one has no pods.
+
+        Of the others the pods go too, and those that follow ask for the job.
+        """
+        now = time.monotonic()
+        if keeper.link is None or keeper.pods() or now < keeper.sure_at + self._settings.resync_s:
+            return False
+        keeper.sure_at = now
+        return True
+
+    async def _ask(self, key: Key) -> str:
+        """Forget what has gone without a word from the watch.
+
+        Returns:
+            Uid of the object that has the name; empty: there is none.
+        """
+        known = self._jobs.uids(key)  # before the request: what comes meanwhile is newer
+        try:
+            found = await self._client.call(
+                "GET", paths.job(Owner(name=key[1], namespace=key[0], uid=""))
+            )
+        except RefusedError as error:
+            if error.code != http.HTTPStatus.NOT_FOUND:
+                raise
+            uid = ""
+        else:
+            uid = str(found["metadata"]["uid"])
+        for gone in known - {uid}:
+            _log.info("job %s: its object %s is gone", key, gone)
+            self._jobs.drop(key, gone)
+            self._wake(key)
+        return uid
 
     async def close(self) -> None:
         """End every stream; nothing in the cluster changes."""
@@ -145,7 +188,7 @@ class Reconciler:
             else:
                 await self._applier.do(keeper, step)
             if isinstance(step, Hold):
-                self._bodies[keeper.key] = keeper.body
+                self._jobs.renew(keeper.key, keeper.body)
             if keeper.view.outcome is not outcome:  # the API server does not take its pods
                 self._wake(keeper.key)
                 break
@@ -207,6 +250,7 @@ class Reconciler:
             status=body.get("status") or {},
             credentials=JobCredentials(self._root_key, owner, lifetime),
             pods_now=self._pods.of,
+            sure_at=time.monotonic(),
         )
 
     async def _connect(self, keeper: JobKeeper, *, ended: bool) -> None:

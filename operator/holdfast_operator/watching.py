@@ -14,7 +14,8 @@ import kopf
 
 from holdfast_wire import keys
 
-Seen = Callable[[tuple[str, str], Mapping[str, Any] | None], None]
+Seen = Callable[[tuple[str, str], Mapping[str, Any], bool], None]
+"""Called with a job's namespace and name, its object, and whether that is gone."""
 
 
 async def watch_jobs(namespace: str, seen: Seen, began: asyncio.Event) -> None:
@@ -22,7 +23,8 @@ async def watch_jobs(namespace: str, seen: Seen, began: asyncio.Event) -> None:
 
     Args:
         namespace: Where; empty: everywhere.
-        seen: Called with a job's namespace and name, and its object; None: it is gone.
+        seen: Told of every change; of two objects that had one name in any order, and not of what
+            went while kopf had to list anew.
         began: Set once kopf has started, which takes the signal handlers of this process.
     """
     registry = kopf.OperatorRegistry()
@@ -38,7 +40,7 @@ async def watch_jobs(namespace: str, seen: Seen, began: asyncio.Event) -> None:
     async def event(body: kopf.Body, **arguments: Any) -> None:
         metadata = body["metadata"]
         gone = arguments["type"] == "DELETED"
-        seen((metadata["namespace"], metadata["name"]), None if gone else dict(body))
+        seen((metadata["namespace"], metadata["name"]), dict(body), gone)
 
     group, _, version = keys.API_VERSION.partition("/")
     kopf.on.startup(registry=registry)(configure)

@@ -16,7 +16,7 @@ from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.kube.pods import PodRecord, read_pod
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
 from holdfast_operator.plan.pods import WORKER, Slot
-from holdfast_wire.messages import PodListDone, StopWish
+from holdfast_wire.messages import PodListDone, PodObservation, StopWish
 from job_files import job, read
 
 SLOT = Slot(WORKER, 1)
@@ -78,11 +78,33 @@ def test_a_pod_that_was_made_is_not_made_again_before_it_shows() -> None:
 def test_a_deletion_is_not_asked_for_twice() -> None:
     """Until the pod shows that it is being deleted, or is gone."""
     keeper = _keeper([_pod()])
-    keeper.expect("p-1", 200.0)
+    keeper.expect_deletion("p-1", 200.0)
     keeper.shows(_pod(), gone=False)
     assert keeper.expects(DELETE, 100.0) == 100.0
     keeper.shows(_pod(deletionTimestamp="2026-01-01T00:01:00Z"), gone=False)
     assert keeper.expects(DELETE, 100.0) == 0
+
+
+def test_a_deletion_that_was_seen_before_its_answer_is_not_waited_for() -> None:
+    """That of a pod that has ended is over at once: the entry would keep old templates for ever."""
+    pods = [_pod()]
+    keeper = _keeper(pods)
+    keeper.deletions.add("p-1")
+    gone = pods.pop()
+    keeper.shows(gone, gone=True)
+    keeper.expect_deletion("p-1", 200.0)
+    assert not keeper.runs
+    assert keeper.deletions == set()
+
+
+def test_what_did_not_show_in_time_keeps_no_templates() -> None:
+    """Nobody may ever ask for it again, as the place is not wanted any more."""
+    keeper = _keeper([])
+    keeper.expect(NAME, 200.0)
+    keeper.give_up_expecting(199.0)
+    assert keeper.runs
+    keeper.give_up_expecting(200.0)
+    assert not keeper.runs
 
 
 def test_what_shows_already_is_not_expected() -> None:
@@ -122,6 +144,18 @@ def test_a_master_that_comes_later_is_asked_to_stop_too() -> None:
     *_, done, wish = keeper.first_messages()
     assert done == PodListDone()
     assert wish == StopWish(reason="the job is deleted", grace_seconds=5)
+
+
+def test_a_new_stream_tells_of_the_older_pod_of_a_place_first() -> None:
+    """A list has number 10 before number 9, whose end would be taken for its successor's."""
+    pods = [
+        dataclasses.replace(_pod(), uid=f"p-{index}-{number}", slot=Slot(WORKER, index))
+        for index, number in ((10, 0), (9, 10), (9, 9))
+    ]
+    pods = [dataclasses.replace(pod, incarnation=int(pod.uid.split("-")[2])) for pod in pods]
+    messages = list(_keeper(pods).first_messages())
+    told = [one.pod_uid for one in messages if isinstance(one, PodObservation)]
+    assert told == ["p-9-9", "p-9-10", "p-10-0"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,16 @@ import grpc
 import pytest
 
 import certificates
-from holdfast_operator.master_link import LINK_ERRORS, MasterLink
+from holdfast_operator.master_link import LINK_ERRORS, MasterLink, Upward
 from holdfast_operator.plan.view import Said
 from holdfast_wire import channel, codec
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
     JobEvent,
     PodListDone,
+    PodObservation,
     ReleaseDecision,
+    SyncRequest,
     SyncResponse,
     WatchJobResponse,
 )
@@ -34,8 +36,12 @@ ANOTHER_PHASE = b"\x0a\x02\x18\x63"
 """A JobStatus whose phase is 99."""
 
 
+TOLD: list[bytes] = []
+"""What the master was told."""
+
+
 async def _sync(_requests: object, context: Any) -> AsyncIterator[bytes]:
-    await context.read()
+    TOLD.append(await context.read())
     for data in (ANOTHER_MESSAGE, ANOTHER_PHASE, codec.encode(SyncResponse(message=RELEASE))):
         yield data
     await asyncio.Event().wait()
@@ -62,9 +68,13 @@ def _newer_master() -> grpc.aio.Server:
 
 @contextlib.asynccontextmanager
 async def _linked(
-    folder: Path, heard: Callable[[Said | None], None], told: Callable[[Sequence[JobEvent]], None]
-) -> AsyncIterator[None]:
+    folder: Path,
+    heard: Callable[[Said | None], None],
+    told: Callable[[Sequence[JobEvent]], None] = lambda _: None,
+    first: Callable[[], Iterable[Upward]] = lambda: [PodListDone()],
+) -> AsyncIterator[MasterLink]:
     """A link to a master of the next release."""
+    TOLD.clear()
     server = _newer_master()
     tls = certificates.issue(folder, Identity(JOB, "master"))
     port = server.add_secure_port("127.0.0.1:0", channel.server_credentials(tls))
@@ -73,12 +83,12 @@ async def _linked(
         target=f"127.0.0.1:{port}",
         job_uid=JOB,
         tls=lambda: certificates.issue(folder, Identity(JOB, "operator")),
-        first=lambda: [PodListDone()],
+        first=first,
         heard=heard,
         told=told,
     )
     try:
-        yield
+        yield link
     finally:
         await link.close()
         await server.stop(0)
@@ -106,7 +116,52 @@ async def test_a_fault_of_our_own_does_not_silence_the_link(
             raise RuntimeError("a mistake")
 
     before = LINK_ERRORS._value.get()
-    async with _linked(tmp_path, heard, lambda _: None):
+    async with _linked(tmp_path, heard):
         await eventually(lambda: said.count(RELEASE), lambda count: count > 1)
     assert LINK_ERRORS._value.get() == before + 1
     assert "a mistake" in caplog.text
+
+
+async def test_what_cannot_be_said_to_a_master_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A label that somebody edited gives a rank which the wire does not take; the rest is said."""
+    said: list[Said | None] = []
+    unsayable = PodObservation(node_rank=5_000_000_000, pod_uid="p", name="t-worker-1-0")
+    before = LINK_ERRORS._value.get()
+    async with _linked(tmp_path, said.append, first=lambda: [unsayable, PodListDone()]):
+        await eventually(lambda: said, bool)
+    assert said == [RELEASE]
+    assert codec.decode(SyncRequest, TOLD[0]).message == PodListDone()
+    assert LINK_ERRORS._value.get() == before + 1
+    assert "PodObservation cannot be encoded" in caplog.text
+
+
+async def test_a_stream_that_could_not_begin_is_opened_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call is cancelled by gRPC, which must not be taken for the end of the link."""
+    said: list[Said | None] = []
+    tries: list[int] = []
+
+    def first() -> Iterable[Upward]:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise RuntimeError("a mistake")
+        return [PodListDone()]
+
+    before = LINK_ERRORS._value.get()
+    async with _linked(tmp_path, said.append, first=first):
+        await eventually(lambda: said, bool)
+    assert said == [RELEASE]
+    assert LINK_ERRORS._value.get() == before + 1
+    assert "a mistake" in caplog.text
+
+
+async def test_a_link_ends_when_it_is_closed(tmp_path: Path) -> None:
+    """Its own cancellation is no fault of the stream."""
+    said: list[Said | None] = []
+    async with _linked(tmp_path, said.append) as link:
+        await eventually(lambda: said, bool)
+        await asyncio.wait_for(link.close(), 5.0)
+        assert link._task.cancelled()

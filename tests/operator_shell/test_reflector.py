@@ -15,12 +15,13 @@ from holdfast_operator.kube.pods import PodRecord
 from holdfast_operator.kube.reflector import PodReflector
 
 
-def _pod(name: str, phase: str = "Running", version: int = 1) -> dict[str, Any]:
+def _pod(name: str, phase: str = "Running", version: int = 1, **edited: str) -> dict[str, Any]:
     labels = {
         "holdfast.dev/job": "gpt",
         "holdfast.dev/role": "worker",
         "holdfast.dev/index": name[-1],
         "holdfast.dev/incarnation": "0",
+        **{f"holdfast.dev/{label}": value for label, value in edited.items()},
     }
     metadata = {
         "name": name,
@@ -106,6 +107,35 @@ async def test_what_went_in_a_gap_is_told_as_gone() -> None:
     assert _names(reflector) == ["w-1"]
     assert heard[-1] == ("w-0", True)
     assert heard.count(("w-1", False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("edited", "left"),
+    [({"job": "other"}, []), ({"index": "abc"}, []), ({"role": "eval"}, ["w-0"])],
+)
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_pod_whose_labels_were_edited_is_gone_from_its_old_place(
+    edited: dict[str, str], left: list[str], *, listed: bool
+) -> None:
+    """Its record must not stand still for ever, whether an event or a list tells of it."""
+    changed = _pod("w-0", version=8, **edited)
+    gap = RefusedError("watch", 410, "Expired", "too old resource version")
+    script: list[Any] = [[gap], [changed]] if listed else [[("MODIFIED", changed)]]
+    reflector, heard, _ = await _follow([_pod("w-0")], *script)
+    assert _names(reflector) == left
+    assert heard[:2] == [("w-0", False), ("w-0", True)]
+    readable = "index" not in edited
+    assert heard[2:] == [("w-0", False)] * readable
+
+
+async def test_a_pod_whose_labels_were_mended_is_back() -> None:
+    """What could not be read for a while is a pod like any other again."""
+    broken, mended = _pod("w-0", version=8, index="abc"), _pod("w-0", version=9)
+    events = [("MODIFIED", broken), ("MODIFIED", mended), ("DELETED", broken)]
+    reflector, heard, _ = await _follow([_pod("w-0")], events)
+    assert heard == [("w-0", False), ("w-0", True)] * 2
+    assert _names(reflector) == []
+    assert reflector.of(("team", "other")) == []
 
 
 async def test_a_watch_that_ends_goes_on_where_it_was() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator.plan.actions import DeletePod
+from holdfast_operator.plan.pods import Slot
 from holdfast_wire.messages import ReleaseDecision
 from job_files import TEMPLATE
 from planned import NOW, World, creates, deletes, running
@@ -55,6 +56,15 @@ def test_a_worker_that_left_is_made_anew_where_it_is_wanted_again_by_then() -> N
     world.settle()
     world.end("t-worker-3-1", 0)
     assert creates(world.look()) == [], "the success of a pod that was always wanted stands"
+
+
+def test_a_pod_whose_labels_were_edited_is_deleted_by_its_own_name() -> None:
+    """A name made from its new place would be another pod's or nobody's, and it would stay."""
+    world = running(replicas=2)
+    world.change("t-worker-1-0", slot=Slot("eval", 0))
+    made = world.look()
+    assert deletes(made) == {"t-worker-1-0": "ScaledDown"}
+    assert creates(made) == ["t-worker-1-1"]
 
 
 def test_standbys_go_before_workers() -> None:

@@ -121,6 +121,7 @@ class World:
         pod = ObservedPod(
             slot=slot,
             incarnation=incarnation,
+            name=slot.pod_name("t", incarnation),
             uid=f"uid-{self.named}",
             phase=PodPhase.PENDING,
             created_at=self.now,

@@ -65,6 +65,7 @@ class LocalPod:
         return ObservedPod(
             slot=self.slot,
             incarnation=self.incarnation,
+            name=self.name,
             uid=self.uid,
             phase=self.phase,
             exit_code=self.exit_code,

@@ -82,6 +82,7 @@ class PodRecord:
         return ObservedPod(
             slot=self.slot,
             incarnation=self.incarnation,
+            name=self.name,
             uid=self.uid,
             phase=self.phase,
             exit_code=self.exit_code,

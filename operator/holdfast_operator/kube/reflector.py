@@ -111,7 +111,10 @@ class PodReflector:
 
     def _take(self, body: dict[str, Any]) -> None:
         record = read_pod(body)
-        if record is None or self._pods.get(record.uid) == record:
+        known = self._pods.get(body["metadata"]["uid"])
+        if known is not None and not _in_its_place(known, record):
+            self._drop(known.uid)
+        if record is None or known == record:
             return
         self._pods[record.uid] = record
         self._by_job.setdefault(record.key, {})[record.uid] = record
@@ -126,3 +129,11 @@ class PodReflector:
         if not of_job:
             del self._by_job[record.key]
         self._heard(record, True)
+
+
+def _in_its_place(known: PodRecord, record: PodRecord | None) -> bool:
+    """Whether a pod still says that it is of the same job and place.
+
+    People can edit its labels: what it was known as is gone then, for the planner and the master.
+    """
+    return record is not None and (known.key, known.slot) == (record.key, record.slot)

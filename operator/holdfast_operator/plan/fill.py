@@ -18,7 +18,7 @@ from holdfast_wire.messages import ReplaceDecision
 def fill(situation: Situation, slot: Slot) -> Steps:
     """What one wanted place needs now."""
     pods = situation.pods.get(slot, ())
-    yield from _tidy(situation, pods)
+    yield from _tidy(pods)
     live = [pod for pod in pods if pod.live]
     if live:
         yield from _replace(situation, live[-1])
@@ -47,15 +47,15 @@ def _refused_until(situation: Situation, slot: Slot) -> float:
     return 0.0 if refusal is None else refusal.not_before
 
 
-def _tidy(situation: Situation, pods: tuple[ObservedPod, ...]) -> Steps:
+def _tidy(pods: tuple[ObservedPod, ...]) -> Steps:
     """Deletes what a place has too much: older living pods, lost ones, all but the last dead."""
     for pod in [pod for pod in pods if pod.live][:-1]:
-        yield from delete(pod, DeleteReason.DUPLICATE, SHORTEST_GRACE_S, situation.job)
+        yield from delete(pod, DeleteReason.DUPLICATE, SHORTEST_GRACE_S)
     for pod in pods:
         if pod.lost:
-            yield from delete(pod, DeleteReason.LOST, SHORTEST_GRACE_S, situation.job)
+            yield from delete(pod, DeleteReason.LOST, SHORTEST_GRACE_S)
     for pod in [pod for pod in pods if not pod.live and not pod.lost][:-1]:
-        yield from delete(pod, DeleteReason.SUPERSEDED, SHORTEST_GRACE_S, situation.job)
+        yield from delete(pod, DeleteReason.SUPERSEDED, SHORTEST_GRACE_S)
 
 
 def _decision(situation: Situation, slot: Slot, uid: str) -> ReplaceDecision | None:
@@ -69,7 +69,7 @@ def _decision(situation: Situation, slot: Slot, uid: str) -> ReplaceDecision | N
 def _replace(situation: Situation, pod: ObservedPod) -> Steps:
     # The master asks once no world needs the pod, so there is nothing to wait for.
     if _decision(situation, pod.slot, pod.uid) is not None:
-        yield from delete(pod, DeleteReason.REPLACED, SHORTEST_GRACE_S, situation.job)
+        yield from delete(pod, DeleteReason.REPLACED, SHORTEST_GRACE_S)
 
 
 def _why_create(situation: Situation, slot: Slot, entry: SlotHistory) -> str | None:

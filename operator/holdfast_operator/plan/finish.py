@@ -51,7 +51,7 @@ def end(situation: Situation, outcome: Outcome) -> Steps:
             yield Wake(outcome.decided_at + LEAVE_S)
         else:
             grace_s = situation.grace_s(pod.slot)
-            yield from delete(pod, DeleteReason.FINISHED, grace_s, situation.job)
+            yield from delete(pod, DeleteReason.FINISHED, grace_s)
     longest = max((situation.grace_s(pod.slot) for pod in living), default=0)
     deadline = outcome.decided_at + longest + END_WAIT_S
     if living and situation.now < deadline:
@@ -68,7 +68,7 @@ def after_end(situation: Situation, ended_at: str) -> Steps:
             running = pod.live or pod.lost
             if cleanup.pods is CleanPods.ALL or (cleanup.pods is CleanPods.RUNNING and running):
                 grace_s = situation.grace_s(slot) if running else SHORTEST_GRACE_S
-                yield from delete(pod, DeleteReason.FINISHED, grace_s, situation.job)
+                yield from delete(pod, DeleteReason.FINISHED, grace_s)
     if cleanup.ttl_s is not None:
         expires = datetime.fromisoformat(ended_at).timestamp() + cleanup.ttl_s
         if situation.now < expires:

@@ -57,6 +57,8 @@ class ObservedPod:
     slot: Slot
     incarnation: int
     """The last number of its name: how many pods of the place came before it."""
+    name: str
+    """Its real one: place and number are labels, which people can edit."""
     uid: str
     """What the master knows it by."""
     phase: PodPhase

@@ -30,15 +30,15 @@ def suspend(situation: Situation) -> Steps:
         return
     for pod in situation.pods.get(MASTER_SLOT, ()):
         grace_s = situation.grace_s(MASTER_SLOT)
-        yield from delete(pod, DeleteReason.SUSPENDED, grace_s, situation.job)
+        yield from delete(pod, DeleteReason.SUSPENDED, grace_s)
 
 
 def _empty(situation: Situation, slot: Slot, reason: DeleteReason) -> Steps:
     for pod in situation.pods[slot]:
         if not pod.live:
-            yield from delete(pod, reason, SHORTEST_GRACE_S, situation.job)
+            yield from delete(pod, reason, SHORTEST_GRACE_S)
         elif slot.role is not Role.WORKER or _released(situation, pod):
-            yield from delete(pod, reason, situation.grace_s(slot), situation.job)
+            yield from delete(pod, reason, situation.grace_s(slot))
         else:
             yield Wake(_grace_end(situation, slot))
 

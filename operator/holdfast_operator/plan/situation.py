@@ -108,12 +108,12 @@ def grace_of(template: Mapping[str, Any] | None) -> int:
     return max(SHORTEST_GRACE_S, given) if isinstance(given, int) else DEFAULT_GRACE_S
 
 
-def delete(pod: ObservedPod, reason: DeleteReason, grace_s: int, job: Job) -> Iterator[DeletePod]:
+def delete(pod: ObservedPod, reason: DeleteReason, grace_s: int) -> Iterator[DeletePod]:
     """The deletion of a pod, unless one is under way."""
     if not pod.deleting:
         yield DeletePod(
             slot=pod.slot,
-            name=pod.slot.pod_name(job.name, pod.incarnation),
+            name=pod.name,
             uid=pod.uid,
             grace_s=grace_s,
             reason=reason,
