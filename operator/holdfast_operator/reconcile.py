@@ -222,6 +222,7 @@ class Reconciler:
             status=body.get("status") or {},
             credentials=JobCredentials(self._root_key, owner, lifetime),
             pods_now=self._pods.of,
+            first_seen_at=time.time(),
         )
 
     async def _connect(self, keeper: JobKeeper, *, ended: bool) -> None:

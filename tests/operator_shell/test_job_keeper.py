@@ -142,3 +142,10 @@ def test_rules_of_the_cluster_are_told_from_faults_of_the_object(
     """The first are waited for, the second end the job; trouble is neither."""
     error = RefusedError("POST pods", code, "", message)
     assert (error.is_admission, error.is_invalid) == (admission, invalid)
+
+
+def test_the_planner_is_told_since_when_the_job_is_known() -> None:
+    """Only a planner that has just begun believes what its predecessor wrote."""
+    keeper = _keeper([])
+    keeper.first_seen_at = 5.0
+    assert keeper.planned("").first_seen_at == 5.0
