@@ -41,8 +41,11 @@ line, field, value and remedy, before anything starts.
 
 These fields are part of the format, so files need no change later, but what they ask for is not
 there yet. Writing one of them with a value that asks for it is refused by name; where it is
-absent, its feature is off. A cluster's API server fills in defaults before anybody can tell a
-wish from a default, so there the feature is simply off.
+absent, its feature is off. In a cluster the operator refuses it: before anything is made for it
+the job ends with the condition Failed, reason NotSupported, and an edit of a job that has pods
+already is answered by a warning (`kubectl events`). A cluster's API server fills in defaults
+before anybody can tell a wish from a default, so there a value that is a default is just not in
+effect.
 
 | field | missing | may be written | in effect |
 |---|---|---|---|
@@ -91,7 +94,9 @@ def _missing(crd: Crd) -> Iterator[str]:
         node = spec
         for step in row.steps[1:]:
             node = node.properties[str(step)]
-        allowed = ", ".join(map(_code, row.allowed)) or "the defaults"
+        allowed = ", ".join(map(_code, row.allowed)) or (
+            "the defaults" if node.has_default else "nothing"
+        )
         there = [one for one in sorted(BUILT) if one.startswith(f"{row.path}.")]
         if there:
             allowed += "; all of " + ", ".join(map(_code, there))

@@ -16,7 +16,6 @@ from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.failures import KubeError, RefusedError
 
 _log = logging.getLogger(__name__)
-LEASE: Final = "holdfast-operator"
 _LEASE_S: Final = 15
 """After this long without a renewal another replica takes over."""
 _RENEW_S: Final = 10.0
@@ -32,9 +31,18 @@ class LeaseLostError(RuntimeError):
 class Election:
     """The Lease of one operator installation."""
 
-    def __init__(self, client: KubeClient, namespace: str, identity: str) -> None:
+    def __init__(self, client: KubeClient, namespace: str, name: str, identity: str) -> None:
+        """Take part in the election; nothing is asked yet.
+
+        Args:
+            client: Used by nothing else: a renewal must not queue behind the pods of many jobs.
+            namespace: Where the Lease is.
+            name: Of the Lease: what the replicas of one installation share, and no other does.
+            identity: Of this replica.
+        """
         self._client = client
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name = name
         self._identity = identity
         self._seen: tuple[str, float] = ("", time.monotonic())
         """What of another holder's Lease was seen last, and since when: no clock is compared."""
@@ -67,20 +75,20 @@ class Election:
     async def give_up(self) -> None:
         """Let the next replica begin at once."""
         try:
-            lease = await self._client.call("GET", f"{self._path}/{LEASE}")
+            lease = await self._client.call("GET", f"{self._path}/{self._name}")
             if lease["spec"].get("holderIdentity") == self._identity:
                 lease["spec"]["holderIdentity"] = ""
-                await self._client.call("PUT", f"{self._path}/{LEASE}", lease)
+                await self._client.call("PUT", f"{self._path}/{self._name}", lease)
         except KubeError as error:
             _log.info("election: %s", error)
 
     async def _try(self) -> bool:
         try:
-            lease = await self._client.call("GET", f"{self._path}/{LEASE}")
+            lease = await self._client.call("GET", f"{self._path}/{self._name}")
         except RefusedError as error:
             if error.code != 404:
                 raise
-            return await self._write("POST", self._path, _fresh(self._identity))
+            return await self._write("POST", self._path, _fresh(self._name, self._identity))
         spec = lease["spec"]
         holder = spec.get("holderIdentity") or ""
         if holder not in {"", self._identity} and not self._expired(spec):
@@ -89,7 +97,7 @@ class Election:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
             spec["acquireTime"] = _now()
         spec.update(holderIdentity=self._identity, leaseDurationSeconds=_LEASE_S, renewTime=_now())
-        return await self._write("PUT", f"{self._path}/{LEASE}", lease)
+        return await self._write("PUT", f"{self._path}/{self._name}", lease)
 
     def _expired(self, spec: dict[str, Any]) -> bool:
         mark = f"{spec.get('holderIdentity')} {spec.get('renewTime')}"
@@ -108,7 +116,7 @@ class Election:
         return True
 
 
-def _fresh(identity: str) -> dict[str, Any]:
+def _fresh(name: str, identity: str) -> dict[str, Any]:
     spec = {
         "holderIdentity": identity,
         "leaseDurationSeconds": _LEASE_S,
@@ -119,7 +127,7 @@ def _fresh(identity: str) -> dict[str, Any]:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": LEASE},
+        "metadata": {"name": name},
         "spec": spec,
     }
 

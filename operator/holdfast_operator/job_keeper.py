@@ -47,6 +47,8 @@ class JobKeeper:
     """As last written, which may be newer than the object's."""
     credentials: JobCredentials
     pods_now: Callable[[Key], Iterable[PodRecord]]
+    first_seen_at: float = 0.0
+    """When this process first looked at it; Unix time, s."""
     view: MasterView = dataclasses.field(default_factory=MasterView)
     history: History = dataclasses.field(default_factory=dict)
     link: MasterLink | None = None
@@ -198,6 +200,7 @@ class JobKeeper:
             stopping=self.deleted,
             held=self.held,
             deleted_at=_unix(metadata.get("deletionTimestamp")),
+            first_seen_at=self.first_seen_at,
             master_endpoint=endpoint,
         )
 

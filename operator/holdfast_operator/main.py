@@ -37,6 +37,9 @@ EXIT_LEASE: Final = 3
 _SILENCE_S: Final = 180.0
 """A reflector that was not heard of for so long is dead, whatever it thinks."""
 _RETRY_S: Final = 1.0
+_LEASE_RATE: Final = 5.0
+"""Requests about the Lease, 1/s: five times what a renewal takes, with its tries again."""
+_LEASE_BURST: Final = 10
 
 
 class _Stopped(Exception):  # noqa: N818 - a wish, not an error
@@ -50,7 +53,10 @@ class Operator:
         self._settings = settings
         self._client = KubeClient(settings.api_rate, settings.api_burst)
         self._queue: WorkQueue[Key] = WorkQueue()
-        self._election = Election(self._client, settings.namespace, settings.identity)
+        self._lease_client = KubeClient(_LEASE_RATE, _LEASE_BURST)
+        self._election = Election(
+            self._lease_client, settings.namespace, settings.lease, settings.identity
+        )
         self._signalled = asyncio.Event()
         self._leads = False
         self._reconciler: Reconciler | None = None
@@ -63,6 +69,7 @@ class Operator:
     async def run(self) -> None:
         """Work until a signal; raises LeaseLostError and what else ends an operator."""
         await self._client.open()
+        await self._lease_client.open()
         probes = await serve_probes(self._settings.probe_port, self._healthy, self._ready)
         try:
             async with asyncio.TaskGroup() as group:
@@ -76,6 +83,7 @@ class Operator:
             if self._leads:
                 await self._election.give_up()
             await probes.cleanup()
+            await self._lease_client.close()
             await self._client.close()
 
     def _handle_signals(self) -> None:

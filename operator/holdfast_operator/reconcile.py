@@ -12,6 +12,7 @@ from typing import Any, Final
 from holdfast_operator.apply import INVALID_TEMPLATE, Applier, without_notes
 from holdfast_operator.belongings import Belongings
 from holdfast_operator.build.names import Owner
+from holdfast_operator.crd import load_crd
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.job_keeper import JobKeeper, Key
 from holdfast_operator.known_jobs import KnownJobs
@@ -21,7 +22,7 @@ from holdfast_operator.kube.failures import RefusedError, TakenError
 from holdfast_operator.kube.pods import PodRecord
 from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import MasterLink
-from holdfast_operator.news.happenings import from_master, transitions
+from holdfast_operator.news.happenings import from_master, notice, transitions
 from holdfast_operator.news.report import Reporter
 from holdfast_operator.plan.actions import Action, CreatePod, Hold, Plan, in_steps
 from holdfast_operator.plan.decide import plan
@@ -31,11 +32,13 @@ from holdfast_operator.plan.refusals import FIRST_WAIT_S
 from holdfast_operator.plan.view import Said
 from holdfast_operator.revisions import Revisions
 from holdfast_operator.settings import OperatorSettings
-from holdfast_operator.spec import from_object
+from holdfast_operator.spec import from_object, not_supported
 from holdfast_wire.messages import FinishDecision, JobEvent, PodPhase
 
 _log = logging.getLogger(__name__)
 MANAGED_BY: Final = "holdfast.dev/controller"
+NOT_SUPPORTED: Final = "NotSupported"
+"""Reason of a job that asks for a feature that this version does not have."""
 
 
 class Reconciler:
@@ -52,6 +55,7 @@ class Reconciler:
     ) -> None:
         self._settings = settings
         self._client = client
+        self._crd = load_crd()
         lifetime_s = settings.certificate_days * 86_400
         self._belongings = Belongings(client, min(settings.resync_s, lifetime_s / 10))
         self._revisions = Revisions(client, settings.image)
@@ -200,6 +204,8 @@ class Reconciler:
 
         What the cluster does not let be made stands in the status, as for a pod.
         """
+        if keeper.wanted[0] != keeper.generation and self._refuses(keeper):
+            return
         try:
             fault = await self._revisions.settle(keeper)
             if fault:
@@ -218,6 +224,19 @@ class Reconciler:
             if not keeper.prepared:
                 keeper.refused.pop(MASTER_SLOT, None)
                 keeper.prepared = True
+
+    def _refuses(self, keeper: JobKeeper) -> bool:
+        """Whether a job ends because it asks for what is not there; one with pods is only told."""
+        found = not_supported(keeper.body, self._crd)
+        if not found:
+            return False
+        text = "; ".join(map(str, found))
+        now = time.time()
+        if "templateRevision" in keeper.status:
+            self._reporter.tell(keeper.owner, [notice(NOT_SUPPORTED, f"ignored: {text}", now)])
+            return False
+        keeper.hear(FinishDecision(succeeded=False, reason=NOT_SUPPORTED, text=text), now)
+        return True
 
     def _plan(self, keeper: JobKeeper) -> Plan:
         now = time.time()
@@ -251,6 +270,7 @@ class Reconciler:
             credentials=JobCredentials(self._root_key, owner, lifetime),
             pods_now=self._pods.of,
             sure_at=time.monotonic(),
+            first_seen_at=time.time(),
         )
 
     async def _connect(self, keeper: JobKeeper, *, ended: bool) -> None:

@@ -33,6 +33,9 @@ class OperatorSettings:
     """Name of this process among its replicas: the pod's. No default."""
     image: str
     """Image of the job masters: the operator's own. No default."""
+    lease: str = "holdfast-operator"
+    """Name of the Lease that the replicas compete for: each installation in a namespace needs one
+    of its own. Default: what the chart gives a release named holdfast."""
     watch_namespace: str = ""
     """The one namespace whose jobs are looked after. Default: all."""
     log_level: LogLevel = LogLevel.INFO

@@ -43,7 +43,8 @@ def test_a_release_comes_changes_and_goes(release: Release, kubectl: Kubectl) ->
     scope = f"watchNamespace={release.kubectl.namespace}"
     release.install(scope, "replicas=1")
     names = ("-l", "app.kubernetes.io/instance=try", "-o", "name")
-    assert kubectl.run("get", "lease", "-o", "jsonpath={.items[*].metadata.name}")
+    leases = kubectl.run("get", "lease", "-o", "jsonpath={.items[*].metadata.name}")
+    assert leases == "try-holdfast-operator"
     release.upgrade(scope, "replicas=2", "logLevel=debug")
     deployment = kubectl.json("get", "deploy", "try-holdfast-operator")
     assert deployment["status"]["readyReplicas"] == 2

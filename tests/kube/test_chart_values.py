@@ -18,7 +18,7 @@ from repository import ROOT
 
 pytestmark = pytest.mark.kube
 _FIELDS = {field.name: field for field in dataclasses.fields(OperatorSettings)}
-_SET_BY_TEMPLATE = {"namespace", "identity", "image", "probe_port"}
+_SET_BY_TEMPLATE = {"namespace", "identity", "image", "lease", "probe_port"}
 _OWN_VALUE = {"watch_namespace", "log_level"}
 
 
@@ -120,6 +120,23 @@ def test_one_namespace_needs_no_right_beyond_it() -> None:
     }
     places = {one["metadata"]["namespace"] for one in objects if one["kind"] == "Role"}
     assert places == {"holdfast-system", "team"}
+
+
+def test_each_release_has_a_lease_of_its_own() -> None:
+    """Its name is the Deployment's, and the operator has rights to no other."""
+    for release, name in (("holdfast", "holdfast-operator"), ("b", "b-holdfast-operator")):
+        done = _helm("template", release, str(CHART), "--set=watchNamespace=team")
+        objects = [one for one in yaml.safe_load_all(done.stdout) if one]
+        container = _one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        given = {one["name"]: one.get("value", "from the pod") for one in container["env"]}
+        assert read_settings(given).lease == name
+        rules = [rule for one in objects if one["kind"] == "Role" for rule in one["rules"]]
+        named = [
+            one["resourceNames"]
+            for one in rules
+            if one["resources"] == ["leases"] and "resourceNames" in one
+        ]
+        assert named == [[name]]
 
 
 def test_chart_and_package_have_one_version() -> None:

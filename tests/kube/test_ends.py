@@ -126,6 +126,18 @@ def test_a_job_that_the_api_server_does_not_take_fails_in_its_words(
         job.delete()
 
 
+def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make) -> None:
+    """Before anything is made for it; what the API server itself fills in asks for nothing."""
+    job = make_job("gang")
+    job.create(manifest("sleep", "1", scheduling={"gang": {"backend": "Volcano"}, "queue": "q"}))
+    assert _ended(job) == ("Failed", "NotSupported")
+    told = job.condition("Failed")["message"]
+    assert told.startswith('spec.scheduling.gang.backend: "Volcano" asks for gang scheduling')
+    assert 'spec.scheduling.queue: "q"' in told
+    assert job.pods() + job.pods("master") == []
+    job.delete()
+
+
 def test_a_deleted_job_saves_first_where_it_is_told_to(
     make_job: Make, kubectl: Kubectl, release: Release, tmp_path: Path
 ) -> None:

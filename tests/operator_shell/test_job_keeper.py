@@ -193,3 +193,10 @@ def test_a_quota_that_is_counted_twice_at_once_is_no_deleted_job(
     """The API server answers both with a conflict; only the request tells them apart."""
     error = RefusedError(what, code, reason, "")
     assert (error.is_gone, error.is_trouble) == (gone, trouble)
+
+
+def test_the_planner_is_told_since_when_the_job_is_known() -> None:
+    """Only a planner that has just begun believes what its predecessor wrote."""
+    keeper = _keeper([])
+    keeper.first_seen_at = 5.0
+    assert keeper.planned("").first_seen_at == 5.0

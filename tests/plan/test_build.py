@@ -238,12 +238,12 @@ def test_what_is_not_used_on_this_machine_is_told() -> None:
                 }
             }
         },
-        "scheduling": {"queue": "q", "podDisruptionBudget": "MinReplicas"},
+        "scheduling": {"priorityClassName": "p", "podDisruptionBudget": "MinReplicas"},
         "cleanup": {"ttlSecondsAfterFinished": 0},
         "master": {"journal": {"mode": "None"}},
     }
     assert job_notices(read(job(**fields))) == (
-        "spec.scheduling.queue: not used on this machine",
+        "spec.scheduling.priorityClassName: not used on this machine",
         "spec.scheduling.podDisruptionBudget: not used on this machine",
         "spec.cleanup.ttlSecondsAfterFinished: not used on this machine",
         "spec.master.journal.mode: not used on this machine",

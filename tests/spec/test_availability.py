@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from holdfast_operator.spec.admission import not_supported
 from holdfast_operator.spec.availability import NOT_BUILT, describe
+from holdfast_operator.spec.defaults import with_defaults
 from holdfast_operator.spec.job import Mode
+from holdfast_operator.spec.metadata import whole_schema
 from holdfast_operator.spec.problems import ProblemKind
 from holdfast_operator.spec.schema import parse_crd
 from job_files import CRD, faults_of, fields_of, job, read
@@ -34,6 +37,9 @@ def _unavailable(body: dict[str, Any]) -> list[str]:
         ({"checkpoint__storage__keepLast": 9}, "spec.checkpoint.storage.keepLast"),
         ({"checkpoint__onSuspend": False}, "spec.checkpoint.onSuspend"),
         ({"scheduling__gang__backend": "Volcano"}, "spec.scheduling.gang.backend"),
+        ({"scheduling__queue": "q"}, "spec.scheduling.queue"),
+        ({"scheduling__topology__key": "zone"}, "spec.scheduling.topology.key"),
+        ({"podTemplateOverrides": [{"manager": "m"}]}, "spec.podTemplateOverrides"),
     ],
 )
 def test_a_field_of_a_missing_feature_is_refused(fields: dict[str, Any], refused: str) -> None:
@@ -54,6 +60,7 @@ def test_a_field_of_a_missing_feature_is_refused(fields: dict[str, Any], refused
         {"checkpoint": {"path": "/x", "onDelete": True, "onDeleteTimeoutSeconds": 9}},
         {"scheduling__gang": {"backend": "None", "timeoutSeconds": 5}},
         {"scheduling__gang__backend": "Auto"},
+        {"podTemplateOverrides": []},
         {
             "failurePolicy__rules": [
                 {"action": "ReplaceOnOtherNode", "onPodConditions": [{"type": "DiskPressure"}]}
@@ -64,6 +71,33 @@ def test_a_field_of_a_missing_feature_is_refused(fields: dict[str, Any], refused
 def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
     """Defaults that are written down, and modes that are there, are no fault."""
     assert _unavailable(job(**fields)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({}, []),
+        ({"health__preflight__mode": "Act", "health__hang__mode": "Act"}, []),
+        ({"health__preflight__mode": "Disabled", "health__hang__mode": "Disabled"}, []),
+        ({"checkpoint": {"path": "/x", "onDelete": True, "onDeleteTimeoutSeconds": 9}}, []),
+        ({"scheduling__gang__backend": "None"}, []),
+        ({"health__preflight__mode": "Report"}, ["spec.health.preflight.mode"]),
+        ({"health__straggler__mode": "Act"}, ["spec.health.straggler.mode"]),
+        ({"elasticPolicy__scaler": "Master"}, ["spec.elasticPolicy.scaler"]),
+        (
+            {"checkpoint__storage__interval": 100, "scheduling__gang__backend": "Volcano"},
+            ["spec.checkpoint.storage.interval", "spec.scheduling.gang.backend"],
+        ),
+        ({"scheduling__topology__key": "zone"}, ["spec.scheduling.topology.key"]),
+        ({"podTemplateOverrides": [{"manager": "m"}]}, ["spec.podTemplateOverrides"]),
+    ],
+)
+def test_in_a_cluster_what_is_no_default_is_refused(
+    fields: dict[str, Any], refused: list[str]
+) -> None:
+    """The API server has filled in defaults: one of those may be nobody's wish."""
+    body = with_defaults(job(**fields), whole_schema(parse_crd(CRD)))
+    assert fields_of(not_supported(body, CRD)) == refused
 
 
 def test_a_field_that_is_wrong_anyway_is_told_once() -> None:

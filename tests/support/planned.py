@@ -53,6 +53,8 @@ class World:
     held: bool | None = None
     """None: nothing can hold it, as locally."""
     deleted_at: float = 0.0
+    first_seen_at: float = 0.0
+    """0: long ago."""
     named: int = 0
     """Pods made so far, for their uids."""
 
@@ -81,6 +83,7 @@ class World:
             stopping=self.stopping,
             held=self.held,
             deleted_at=self.deleted_at,
+            first_seen_at=self.first_seen_at,
         )
 
     def carry_out(self, action: Action) -> None:

@@ -23,17 +23,15 @@ _WORKER: Final[Path] = ("spec", "worker", "template")
 _CLUSTER_ONLY: Final[tuple[tuple[Path, Any], ...]] = (
     (("spec", "managedBy"), "holdfast.dev/controller"),
     (("spec", "master", "port"), 50051),
-    (("spec", "scheduling", "queue"), None),
     (("spec", "scheduling", "priorityClassName"), None),
-    (("spec", "scheduling", "topology"), None),
     (("spec", "scheduling", "podDisruptionBudget"), "None"),
     (("spec", "cleanup", "ttlSecondsAfterFinished"), None),
     (("spec", "master", "template"), None),
     (("spec", "master", "journal", "mode"), "EmptyDir"),
-    (("spec", "podTemplateOverrides"), []),
     (("spec", "checkpoint", "onDelete"), False),
 )
-"""Fields that mean something only to a cluster, with the value that says nothing."""
+"""Fields that only a cluster uses, with the value that says nothing. What a cluster does not use
+either is refused before (`spec.availability`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,17 @@ def from_master(event: JobEvent) -> Happening:
     )
 
 
+def notice(reason: str, text: str, now: float) -> Happening:
+    """A warning of the operator's own.
+
+    Args:
+        reason: CamelCase.
+        text: For people.
+        now: Unix time, s.
+    """
+    return Happening(reason=reason, text=text, warning=True, at_us=round(now * _MICROSECONDS))
+
+
 def transitions(
     before: Mapping[str, Any], after: Mapping[str, Any], now: float
 ) -> Sequence[Happening]:

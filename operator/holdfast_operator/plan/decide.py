@@ -37,6 +37,7 @@ from holdfast_operator.plan.pods import (
 from holdfast_operator.plan.shrink import suspend, trim
 from holdfast_operator.plan.situation import Job, Situation, Steps, Wake
 from holdfast_operator.plan.view import MasterView
+from holdfast_operator.status.known import kept_until
 from holdfast_operator.status.report import report
 
 _ORDER: Final[Mapping[type[Action], int]] = {
@@ -75,6 +76,9 @@ def plan(job: Job, pods: Iterable[ObservedPod], master: MasterView, now: float) 
             wakes.append(step.at)
         else:
             actions.append(step)
+    kept = kept_until(situation)
+    if kept is not None:
+        wakes.append(kept)
     actions.sort(key=lambda action: _ORDER[type(action)])
     finished = any(isinstance(action, FinishJob) for action in actions)
     return Plan(

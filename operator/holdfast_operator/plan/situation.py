@@ -43,6 +43,8 @@ class Job:
     """Whether a finalizer of ours holds its object; None: nothing can (locally)."""
     deleted_at: float = 0.0
     """When it was deleted, Unix time, s; means something while it is stopping and held."""
+    first_seen_at: float = 0.0
+    """When this planner first saw it, Unix time, s; 0: unknown, as if long ago."""
     master_endpoint: str = ""
     """host:port of the master; empty while nobody knows."""
 

@@ -10,6 +10,7 @@ from holdfast_operator.spec.admission import (
     change_job,
     check_update,
     from_object,
+    not_supported,
     read_job,
 )
 from holdfast_operator.spec.job import JobSpec, Size
@@ -24,5 +25,6 @@ __all__ = [
     "change_job",
     "check_update",
     "from_object",
+    "not_supported",
     "read_job",
 ]

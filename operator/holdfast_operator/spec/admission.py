@@ -116,10 +116,17 @@ def change_job(
 def from_object(body: Mapping[str, Any]) -> ElasticJob:
     """The job of an object from the API server, which has checked it and filled in its defaults.
 
-    A default cannot be told from a wish there, so nothing is refused; what this version does not
-    have is simply off.
+    Nothing is refused here; what this version does not have is off. `not_supported` tells it.
     """
     return _job(with_available(body), ())
+
+
+def not_supported(body: Mapping[str, Any], crd: str) -> list[Problem]:
+    """What an object of the API server asks for that this version does not have.
+
+    A value that is the CRD's own default cannot be told from none there: it is off, and no fault.
+    """
+    return list(check_availability(body, parse_crd(crd).schema, defaulted=True))
 
 
 def check_update(new: Mapping[str, Any], old: Mapping[str, Any], crd: str) -> list[Problem]:

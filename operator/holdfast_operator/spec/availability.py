@@ -90,6 +90,21 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
         allowed=("Auto", "None"),
         remedy="write None or leave it out",
     ),
+    Row(
+        path="scheduling.queue",
+        feature="gang scheduling",
+        remedy="leave it out",
+    ),
+    Row(
+        path="scheduling.topology",
+        feature="keeping workers together",
+        remedy="leave it out, and write affinity or topologySpreadConstraints in worker.template",
+    ),
+    Row(
+        path="podTemplateOverrides",
+        feature="changes of templates by other controllers",
+        remedy="leave it out, and change the templates themselves",
+    ),
 )
 
 BUILT: Final = frozenset(
@@ -100,17 +115,22 @@ path is the training script's own affair, and a checkpoint is the one that the s
 is told to save and stop."""
 
 
-def check_availability(given: Mapping[str, Any], schema: Schema) -> Iterator[Problem]:
+def check_availability(
+    given: Mapping[str, Any], schema: Schema, *, defaulted: bool = False
+) -> Iterator[Problem]:
     """A problem for every field that is written and asks for what is not there.
 
     Args:
         given: The object as written, without defaults.
         schema: The CRD's, for the defaults.
+        defaulted: The object has its defaults, as from the API server: a value that is one may be
+            nobody's wish, and is no fault even where it would be off.
     """
     told: set[Path] = set()
     for row in NOT_BUILT:
         for path, value, default in _fields(given, schema, row.steps, ()):
-            allowed = value in (row.allowed or (default,)) or _dotted(path) in BUILT
+            harmless = (*row.allowed, default) if defaulted else row.allowed or (default,)
+            allowed = value in harmless or _dotted(path) in BUILT
             if path not in told and not allowed:
                 told.add(path)
                 yield Problem(

@@ -1,7 +1,8 @@
 """The status subresource: what is, for people, `kubectl get`, HPA and the next plan.
 
 Made whole at every look; what only the past knows (first start, the last world of a master that
-is away) is taken from the last status. Once the job is over, its end never changes.
+is away) is taken from the last status, as far as the pods allow (see `known`). Once the job is
+over, its end never changes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from holdfast_operator.plan.pods import WORKER, Role
 from holdfast_operator.plan.situation import Situation
 from holdfast_operator.plan.view import Outcome
 from holdfast_operator.status.conditions import holding, rfc3339, settle
+from holdfast_operator.status.known import excluded, hears, kept_phase, world
 from holdfast_operator.status.statements import statements
 from holdfast_wire import keys
 from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus, PodPhase
@@ -52,17 +54,20 @@ def report(situation: Situation, outcome: Outcome | None, *, finished: bool) -> 
     if master.status is not None:
         status |= _from_master(situation, master.status)
     else:
-        names = ("world", "restarts", "budgets", "goodputPercent")
+        names = ("restarts", "budgets", "goodputPercent")
         status |= {name: job.status[name] for name in names if name in job.status}
+        if "world" in job.status:
+            status["world"] = {**job.status["world"], **_members(situation)}
     if job.master_endpoint:
         status["masterEndpoint"] = job.master_endpoint
-    if master.excluded:
-        status["excludedNodes"] = list(master.excluded[-_MOST_NODES:])
+    avoided = excluded(situation)
+    if avoided:
+        status["excludedNodes"] = list(avoided[-_MOST_NODES:])
     status |= _times(situation, finished=finished)
     before = job.status.get("conditions", ())
     stated = statements(situation, outcome, finished=finished)
     status["conditions"] = settle(stated, before, job.generation, situation.now)
-    status["phase"] = _phase(situation, status)
+    status["phase"] = _phase(situation, outcome, status)
     return status
 
 
@@ -77,6 +82,8 @@ def _pods(situation: Situation) -> dict[str, Any]:
     ready = sum(pod.ready for pod in workers)
     if master.connected and master.status is not None:
         ready = min(master.status.ready_nodes, len(workers))
+    elif kept_phase(situation) is not None:
+        ready = min(situation.job.status.get("readyReplicas", ready), len(workers))
     names = dict.fromkeys(slot.name for slot in sorted(situation.pods))
     return {
         "replicas": len(workers),
@@ -120,20 +127,24 @@ def _from_master(situation: Situation, said: JobStatus) -> dict[str, Any]:
 
 def _world(situation: Situation, said: JobStatus) -> dict[str, Any]:
     before = situation.job.status.get("world", {})
-    world: dict[str, Any] = {
+    result: dict[str, Any] = {
         "round": said.round,
         "epoch": said.epoch,
-        "size": said.world_size,
-        "activeReplicas": said.active_nodes,
+        **_members(situation),
         "standbys": said.standby_nodes,
         "step": said.step,
     }
-    known = before.get("activeReplicas", 0)
-    if known and said.active_nodes and said.active_nodes != known:
-        world["lastScaleTime"] = rfc3339(situation.now)
+    known, active = before.get("activeReplicas", 0), result["activeReplicas"]
+    if situation.master.connected and known and active and active != known:
+        result["lastScaleTime"] = rfc3339(situation.now)
     elif "lastScaleTime" in before:
-        world["lastScaleTime"] = before["lastScaleTime"]
-    return world
+        result["lastScaleTime"] = before["lastScaleTime"]
+    return result
+
+
+def _members(situation: Situation) -> dict[str, int]:
+    known = world(situation)
+    return {"size": known.size, "activeReplicas": known.active}
 
 
 def _times(situation: Situation, *, finished: bool) -> dict[str, Any]:
@@ -148,7 +159,7 @@ def _times(situation: Situation, *, finished: bool) -> dict[str, Any]:
     return times
 
 
-def _phase(situation: Situation, status: Mapping[str, Any]) -> str:
+def _phase(situation: Situation, outcome: Outcome | None, status: Mapping[str, Any]) -> str:
     """One word for people; programs read the conditions."""
     true = set(holding(status["conditions"]))
     for condition, phase in (("Complete", "Succeeded"), ("Failed", "Failed")):
@@ -156,9 +167,19 @@ def _phase(situation: Situation, status: Mapping[str, Any]) -> str:
             return phase
     if situation.job.spec.suspend:
         return "Suspended"
-    said = situation.master.status
-    if said is None or "startTime" not in status:
+    if "startTime" not in status:
         return "Pending"
-    if "Scaling" in true or said.phase is JobPhase.SAVING:
+    if outcome is None and not hears(situation) and not world(situation).active:
+        return "Restarting"
+    return kept_phase(situation) or _phase_of_world(situation, scaling="Scaling" in true)
+
+
+def _phase_of_world(situation: Situation, *, scaling: bool) -> str:
+    said = situation.master.status
+    if scaling or (said is not None and said.phase is JobPhase.SAVING):
         return "Scaling"
-    return "Running" if said.phase in _RUNNING else "Restarting"
+    if said is None:
+        trains = world(situation).active >= situation.job.spec.size.least
+    else:
+        trains = said.phase in _RUNNING
+    return "Running" if trains else "Restarting"

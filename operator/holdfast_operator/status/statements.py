@@ -14,6 +14,7 @@ from holdfast_operator.plan.pods import Role, Slot, wanted_slots
 from holdfast_operator.plan.situation import Situation
 from holdfast_operator.plan.view import Outcome
 from holdfast_operator.status.conditions import Statement, holding
+from holdfast_operator.status.known import begun, excluded, kept_until, world
 from holdfast_operator.status.obstacles import obstacle
 
 EXTRA_GIVEN_UP: Final = "ExtraRoleGivenUp"
@@ -59,6 +60,16 @@ def _given_up(situation: Situation) -> str:
     )
 
 
+def _as_before(situation: Situation, kind: str) -> Statement | None:
+    """What a predecessor wrote, while it is believed and if it was true."""
+    if kept_until(situation) is None:
+        return None
+    for one in situation.job.status.get("conditions", ()):
+        if one["type"] == kind and one["status"] == "True":
+            return Statement(kind, True, one["reason"], one["message"])
+    return None
+
+
 def _suspended(situation: Situation) -> Statement:
     before = situation.job.status.get("conditions", ())
     if situation.job.spec.suspend:
@@ -77,21 +88,25 @@ def _master_ready(situation: Situation, *, finished: bool) -> Statement:
         return Statement(kind, False, "JobFinished")
     if situation.master.connected:
         return Statement(kind, True, "Connected")
+    before = _as_before(situation, kind)
+    if before is not None and begun(situation, Role.MASTER):
+        return before
     if situation.job.spec.suspend:
         return Statement(kind, False, "Suspended")
     found = obstacle(situation, Role.MASTER)
     if found is not None:
         return Statement(kind, False, found.reason, found.text)
+    if world(situation).active:
+        return Statement(kind, False, "MasterUnreachable", "training goes on without the master")
     if situation.master.status is None:
         return Statement(kind, False, "MasterStarting", "the master has not been reached yet")
-    return Statement(kind, False, "MasterUnreachable", "training goes on without the master")
+    return Statement(kind, False, "MasterUnreachable", "the master does not answer")
 
 
 def _quorum_ready(situation: Situation, *, finished: bool) -> Statement:
     kind = "QuorumReady"
     least = situation.job.spec.size.least
-    status = situation.master.status
-    active = 0 if status is None else status.active_nodes
+    active = world(situation).active
     if finished:
         return Statement(kind, False, "JobFinished")
     if active >= least:
@@ -106,7 +121,11 @@ def _quorum_ready(situation: Situation, *, finished: bool) -> Statement:
 def _scaling(situation: Situation, *, finished: bool) -> Statement:
     kind = "Scaling"
     status = situation.master.status
-    if finished or situation.job.spec.suspend or status is None or status.round == 0:
+    if finished or situation.job.spec.suspend:
+        return Statement(kind, False, "Steady")
+    if status is None:  # which places had a pod before, an operator that has just begun cannot know
+        return _as_before(situation, kind) or Statement(kind, False, "Steady")
+    if status.round == 0:
         return Statement(kind, False, "Steady")
     wanted = set(wanted_slots(situation.job.spec))
     going = [pod for pod in situation.live(Role.WORKER) if pod.slot not in wanted]
@@ -125,22 +144,23 @@ def _is_coming(situation: Situation, slot: Slot) -> bool:
 
 def _degraded(situation: Situation, *, finished: bool) -> Statement:
     kind = "Degraded"
-    spec, status = situation.job.spec, situation.master.status
+    spec, known = situation.job.spec, world(situation)
     if finished or spec.suspend:
         return Statement(kind, False, "AsRequested")
     given_up = _given_up(situation)
     if given_up:
         return Statement(kind, True, EXTRA_GIVEN_UP, given_up)
-    if status is None or status.round == 0:
+    if known.round == 0:
         return Statement(kind, False, "AsRequested")
     expected = spec.replicas - spec.replicas % spec.node_unit
-    if status.active_nodes < expected:
-        message = f"{status.active_nodes} of {expected} workers train"
+    if known.active < expected:
+        message = f"{known.active} of {expected} workers train"
         found = obstacle(situation, Role.WORKER)
         if found is not None:
             message = f"{message}; {found.reason}: {found.text}"
         return Statement(kind, True, "BelowRequested", message)
-    if situation.master.excluded:
-        message = "avoided nodes: " + ", ".join(situation.master.excluded)
+    avoided = excluded(situation)
+    if avoided:
+        message = "avoided nodes: " + ", ".join(avoided)
         return Statement(kind, True, "NodeExcluded", message)
     return Statement(kind, False, "AsRequested")

@@ -1,0 +1,107 @@
+"""A job that asks for what this version does not have, under the real reconciler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from holdfast_operator.build.names import Owner
+from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.failures import KubeError, UnreachableError
+from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.news.digest import Happening
+from holdfast_operator.news.report import Reporter
+from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.settings import OperatorSettings
+from job_files import job, read
+
+KEY = ("team", "t")
+
+
+class StatusOnly(KubeClient):
+    """An API server that takes nothing but a status, and knows what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(1000.0, 1000)
+        self.written: list[dict[str, Any]] = []
+
+    async def call(self, method: str, path: str, body: Any = None, content_type: str = "") -> Any:
+        """Take a status."""
+        if "/status?" not in path:
+            raise UnreachableError(f"{method} {path}")
+        self.written.append(body["status"])
+        return {}
+
+
+class Told(Reporter):
+    """Keeps what it was told."""
+
+    def __init__(self, client: KubeClient) -> None:
+        super().__init__(client, "me")
+        self.happened: list[Happening] = []
+
+    def tell(self, owner: Owner, happenings: Iterable[Happening]) -> None:
+        """Take note."""
+        self.happened += happenings
+
+
+def _reconciler() -> tuple[Reconciler, StatusOnly, Told]:
+    server = StatusOnly()
+    told = Told(server)
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
+    pods = PodReflector(server, "", lambda *_: None)
+    return Reconciler(settings, server, pods, told, bytes(32), lambda _: None), server, told
+
+
+def _object(body: dict[str, Any], **status: Any) -> dict[str, Any]:
+    """The object as the API server has it, with its defaults."""
+    metadata = {"name": "t", "namespace": "team", "uid": "u-1", "generation": 1}
+    return {**read(body).body, "metadata": metadata, "status": status}
+
+
+async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_made() -> None:
+    """The condition names each field, its value and the remedy; nothing else is written."""
+    reconciler, server, told = _reconciler()
+    body = _object(job())
+    body["spec"]["scheduling"]["gang"]["backend"] = "Volcano"
+    body["spec"]["checkpoint"]["storage"]["interval"] = 100
+    reconciler.seen(KEY, body)
+    await reconciler.look(KEY)
+    (status,) = server.written
+    (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "NotSupported")
+    assert "spec.checkpoint.storage.interval: 100 asks for flash" in failed["message"]
+    assert 'spec.scheduling.gang.backend: "Volcano" asks for gang' in failed["message"]
+    assert "write None or leave it out" in failed["message"]
+    assert status["phase"] == "Failed"
+    assert "completionTime" in status
+    assert [one.reason for one in told.happened] == ["NotSupported"]
+    await reconciler.close()
+
+
+async def test_a_job_that_asks_for_nothing_but_defaults_goes_on() -> None:
+    """Its next step is to have the API server check its pods."""
+    reconciler, server, told = _reconciler()
+    reconciler.seen(KEY, _object(job()))
+    with pytest.raises(KubeError, match=r"/pods\?dryRun"):
+        await reconciler.look(KEY)
+    assert (server.written, told.happened) == ([], [])
+    await reconciler.close()
+
+
+async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
+    """An edit, or another version of the operator, ends no training; it is told once."""
+    reconciler, server, told = _reconciler()
+    body = _object(job(), templateRevision="t-1")
+    body["spec"]["scheduling"]["queue"] = "q"
+    reconciler.seen(KEY, body)
+    for _ in range(2):
+        with pytest.raises(KubeError, match="controllerrevisions"):
+            await reconciler.look(KEY)
+    (one,) = told.happened
+    assert (one.reason, one.warning) == ("NotSupported", True)
+    assert one.text.startswith('ignored: spec.scheduling.queue: "q" asks for gang scheduling')
+    assert server.written == []
+    await reconciler.close()
