@@ -59,6 +59,7 @@ from holdfast_wire.messages import (
     Fence,
     GetGoodputResponse,
     JobEvent,
+    JobPhase,
     JobStatus,
     JournalRecord,
     MasterSpec,
@@ -122,8 +123,9 @@ class Core:
             restoring.take_up(desk)
         else:
             desk.event(EventReason.MASTER_STARTED, f"epoch {identity.epoch} begins")
-            if identity.epoch > 1:
-                adoption.expect(desk)
+        if identity.epoch > 1 and not desk.state.round and desk.state.phase is JobPhase.WAITING:
+            # A journal without a world may be of one that had lost another, and was still asking.
+            adoption.expect(desk)
         desk.timers.set(Timer.MARK, desk.now + desk.settings.goodput_mark_seconds)
         steering.steer(desk)
         return desk.finish()

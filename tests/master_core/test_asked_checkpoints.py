@@ -90,6 +90,7 @@ def test_two_who_ask_at_once_get_the_same_step(training: Start) -> None:
     ] * 2
     job.run(2.0)
     later = job.ask(ASK)
+    job.run(0.1)
     assert later not in job.answers
     assert job.agents[0].saves[-1].step > step
 
