@@ -38,9 +38,14 @@ from holdfast_wire.messages import (
     RestartWorkerRequest,
     ScaleRequest,
     StopJobRequest,
+    TriggerCheckpointRequest,
 )
 
 _STACKS_TIMEOUT_S = 30.0
+LONGEST_S = 3600.0
+"""That a master waits for a checkpoint."""
+_ANSWER_S = 10.0
+"""For an answer on its way, the master's own 'not in time' too."""
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + "."
 _RANK = click.IntRange(0, 2**31 - 1)
 _reason = click.option("--reason", default="", help="Recorded in the job's events.")
@@ -224,6 +229,24 @@ def drain(place: Place, node: int, reason: str, output: str) -> None:
     """Move JOB off NODE (a node rank) at a step boundary, then release it."""
     answer = _ask(place, DrainNodeRequest(node_rank=node, reason=reason))
     _show(output, answer, lambda: f"{place.name}: {answer.text}")
+
+
+@main.command()
+@place_argument
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, LONGEST_S, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds to wait until it is on storage.",
+)
+@_reason
+@output_option
+def checkpoint(place: Place, timeout: float, reason: str, output: str) -> None:
+    """Have all ranks of JOB save after the same step, and wait until that is on storage."""
+    request = TriggerCheckpointRequest(reason=reason, timeout_seconds=timeout)
+    answer = _ask(place, request, timeout_s=timeout + _ANSWER_S)
+    _show(output, answer, lambda: f"{place.name}: step {answer.step} is in {answer.path}")
 
 
 @main.command()

@@ -44,6 +44,7 @@ from holdfast_master.job import (
     reports,
     restoring,
     rounds,
+    saving,
     starting,
     steering,
     stopping,
@@ -58,6 +59,7 @@ from holdfast_wire.messages import (
     Fence,
     GetGoodputResponse,
     JobEvent,
+    JobPhase,
     JobStatus,
     JournalRecord,
     MasterSpec,
@@ -121,8 +123,9 @@ class Core:
             restoring.take_up(desk)
         else:
             desk.event(EventReason.MASTER_STARTED, f"epoch {identity.epoch} begins")
-            if identity.epoch > 1:
-                adoption.expect(desk)
+        if identity.epoch > 1 and not desk.state.round and desk.state.phase is JobPhase.WAITING:
+            # A journal without a world may be of one that had lost another, and was still asking.
+            adoption.expect(desk)
         desk.timers.set(Timer.MARK, desk.now + desk.settings.goodput_mark_seconds)
         steering.steer(desk)
         return desk.finish()
@@ -289,6 +292,7 @@ _DEADLINES: dict[Timer, Callable[[Desk, Any], None]] = {
     Timer.START: lambda desk, _: starting.start_due(desk),
     Timer.GROW: _reconsider,
     Timer.ECHO: lambda desk, _: stopping.echo_due(desk),
+    Timer.SAVE_ECHO: lambda desk, _: saving.echo_due(desk),
     Timer.BOUNDARY: lambda desk, _: stopping.boundary_due(desk),
     Timer.TERMINAL: charges.end_terminal,
     Timer.EVIDENCE: charges.end_evidence,

@@ -34,6 +34,7 @@ from holdfast_wire.messages import (
     StopJobRequest,
     StopWish,
     StorePrepared,
+    TriggerCheckpointRequest,
     Warmed,
     WorkerExited,
 )
@@ -80,7 +81,12 @@ AgentMessage = (
 """What an agent sends after its Hello."""
 
 UserRequest = (
-    ScaleRequest | RestartWorkerRequest | DumpStacksRequest | DrainNodeRequest | StopJobRequest
+    ScaleRequest
+    | RestartWorkerRequest
+    | DumpStacksRequest
+    | DrainNodeRequest
+    | StopJobRequest
+    | TriggerCheckpointRequest
 )
 """Requests of JobService that change something or need an agent's answer."""
 

@@ -36,6 +36,7 @@ from holdfast_wire.messages import (
     StopJobResponse,
     StopRequested,
     SyncResponse,
+    TriggerCheckpointResponse,
     WorldDecided,
     WorldEnded,
     WorldTraining,
@@ -65,7 +66,12 @@ Fact = (
 """What a journal record can hold."""
 
 UserResponse = (
-    ScaleResponse | RestartWorkerResponse | DumpStacksResponse | DrainNodeResponse | StopJobResponse
+    ScaleResponse
+    | RestartWorkerResponse
+    | DumpStacksResponse
+    | DrainNodeResponse
+    | StopJobResponse
+    | TriggerCheckpointResponse
 )
 """Answers to `inputs.UserRequest`, type by type."""
 

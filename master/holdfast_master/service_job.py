@@ -36,6 +36,7 @@ from holdfast_wire.messages import (
     RestartWorkerRequest,
     ScaleRequest,
     StopJobRequest,
+    TriggerCheckpointRequest,
 )
 
 SERVICE = "holdfast.v1.JobService"
@@ -105,6 +106,7 @@ class JobService:
                 "DumpStacks": unary(DumpStacksRequest, self._ask),
                 "DrainNode": unary(DrainNodeRequest, self._ask),
                 "StopJob": unary(StopJobRequest, self._ask),
+                "TriggerCheckpoint": unary(TriggerCheckpointRequest, self._ask),
                 "WatchJob": grpc.unary_stream_rpc_method_handler(self._watch.serve),
             },
         )

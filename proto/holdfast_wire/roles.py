@@ -23,6 +23,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "/holdfast.v1.JobService/DumpStacks": _PEOPLE,
     "/holdfast.v1.JobService/DrainNode": _PEOPLE,
     "/holdfast.v1.JobService/StopJob": _PEOPLE,
+    "/holdfast.v1.JobService/TriggerCheckpoint": _PEOPLE,
     "/grpc.health.v1.Health/Check": _ANYBODY,
     "/grpc.health.v1.Health/Watch": _ANYBODY,
     "/grpc.health.v1.Health/List": _ANYBODY,

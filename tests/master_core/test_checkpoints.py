@@ -282,12 +282,11 @@ def test_memory_goes_only_when_all_nodes_have_something_newer(training: Start) -
 def test_agents_keep_checkpoints_only_where_all_of_a_world_do(training: Start) -> None:
     """A plain torchrun among them keeps none: then every rank sees for itself, as it does there."""
     job = training(2)
-    assert [world.keeps_checkpoints for *_, world in job.assignments] == [False, False]
-    for agent, keeps in ((job.agents[0], True), (job.agents[1], True)):
-        node = job.core._desk.roster.nodes[agent.rank]
-        assert node.hello is not None
-        node.hello = dataclasses.replace(node.hello, keeps_checkpoints=keeps)
+    assert [world.keeps_checkpoints for *_, world in job.assignments] == [True, True]
+    node = job.core._desk.roster.nodes[1]
+    assert node.hello is not None
+    node.hello = dataclasses.replace(node.hello, keeps_checkpoints=False)
     job.agents[0].crash_worker()
     job.run(8.0)
-    assert [world.keeps_checkpoints for *_, world in job.assignments[2:]] == [True, True]
+    assert [world.keeps_checkpoints for *_, world in job.assignments[2:]] == [False, False]
     assert job.refold() == job.core._desk.state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -57,6 +58,27 @@ def test_after_the_loss_of_a_node_a_smaller_world_goes_on_from_storage(
     assert "in storage" in text
     assert _step(text) >= before.stored_step >= 20
     assert job.finish() == 0, job.evidence()
+    assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
+
+
+def test_a_checkpoint_on_request_is_on_storage_when_the_command_ends(
+    start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
+) -> None:
+    """All ranks save after the same step and go on: no round, nothing done again."""
+    job = start_job("--save-every=100000", "--extra-work-ms=20")
+    before = job.wait_step(10)
+    said = job.cli("checkpoint", job.name, "--reason", "an upgrade", "-o", "json")
+    assert said.returncode == 0, said.stderr
+    answer = json.loads(said.stdout)
+    assert answer["step"] > before.step
+    assert Path(answer["path"]) == tmp_path / "checkpoints" / f"step_{answer['step']}"
+    assert (Path(answer["path"]) / "holdfast.json").is_file()
+    after = job.wait_step(answer["step"] + 5)
+    assert (after.round, after.stored_step) == (before.round, answer["step"])
+    assert job.finish() == 0, job.evidence()
+    reasons = [event.reason for event in job.events()]
+    assert reasons.count("CheckpointArmed") == 1
+    assert "RolledBack" not in reasons
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
 
 

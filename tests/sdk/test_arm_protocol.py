@@ -9,10 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.layout import Word
+from holdfast.layout import Answer, Word
 from holdfast.page import Page, PageError
 from holdfast.slot import SlotWriter
 from page_worker import page_of
+
+SAVE, STOP = Answer.SAVE, Answer.SAVE_AND_STOP
 
 
 def test_an_arm_is_echoed_then_answered_at_its_step() -> None:
@@ -20,7 +22,7 @@ def test_an_arm_is_echoed_then_answered_at_its_step() -> None:
     with page_of(1) as page:
         writer = SlotWriter(page, 0, 0)
         page.arm(0, arm_id=3, step=12)
-        assert [writer.step(n, 0, None) for n in (10, 11, 12, 13)] == [False, False, True, False]
+        assert [writer.step(n, 0, None) for n in (10, 11, 12, 13)] == [0, 0, STOP, 0]
         sample = page.read(0)
         assert (sample.echo_id, sample.echo_step) == (3, 10)
         assert (sample.answered_id, sample.answered_step) == (3, 12)
@@ -43,7 +45,7 @@ def test_a_missed_arm_is_echoed_and_never_answered() -> None:
         assert not writer.step(21, 0, None)
         assert (page.read(0).echo_id, page.read(0).echo_step) == (1, 21)
         page.arm(0, 2, 23)
-        assert [writer.step(n, 0, None) for n in (22, 23)] == [False, True]
+        assert [writer.step(n, 0, None) for n in (22, 23)] == [0, STOP]
         assert page.read(0).answered_id == 2
 
 
@@ -54,7 +56,22 @@ def test_a_newer_arm_replaces_one_not_yet_answered() -> None:
         page.arm(0, 1, 10)
         writer.step(7, 0, None)
         page.arm(0, 2, 12)
-        assert [writer.step(n, 0, None) for n in range(8, 14)] == [n == 12 for n in range(8, 14)]
+        assert [writer.step(n, 0, None) for n in range(8, 14)] == [0, 0, 0, 0, STOP, 0]
+
+
+def test_a_rank_that_is_to_go_on_saves_and_has_no_boundary() -> None:
+    """A checkpoint that somebody asked for; the next arm is a boundary like any other."""
+    with page_of(1) as page:
+        writer = SlotWriter(page, 0, 0)
+        page.arm(0, 1, 10, goes_on=True)
+        page.arm(0, 1, 10, goes_on=True)  # the same again is harmless
+        assert [writer.step(n, 0, None) for n in (9, 10, 11)] == [0, SAVE, 0]
+        writer.complete_boundary()
+        sample = page.read(0)
+        assert (sample.echo_id, sample.echo_step) == (1, 9)
+        assert (sample.answered_id, sample.boundary_complete) == (0, False)
+        page.arm(0, 2, 12)
+        assert writer.step(12, 0, None) == STOP
 
 
 def test_a_half_written_arm_waits_for_its_other_half() -> None:
@@ -128,6 +145,8 @@ class ArmMachine(RuleBasedStateMachine):
         self.step_now = 0
         self.arms: dict[int, int] = {}
         """Every arm ever set, id to step."""
+        self.asks: dict[int, Answer] = {}
+        """What each of them asks for."""
         self.first_seen: dict[int, int] = {}
         self.answers: list[tuple[int, int]] = []
 
@@ -136,13 +155,14 @@ class ArmMachine(RuleBasedStateMachine):
         """Training goes on from any step."""
         self.step_now = start
 
-    @rule(ahead=st.integers(-3, 5), jump=st.integers(1, 4))
-    def arm(self, ahead: int, jump: int) -> None:
+    @rule(ahead=st.integers(-3, 5), jump=st.integers(1, 4), goes_on=st.booleans())
+    def arm(self, ahead: int, jump: int, *, goes_on: bool) -> None:
         """The agent asks for a step near the present one, with a newer id."""
         arm_id = max(self.arms, default=0) + jump
         step = max(1, self.step_now + ahead)
         self.arms[arm_id] = step
-        self.page.arm(0, arm_id, step)
+        self.asks[arm_id] = SAVE if goes_on else STOP
+        self.page.arm(0, arm_id, step, goes_on=goes_on)
 
     @rule(gap=st.sampled_from([1, 1, 1, 2, 3]))
     def step(self, gap: int) -> None:
@@ -152,8 +172,9 @@ class ArmMachine(RuleBasedStateMachine):
         if newest is not None:
             self.first_seen.setdefault(newest, self.step_now)
         due = newest is not None and self.arms[newest] == self.step_now
-        assert self.writer.step(self.step_now, 1, None) is due
-        if due and newest is not None:
+        expected = self.asks[newest] if due and newest is not None else Answer.NOTHING
+        assert self.writer.step(self.step_now, 1, None) == expected
+        if expected is STOP and newest is not None:
             self.answers.append((newest, self.step_now))
 
     @precondition(lambda self: self.first_seen)
@@ -166,7 +187,7 @@ class ArmMachine(RuleBasedStateMachine):
 
     @invariant()
     def answer_is_the_last_given(self) -> None:
-        """Each arm is answered at most once, and the page shows the last answer."""
+        """Each arm is answered at most once, and the page shows the last stop."""
         sample = self.page.read(0)
         last = self.answers[-1] if self.answers else (0, 0)
         assert (sample.answered_id, sample.answered_step) == last

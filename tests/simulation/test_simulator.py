@@ -167,6 +167,21 @@ FOUND = {
             Fault(5.0, "kill_master", 0, 5.0),
         ),
     ),
+    "a master that was still asking who runs a world died, and its successor did not ask": Scenario(
+        seed=1730,
+        maximum=5,
+        faults=(
+            Fault(2.0, "lose_journal", 0, 2.844),
+            Fault(3.0, "pause_node", 2, 5.0),
+            Fault(3.2771, "crash_agent", 1, 0.0),
+            Fault(4.0, "pause_node", 0, 14.0),
+            Fault(5.2386, "restart_agent", 0, 0.0),
+            Fault(5.4155, "zombie_master", 0, 9.2996),
+            Fault(5.4319, "pause_node", 0, 13.0),
+            Fault(5.4319, "operator_repeats", 0, 0.0),
+            Fault(5.6336, "cut_all", 0, 7.7186),
+        ),
+    ),
 }
 """What hours of `make soak` found, as it shrank it."""
 

@@ -42,6 +42,8 @@ class AgentLine:
     pod_uid: str
     local: int = 1
     sdk: bool = True
+    keeps_checkpoints: bool = True
+    """Unlike a plain torchrun's."""
     unmanaged: bool = False
     max_restarts: int | None = None
     topology: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -67,6 +69,8 @@ class AgentLine:
     """Newest round whose ranks all saved at a boundary and ended."""
     finished: bool = False
     arm: Arm | None = None
+    saves: list[Arm] = dataclasses.field(default_factory=list)
+    """Steps after which its ranks were asked to save and go on."""
     store: StorePrepared | None = None
     digest: StateDigest | None = None
     heartbeat: float = 0.5
@@ -131,6 +135,7 @@ class AgentLine:
             max_restarts=self.max_restarts,
             topology=self.topology,
             ended_at_boundary=ended,
+            keeps_checkpoints=self.keeps_checkpoints,
             arm_id=self.arm.arm_id if self.arm is not None and shown else 0,
         )
 

@@ -174,6 +174,10 @@ class AgentProcess(AgentLine):
     def _armed(self, fence: Fence, message: Arm) -> None:
         if fence.round != self.round or not self.sdk:
             return
+        if message.goes_on:
+            self.saves.append(message)
+            self._echo(message)
+            return
         self.arm = message
         found, seen = self.job.training.rounds[self.round], self._step()
         if seen < message.step:

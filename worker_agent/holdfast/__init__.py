@@ -18,11 +18,12 @@ calls the network: a script and its agent share one page of memory (`holdfast.pa
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.job import CONTINUE, SAVE_AND_STOP, Action, Job, init
+from holdfast.job import CONTINUE, SAVE, SAVE_AND_STOP, Action, Job, init
 from holdfast.page import Section
 
 __all__ = [
     "CONTINUE",
+    "SAVE",
     "SAVE_AND_STOP",
     "Action",
     "Checkpointer",

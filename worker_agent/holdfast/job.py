@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
 
 from holdfast.environment import Environment
-from holdfast.layout import Section
+from holdfast.layout import Answer, Section
 from holdfast.page import Page, PageError
 from holdfast.slot import SlotWriter
 from holdfast.step_log import StepLog
@@ -31,13 +31,18 @@ class Action(enum.Enum):
     """What `Job.step` asks of the script."""
 
     CONTINUE = "continue"
+    SAVE = "save"
+    """Save a checkpoint of this very step to storage and go on: somebody asked for one. All ranks
+    get it at the same step. `Checkpointer.step` has saved already when it returns this."""
     SAVE_AND_STOP = "save-and-stop"
     """Save a checkpoint of this very step, then end with exit status 0. All ranks get it at the
     same step; the job goes on in a new world from that checkpoint."""
 
 
 CONTINUE: Final = Action.CONTINUE
+SAVE: Final = Action.SAVE
 SAVE_AND_STOP: Final = Action.SAVE_AND_STOP
+_ACTIONS: Final = {Answer.SAVE: SAVE, Answer.SAVE_AND_STOP: SAVE_AND_STOP}
 
 
 class Job:
@@ -96,8 +101,8 @@ class Job:
         if self._log is not None:
             self._log.write(n, samples, loss)
         writer = self._writer
-        if writer is not None and writer.step(n, samples, loss):
-            return SAVE_AND_STOP
+        if writer is not None and (asked := writer.step(n, samples, loss)):
+            return _ACTIONS[Answer(asked)]
         return CONTINUE
 
     def detach(self) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 PAGE_BYTES: Final = 4096
 MAGIC: Final = int.from_bytes(b"HOLDFAST", "little")
-VERSION: Final = 1
+VERSION: Final = 2
 MEMFD_NAME: Final = "holdfast-page"
 DEFAULT_LEASE_LIMIT_NS: Final = 4_000_000_000
 """Age in ns at which an agent's lease is stale: 1 s below the master's silence of 5 s."""
@@ -29,6 +29,8 @@ AGENT_WORDS: Final = 256
 """First word of a slot that the agent writes."""
 NOTICE_OFFSET: Final = 3072
 NOTICE_BYTES: Final = 256
+GOES_ON: Final = 2**63
+"""Bit of ARM_STEP: the rank saves at that step and goes on. Without it, it saves and stops."""
 _ARM_CHECK: Final = 0x5AFE_57E9_A11D_0C0D
 
 
@@ -84,6 +86,14 @@ class Section(enum.IntEnum):
     FINISHING = 5
 
 
+class Answer(enum.IntEnum):
+    """What is asked of a rank at the step that it has completed."""
+
+    NOTHING = 0
+    SAVE = 1
+    SAVE_AND_STOP = 2
+
+
 NEEDS_FENCE: Final = platform.machine() not in ("x86_64", "AMD64")
 """x86-64 keeps loads in order and stores in order; other machines need `fence` between them."""
 
@@ -104,4 +114,5 @@ def fence() -> None:
 
 def arm_check(arm_id: int, arm_step: int) -> int:
     """Return the check word that makes a half-written arm recognisable."""
-    return arm_id ^ (arm_step << 1 & MAX_WORD) ^ _ARM_CHECK
+    turned = (arm_step << 1 & MAX_WORD) | arm_step >> 63
+    return arm_id ^ turned ^ _ARM_CHECK

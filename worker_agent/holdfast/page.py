@@ -16,6 +16,7 @@ from typing import Final
 
 from holdfast.layout import (
     DEFAULT_LEASE_LIMIT_NS,
+    GOES_ON,
     MAGIC,
     MEMFD_NAME,
     NEEDS_FENCE,
@@ -165,15 +166,16 @@ class Page:
         age = self.lease_age_ns(now_ns)
         return age is not None and age > self.lease_limit_ns
 
-    def arm(self, slot: int, arm_id: int, step: int) -> None:
-        """Ask the rank to answer SAVE_AND_STOP when it has completed `step` steps.
+    def arm(self, slot: int, arm_id: int, step: int, *, goes_on: bool = False) -> None:
+        """Ask the rank to answer SAVE_AND_STOP (SAVE) when it has completed `step` steps.
 
-        A newer id replaces an older one; the same id and step again change nothing.
+        A newer id replaces an older one; the same again changes nothing.
         Raises `PageError` for an id ≤ the armed one, or values outside 1 … 2**63.
         """
         base = self.index(slot, Word.SEQUENCE)
         armed = self.words[base + Word.ARM_ID], self.words[base + Word.ARM_STEP]
-        if armed == (arm_id, step):
+        word = step | GOES_ON if goes_on else step
+        if armed == (arm_id, word):
             return
         if not (0 < arm_id < _MAX_ARM and 0 < step < _MAX_ARM) or arm_id <= armed[0]:
             raise PageError(
@@ -183,11 +185,11 @@ class Page:
         self.words[base + Word.ARM_CHECK] = 0
         if NEEDS_FENCE:
             fence()
-        self.words[base + Word.ARM_STEP] = step
+        self.words[base + Word.ARM_STEP] = word
         self.words[base + Word.ARM_ID] = arm_id
         if NEEDS_FENCE:
             fence()
-        self.words[base + Word.ARM_CHECK] = arm_check(arm_id, step)
+        self.words[base + Word.ARM_CHECK] = arm_check(arm_id, word)
 
     def reset(self, slot: int, round_number: int) -> None:
         """Empty a slot and assign it to a round; only when no process of an older round lives."""

@@ -12,7 +12,17 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Final
 
-from holdfast.layout import NEEDS_FENCE, SLOT_WORDS, Header, Section, Word, arm_check, fence
+from holdfast.layout import (
+    GOES_ON,
+    NEEDS_FENCE,
+    SLOT_WORDS,
+    Answer,
+    Header,
+    Section,
+    Word,
+    arm_check,
+    fence,
+)
 from holdfast.page import Page, PageError
 
 # Plain integers: an enum's member costs two look-ups, and `step` uses ten of them.
@@ -24,6 +34,7 @@ _SAMPLES: Final = int(Word.SAMPLES)
 _LOSS: Final = int(Word.LOSS)
 _ARM_ID: Final = int(Word.ARM_ID)
 _LEASE: Final = int(Header.LEASE_NS)
+_NOTHING: Final = int(Answer.NOTHING)
 _MOST: Final = 2**64 - 1
 """What a word of the page holds."""
 
@@ -99,8 +110,8 @@ class SlotWriter:
         """Say that exit status is 0 and the exit handlers have run."""
         self._store((Word.CLEAN_EXIT, 1))
 
-    def step(self, n: int, samples: int, loss: float | None) -> bool:
-        """Store a completed step; return whether an arm is to be answered at it.
+    def step(self, n: int, samples: int, loss: float | None) -> int:
+        """Store a completed step; return what is asked at it, an `Answer`.
 
         Kills the process when the agent's lease is stale.
         """
@@ -126,7 +137,7 @@ class SlotWriter:
             words[_DURATION] = now - last
         else:
             self._first_step(n, now)
-        answer = words[_ARM_ID] != 0 and self._look_at_arm(n)
+        answer = self._look_at_arm(n) if words[_ARM_ID] else _NOTHING
         if NEEDS_FENCE:
             fence()
         self._sequence = words[_SEQUENCE] = sequence + 2
@@ -142,8 +153,8 @@ class SlotWriter:
             words[Word.SECTION] = Section.TRAIN
             words[Word.SECTION_NS] = now
 
-    def _look_at_arm(self, n: int) -> bool:
-        """Echo a newer arm, inside the sequence lock; return whether it is to be answered at `n`.
+    def _look_at_arm(self, n: int) -> int:
+        """Echo a newer arm, inside the sequence lock; return what it asks at `n`.
 
         The step at which an arm is first seen tells the agent whether it came in time. One that
         is first seen after its step is echoed and never answered.
@@ -155,13 +166,15 @@ class SlotWriter:
             if NEEDS_FENCE:
                 fence()
             if words[Word.ARM_CHECK] != arm_check(arm_id, step):
-                return False  # half written: the next step sees it whole
+                return _NOTHING  # half written: the next step sees it whole
             self._seen_id, self._arm_step = arm_id, step
             words[Word.ECHO_STEP] = n
             words[Word.ECHO_ID] = arm_id
+        if n == self._arm_step - GOES_ON:
+            return Answer.SAVE
         if n != self._arm_step or self._answered >= self._seen_id:
-            return False
+            return _NOTHING
         self._answered = self._seen_id
         words[Word.ANSWERED_STEP] = n
         words[Word.ANSWERED_ID] = self._answered
-        return True
+        return Answer.SAVE_AND_STOP

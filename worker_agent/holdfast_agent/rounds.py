@@ -57,6 +57,11 @@ class Round:
         return 0 if self.arm is None else self.arm.arm_id
 
     @property
+    def boundary(self) -> Arm | None:
+        """The arm at which its ranks stop; None: there is none, or they only save and go on."""
+        return None if self.arm is None or self.arm.goes_on else self.arm
+
+    @property
     def kill_ordered(self) -> bool:
         """The agent killed it."""
         return self.killed_at is not None

@@ -46,13 +46,13 @@ class Watch:
         """A rank was inside a checkpoint at the last heartbeat."""
 
     def arm(self, arm: Arm, round_number: int) -> str:
-        """Ask the ranks of `round_number` to stop at a step; return why not, empty when done."""
+        """Ask the ranks of a round to save after a step; return why not, empty when done."""
         current = self._runner.current
         if current is None or current.number != round_number or current.dead:
             return f"round {round_number} does not run here"
         try:
             for slot in range(current.size):
-                self._page.arm(slot, arm.arm_id, arm.step)
+                self._page.arm(slot, arm.arm_id, arm.step, goes_on=arm.goes_on)
         except PageError as error:
             return str(error)
         current.arm = arm
@@ -123,12 +123,14 @@ class Watch:
         return False
 
     def _look_for_boundary(self, current: Round, samples: dict[int, ranks.Rank]) -> bool:
-        if not current.armed or current.boundary_reported:
+        if current.arm is None or current.boundary_reported:
             return False
         echo = ranks.arm_echo(samples, current.armed)
         if echo is not None and current.echoed != current.armed:
             current.echoed = current.armed
             self._report(echo, current.number)
+        if current.arm.goes_on:
+            return current.echoed != current.armed and not current.all_exited
         reached = ranks.boundary(samples)
         if reached is not None:
             current.boundary_reported = True

@@ -95,7 +95,7 @@ def _known(agent: Agent) -> GetRoundResponse:
     return GetRoundResponse(
         fence=accepted.fence(),
         has_master=agent.session.connected,
-        arm=current.arm if current is not None and current.number == accepted.round else None,
+        arm=current.boundary if current is not None and current.number == accepted.round else None,
     )
 
 

@@ -35,6 +35,9 @@ def claim(desk: Desk, hello: Hello) -> int:
     if desk.state.assigned is not None or claims.settled:
         return 0
     claims.keep_digest(hello.digest)
+    if desk.timers.running(Timer.ADOPT) and desk.roster.connected() <= 1:
+        # The first of them: as long as nobody can come, nobody's time runs.
+        desk.timers.set(Timer.ADOPT, desk.now + desk.settings.adopt_seconds)
     runs = sum(worker.round == hello.round for worker in hello.workers)
     known = runs + hello.ended_at_boundary
     # A world that lacks a rank cannot go on: what that rank's end meant, only its master knew.
@@ -119,6 +122,9 @@ def _missing(desk: Desk) -> set[int]:
 def give_up(desk: Desk) -> None:
     """Not all members came back in time: end what runs, a fresh round follows."""
     if desk.claims.settled:
+        return
+    if desk.world is None and not desk.roster.connected():
+        expect(desk)
         return
     number, _ = desk.claims.top
     _end(desk, f"not every member of round {number} came back; a fresh round follows")

@@ -14,6 +14,7 @@ import dataclasses
 
 from holdfast_master.decide import checkpoints as policy
 from holdfast_master.decide.checkpoints import Offer
+from holdfast_master.job import saving
 from holdfast_master.job.checkpoint_book import Book, Pending
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
@@ -159,11 +160,13 @@ def committed(desk: Desk, node: Node, _: int, message: StepCommitted) -> None:
         )
         desk.record(fact, durable=True)
         _announce(desk, pending, "")
+        saving.committed(desk, fact)
 
 
 def _fail(desk: Desk, pending: Pending, error: str) -> None:
     text = f"step {pending.version.step} was not committed: {short(error)}"
     desk.event(EventReason.CHECKPOINT_FAILED, text, Warn)
+    saving.failed(desk, pending.version, short(error))
     _announce(desk, pending, short(error))
 
 

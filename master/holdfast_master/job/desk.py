@@ -19,6 +19,7 @@ from holdfast_master.job.job_clock import JobClock
 from holdfast_master.job.ledger import Ledger
 from holdfast_master.job.operator_view import OperatorView
 from holdfast_master.job.roster import Node, Roster
+from holdfast_master.job.save_order import SaveOrder
 from holdfast_master.job.state import JobState
 from holdfast_master.job.timers import Timers
 from holdfast_master.job.transitions import ENDED, Trigger, advance
@@ -79,6 +80,8 @@ class Desk:
     cooling: list[Case] = dataclasses.field(default_factory=list)
     """Incidents whose new world trains, while evidence still counts."""
     boundary: Boundary | None = None
+    order: SaveOrder | None = None
+    """A checkpoint that somebody asked for."""
     spares: set[int] = dataclasses.field(default_factory=set)
     """Candidates outside the newest world."""
     beyond: set[int] = dataclasses.field(default_factory=set)

@@ -21,6 +21,7 @@ from holdfast_master.job import (
     losses,
     replacements,
     reports,
+    saving,
     starting,
     stopping,
     stores,
@@ -206,6 +207,7 @@ def _take_up(desk: Desk, node: Node, world: World, hello: Hello) -> None:
         if world.training:
             world.stepped.add(node.rank)
         stopping.send_arm(desk, node)
+        saving.send(desk, node)
     elif hello.round < world.round and node.rank not in world.started and world.store_id:
         assignments.send_assignment(desk, node, charges.failure_limit(desk))
     else:

@@ -19,6 +19,7 @@ from holdfast_master.job import (
     heartbeats,
     incidents,
     losses,
+    saving,
     starting,
     stopping,
     stores,
@@ -228,7 +229,9 @@ def _boundary(desk: Desk, node: Node, number: int, message: BoundaryReached) -> 
 
 def _echo(desk: Desk, node: Node, number: int, message: ArmEcho) -> None:
     world = desk.member(node)
-    if world is not None and world.round == number:  # the one of the round before is said again
+    if world is None or world.round != number:
+        return  # the one of the round before is said again
+    if not saving.echoed(desk, node, message):
         stopping.echoed(desk, node, message)
 
 

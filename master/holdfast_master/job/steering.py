@@ -20,6 +20,7 @@ from holdfast_master.job import (
     rescale,
     responses,
     rounds,
+    saving,
     stores,
 )
 from holdfast_master.job.desk import Desk
@@ -38,6 +39,7 @@ def steer(desk: Desk) -> None:
         desk.dirty = False
         _turn(desk)
         checkpoints.settle(desk)
+        saving.settle(desk)
     digests.keep_fresh(desk)
 
 

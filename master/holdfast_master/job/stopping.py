@@ -21,15 +21,15 @@ from holdfast_wire.reasons import EventReason, PhaseReason
 
 def stop(desk: Desk, world: World, reason: str, patience: float) -> None:
     """Have all ranks save and stop after the same step, or end the world if they cannot."""
-    blind = _blind(desk, world)
-    if blind:
-        miss(desk, f"{reason}; {blind}")
+    problem = blind(desk, world)
+    if problem:
+        miss(desk, f"{reason}; {problem}")
         return
     desk.boundary = Boundary(reason=reason, arm_id=0, step=0, patience=patience)
     _arm(desk, world, desk.boundary)
 
 
-def _blind(desk: Desk, world: World) -> str:
+def blind(desk: Desk, world: World) -> str:
     """Why the ranks cannot be stopped together; empty: they can."""
     if world.degraded:
         return "no rank reports steps"
@@ -41,7 +41,7 @@ def _blind(desk: Desk, world: World) -> str:
 
 
 def _arm(desk: Desk, world: World, boundary: Boundary) -> None:
-    latency = _latency(desk)
+    delay = latency(desk)
     choice = _choose(desk, world, boundary)
     boundary.arm_id = desk.command("arm", 0)
     boundary.step = choice.step
@@ -54,20 +54,20 @@ def _arm(desk: Desk, world: World, boundary: Boundary) -> None:
         if node is not None:
             send_arm(desk, node)
     due = desk.now + choice.expected_seconds
-    desk.timers.set(Timer.ECHO, due + 2 * latency + 0.5)
+    desk.timers.set(Timer.ECHO, due + 2 * delay + 0.5)
     desk.timers.set(Timer.BOUNDARY, due + boundary.patience)
 
 
 def _choose(desk: Desk, world: World, boundary: Boundary) -> arming.ArmStep:
     return arming.choose(
         incidents.sightings(desk, world),
-        latency=_latency(desk),
+        latency=latency(desk),
         tries=boundary.tries,
         not_before=max(world.reached, boundary.passed),
     )
 
 
-def _latency(desk: Desk) -> float:
+def latency(desk: Desk) -> float:
     """From here to a rank's page, and back here with the next heartbeat, s."""
     return desk.settings.latency_seconds + desk.heartbeat
 
@@ -99,7 +99,7 @@ def take_up(desk: Desk, world: World) -> None:
 
 
 def _await_echoes(desk: Desk) -> None:
-    desk.timers.set(Timer.ECHO, desk.now + 2 * _latency(desk))
+    desk.timers.set(Timer.ECHO, desk.now + 2 * latency(desk))
 
 
 def send_arm(desk: Desk, node: Node) -> None:
@@ -158,9 +158,9 @@ def _again(desk: Desk, world: World, boundary: Boundary, late: str) -> None:
         if not boundary.arm_id:
             miss(desk, f"{late}, and {len(world.saved)} have saved and stopped")
         return
-    blind = _blind(desk, world)
-    if blind:  # not known when the boundary began: the master may have been new
-        miss(desk, f"{late}; {blind}")
+    problem = blind(desk, world)
+    if problem:  # not known when the boundary began: the master may have been new
+        miss(desk, f"{late}; {problem}")
         return
     boundary.tries += 1
     if boundary.tries >= desk.settings.arm_tries:

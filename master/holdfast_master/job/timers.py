@@ -39,6 +39,8 @@ class Timer(enum.Enum):
     """Nodes that were expected have had their time."""
     ECHO = "echo"
     """Every rank should have seen the arm by now."""
+    SAVE_ECHO = "save echo"
+    """Every rank should have seen by now that it is to save."""
     BOUNDARY = "boundary"
     """Every rank should have saved and stopped by now."""
     TERMINAL = "terminal"

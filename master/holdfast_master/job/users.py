@@ -12,7 +12,7 @@ from typing import Any
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.inputs import Asked
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_master.job import incidents, losses, replacements
+from holdfast_master.job import incidents, losses, replacements, saving
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
@@ -39,6 +39,7 @@ from holdfast_wire.messages import (
     StackText,
     StopJobRequest,
     StopJobResponse,
+    TriggerCheckpointRequest,
 )
 from holdfast_wire.reasons import EndReason, EventReason
 
@@ -141,6 +142,7 @@ def request_due(desk: Desk, request_id: int) -> None:
             text = f"the operator did not carry it out within {_SCALE_SECONDS:g} s"
             code = RefusalCode.DEADLINE_EXCEEDED
             desk.put(Refuse(request_id, code, "OPERATOR_SLOW", text))
+    saving.request_due(desk, request_id)
     call = desk.calls.get(request_id)
     if call is not None:
         for rank in call.commands.values():
@@ -291,4 +293,5 @@ _HANDLERS: dict[type, Callable[[Desk, Asked, Any], None]] = {
     DrainNodeRequest: _drain,
     DumpStacksRequest: _stacks,
     StopJobRequest: _stop,
+    TriggerCheckpointRequest: saving.asked,
 }

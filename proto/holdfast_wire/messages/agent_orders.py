@@ -124,11 +124,13 @@ class PrepareStore:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """Arm: job.step() answers SAVE_AND_STOP when `step` steps are completed."""
+    """Arm: job.step() answers SAVE_AND_STOP when `step` steps are completed, or SAVE."""
 
     arm_id: int = 0
     step: int = 0
     reason: str = ""
+    goes_on: bool = False
+    """True: it answers SAVE, and training goes on. A later arm takes the place of this one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

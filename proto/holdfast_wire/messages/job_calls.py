@@ -206,3 +206,22 @@ class StopJobRequest:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StopJobResponse:
     """StopJobResponse."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerCheckpointRequest:
+    """TriggerCheckpointRequest."""
+
+    reason: str = ""
+    timeout_seconds: float = 0.0
+    """How long to wait for the commit, s; 0: the master's default."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerCheckpointResponse:
+    """TriggerCheckpointResponse."""
+
+    step: int = 0
+    """The step that was saved."""
+    path: str = ""
+    """The directory that has it."""

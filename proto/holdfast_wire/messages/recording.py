@@ -10,6 +10,7 @@ from holdfast_wire.messages.job_calls import (
     RestartWorkerRequest,
     ScaleRequest,
     StopJobRequest,
+    TriggerCheckpointRequest,
 )
 from holdfast_wire.messages.operator import SyncRequest
 
@@ -100,6 +101,7 @@ class UserAsked:
         | DumpStacksRequest
         | DrainNodeRequest
         | StopJobRequest
+        | TriggerCheckpointRequest
         | None
     ) = None
 

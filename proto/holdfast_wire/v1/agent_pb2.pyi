@@ -1021,24 +1021,28 @@ Global___PrepareStore: typing_extensions.TypeAlias = PrepareStore
 
 @typing.final
 class Arm(google.protobuf.message.Message):
-    """Arm: job.step() answers SAVE_AND_STOP when `step` steps are completed."""
+    """Arm: job.step() answers SAVE_AND_STOP when `step` steps are completed, or SAVE."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ARM_ID_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    GOES_ON_FIELD_NUMBER: builtins.int
     arm_id: builtins.int
     step: builtins.int
     reason: builtins.str
+    goes_on: builtins.bool
+    """True: it answers SAVE, and training goes on. A later arm takes the place of this one."""
     def __init__(
         self,
         *,
         arm_id: builtins.int = ...,
         step: builtins.int = ...,
         reason: builtins.str = ...,
+        goes_on: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arm_id", b"arm_id", "reason", b"reason", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arm_id", b"arm_id", "goes_on", b"goes_on", "reason", b"reason", "step", b"step"]) -> None: ...
 
 Global___Arm: typing_extensions.TypeAlias = Arm
 

@@ -1006,3 +1006,41 @@ class StopJobResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___StopJobResponse: typing_extensions.TypeAlias = StopJobResponse
+
+@typing.final
+class TriggerCheckpointRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    timeout_seconds: builtins.float
+    """How long to wait for the commit, s; 0: the master's default."""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        timeout_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+
+Global___TriggerCheckpointRequest: typing_extensions.TypeAlias = TriggerCheckpointRequest
+
+@typing.final
+class TriggerCheckpointResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The step that was saved, and the directory that has it."""
+    path: builtins.str
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        path: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["path", b"path", "step", b"step"]) -> None: ...
+
+Global___TriggerCheckpointResponse: typing_extensions.TypeAlias = TriggerCheckpointResponse

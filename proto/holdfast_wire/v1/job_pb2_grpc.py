@@ -85,6 +85,11 @@ class JobServiceStub(object):
                 request_serializer=holdfast__wire_dot_v1_dot_job__pb2.StopJobRequest.SerializeToString,
                 response_deserializer=holdfast__wire_dot_v1_dot_job__pb2.StopJobResponse.FromString,
                 _registered_method=True)
+        self.TriggerCheckpoint = channel.unary_unary(
+                '/holdfast.v1.JobService/TriggerCheckpoint',
+                request_serializer=holdfast__wire_dot_v1_dot_job__pb2.TriggerCheckpointRequest.SerializeToString,
+                response_deserializer=holdfast__wire_dot_v1_dot_job__pb2.TriggerCheckpointResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -153,6 +158,13 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TriggerCheckpoint(self, request, context):
+        """TriggerCheckpoint has all ranks save after the same step, and answers once it is on storage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -205,6 +217,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.StopJob,
                     request_deserializer=holdfast__wire_dot_v1_dot_job__pb2.StopJobRequest.FromString,
                     response_serializer=holdfast__wire_dot_v1_dot_job__pb2.StopJobResponse.SerializeToString,
+            ),
+            'TriggerCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TriggerCheckpoint,
+                    request_deserializer=holdfast__wire_dot_v1_dot_job__pb2.TriggerCheckpointRequest.FromString,
+                    response_serializer=holdfast__wire_dot_v1_dot_job__pb2.TriggerCheckpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -478,6 +495,33 @@ class JobService(object):
             '/holdfast.v1.JobService/StopJob',
             holdfast__wire_dot_v1_dot_job__pb2.StopJobRequest.SerializeToString,
             holdfast__wire_dot_v1_dot_job__pb2.StopJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TriggerCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.JobService/TriggerCheckpoint',
+            holdfast__wire_dot_v1_dot_job__pb2.TriggerCheckpointRequest.SerializeToString,
+            holdfast__wire_dot_v1_dot_job__pb2.TriggerCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -185,7 +185,23 @@ _JobServiceStopJobType = typing_extensions.TypeVar(
     ],
 )
 
-class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobType, _JobServiceListNodesType, _JobServiceListEventsType, _JobServiceGetGoodputType, _JobServiceScaleType, _JobServiceRestartWorkerType, _JobServiceDumpStacksType, _JobServiceDrainNodeType, _JobServiceStopJobType]):
+_JobServiceTriggerCheckpointType = typing_extensions.TypeVar(
+    '_JobServiceTriggerCheckpointType',
+    grpc.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.TriggerCheckpointRequest,
+        holdfast_wire.v1.job_pb2.TriggerCheckpointResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.TriggerCheckpointRequest,
+        holdfast_wire.v1.job_pb2.TriggerCheckpointResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.TriggerCheckpointRequest,
+        holdfast_wire.v1.job_pb2.TriggerCheckpointResponse,
+    ],
+)
+
+class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobType, _JobServiceListNodesType, _JobServiceListEventsType, _JobServiceGetGoodputType, _JobServiceScaleType, _JobServiceRestartWorkerType, _JobServiceDumpStacksType, _JobServiceDrainNodeType, _JobServiceStopJobType, _JobServiceTriggerCheckpointType]):
     """JobService is called by users (certificate role "user" or "operator")."""
 
     @typing.overload
@@ -229,6 +245,10 @@ class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobTy
         grpc.UnaryUnaryMultiCallable[
             holdfast_wire.v1.job_pb2.StopJobRequest,
             holdfast_wire.v1.job_pb2.StopJobResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            holdfast_wire.v1.job_pb2.TriggerCheckpointRequest,
+            holdfast_wire.v1.job_pb2.TriggerCheckpointResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -274,6 +294,10 @@ class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobTy
             holdfast_wire.v1.job_pb2.StopJobRequest,
             holdfast_wire.v1.job_pb2.StopJobResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            holdfast_wire.v1.job_pb2.TriggerCheckpointRequest,
+            holdfast_wire.v1.job_pb2.TriggerCheckpointResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetJob: _JobServiceGetJobType
@@ -297,6 +321,9 @@ class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobTy
     DrainNode: _JobServiceDrainNodeType
 
     StopJob: _JobServiceStopJobType
+
+    TriggerCheckpoint: _JobServiceTriggerCheckpointType
+    """TriggerCheckpoint has all ranks save after the same step, and answers once it is on storage."""
 
 JobServiceAsyncStub: typing_extensions.TypeAlias = JobServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -338,6 +365,10 @@ JobServiceAsyncStub: typing_extensions.TypeAlias = JobServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         holdfast_wire.v1.job_pb2.StopJobRequest,
         holdfast_wire.v1.job_pb2.StopJobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.TriggerCheckpointRequest,
+        holdfast_wire.v1.job_pb2.TriggerCheckpointResponse,
     ],
 ]
 
@@ -415,5 +446,13 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: holdfast_wire.v1.job_pb2.StopJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[holdfast_wire.v1.job_pb2.StopJobResponse, collections.abc.Awaitable[holdfast_wire.v1.job_pb2.StopJobResponse]]: ...
+
+    @abc.abstractmethod
+    def TriggerCheckpoint(
+        self,
+        request: holdfast_wire.v1.job_pb2.TriggerCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[holdfast_wire.v1.job_pb2.TriggerCheckpointResponse, collections.abc.Awaitable[holdfast_wire.v1.job_pb2.TriggerCheckpointResponse]]:
+        """TriggerCheckpoint has all ranks save after the same step, and answers once it is on storage."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -104,6 +104,7 @@ class Agent(Line):
             assignment=shown.assignment if shown else None,
             peer_address=str(self.rank),
             ended_at_boundary=ranks.ended_at_boundary(seen),
+            keeps_checkpoints=True,
             arm_id=shown.armed if shown else 0,
         )
 

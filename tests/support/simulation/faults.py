@@ -17,6 +17,7 @@ from holdfast_wire.messages import (
     ScaleRequest,
     StopJobRequest,
     StopWish,
+    TriggerCheckpointRequest,
 )
 from simulation.checks import Hurt
 from simulation.operator import GRACE
@@ -149,6 +150,10 @@ def _scale(job: Job, fault: Fault) -> None:
     job.ask(ScaleRequest(replicas=choices[fault.who % len(choices)]))
 
 
+def _checkpoint(job: Job, _: Fault) -> None:
+    job.ask(TriggerCheckpointRequest(timeout_seconds=20.0))
+
+
 def _stacks(job: Job, _: Fault) -> None:
     job.ask(DumpStacksRequest())
 
@@ -265,6 +270,7 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     ),
     "scale": _scale,
     "stacks": _stacks,
+    "checkpoint": _checkpoint,
     "suspend": _suspend,
     "respec": _respec,
     "operator_gone": _operator_gone,

@@ -98,6 +98,7 @@ WEIGHTS: Mapping[str, float] = {
     "restart_node": 1,
     "scale": 2,
     "stacks": 1,
+    "checkpoint": 1,
     "suspend": 1,
     "respec": 1,
     "operator_gone": 1,

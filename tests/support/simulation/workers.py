@@ -231,14 +231,18 @@ class Workers:
             self.agent.report(RoundStarted(first_step=True, step=found.step), current.number)
 
     def arm(self, order: Arm, number: int) -> None:
-        """Ask the ranks to stop at a step."""
+        """Ask the ranks to save at a step, and to stop there unless they go on."""
         current = self.current
         right = current is not None and current.number == number and not current.dead
         if current is None or not right or current.physics is None or not current.slot.attached:
             return
-        current.armed = order.arm_id
-        place = current.assignment.group_rank
-        seen = self.agent.job.training.arm(current.physics, place, order.arm_id, order.step)
+        if not order.goes_on:
+            current.armed = order.arm_id
+        place, training = current.assignment.group_rank, self.agent.job.training
+        if order.goes_on:
+            seen = training.step(current.physics)
+        else:
+            seen = training.arm(current.physics, place, order.arm_id, order.step)
         current.slot.echo_id, current.slot.echo_step = order.arm_id, seen
         echo = ranks.arm_echo(self.view(current), order.arm_id)
         if echo is not None:

@@ -28,7 +28,7 @@ from holdfast.flash.rng import Rng
 from holdfast.flash.saving import Changed, RoomNeeded, Saver
 from holdfast.flash.state import Parts, collect, numbered
 from holdfast.flash.table import encode
-from holdfast.job import SAVE_AND_STOP, Action, init
+from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
 _SLOT_S: Final = 600.0
 """Seconds that a save which must not be skipped waits for a slot."""
@@ -156,12 +156,17 @@ class Checkpointer:
             with init().section("checkpoint"):
                 self.save(step)
                 self.wait(step)
+        elif action is SAVE and self._root:
+            self._save_on_the_way(step, durable=True, must=True)
         elif what.storage or (what.memory and self._agent):  # a keeper of our own ends with us
             storage = what.storage and bool(self._root)
-            self._save(step, durable=storage, must=storage)
-            for failure in self._connect().failures():
-                warnings.warn(failure, RuntimeWarning, stacklevel=2)
+            self._save_on_the_way(step, durable=storage, must=storage)
         return action
+
+    def _save_on_the_way(self, step: int, *, durable: bool, must: bool) -> None:
+        self._save(step, durable=durable, must=must)
+        for failure in self._connect().failures():
+            warnings.warn(failure, RuntimeWarning, stacklevel=3)
 
     def prepare(self) -> None:
         """Plan and have the memory made now, so that the first save costs no more than others."""
