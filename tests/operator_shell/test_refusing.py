@@ -58,6 +58,7 @@ def _reconciler() -> tuple[Reconciler, StatusOnly, Told]:
 def _object(body: dict[str, Any], **status: Any) -> dict[str, Any]:
     """The object as the API server has it, with its defaults."""
     metadata = {"name": "t", "namespace": "team", "uid": "u-1", "generation": 1}
+    metadata["creationTimestamp"] = "2026-01-01T00:00:00Z"
     return {**read(body).body, "metadata": metadata, "status": status}
 
 
@@ -67,7 +68,7 @@ async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_ma
     body = _object(job())
     body["spec"]["scheduling"]["gang"]["backend"] = "Volcano"
     body["spec"]["checkpoint"]["storage"]["interval"] = 100
-    reconciler.seen(KEY, body)
+    reconciler.seen(KEY, body, gone=False)
     await reconciler.look(KEY)
     (status,) = server.written
     (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
@@ -84,7 +85,7 @@ async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_ma
 async def test_a_job_that_asks_for_nothing_but_defaults_goes_on() -> None:
     """Its next step is to have the API server check its pods."""
     reconciler, server, told = _reconciler()
-    reconciler.seen(KEY, _object(job()))
+    reconciler.seen(KEY, _object(job()), gone=False)
     with pytest.raises(KubeError, match=r"/pods\?dryRun"):
         await reconciler.look(KEY)
     assert (server.written, told.happened) == ([], [])
@@ -96,7 +97,7 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     reconciler, server, told = _reconciler()
     body = _object(job(), templateRevision="t-1")
     body["spec"]["scheduling"]["queue"] = "q"
-    reconciler.seen(KEY, body)
+    reconciler.seen(KEY, body, gone=False)
     for _ in range(2):
         with pytest.raises(KubeError, match="controllerrevisions"):
             await reconciler.look(KEY)
