@@ -1,0 +1,106 @@
+"""What a cluster's administrator sees of the operator, and says against its pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cluster.jobs import Job, manifest
+from cluster.kubectl import Kubectl
+from cluster.release import Release
+from cluster.rights import needs_pods
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
+Make = Callable[[str], Job]
+_ASK = (
+    "import sys, urllib.request as u; "
+    "print(u.urlopen('http://127.0.0.1:8080' + sys.argv[1], timeout=5).read().decode())"
+)
+
+
+def _asked(release: Release, path: str) -> str:
+    words = ("exec", "deploy/holdfast-operator", "--", "python", "-c", _ASK, path)
+    return release.kubectl.run(*words)
+
+
+def test_probes_and_metrics_of_the_operator_say_how_it_is(make_job: Make, release: Release) -> None:
+    """Alive, ready, and how often it has looked at jobs."""
+    job = make_job("looked")
+    job.create(manifest("sleep", "600"))
+    job.until("its pod", lambda: job.live() == ["looked-worker-0-0"])
+    assert _asked(release, "/healthz").strip() == "ok"
+    assert _asked(release, "/readyz").strip() == "ok"
+    metrics = dict(
+        line.rsplit(maxsplit=1)
+        for line in _asked(release, "/metrics").splitlines()
+        if line and not line.startswith("#")
+    )
+    assert float(metrics['holdfast_operator_looks_total{outcome="done"}']) > 0
+    assert float(metrics["holdfast_operator_link_errors_total"]) == 0
+    assert float(metrics["holdfast_operator_queue_depth"]) >= 0
+    job.delete()
+
+
+def _policy(namespace: str) -> list[dict[str, Any]]:
+    group = "admissionregistration.k8s.io/v1"
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["pods"],
+    }
+    return [
+        {
+            "apiVersion": group,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": "no-workers"},
+            "spec": {
+                "matchConstraints": {"resourceRules": [rule]},
+                "validations": [
+                    {
+                        "expression": "!object.metadata.name.contains('-worker-')",
+                        "message": "workers are not wanted here",
+                    }
+                ],
+            },
+        },
+        {
+            "apiVersion": group,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": "no-workers"},
+            "spec": {
+                "policyName": "no-workers",
+                "validationActions": ["Deny"],
+                "matchResources": {
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+                },
+            },
+        },
+    ]
+
+
+def test_a_policy_against_its_pods_is_told_and_waited_for(make_job: Make, kubectl: Kubectl) -> None:
+    """In the policy's own words; once it is gone the job begins."""
+    for one in _policy(kubectl.namespace):
+        kubectl.run("create", "-f", "-", stdin=one)
+    probe = manifest("sleep", "1")["spec"]["worker"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a-worker-0"}, **probe}
+    job = make_job("policed")
+    job.until(  # the API server takes a moment to follow a policy
+        "the policy",
+        lambda: (
+            "not wanted"
+            in kubectl.try_run("create", "--dry-run=server", "-f", "-", stdin=pod).stderr
+        ),
+    )
+    job.create(manifest("sleep", "600", replicas=2))
+    job.until("its word", lambda: job.condition("QuorumReady").get("reason") == "PodsRefused")
+    assert "workers are not wanted here" in job.condition("QuorumReady")["message"]
+    assert job.status["phase"] == "Pending"
+    assert job.pods() == []
+    for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+        kubectl.run("delete", kind, "no-workers")
+    job.until("both pods", lambda: len(job.live()) == 2)
+    job.delete()
