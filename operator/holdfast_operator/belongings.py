@@ -75,6 +75,8 @@ class Belongings:
     ) -> None:
         if found is not None:
             check_owner(owner, found)
+            if found["spec"].get("minAvailable") == least:
+                return
         body = budget(owner, least)
         await self._client.call("PATCH", f"{path}?fieldManager={MANAGER}&force=true", body, APPLY)
 
@@ -112,21 +114,33 @@ class Belongings:
         hurry = any(_may_lack(pod, keeper) for pod in keeper.pods())
         if not keeper.checked_at:  # they were made, or found, a moment ago
             keeper.checked_at = now
-        due = keeper.checked_at + (min(_HURRY_S, self._check_s) if hurry else self._check_s)
+        if not hurry:
+            keeper.hurry_s = _HURRY_S
+        due = keeper.checked_at + (min(keeper.hurry_s, self._check_s) if hurry else self._check_s)
         if keeper.renew_at is not None:
             due = min(due, max(keeper.renew_at, keeper.checked_at + 1.0))
         if now < due:
             return due - now
         keeper.checked_at = now
-        keeper.budget = None
-        for one in services(keeper.owner, keeper.spec.master_port):
-            path = paths.core(keeper.owner, "services")
-            if await self._look(f"{path}/{one['metadata']['name']}") is None:
-                await self._make(keeper, path, one)
-                _log.warning("job %s: Service %s was gone", keeper.key, one["metadata"]["name"])
+        if hurry:
+            keeper.hurry_s *= 2  # it was not for want of these: other jobs need the requests, too
+        else:
+            keeper.budget = None
+        await self._keep_services(keeper)
         renewals = [await self._check(keeper, name, make, now) for name, make in _secrets(keeper)]
         keeper.renew_at = min(renewals)
         return max(1.0, min(self._check_s, keeper.renew_at - now))
+
+    async def _keep_services(self, keeper: JobKeeper) -> None:
+        path = paths.core(keeper.owner, "services")
+        for one in services(keeper.owner, keeper.spec.master_port):
+            name = one["metadata"]["name"]
+            found = await self._look(f"{path}/{name}")
+            if found is None:
+                await self._make(keeper, path, one)
+                _log.warning("job %s: Service %s was gone, and is made again", keeper.key, name)
+            elif not _is_owned(keeper.owner, found):
+                _log.warning("job %s: Service %s is not its own any more", keeper.key, name)
 
     async def _check(self, keeper: JobKeeper, name: str, make: Make, now: float) -> float:
         """See to one Secret; return when it has to be renewed, Unix time, s."""
@@ -136,6 +150,9 @@ class Belongings:
             found = await make()
             await self._make(keeper, path, found)
             _log.warning("job %s: Secret %s was gone, and is made again", keeper.key, name)
+        if not _is_owned(keeper.owner, found):
+            _log.warning("job %s: Secret %s is not its own any more", keeper.key, name)
+            return now + self._check_s
         renew_at = _renewal(found)
         if now < renew_at and is_whole(found):
             return renew_at

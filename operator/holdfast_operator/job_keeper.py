@@ -58,6 +58,8 @@ class JobKeeper:
     """Ranks that have a key pair in their Secret."""
     checked_at: float = 0.0
     """When its Secrets were looked at; Unix time, s."""
+    hurry_s: float = 10.0
+    """Until they are looked at again while something may be missing; doubles."""
     renew_at: float | None = None
     """When the first of their certificates is to be renewed; None: not known yet."""
     budget: int | None = None

@@ -36,9 +36,9 @@ class KnownJobs:
         """An object was seen."""
         self._bodies.setdefault(key, {})[_uid(body)] = body
 
-    def renew(self, key: Key, body: Body) -> None:
-        """A request on an object was answered with it; one that is gone meanwhile stays so."""
-        if _uid(body) in self.uids(key):
+    def renew(self, key: Key, body: Body, before: Body) -> None:
+        """A request on an object was answered with it; what has come meanwhile is newer."""
+        if self._bodies.get(key, {}).get(_uid(body)) is before:
             self.take(key, body)
 
     def drop(self, key: Key, uid: str) -> None:

@@ -189,10 +189,12 @@ class Reconciler:
             if isinstance(step, tuple):
                 pods = [one for one in step if one.slot.name not in refused]
                 refused |= await self._applier.create(keeper, pods)
+            elif isinstance(step, Hold):
+                before = keeper.body
+                await self._applier.do(keeper, step)
+                self._jobs.renew(keeper.key, keeper.body, before)
             else:
                 await self._applier.do(keeper, step)
-            if isinstance(step, Hold):
-                self._jobs.renew(keeper.key, keeper.body)
             if keeper.view.outcome is not outcome:  # the API server does not take its pods
                 self._wake(keeper.key)
                 break
@@ -215,9 +217,11 @@ class Reconciler:
             if not keeper.prepared:
                 await self._belongings.prepare(keeper)
         except TakenError as error:
+            if keeper.prepared:
+                raise
             keeper.refuse(MASTER_SLOT, str(error), time.time())
         except RefusedError as error:
-            if not error.is_admission:
+            if keeper.prepared or not error.is_admission:
                 raise
             keeper.refuse(MASTER_SLOT, error.message, time.time())
         else:
@@ -247,6 +251,7 @@ class Reconciler:
         return made
 
     async def _write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> float | None:
+        status = without_notes(status)  # an ended job's is made from the last one
         if status == without_notes(keeper.status):
             return None
         since = time.monotonic() - keeper.written_at

@@ -95,7 +95,7 @@ def test_a_storm_of_refusals_delays_and_doubles_nothing(
         _until_exactly(job, 2)
     finally:
         rough.refused_share = 0.0
-    assert rough.refused > 10
+    assert rough.refused > 5
     job.delete()
     assert witness.faults == []
 
@@ -180,6 +180,8 @@ def test_another_replica_takes_over_from_a_leader_that_is_gone(
     make_job: Make, release: Release, kubectl: Kubectl, witness: Witness
 ) -> None:
     """Its Lease runs out; the other one goes on where it stopped, and the job's pods stay."""
+    # The test before has kept the API server away for longer than a Lease may last here.
+    release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=55s")
     release.upgrade("replicas=2")
     job = make_job("heir")
     job.create(_sleeping(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,52 @@ def test_a_scheduled_step_that_is_newer_than_the_question_answers_it(training: S
     assert isinstance(job.answers[number], Reply)
 
 
+def test_who_joins_later_is_not_told_of_a_step_before_his_question(training: Start) -> None:
+    """A slow commit answers the first who asked, and not the second."""
+    job = training(2)
+    first = job.ask(ASK)
+    started = job.core.status(job.moment()).step
+    job.run(0.6)
+    second = job.ask(ASK)
+    assert job.core.status(job.moment()).step > started
+    _commit(job, started + 1)
+    assert isinstance(job.answers[first], Reply)
+    assert second not in job.answers
+    order = job.core._desk.order
+    assert order is not None
+    _commit(job, order.step)
+    assert isinstance(job.answers[second], Reply)
+
+
+def test_who_asks_after_the_step_has_passed_gets_another(training: Start) -> None:
+    """Its commit is still on its way, and would be of before the question."""
+    job = training(2)
+    first = job.ask(ASK)
+    job.run(2.5)
+    passed = job.agents[0].saves[-1].step
+    assert job.core.status(job.moment()).step >= passed
+    second = job.ask(ASK)
+    job.run(0.2)
+    later = job.agents[0].saves[-1].step
+    assert later > passed
+    _commit(job, passed)
+    assert isinstance(job.answers[first], Reply)
+    assert second not in job.answers
+    _commit(job, later)
+    assert isinstance(job.answers[second], Reply)
+
+
+def test_an_agent_that_would_stop_its_ranks_is_not_asked(training: Start) -> None:
+    """One of an older release knows only arms at which ranks stop."""
+    job = training(2)
+    node = job.core._desk.roster.nodes[1]
+    assert node.hello is not None
+    node.hello = dataclasses.replace(node.hello, knows_goes_on=False)
+    refusal = _refusal(job, job.ask(ASK))
+    assert refusal.reason == "CANNOT_SAVE"
+    assert "the agent of node 1 is of a release" in refusal.text
+
+
 def test_a_rank_that_has_passed_the_step_makes_it_a_later_one(training: Start) -> None:
     """Three times, each further away; then who asked is told."""
     job = training(2)
@@ -115,7 +162,7 @@ def test_a_rank_that_has_passed_the_step_makes_it_a_later_one(training: Start) -
         order = job.core._desk.order
         assert order is not None
         late = order.step + 1
-        _say(job, 1, ArmEcho(arm_id=order.arm_id, seen_at_step=late))
+        _say(job, 1, ArmEcho(arm_id=order.arm_id, seen_at_step=late, goes_on=True))
     assert _refusal(job, number).reason == "MISSED"
     steps = [order.step for order in job.agents[0].saves]
     assert steps == sorted(set(steps))

@@ -43,9 +43,14 @@ def test_of_two_made_in_one_second_the_later_seen_counts() -> None:
 def test_an_answer_that_comes_after_the_end_brings_nothing_back() -> None:
     """The watch can be faster than the answer to a request."""
     jobs = KnownJobs()
-    jobs.take(KEY, _body("a"))
-    jobs.renew(KEY, _body("a", version=2))
-    assert jobs.newest(KEY) == _body("a", version=2)
+    first, second = _body("a"), _body("a", version=2)
+    jobs.take(KEY, first)
+    jobs.renew(KEY, second, first)
+    assert jobs.newest(KEY) == second
+    edited = _body("a", version=4)
+    jobs.take(KEY, edited)
+    jobs.renew(KEY, _body("a", version=3), second)
+    assert jobs.newest(KEY) == edited
     jobs.drop(KEY, "a")
-    jobs.renew(KEY, _body("a", version=3))
+    jobs.renew(KEY, _body("a", version=5), edited)
     assert jobs.newest(KEY) is None

@@ -106,3 +106,17 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     assert one.text.startswith('ignored: spec.scheduling.queue: "q" asks for gang scheduling')
     assert server.written == []
     await reconciler.close()
+
+
+async def test_the_status_of_a_job_that_is_over_is_written_once() -> None:
+    """And never with the notes that have requests of their own: a late one would take them back."""
+    reconciler, server, _ = _reconciler()
+    over = {"completionTime": "2026-01-01T01:00:00Z", "phase": "Succeeded", "conditions": []}
+    body = _object(job(), **over, masterPods=2, templateRevision="t-1")
+    reconciler.seen(KEY, body, gone=False)
+    for _ in range(3):
+        await reconciler.look(KEY)
+    (status,) = server.written
+    assert status["phase"] == "Succeeded"
+    assert not {"masterPods", "templateRevision"} & set(status)
+    await reconciler.close()

@@ -56,7 +56,6 @@ ACCEPTED: Final = {
     ),
 }
 REFUSED: Final = {
-    "a name that is another job's master": (job("gpt-master"), ["metadata.name"]),
     "an extra role with a dash": (
         job(extraRoles=[{"name": "eval-big", "template": TEMPLATE}]),
         ["spec.extraRoles[0].name"],

@@ -136,6 +136,7 @@ class AgentLine:
             topology=self.topology,
             ended_at_boundary=ended,
             keeps_checkpoints=self.keeps_checkpoints,
+            knows_goes_on=True,
             arm_id=self.arm.arm_id if self.arm is not None and shown else 0,
         )
 

@@ -185,7 +185,8 @@ class AgentProcess(AgentLine):
         self._echo(message)
 
     def _echo(self, arm: Arm) -> None:
-        self._send(ArmEcho(arm_id=arm.arm_id, seen_at_step=self._step()))
+        echo = ArmEcho(arm_id=arm.arm_id, seen_at_step=self._step(), goes_on=arm.goes_on)
+        self._send(echo)
 
     def _step(self) -> int:
         return self.job.training.step(self.round, self.job.time.now)

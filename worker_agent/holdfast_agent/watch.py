@@ -6,6 +6,7 @@ Reads samples and sends what `decide.ranks` makes of them. Nothing here kills or
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -128,6 +129,7 @@ class Watch:
         echo = ranks.arm_echo(samples, current.armed)
         if echo is not None and current.echoed != current.armed:
             current.echoed = current.armed
+            echo = dataclasses.replace(echo, goes_on=current.arm.goes_on)
             self._report(echo, current.number)
         if current.arm.goes_on:
             return current.echoed != current.armed and not current.all_exited

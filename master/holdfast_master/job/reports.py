@@ -231,7 +231,9 @@ def _echo(desk: Desk, node: Node, number: int, message: ArmEcho) -> None:
     world = desk.member(node)
     if world is None or world.round != number:
         return  # the one of the round before is said again
-    if not saving.echoed(desk, node, message):
+    if message.goes_on:
+        saving.echoed(desk, node, message)
+    else:
         stopping.echoed(desk, node, message)
 
 

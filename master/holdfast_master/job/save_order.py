@@ -15,9 +15,6 @@ class SaveOrder:
     round: int
     """The world that is to save."""
     reason: str
-    since: int
-    """Newest step that was known to be complete when it was asked for: a checkpoint of any later
-    one is what was wanted."""
     arm_id: int = 0
     step: int = 0
     tries: int = 0
@@ -25,5 +22,6 @@ class SaveOrder:
     """Newest step that a rank had completed when it saw the arm."""
     echoed: set[int] = dataclasses.field(default_factory=set)
     """Node ranks whose ranks have all seen it."""
-    requests: list[int] = dataclasses.field(default_factory=list)
-    """Who waits for it."""
+    requests: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Who waits for it, and the newest step that was known to be complete when he asked: a
+    checkpoint of any later one is what was wanted."""

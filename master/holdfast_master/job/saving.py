@@ -55,16 +55,24 @@ def asked(desk: Desk, event: Asked, request: TriggerCheckpointRequest) -> None:
     reason = f"{event.who} asks for a checkpoint{because}"
     desk.event(EventReason.CHECKPOINT_REQUESTED, reason)
     desk.timers.set(Timer.REQUEST, desk.now + seconds, number)
-    if desk.order is None:
-        desk.order = SaveOrder(round=world.round, reason=reason, since=world.reached)
-        _arm(desk, world, desk.order)
-    desk.order.requests.append(number)
+    order = desk.order
+    if order is None:
+        order = desk.order = SaveOrder(round=world.round, reason=reason)
+    if world.reached >= order.step:  # of a new order that is 0
+        _arm(desk, world, order)
+    order.requests[number] = world.reached
 
 
 def _problem(desk: Desk, world: World) -> str:
     """Why the ranks of a world that trains cannot save together; empty: they can."""
     if not world.fact.keeps_checkpoints:
         return "an agent of this world keeps no checkpoints: it is a plain torchrun"
+    for rank in world.places:
+        node = desk.roster.nodes.get(rank)
+        if node is None or node.hello is None:
+            return f"node {rank} is away; ask again once it is back"
+        if not node.hello.knows_goes_on:
+            return f"the agent of node {rank} is of a release that cannot save and go on"
     return stopping.blind(desk, world)
 
 
@@ -132,13 +140,17 @@ def _again(desk: Desk, world: World, order: SaveOrder, late: str) -> None:
 def committed(desk: Desk, fact: CheckpointCommitted) -> None:
     """A step is on storage: whoever asked before it was done has what he wanted."""
     order, version = desk.order, fact.version
-    if order is None or version is None or version.step <= order.since:
+    if order is None or version is None:
         return
     answer = TriggerCheckpointResponse(
         step=version.step, path=f"{fact.root.rstrip('/')}/step_{version.step}"
     )
-    for number in _end(desk, order):
+    for number in [one for one, since in order.requests.items() if since < version.step]:
+        del order.requests[number]
+        desk.timers.cancel(Timer.REQUEST, number)
         desk.put(Reply(number, answer))
+    if not order.requests:
+        _end(desk, order)
 
 
 def failed(desk: Desk, version: CheckpointVersion, error: str) -> None:
@@ -162,7 +174,7 @@ def request_due(desk: Desk, request_id: int) -> None:
     order = desk.order
     if order is None or request_id not in order.requests:
         return
-    order.requests.remove(request_id)
+    del order.requests[request_id]
     text = f"step {order.step} is not on storage yet; `holdfast events` tells when it is"
     if desk.state.checkpoint is None:
         text = (
@@ -185,4 +197,4 @@ def _end(desk: Desk, order: SaveOrder) -> list[int]:
     desk.timers.cancel(Timer.SAVE_ECHO)
     for number in order.requests:
         desk.timers.cancel(Timer.REQUEST, number)
-    return order.requests
+    return list(order.requests)

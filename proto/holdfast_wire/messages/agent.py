@@ -151,7 +151,9 @@ class Hello:
     """Ranks of that round that saved at a boundary and have ended: they are not missing from the
     world."""
     arm_id: int = 0
-    """Newest Arm of that round that was shown to its ranks; 0: none."""
+    """Newest Arm of that round at which its ranks stop and that was shown to them; 0: none."""
+    knows_goes_on: bool = False
+    """True: the agent knows Arm.goes_on. One that does not would stop its ranks."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,8 @@ class ArmEcho:
 
     arm_id: int = 0
     seen_at_step: int = 0
+    goes_on: bool = False
+    """As in the Arm."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,7 @@ class Agent(Line):
             peer_address=str(self.rank),
             ended_at_boundary=ranks.ended_at_boundary(seen),
             keeps_checkpoints=True,
+            knows_goes_on=True,
             arm_id=shown.armed if shown else 0,
         )
 

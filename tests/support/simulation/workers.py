@@ -7,6 +7,7 @@ agent's own pure functions. Does not belong here: orders (`agent`), physics (`tr
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from holdfast_agent.decide import exits, ranks
@@ -246,7 +247,7 @@ class Workers:
         current.slot.echo_id, current.slot.echo_step = order.arm_id, seen
         echo = ranks.arm_echo(self.view(current), order.arm_id)
         if echo is not None:
-            self.agent.report(echo, current.number)
+            self.agent.report(dataclasses.replace(echo, goes_on=order.goes_on), current.number)
 
     def on_boundary(self, arm_id: int, step: int) -> None:
         """The armed step is completed: the ranks of this node save and end."""

@@ -157,14 +157,17 @@ class Checkpointer:
                 self.save(step)
                 self.wait(step)
         elif action is SAVE and self._root:
-            self._save_on_the_way(step, durable=True, must=True)
+            # Not waited for: where another rank was too late for it, it never becomes durable.
+            self._save_on_the_way(step, durable=True, must=True, awaited=what.storage)
         elif what.storage or (what.memory and self._agent):  # a keeper of our own ends with us
             storage = what.storage and bool(self._root)
             self._save_on_the_way(step, durable=storage, must=storage)
         return action
 
-    def _save_on_the_way(self, step: int, *, durable: bool, must: bool) -> None:
-        self._save(step, durable=durable, must=must)
+    def _save_on_the_way(
+        self, step: int, *, durable: bool, must: bool, awaited: bool = True
+    ) -> None:
+        self._save(step, durable=durable, must=must, awaited=awaited)
         for failure in self._connect().failures():
             warnings.warn(failure, RuntimeWarning, stacklevel=3)
 
@@ -185,7 +188,7 @@ class Checkpointer:
             reasons = self._connect().failures() or ["no slot became free"]
             raise CheckpointError(f"step {step}: {'; '.join(reasons)}")
 
-    def _save(self, step: int, *, durable: bool, must: bool) -> bool:
+    def _save(self, step: int, *, durable: bool, must: bool, awaited: bool = True) -> bool:
         """Save to a free slot; must: wait for one. False when there is none, or no keeper."""
         self.join()
         client = self._connect()
@@ -201,7 +204,7 @@ class Checkpointer:
             return False
         slot, version = saver.arena.slots[choice.slot], Version(self._lineage, step)
         self._newest = (step, durable)
-        if durable:
+        if durable and awaited:
             client.expect_durable(step)
         lengths = [len(body) for body in bodies]
         saver.begin(slot, version, bodies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+import warnings
 from pathlib import Path
 from typing import Final
 
@@ -97,8 +98,12 @@ class Client:
             self._awaited.discard(message.step)
             self.durable = max(self.durable, message.step)
         elif isinstance(message, Failed):
-            self._awaited.discard(message.step)
-            self._failures.append(f"step {message.step}: {message.error}")
+            text = f"step {message.step}: {message.error}"
+            if message.step in self._awaited:
+                self._awaited.discard(message.step)
+                self._failures.append(text)
+            else:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
         elif isinstance(message, Refused):
             self._failures.append(message.error)
 
