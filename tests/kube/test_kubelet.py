@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -127,6 +128,18 @@ def test_a_container_is_started_again_as_its_policy_says(kubectl: Kubectl, nodes
     (container,) = _over(kubectl, "again")["containerStatuses"]
     assert container["restartCount"] == 1
     assert container["lastState"]["terminated"]["exitCode"] == 1
+
+
+def test_what_others_say_of_a_pods_readiness_is_put_right(kubectl: Kubectl, nodes: Nodes) -> None:
+    """As the node controller does, for a node that it has not heard of for a while."""
+    _make(kubectl, _pod("well", "sleep 600"))
+    ready = ("wait", "pod/well", "--for=condition=Ready", "--timeout=30s")
+    kubectl.run(*ready)
+    wrong = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    before = kubectl.json("get", "pod", "well")["metadata"]["resourceVersion"]
+    kubectl.run("patch", "pod", "well", "--subresource=status", "-p", json.dumps(wrong))
+    kubectl.run(*ready)
+    assert kubectl.json("get", "pod", "well")["metadata"]["resourceVersion"] != before
 
 
 def test_a_deleted_pod_gets_its_grace(kubectl: Kubectl, nodes: Nodes) -> None:

@@ -105,7 +105,7 @@ class Node:
             if manifest["status"].get("phase") in _OVER and not going:
                 return
             pod = self.pods[uid] = Pod(self, manifest)
-        pod.manifest = manifest
+        pod.take(manifest)
         if going:
             pod.delete()
 

@@ -83,6 +83,16 @@ class Pod:
         metadata = self.manifest["metadata"]
         return float(metadata.get("deletionGracePeriodSeconds", _DEFAULT_GRACE_S))
 
+    def take(self, manifest: Mapping[str, Any]) -> None:
+        """Take in the newest object; what others say of its readiness is put right.
+
+        The node controller writes `Ready: False` where a node was not heard of for a while.
+        """
+        self.manifest = manifest
+        if self._reported and _is_ready(manifest["status"]) != _is_ready(self._reported):
+            self._reported = {}
+            self._change()
+
     def delete(self) -> None:
         """Begin its end, as its deletion timestamp wants."""
         self._deleted.set()
@@ -331,6 +341,11 @@ class Pod:
         if self.space is not None:
             await self.space.close()
         await asyncio.to_thread(_remove, self._folder)
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    stated = {one["type"]: one["status"] for one in status.get("conditions") or ()}
+    return stated.get("Ready") == "True"
 
 
 def _mount_memory(folder: Path) -> None:
