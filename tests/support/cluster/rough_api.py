@@ -20,7 +20,8 @@ from cluster.control_plane import ControlPlane
 
 _PASSED_ON: Final = ("Authorization", "Content-Type", "Accept", "User-Agent")
 _START_S: Final = 20.0
-_CHUNK: Final = 65536
+_CLOSING_S: Final = 0.25
+"""aiohttp closes TLS connections behind its back; without it they are left open with the loop."""
 
 
 class RoughApi:
@@ -89,6 +90,7 @@ class RoughApi:
         self._break_watches()
         await self._runner.cleanup()
         await self._session.close()
+        await asyncio.sleep(_CLOSING_S)
 
     def _break_watches(self) -> None:
         for task in self._watches:
