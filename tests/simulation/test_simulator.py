@@ -182,6 +182,20 @@ FOUND = {
             Fault(5.6336, "cut_all", 0, 7.7186),
         ),
     ),
+    "a join window was counted from nodes that had gone while evidence was waited for": Scenario(
+        seed=1795391525359,
+        minimum=4,
+        maximum=4,
+        unit=2,
+        replace_delay=3.0,
+        commits=1.0,
+        faults=(
+            Fault(2.0, "crash_agent", 0, 0.0),
+            Fault(2.0, "cut_all", 0, 11.0),
+            Fault(2.0, "evict", 3, 6.0),
+            Fault(3.0, "respec", 1, 0.0),
+        ),
+    ),
 }
 """What hours of `make soak` found, as it shrank it."""
 

@@ -23,15 +23,16 @@ from holdfast_wire.reasons import EventReason, PhaseReason
 
 def form(desk: Desk) -> None:
     """Form a world from the candidates, or say why not yet."""
-    held = _held(desk)
-    if held:
-        hold(desk, PhaseReason.AWAITING_EVIDENCE, held)
-        return
     present = len(desk.roster.candidates)
+    # Also while it is held back: too few in between begin the window anew.
     if desk.bounds.fit(present) == 0:
         desk.enough_since = None
     elif desk.enough_since is None:
         desk.enough_since = desk.now
+    held = _held(desk)
+    if held:
+        hold(desk, PhaseReason.AWAITING_EVIDENCE, held)
+        return
     verdict = rendezvous.decide(
         Attendance(
             present=present,
