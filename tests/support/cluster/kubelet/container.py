@@ -18,6 +18,7 @@ from cluster.kubelet.status import ContainerState
 from holdfast_operator.build.expansion import expand
 
 _INIT: Final = Path(__file__).with_name("init.py")
+_CHECKOUT: Final = Path(__file__).resolve().parents[4]
 _FIRST_BACKOFF_S: Final = 0.5
 """A kubelet waits 10 s first; a test would wait with it."""
 _LONGEST_BACKOFF_S: Final = 5.0
@@ -142,6 +143,7 @@ class Container:
             "read_only": bool(own.get("readOnlyRootFilesystem")),
             "argv": [expand(word, setting.environment) for word in words],
             "env": dict(setting.environment),
+            "code": [str(_CHECKOUT), sys.prefix],
             "report": report,
         }
 

@@ -81,6 +81,10 @@ def _bind_all(root: str, spec: dict[str, Any]) -> None:
         _mount(source, place, None, _BIND | _REC)
         if read_only:
             _mount(None, place, None, _REMOUNT | _BIND | _RDONLY)
+    for code in spec["code"]:  # a checkout below /tmp, where a pod has a volume
+        if any(Path(code).is_relative_to(target) for _, target, _ in spec["mounts"]):
+            Path(root + code).mkdir(parents=True, exist_ok=True)
+            _mount(code, root + code, None, _BIND | _REC)
     if spec["read_only"]:
         _mount(None, root, None, _REMOUNT | _RDONLY)
 
