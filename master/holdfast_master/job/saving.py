@@ -105,18 +105,17 @@ def send(desk: Desk, node: Node) -> None:
     desk.send(node, message, world.round)
 
 
-def echoed(desk: Desk, node: Node, message: ArmEcho) -> bool:
-    """A member's ranks have seen an arm; False: it is not this order's."""
+def echoed(desk: Desk, node: Node, message: ArmEcho) -> None:
+    """A member's ranks have seen an arm at which they go on; an earlier order's does not count."""
     world, order = desk.running(), desk.order
     if world is None or order is None or message.arm_id != order.arm_id:
-        return False
+        return
     order.echoed.add(node.rank)
     order.passed = max(order.passed, message.seen_at_step)
     if message.seen_at_step > order.step:
         _again(desk, world, order, f"node {node.rank} saw it at step {message.seen_at_step}")
     elif len(order.echoed | world.finished) == len(world.places):
         desk.timers.cancel(Timer.SAVE_ECHO)
-    return True
 
 
 def echo_due(desk: Desk) -> None:
