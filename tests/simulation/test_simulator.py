@@ -196,6 +196,23 @@ FOUND = {
             Fault(3.0, "respec", 1, 0.0),
         ),
     ),
+    "a join window was counted from nodes that had gone while a world had no store": Scenario(
+        seed=1795391525359,
+        replicas=4,
+        minimum=4,
+        maximum=4,
+        unit=2,
+        standbys=1,
+        replace_delay=3.0,
+        commits=1.0,
+        faults=(
+            Fault(1.8774, "crash_agent", 1, 0.0),
+            Fault(1.8794, "cut_all", 0, 11.0),
+            Fault(2.0, "evict", 3, 6.0),
+            Fault(3.0, "respec", 1, 0.0),
+            Fault(4.0, "stacks", 0, 0.0),
+        ),
+    ),
 }
 """What hours of `make soak` found, as it shrank it."""
 

@@ -21,14 +21,23 @@ from holdfast_wire.messages import (
 from holdfast_wire.reasons import EventReason, PhaseReason
 
 
-def form(desk: Desk) -> None:
-    """Form a world from the candidates, or say why not yet."""
-    present = len(desk.roster.candidates)
-    # Also while it is held back: too few in between begin the window anew.
-    if desk.bounds.fit(present) == 0:
+def count_window(desk: Desk) -> None:
+    """Note since when there are enough nodes: a join window is counted from then.
+
+    Also while a formation is held back, and while a decided world waits for its store: too few in
+    between begin the window anew. A world that was decided and came to nothing does not.
+    """
+    if desk.world is not None and desk.world.assigned and not desk.broken:
+        return
+    if desk.bounds.fit(len(desk.roster.candidates)) == 0:
         desk.enough_since = None
     elif desk.enough_since is None:
         desk.enough_since = desk.now
+
+
+def form(desk: Desk) -> None:
+    """Form a world from the candidates, or say why not yet."""
+    present = len(desk.roster.candidates)
     held = _held(desk)
     if held:
         hold(desk, PhaseReason.AWAITING_EVIDENCE, held)
@@ -48,6 +57,7 @@ def form(desk: Desk) -> None:
     elif not desk.claims.settled:
         # What the predecessor left with the agents may say that one of them is to leave.
         digests.take(desk)
+        count_window(desk)
         form(desk)
     else:
         _decide(desk, verdict)

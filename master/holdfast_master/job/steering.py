@@ -67,6 +67,7 @@ def _run(desk: Desk) -> None:
         reports.hear_held(desk)
     responses.act(desk)
     candidacy.settle_surplus(desk)
+    rounds.count_window(desk)
     if desk.world is None and adoption.hold(desk):
         return
     if desk.world is None or desk.broken:

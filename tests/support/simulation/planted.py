@@ -86,14 +86,14 @@ def _min_ignored() -> list[Patch]:
 
 def _window_not_reset() -> list[Patch]:
     """The time since which there are enough nodes outlives their going: no window afterwards."""
-    right = rounds.form
+    right = rounds.count_window
 
-    def form(the_desk: Any) -> None:
+    def count_window(the_desk: Any) -> None:
         since = the_desk.enough_since
         right(the_desk)
         the_desk.enough_since = the_desk.enough_since or since
 
-    return [(rounds, "form", form)]
+    return [(rounds, "count_window", count_window)]
 
 
 def _late_joiner_wipes() -> list[Patch]:
