@@ -213,6 +213,19 @@ FOUND = {
             Fault(4.0, "stacks", 0, 0.0),
         ),
     ),
+    "a master that was thought dead ended the job, and its successor was awaited to": Scenario(
+        seed=1795400006644,
+        replicas=1,
+        maximum=1,
+        heartbeat=1.0,
+        commits=0.3,
+        faults=(
+            Fault(1.0, "stop_wish", 0, 1.0),
+            Fault(1.0, "full_disk", 0, 2.0),
+            Fault(1.0, "zombie_master", 0, 9.0),
+            Fault(3.0, "kill_master", 0, 5.0),
+        ),
+    ),
 }
 """What hours of `make soak` found, as it shrank it."""
 

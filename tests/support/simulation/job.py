@@ -187,6 +187,8 @@ class Job:
         wall = self.master.wall
         self.master = Master(self, self._epoch, f"m{self._epoch}", self.disk.read(JOB_UID))
         self.master.wall = wall
+        # One that was thought dead may have ended the job: then the journal says so at the start.
+        self.over = self.master.finished is not None
         if self.operator.up:
             self.operator.attach()
 

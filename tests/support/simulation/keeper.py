@@ -37,6 +37,8 @@ MOST_HELD = 8
 MOST_STORED = 16
 FAILS = 0.03
 """Chance that a part cannot be written, or that a version turns out to be damaged."""
+LARGE = 0.2
+"""Share of the jobs whose checkpoints take seconds to look through."""
 
 
 class Keeper:
@@ -47,6 +49,9 @@ class Keeper:
         self.agent, self.storage = agent, agent.job.storage
         self.luck = random.Random(f"{scenario.seed}/keeper/{agent.rank}/{number}")
         self.pause = scenario.commits
+        large = random.Random(f"{scenario.seed}/checks").random() < LARGE
+        self.check_seconds = 3.0 if large else 0.3
+        """Longest, of looking through what a round is to start from."""
         self.memory: set[CheckpointVersion] = set()
         self.unheard: dict[Key, CheckpointShard] = {}
         """What was written, until it is known what became of it."""
@@ -127,7 +132,8 @@ class Keeper:
         if not origin.go:
             error = "a bit is flipped" if self.luck.random() < FAILS else ""
             answer = OriginChecked(origin_id=origin.origin_id, error=error)
-            self.agent.later(self.luck.uniform(0.01, 0.3), self.agent.report, answer, number)
+            pause = self.luck.uniform(0.01, self.check_seconds)
+            self.agent.later(pause, self.agent.report, answer, number)
             return
         self.storage.started(number, current.assignment.world_hash, origin)
         if origin.memory:
