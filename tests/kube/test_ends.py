@@ -59,7 +59,7 @@ def test_what_is_left_of_a_job_is_what_its_cleanup_says(
         job.delete()
 
 
-def test_a_job_ends_by_its_policies(make_job: Make, tmp_path: Path) -> None:
+def test_a_job_ends_by_its_policies(make_job: Make, kubectl: Kubectl, tmp_path: Path) -> None:
     """Any worker that is done, rank 0, a rule about an exit code, the deadline."""
     once = {name: tmp_path / name for name in ("any", "rank0", "rule")}
     fails = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}
@@ -97,6 +97,7 @@ def test_a_job_ends_by_its_policies(make_job: Make, tmp_path: Path) -> None:
     jobs = {name: make_job(name) for name in cases}
     for name, (body, _) in cases.items():
         jobs[name].create(body)
+    kubectl.run("wait", "ej/rule", "--for=condition=Failed", "--timeout=55s")
     for name, (_, expected) in cases.items():
         assert _ended(jobs[name]) == expected, jobs[name].seen()
     jobs["late"].until("no pods", lambda: not jobs["late"].live() + jobs["late"].live("master"))

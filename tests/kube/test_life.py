@@ -61,9 +61,10 @@ def test_a_job_follows_its_size_and_pauses_when_it_is_told(
     assert "f:masterPods" not in _applied(kubectl)  # see `apply`: it would be taken back
     for condition in ("MasterReady", "QuorumReady"):
         kubectl.run("wait", "ej/life", f"--for=condition={condition}", "--timeout=5s")
-    kubectl.run("scale", "ej", "life", "--replicas=3")
+    with job.awaited("Scaling"):
+        kubectl.run("scale", "ej", "life", "--replicas=3")
     job.until_training(3)
-    job.until("steady", lambda: not job.holds("Scaling"))
+    kubectl.run("wait", "ej/life", "--for=condition=Scaling=False", "--timeout=30s")
     kubectl.run("scale", "ej", "life", "--replicas=1")
     job.until_training(1)
     job.until("one pod", lambda: job.live() == ["life-worker-0-0"])
@@ -103,14 +104,17 @@ def test_pods_that_are_taken_away_come_back_as_they_were(
     assert job.live() == ["taken-worker-0-0", "taken-worker-1-0"]
 
     _edit(job, body, "while running")
-    kubectl.run("delete", "pod", "taken-worker-1-0", "--wait=false")
+    with job.awaited("Degraded"):
+        kubectl.run("delete", "pod", "taken-worker-1-0", "--wait=false")
     job.until("its successor", lambda: "taken-worker-1-1" in job.live())
     job.until_training(2)
+    kubectl.run("wait", "ej/taken", "--for=condition=Degraded=False", "--timeout=30s")
     assert all("EDITED" not in _environment(pod) for pod in job.pods())
     # A loss is charged when its incident closes: ten seconds after the next step.
     job.until("its account", lambda: job.status["restarts"]["disrupted"] == 1)
     assert {one["name"] for one in job.status["budgets"]} <= {"preemptions", "rescales"}
-    job.delete()
+    job.delete("--cascade=foreground")
+    job.until("the job's own end", lambda: not kubectl.run("get", "ej", "-o", "name"))
 
 
 def test_a_job_with_an_extra_role_ends_and_is_cleaned_up_by_the_clock(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,6 +116,19 @@ class Job:
         """Whether a condition is true."""
         return self.condition(kind).get("status") == "True"
 
+    @contextlib.contextmanager
+    def awaited(self, condition: str, seconds: int = 60) -> Iterator[None]:
+        """Do something while a person already waits for a condition with kubectl."""
+        words = ("wait", f"ej/{self.name}", f"--for=condition={condition}", f"--timeout={seconds}s")
+        watching = self.kubectl.start(*words)
+        try:
+            yield
+            said = watching.communicate(timeout=seconds + 5)[0]
+        finally:
+            watching.kill()
+            watching.wait()
+        assert watching.returncode == 0, f"{condition}: {said}\n{self.seen()}"
+
     def pods(self, role: str = "worker") -> list[dict[str, Any]]:
         """Its pods of one role that exist."""
         chosen = f"holdfast.dev/job={self.name},holdfast.dev/role={role}"
@@ -170,9 +184,10 @@ class Job:
         words = ("get", kinds, "-l", f"holdfast.dev/job={self.name}", "-o", "name")
         self.until("the clean-up", lambda: not self.kubectl.run(*words))
 
-    def delete(self) -> None:
+    def delete(self, *flags: str) -> None:
         """Delete it, and wait until nothing of it is left."""
-        self.kubectl.run("delete", "ej", self.name, "--ignore-not-found", "--wait=false")
+        words = ("delete", "ej", self.name, "--ignore-not-found", "--wait=false", *flags)
+        self.kubectl.run(*words)
         self.until_gone()
 
     def seen(self) -> str:
