@@ -6,14 +6,19 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from local_job import STEPS, RunningJob, StartJob, assert_same_curve, losses
+from local_job import ROOT, STEPS, RunningJob, StartJob, assert_same_curve, losses
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 KILLS = 5
+CAMPAIGN = ROOT / "tests" / "support" / "whole_job_kills.py"
+CAMPAIGN_KILLS = 50
+"""A tenth of what `make soak` does."""
 
 
 def _starts(job: RunningJob) -> list[str]:
@@ -116,6 +121,25 @@ def test_kills_at_random_instants_lose_nothing_that_was_announced(
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
     left = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert all(name.removeprefix("step_").isdecimal() for name in left), f"seed {seed}: {left}"
+
+
+@pytest.mark.timeout(900)
+def test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state() -> None:
+    """Every number that a rank restores is of one step, and of none older than announced."""
+    seed = int(os.environ.get("FLASH_SEED", random.randrange(2**32)))
+    done = subprocess.run(
+        [sys.executable, CAMPAIGN, "--seed", str(seed), "--kills", str(CAMPAIGN_KILLS)],
+        env={**os.environ, "PYTHONPATH": str(CAMPAIGN.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), f"seed {seed}: {done.stderr}"
+    said = json.loads(done.stdout)
+    assert said["wrong"] == [], f"seed {seed}"
+    assert sum(said["kills"].values()) == CAMPAIGN_KILLS
+    assert said["resumed"]["memory"] > 0, f"seed {seed}"
+    assert said["resumed"]["storage"] > 0, f"seed {seed}"
 
 
 def _agent_of(job: RunningJob, number: int) -> int:

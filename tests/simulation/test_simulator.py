@@ -213,6 +213,20 @@ FOUND = {
             Fault(4.0, "stacks", 0, 0.0),
         ),
     ),
+    "a join window was counted from nodes that a suspension had released": Scenario(
+        seed=1795600009450,
+        replicas=100,
+        maximum=100,
+        join_window=3.0,
+        commits=1.0,
+        faults=(
+            Fault(0.0, "kill_master", 0, 3.0),
+            Fault(1.0, "cut_half", 0, 12.0),
+            Fault(2.0, "evict", 87, 1.0),
+            Fault(4.4485, "evict", 94, 1.0),
+            Fault(4.9709, "suspend", 0, 0.1623),
+        ),
+    ),
     "a master that was thought dead ended the job, and its successor was awaited to": Scenario(
         seed=1795400006644,
         replicas=1,

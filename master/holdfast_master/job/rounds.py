@@ -24,8 +24,8 @@ from holdfast_wire.reasons import EventReason, PhaseReason
 def count_window(desk: Desk) -> None:
     """Note since when there are enough nodes: a join window is counted from then.
 
-    Also while a formation is held back, and while a decided world waits for its store: too few in
-    between begin the window anew. A world that was decided and came to nothing does not.
+    Also while a formation is held back, a decided world waits for its store, or the job is
+    suspended: too few in between begin the window anew. A world that came to nothing does not.
     """
     if desk.world is not None and desk.world.assigned and not desk.broken:
         return
@@ -37,6 +37,7 @@ def count_window(desk: Desk) -> None:
 
 def form(desk: Desk) -> None:
     """Form a world from the candidates, or say why not yet."""
+    count_window(desk)
     present = len(desk.roster.candidates)
     held = _held(desk)
     if held:
@@ -57,7 +58,6 @@ def form(desk: Desk) -> None:
     elif not desk.claims.settled:
         # What the predecessor left with the agents may say that one of them is to leave.
         digests.take(desk)
-        count_window(desk)
         form(desk)
     else:
         _decide(desk, verdict)

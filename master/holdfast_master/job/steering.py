@@ -53,6 +53,7 @@ def _turn(desk: Desk) -> None:
     if state.spec is None:
         adoption.hold(desk)
         return
+    rounds.count_window(desk)
     if state.spec.suspend:
         ending.toward_suspend(desk)
         return
@@ -67,7 +68,6 @@ def _run(desk: Desk) -> None:
         reports.hear_held(desk)
     responses.act(desk)
     candidacy.settle_surplus(desk)
-    rounds.count_window(desk)
     if desk.world is None and adoption.hold(desk):
         return
     if desk.world is None or desk.broken:
