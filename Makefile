@@ -12,7 +12,7 @@ STAMP := .venv/.setup-stamp
 # Tests without a mark are fast: no torch processes, a few seconds at most.
 FAST := not train and not slow and not kube
 LONG := (train or slow) and not kube
-# Those that compute, or wait for minutes: two at a time change nothing but how long it takes.
+# Those without deadlines of a second or two: two at a time change nothing but how long it takes.
 SIDE_BY_SIDE := tests/agent tests/bench tests/examples tests/flash tests/master tests/packaging \
   tests/simulation tests/wire tests/zygote
 # Two, also on a big machine: the fast tests watch deadlines of their own processes.
