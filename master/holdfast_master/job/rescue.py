@@ -68,7 +68,7 @@ def for_world(desk: Desk, members: tuple[Holder, ...]) -> bool:
     if not seconds and book.rescue is None:
         return False
     new = Rescue(begun=desk.now, seconds=seconds, ending=False)
-    return _goes_on(desk, new, "its nodes will not be in one world", 0.0)
+    return _goes_on(desk, new, "the next world has other nodes", 0.0)
 
 
 def _unheard(desk: Desk) -> bool:
