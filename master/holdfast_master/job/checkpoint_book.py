@@ -54,6 +54,8 @@ class Rescue:
     """How long it may take."""
     ending: bool
     """The job ends or is suspended; else a world of other nodes is to be formed."""
+    awaited: Version | None = None
+    """What is waited for."""
     ordered: Version | None = None
     """What the nodes were told to write."""
     attempt: str = ""

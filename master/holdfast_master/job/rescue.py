@@ -19,7 +19,7 @@ from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import Trigger
-from holdfast_wire.messages import CheckpointVersion, JobPhase, SaveHeld
+from holdfast_wire.messages import CheckpointVersion, GoodputClass, JobPhase, SaveHeld
 from holdfast_wire.reasons import EventReason, PhaseReason
 
 
@@ -110,21 +110,19 @@ def _goes_on(desk: Desk, new: Rescue, why: str, grace: float) -> bool:
     """Do what is to be done now; False: it is over, or there is nothing to do."""
     book, world = desk.checkpoints, desk.assigned
     number = world.round if world is not None else 0
-    if (number, new.ending) in book.rescued:
-        _end(desk)
-        return False
     verdict = policy.decide(_stock(desk), _present(desk))
-    version = verdict.version
-    if version is None or verdict.step is Step.LOST:
+    version, over = verdict.version, (number, new.ending) in book.rescued
+    if version is None or over or verdict.step is Step.LOST:
         _end(desk)
         if version is not None:
-            _lost(desk, version, verdict.reason)
+            _lost(desk, version, "nobody waits for it" if over else verdict.reason)
         return False
     if book.rescue is None:
         book.rescue = new
         _tell_begin(desk, version, verdict, why)
-        _stop_ranks(desk, why, grace)
+        _stop_ranks(desk, why, grace, ending=new.ending)
     rescue = book.rescue
+    rescue.awaited = version
     if desk.now >= rescue.begun + rescue.seconds:
         book.rescued.add((number, rescue.ending))
         _end(desk)
@@ -153,13 +151,15 @@ def _newest(desk: Desk) -> str:
     return f"the newest on storage is step {fact.version.step}"
 
 
-def _stop_ranks(desk: Desk, why: str, grace: float) -> None:
+def _stop_ranks(desk: Desk, why: str, grace: float, *, ending: bool) -> None:
     """What still runs of the world that ended would go on to save."""
     world = desk.assigned
     for rank in world.places if world is not None else ():
         node = desk.roster.nodes.get(rank)
         if node is not None and world is not None and world.holds(rank, node.agent_id):
             assignments.stop_round(desk, node, world.round, why, grace)
+            if ending:
+                desk.turn(rank, GoodputClass.WAITING)
 
 
 def _order(desk: Desk, rescue: Rescue, version: CheckpointVersion) -> None:
@@ -193,7 +193,7 @@ def _end(desk: Desk) -> None:
     desk.checkpoints.rescue = None
     desk.timers.cancel(Timer.RESCUE)
     done = fact.version if fact is not None else None
-    if done is not None and rescue.ordered is not None and done >= rescue.ordered:
+    if done is not None and rescue.awaited is not None and done >= rescue.awaited:
         text = f"step {done.step} is on storage, {desk.now - rescue.begun:.3g} s later"
         desk.event(EventReason.CHECKPOINT_RESCUED, text)
 
