@@ -20,7 +20,8 @@ from holdfast.flash.commit import Attempt, read_manifest_or_none
 from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.disk import PosixDisk
 from holdfast.flash.keeper import Keeper
-from holdfast.flash.led import Answer, LedService, Question, Written
+from holdfast.flash.lead import Answer, Question, Written
+from holdfast.flash.led import LedService
 from holdfast.flash.link import (
     Durable,
     Failed,

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.flash.decide.slots import Version
-from holdfast.flash.led import Answer, LedService, Question, Written
+from holdfast.flash.lead import Answer, Question, Written
+from holdfast.flash.led import LedService
 from holdfast.flash.persisting import Grant
 from holdfast_agent.evidence import cut
 from holdfast_wire.messages import (

@@ -11,13 +11,13 @@ import collections
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.flash.commit import CommitError, read_manifest_or_none
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.keeper import Job, Keeper
+from holdfast.flash.lead import Answer, Lead, Question, Written
 from holdfast.flash.link import Hello, Origin, Saved
 from holdfast.flash.manifest import ManifestError, Shard
 from holdfast.flash.persisting import Grant, Storage
@@ -29,66 +29,6 @@ log: Final = logging.getLogger(__name__)
 
 _MOST_STORED: Final = 16
 _KEPT_ENDS: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """The parts of all ranks here are on storage, or will not be."""
-
-    version: Version
-    world: int
-    ranks: tuple[int, ...]
-    root: str
-    attempt: str
-    size: int = 0
-    """Bytes."""
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """All ranks here wait to be told what their round starts from."""
-
-    round: int
-    memory: tuple[Version, ...]
-    stored: tuple[Version, ...]
-    told: Answer | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a round starts from, by the master."""
-
-    number: int
-    version: Version | None
-    memory: bool
-    go: bool
-    """False: only check it."""
-    share: int = 0
-    shares: int = 1
-    notes: tuple[str, ...] = ()
-
-
-class Lead(Protocol):
-    """The way to the master; called from the service's thread, and returns at once."""
-
-    def attempt(self, round_number: int) -> str:
-        """Return the name of a world's attempts, the same on all of its nodes."""
-
-    def held(self, round_number: int, versions: frozenset[Version]) -> None:
-        """Say what every rank here has in memory, after it changed."""
-
-    def written(self, parts: Written) -> None:
-        """Say that a step's parts here are on storage, or will not be."""
-
-    def committed(self, grant: Grant, error: str) -> None:
-        """Say what became of a grant."""
-
-    def asks(self, question: Question) -> None:
-        """Ask what a round starts from."""
-
-    def checked(self, round_number: int, answer: Answer, error: str) -> None:
-        """Say whether an answer's share is as it was written."""
 
 
 class LedService(Service):
