@@ -123,6 +123,7 @@ def status_table(status: JobStatus) -> str:
         ("Nodes", f"{nodes}, {status.standby_nodes} standby"),
         ("Replicas", size),
         ("Step", _step(status)),
+        ("Checkpoints", _checkpoints(status)),
         ("Loss", f"{status.loss:.4f}" if status.has_loss else "not reported"),
         ("Tokens", rate(status.samples_per_second)),
         ("Goodput", f"{status.goodput:.1%}"),
@@ -231,6 +232,12 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
 def _step(status: JobStatus) -> str:
     known = status.step_seconds > 0
     return f"{status.step}, {duration(status.step_seconds)} each" if known else str(status.step)
+
+
+def _checkpoints(status: JobStatus) -> str:
+    """Return the newest step of each tier."""
+    tiers = [(status.stored_step, "on storage"), (status.memory_step, "in memory")]
+    return ", ".join(f"step {step} {where}" for step, where in tiers if step) or "none yet"
 
 
 def _incident_row(incident: Incident) -> tuple[str, ...]:

@@ -297,6 +297,8 @@ _DEADLINES: dict[Timer, Callable[[Desk, Any], None]] = {
     Timer.TERMINAL: charges.end_terminal,
     Timer.EVIDENCE: charges.end_evidence,
     Timer.REQUEST: users.request_due,
+    Timer.COMMIT: _reconsider,
+    Timer.RESCUE: _reconsider,
     Timer.RELEASE: lambda desk, _: operators.release_due(desk),
     Timer.END: lambda desk, _: ending.conclude(desk),
     Timer.ACTIVE_DEADLINE: lambda desk, _: ending.deadline_due(desk),

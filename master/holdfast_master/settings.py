@@ -71,6 +71,19 @@ class CoreSettings:
     """After a start with a journal: how long members of the old world may take to come back."""
     goodput_mark_seconds: float = 60.0
     """Between two goodput records in the journal: what a crash of the master may misplace."""
+    commit_seconds: float = 60.0
+    """How long an agent may take for a commit that it was granted before another one is asked. It
+    writes two small files and renames: 1.2 s for 30,000 tensors, and more only where it deletes old
+    steps of many files. One that is connected and silent has a disk that hangs."""
+    commit_tries: int = 3
+    """How many agents (not seconds) are granted a commit in turn before the step is given up."""
+    rescue_seconds: float = 300.0
+    """How long the end of a job, or a change of its nodes, waits for steps that only memory has. A
+    disk with 0.2 GB/s writes 60 GB of a node in that time. A stop within a given time ends it
+    before, and a stop at once does without."""
+    rescue_least_seconds: float = 1.0
+    """A change of nodes does not wait for less work than this: it is redone in the time that even a
+    small checkpoint takes."""
     event_limit: int = 10_000
     """Events (not seconds) that are kept in memory for watchers."""
     incident_limit: int = 1_000

@@ -55,6 +55,22 @@ def test_status_line_has_every_number_that_progress_is_read_from() -> None:
         assert part in line
 
 
+@pytest.mark.parametrize(
+    ("stored", "memory", "text"),
+    [
+        (0, 0, "none yet"),
+        (100, 0, "step 100 on storage"),
+        (0, 119, "step 119 in memory"),
+        (100, 119, "step 100 on storage, step 119 in memory"),
+    ],
+)
+def test_status_names_the_newest_step_of_each_tier(stored: int, memory: int, text: str) -> None:
+    """What a crash would go back to, and what the loss of the nodes would."""
+    status = dataclasses.replace(STATUS, stored_step=stored, memory_step=memory)
+    lines = render.status_table(status).splitlines()
+    assert f"{'Checkpoints:':<13}{text}" in lines
+
+
 def test_json_names_enums_and_keeps_field_names() -> None:
     """Programs read the same names as in the .proto files."""
     data = json.loads(render.to_json(STATUS))

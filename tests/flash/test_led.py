@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from holdfast.flash.arena import Arena
-from holdfast.flash.commit import Attempt
+from holdfast.flash.commit import Attempt, read_manifest_or_none
 from holdfast.flash.decide.slots import SlotState, Version
+from holdfast.flash.disk import PosixDisk
 from holdfast.flash.keeper import Keeper
-from holdfast.flash.led import Answer, LedService, Question, Written
+from holdfast.flash.lead import Answer, Question, Written
+from holdfast.flash.led import LedService
 from holdfast.flash.link import (
     Durable,
     Failed,
@@ -371,3 +373,93 @@ def test_what_only_memory_had_is_written_while_the_world_starts_from_it(tmp_path
             assert _start(node, rank, 2, answer).step == 3
             (parts,) = node.master.hears("written")
             assert (parts.version, parts.ranks, parts.attempt) == (Version(1, 3), (0,), "w2")
+
+
+def _all_gone(node: Node) -> None:
+    """Wait until the keeper knows that its ranks are dead."""
+    deadline = time.monotonic() + WAIT_S
+    while node.service._members:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@contextmanager
+def _two_dead_worlds(folder: Path, steps: tuple[int, ...]) -> Iterator[tuple[Node, Node]]:
+    """Two nodes whose ranks saved these steps into memory, and are gone."""
+    (folder / "root").mkdir()
+    with _node(folder, "n0") as first, _node(folder, "n1") as second:
+        for number, node in enumerate((first, second)):
+            with _rank(node, folder / "root", number) as rank:
+                for step in steps:
+                    rank.save(Version(1, step))
+            told = node.master.hears("held")
+            while Version(1, steps[-1]) not in told[1]:
+                told = node.master.hears("held")
+        yield first, second
+
+
+def test_what_dead_ranks_had_in_memory_is_written_at_the_masters_word(tmp_path: Path) -> None:
+    """The version that it names, in the attempt that it names; a grant makes a step of it."""
+    with _two_dead_worlds(tmp_path, (3, 4)) as (first, second):
+        for node in (first, second):
+            _all_gone(node)
+            node.word("save_held", Version(1, 4), "h1c9")
+        (mine,), (its,) = first.master.hears("written"), second.master.hears("written")
+        assert (mine.ranks, its.ranks, mine.world) == ((0,), (1,), 2)
+        assert (mine.attempt, its.attempt, mine.error) == ("h1c9", "h1c9", "")
+        assert mine.size > 0
+        second.word("grant", _grant(mine, "h1c9e1c10"))
+        assert second.master.hears("committed")[1] == ""
+        found = read_manifest_or_none(PosixDisk(), str(tmp_path / "root/step_4"))
+        assert found is not None
+        assert found.version == Version(1, 4)
+
+
+def test_an_order_that_is_given_again_is_told_again_and_nothing_is_written_twice(
+    tmp_path: Path,
+) -> None:
+    """A master that was away may not have heard of it."""
+    with _two_dead_worlds(tmp_path, (4,)) as (first, _):
+        first.word("save_held", Version(1, 4), "h1c9")
+        (parts,) = first.master.hears("written")
+        folder = tmp_path / "root" / Attempt(version=Version(1, 4), number="h1c9").folder
+        before = sorted((path.name, path.stat().st_ino) for path in folder.iterdir())
+        first.word("save_held", Version(1, 4), "h1c9")
+        assert first.master.hears("written") == (parts,)
+        assert before == sorted((path.name, path.stat().st_ino) for path in folder.iterdir())
+
+
+def test_what_cannot_be_written_out_of_memory_is_told_though_no_rank_waits(tmp_path: Path) -> None:
+    """A version that is not there, a disk that refuses, ranks that named no directory."""
+    with _two_dead_worlds(tmp_path, (4,)) as (first, second):
+        first.word("save_held", Version(1, 5), "h1c9")
+        (parts,) = first.master.hears("written")
+        assert (parts.version, parts.attempt, parts.ranks) == (Version(1, 5), "h1c9", ())
+        assert "is in the memory of 0 of its 1 ranks" in parts.error
+        (tmp_path / "root").rmdir()
+        second.word("save_held", Version(1, 4), "h1c9")
+        assert "No such file" in second.master.hears("written")[0].error
+    with _node(tmp_path, "n2") as node:
+        with _rank(node, Path(), 0) as rank:
+            node.service._storage = None  # as where its ranks gave no path
+            rank.save(Version(1, 4))
+            node.master.hears("held")
+        node.word("save_held", Version(1, 4), "h1c9")
+        assert "named no directory" in node.master.hears("written")[0].error
+
+
+def test_a_part_that_its_rank_had_asked_for_is_not_written_twice(tmp_path: Path) -> None:
+    """The order names the attempt that is on its way: the word of it is the answer."""
+    with _node(tmp_path) as node, _rank(node, tmp_path, 0) as rank:
+        rank.save(Version(1, 7), durable=True)
+        (parts,) = node.master.hears("written")
+        node.word("save_held", Version(1, 7), "w1")
+        assert node.master.hears("written") == (parts,)
+        assert node.master.heard_nothing("written")
+
+
+def test_a_world_of_one_node_tells_what_it_has_too(tmp_path: Path) -> None:
+    """Else the master could not have it written when the job ends."""
+    with _node(tmp_path) as node, _rank(node, tmp_path, 0, world=1) as rank:
+        rank.save(Version(1, 3))
+        assert node.master.hears("held") == (1, frozenset([Version(1, 3)]))

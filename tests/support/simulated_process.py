@@ -20,6 +20,7 @@ from holdfast_wire.messages import (
     RankStack,
     ReleaseBefore,
     RoundStarted,
+    SaveHeld,
     SessionResponse,
     StateDigest,
     StepAnnounced,
@@ -265,4 +266,5 @@ _RECEIVE: dict[type | None, Callable[[AgentProcess, Fence, object], None]] = {
     CommitStep: lambda *_: None,
     StepAnnounced: lambda *_: None,
     ReleaseBefore: lambda *_: None,
+    SaveHeld: lambda *_: None,
 }

@@ -43,6 +43,7 @@ from holdfast_wire.messages import (
     Origin,
     PrepareStore,
     ReleaseBefore,
+    SaveHeld,
     SessionRequest,
     SessionResponse,
     StateDigest,
@@ -60,7 +61,7 @@ STORE_LINGER_SECONDS = 1.0
 yet would see their store vanish, and their own exceptions would look like the cause."""
 CLOSE_SECONDS = 1.0
 """For the last messages when the agent ends."""
-ABOUT_CHECKPOINTS = (Origin, CommitStep, StepAnnounced, ReleaseBefore)
+ABOUT_CHECKPOINTS = (Origin, CommitStep, StepAnnounced, ReleaseBefore, SaveHeld)
 """Messages for the keeper of checkpoints."""
 FIRST_LIMITS = Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
 """What holds until a master says otherwise."""

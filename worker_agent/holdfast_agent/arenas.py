@@ -21,7 +21,8 @@ from holdfast_agent import scratch
 
 if TYPE_CHECKING:
     from holdfast.flash.decide.slots import Version
-    from holdfast.flash.led import Answer, LedService, Question, Written
+    from holdfast.flash.lead import Answer, Question, Written
+    from holdfast.flash.led import LedService
     from holdfast.flash.persisting import Grant
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ def _serve(service: LedService) -> None:
 
 
 class _Lead:
-    """The way from the keeper's thread to the master; see `holdfast.flash.led.Lead`."""
+    """The way from the keeper's thread to the master; see `holdfast.flash.lead.Lead`."""
 
     def __init__(self, arenas: Arenas, loop: asyncio.AbstractEventLoop) -> None:
         self._arenas, self._loop = arenas, loop

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.flash.decide.slots import Version
-from holdfast.flash.led import Answer, LedService, Question, Written
+from holdfast.flash.lead import Answer, Question, Written
+from holdfast.flash.led import LedService
 from holdfast.flash.persisting import Grant
 from holdfast_agent.evidence import cut
 from holdfast_wire.messages import (
@@ -21,6 +22,7 @@ from holdfast_wire.messages import (
     OriginChecked,
     ReleaseBefore,
     RestoreAsked,
+    SaveHeld,
     StepAnnounced,
     StepCommitted,
 )
@@ -119,6 +121,13 @@ def _on_announced(message: StepAnnounced, _: int) -> Word | None:
     return lambda service: service.announce(version, message.error)
 
 
+def _on_save_held(message: SaveHeld, _: int) -> Word | None:
+    version = _from_wire(message.version)
+    if version is None:
+        return None
+    return lambda service: service.save_held(version, message.attempt)
+
+
 def _on_release(message: ReleaseBefore, _: int) -> Word:
     hopeless = frozenset(Version(one.lineage, one.step) for one in message.passed_over)
     return lambda service: service.release(_from_wire(message.complete), hopeless)
@@ -129,6 +138,7 @@ _WORDS: dict[type, Callable[[Any, int], Word | None]] = {
     CommitStep: _on_grant,
     StepAnnounced: _on_announced,
     ReleaseBefore: _on_release,
+    SaveHeld: _on_save_held,
 }
 
 

@@ -67,9 +67,13 @@ def _newest(
     return max((one for one in shared if (one, from_memory) not in damaged), default=None)
 
 
-def coordinator(wrote: Collection[int], present: Collection[int]) -> int | None:
+def coordinator(
+    wrote: Collection[int], present: Collection[int], hung: Collection[int] = ()
+) -> int | None:
     """Return the node that commits a step: the first of those that wrote a part, else any.
 
     None: nobody is there. Storage is shared, so who wrote matters little; its directory is warm.
+    hung: nodes that had the grant and did not answer; one of them only where nobody else is.
     """
-    return min(set(wrote) & set(present), default=min(present, default=None))
+    able = set(present) - set(hung) or set(present)
+    return min(set(wrote) & able, default=min(able, default=None))

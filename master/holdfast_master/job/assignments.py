@@ -138,9 +138,9 @@ def stop_survivors(desk: Desk, reason: str) -> None:
             desk.turn(node.rank, GoodputClass.WAITING, incident)
 
 
-def stop_round(desk: Desk, node: Node, round_number: int, reason: str) -> None:
-    """Have an agent end the processes of a round at once."""
+def stop_round(desk: Desk, node: Node, round_number: int, reason: str, grace: float = 0.0) -> None:
+    """Have an agent end the processes of a round; grace: SIGTERM to SIGKILL, s."""
     if node.session is not None:
         number = desk.command("stop", node.rank)
-        message = StopRound(command_id=number, grace_seconds=0.0, reason=reason)
+        message = StopRound(command_id=number, grace_seconds=grace, reason=reason)
         desk.send(node, message, round_number)

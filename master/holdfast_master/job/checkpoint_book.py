@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from holdfast_master.decide.rescue import Copy, Holder
 from holdfast_wire.messages import CheckpointVersion as Version
 from holdfast_wire.messages import Origin, RestoreAsked
 
@@ -28,15 +29,37 @@ class Pending:
     """Whose parts are durable."""
     nodes: set[int] = dataclasses.field(default_factory=set)
     """Who wrote them."""
-    coordinator: tuple[int, str] | None = None
+    coordinator: Holder | None = None
     """Node rank and agent that were granted the commit."""
     own: str = ""
     """The coordinator's name of the attempt."""
+    granted_at: float = 0.0
+    """When it was granted, patient clock, s."""
+    silent: list[Holder] = dataclasses.field(default_factory=list)
+    """Agents that live and did not answer their grant in time."""
 
     @property
     def whole(self) -> bool:
         """Every part is durable."""
         return len(self.ranks) == self.world_size > 0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Rescue:
+    """Steps that are being written out of memory before its nodes go, or go apart."""
+
+    begun: float
+    """Patient clock, s."""
+    seconds: float
+    """How long it may take."""
+    ending: bool
+    """The job ends or is suspended; else a world of other nodes is to be formed."""
+    awaited: Version | None = None
+    """What is waited for."""
+    ordered: Version | None = None
+    """What the nodes were told to write."""
+    attempt: str = ""
+    """Where to."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,6 +68,10 @@ class Book:
 
     round: int = 0
     """What the fields about memory and origin are about."""
+    members: tuple[Holder, ...] = ()
+    """Its nodes in rank order."""
+    before: Copy | None = None
+    """What was complete when the round began: it is in memory until the round has begun."""
     held: dict[int, frozenset[Version]] = dataclasses.field(default_factory=dict)
     """Versions in memory by node rank."""
     counts: dict[Version, int] = dataclasses.field(default_factory=dict)
@@ -68,12 +95,25 @@ class Book:
     """By version and attempt."""
     done: dict[tuple[Version, str], str] = dataclasses.field(default_factory=dict)
     """The newest ends: the error, empty where it was committed."""
+    rescue: Rescue | None = None
+    rescued: set[tuple[int, bool]] = dataclasses.field(default_factory=set)
+    """(round, for the job's end) whose rescue is over, whatever came of it."""
+    lost: Version | None = None
+    """The newest that was said to be lost."""
 
-    def enter(self, round_number: int) -> None:
-        """Forget what was about another round."""
+    @property
+    def memory(self) -> Copy | None:
+        """The newest that every node of its world has, or had, in memory."""
+        if self.complete is None:
+            return self.before
+        return Copy(version=self.complete, holders=self.members)
+
+    def enter(self, round_number: int, members: tuple[Holder, ...]) -> None:
+        """Forget what was about another round, but for what its memory still has."""
         if round_number == self.round:
             return
-        self.round = round_number
+        self.before = self.memory
+        self.round, self.members = round_number, members
         self.held, self.counts, self.complete, self.passed_over = {}, {}, None, set()
         self.asked, self.origin, self.reason, self.checked = {}, None, "", set()
         self.damaged, self.notes = set(), []
@@ -110,6 +150,17 @@ class Book:
         newest = max(own, default=None)
         if newest is not None:
             self.passed_over |= {one for one in known if one < newest and one not in own}
+
+    def started(self, origin: Origin) -> None:
+        """All nodes of the round start from this: memory has nothing else any more."""
+        self.before = None
+        if origin.memory and origin.version is not None:
+            self.before = Copy(version=origin.version, holders=self.members)
+
+    @property
+    def failed(self) -> frozenset[Version]:
+        """What could not be written or committed."""
+        return frozenset(one for (one, _), error in self.done.items() if error)
 
     def committed_since(self, version: Version) -> bool:
         """Tell whether this master itself has seen the version committed."""

@@ -14,11 +14,13 @@ import dataclasses
 
 from holdfast_master.decide import checkpoints as policy
 from holdfast_master.decide.checkpoints import Offer
+from holdfast_master.decide.rescue import Holder
 from holdfast_master.job import saving
 from holdfast_master.job.checkpoint_book import Book, Pending
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
-from holdfast_master.job.wording import short
+from holdfast_master.job.timers import Timer
+from holdfast_master.job.wording import listing, short
 from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     CheckpointCommitted,
@@ -46,17 +48,24 @@ _MOST_PENDING = 64
 
 def held(desk: Desk, node: Node, number: int, message: CheckpointHeld) -> None:
     """What a node's ranks have in memory: once all have something newer, the older may go."""
-    world = _world(desk, node, number)
-    if world is None:
+    world = desk.assigned  # also one that has ended: it is what can still be saved
+    if world is None or world.round != number or not world.holds(node.rank, node.agent_id):
         return
-    book = desk.checkpoints
-    book.enter(number)
+    book, size = desk.checkpoints, len(world.places)
+    book.enter(number, _holders(world))
     versions = frozenset(message.versions[:_MOST_VERSIONS])
-    if book.hold(node.rank, versions, len(world.places)):
+    changed = book.hold(node.rank, versions, size)
+    desk.dirty |= bool(desk.broken)
+    # Where there is one node, it sees for itself what is complete.
+    if changed and size > 1 and desk.running() is world:
         order = ReleaseBefore(
             complete=book.complete, passed_over=tuple(sorted(book.passed_over, reverse=True))
         )
         _send_all(desk, world, order)
+
+
+def _holders(world: World) -> tuple[Holder, ...]:
+    return tuple((one.node_rank, one.agent_id) for one in world.fact.members)
 
 
 def _world(desk: Desk, node: Node, number: int) -> World | None:
@@ -114,22 +123,48 @@ def grant_commits(desk: Desk) -> None:
     """Grant each step that is whole to an agent; to another one where that agent is gone."""
     nodes = desk.roster.nodes
     for pending in list(desk.checkpoints.pending.values()):
-        if not pending.whole or _lives(desk, pending.coordinator):
+        if not pending.whole or _is_at_work(desk, pending):
+            continue
+        if len(pending.silent) >= desk.settings.commit_tries:
+            names = listing(list({rank for rank, _ in pending.silent}))
+            limit = desk.settings.commit_seconds
+            _fail(desk, pending, f"nodes {names} did not commit it within {limit:g} s each")
             continue
         there = [rank for rank, node in nodes.items() if node.session is not None]
-        rank = policy.coordinator(pending.nodes, there)
+        hung = {rank for rank, _ in pending.silent}
+        rank = policy.coordinator(pending.nodes, there, hung)
         if rank is None:
             pending.coordinator = None
             continue
         number = desk.command("commit", rank)
         pending.own = f"{pending.attempt}e{desk.identity.epoch}c{number}"
-        pending.coordinator = (rank, nodes[rank].agent_id)
+        pending.coordinator, pending.granted_at = (rank, nodes[rank].agent_id), desk.now
         _send_grant(desk, pending, nodes[rank])
+    _watch_grants(desk)
 
 
-def _lives(desk: Desk, coordinator: tuple[int, str] | None) -> bool:
-    node = desk.roster.nodes.get(coordinator[0]) if coordinator is not None else None
-    return node is not None and coordinator is not None and node.agent_id == coordinator[1]
+def _is_at_work(desk: Desk, pending: Pending) -> bool:
+    """Whether the agent that has the grant is there, and has not had it for too long."""
+    if pending.coordinator is None:
+        return False
+    rank, agent_id = pending.coordinator
+    node, limit = desk.roster.nodes.get(rank), desk.settings.commit_seconds
+    if node is None or node.agent_id != agent_id:
+        return False
+    if desk.now < pending.granted_at + limit:
+        return True
+    pending.silent.append(pending.coordinator)
+    text = f"node {rank} has not committed step {pending.version.step} within {limit:g} s"
+    desk.event(EventReason.COMMIT_HANGS, text, Warn, node=rank)
+    return False
+
+
+def _watch_grants(desk: Desk) -> None:
+    out = [one.granted_at for one in desk.checkpoints.pending.values() if one.coordinator]
+    if out:
+        desk.timers.set(Timer.COMMIT, min(out) + desk.settings.commit_seconds)
+    else:
+        desk.timers.cancel(Timer.COMMIT)
 
 
 def _send_grant(desk: Desk, pending: Pending, node: Node) -> None:
@@ -188,10 +223,11 @@ def _announce_to(desk: Desk, node: Node, version: CheckpointVersion, error: str)
 
 def asked(desk: Desk, node: Node, number: int, message: RestoreAsked) -> None:
     """All ranks of a node wait to be told what to start from."""
-    if _world(desk, node, number) is None:
+    world = _world(desk, node, number)
+    if world is None:
         return
     book = desk.checkpoints
-    book.enter(number)
+    book.enter(number, _holders(world))
     before = book.asked.get(node.rank)
     book.asked[node.rank] = message
     if before is not None and book.origin is not None and message.told is None:
@@ -286,6 +322,7 @@ def _go(desk: Desk, world: World, origin: Origin) -> None:
     book = desk.checkpoints
     origin = dataclasses.replace(origin, go=True)
     book.origin = origin
+    book.started(origin)
     _send_all(desk, world, origin)
     if origin.version is not None:
         tier = "memory" if origin.memory else "storage"
@@ -296,7 +333,7 @@ def _go(desk: Desk, world: World, origin: Origin) -> None:
 def settle(desk: Desk) -> None:
     """What follows from what was reported; asked whenever something changed."""
     book = desk.checkpoints
-    if book.pending:
+    if book.pending or desk.timers.running(Timer.COMMIT):
         grant_commits(desk)
     if book.asked:
         choose_origin(desk)

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.instructions import Finished
-from holdfast_master.job import charges, goodput_marks, incidents, losses, replacements, stopping
+from holdfast_master.job import (
+    charges,
+    goodput_marks,
+    incidents,
+    losses,
+    replacements,
+    rescue,
+    stopping,
+)
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
@@ -28,10 +36,22 @@ _PARTING = 5.0
 
 
 def toward_end(desk: Desk, stop: StopRequested) -> None:
-    """The end is decided: at a boundary where there is time for one, else at once."""
+    """The end is decided: at a boundary where there is time for one, else at once.
+
+    What only memory has is written to storage before the agents that hold it are told to leave.
+    """
     if desk.state.phase is JobPhase.STOPPING:
         pursue(desk)
-    elif stop.now or stop.succeeded or not _at_boundary(desk, _text(desk, stop)):
+        return
+    if stop.succeeded:
+        _end_now(desk, stop)
+        return
+    text = _text(desk, stop)
+    if not stop.now and _at_boundary(desk, text):
+        return
+    incidents.break_world(desk, text)
+    latest = None if desk.stop_by is None else desk.stop_by - _PARTING
+    if not rescue.for_end(desk, text, grace(desk, stop), latest):
         _end_now(desk, stop)
 
 
@@ -69,12 +89,16 @@ def _end_now(desk: Desk, stop: StopRequested) -> None:
     desk.dirty = True
 
 
+def asked(stop: StopRequested) -> bool:
+    """Whether somebody wanted the end."""
+    return stop.reason in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}
+
+
 def grace(desk: Desk, stop: StopRequested) -> float:
     """SIGTERM to SIGKILL at this end, s: what has failed already is killed at once."""
     if stop.succeeded:
         return desk.settings.stop_grace_seconds
-    asked = stop.reason in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}
-    if not asked:
+    if not asked(stop):
         return 0.0
     return desk.stop_grace if desk.stop_by is None else max(0.0, desk.stop_by - desk.now)
 
@@ -83,8 +107,7 @@ def outcome(stop: StopRequested) -> LeaveOutcome:
     """What agents exit with."""
     if stop.succeeded:
         return LeaveOutcome.SUCCEEDED
-    asked = stop.reason in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}
-    return LeaveOutcome.RELEASED if asked else LeaveOutcome.FAILED
+    return LeaveOutcome.RELEASED if asked(stop) else LeaveOutcome.FAILED
 
 
 def dismiss(desk: Desk, node: Node) -> None:
@@ -139,6 +162,8 @@ def toward_suspend(desk: Desk) -> None:
     incidents.break_world(desk, "the job is suspended")
     charges.close_all(desk)
     if desk.state.stop is not None:
+        return
+    if rescue.for_end(desk, "the job is suspended", desk.settings.stop_grace_seconds, None):
         return
     desk.timers.cancel(Timer.BELOW_MIN)
     desk.timers.cancel(Timer.JOIN_WINDOW)

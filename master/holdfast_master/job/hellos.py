@@ -21,6 +21,7 @@ from holdfast_master.job import (
     losses,
     replacements,
     reports,
+    rescue,
     saving,
     starting,
     stopping,
@@ -177,6 +178,7 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
     _welcome(desk, node, _round_to_keep(desk, node))
     losses.watch(desk, node)
     candidacy.refresh(desk, node)
+    rescue.send(desk, node)
     desk.dirty = True
     if desk.state.phase in _OVER:
         ending.dismiss(desk, node)

@@ -6,7 +6,7 @@ Belongs here: one handler for each of its messages. Does not belong here: what a
 
 from __future__ import annotations
 
-from holdfast_master.job import candidacy, charges, ending, replacements, users
+from holdfast_master.job import candidacy, charges, ending, replacements, rescue, users
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.wording import short
@@ -84,3 +84,5 @@ def stop_wished(desk: Desk, wish: StopWish) -> None:
     text = short(wish.reason) or "the operator wants the job to end"
     reason = EndReason.STOPPED_BY_OPERATOR
     desk.request_end(succeeded=False, reason=reason, text=text, now=grace == 0)
+    if grace == 0:
+        rescue.hurry(desk)

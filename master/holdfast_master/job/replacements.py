@@ -37,6 +37,8 @@ def ask(desk: Desk, rank: int, pod_uid: str, reason: str, avoid_node: str = "") 
     view = desk.operator
     if not view.ever or rank >= desk.wanted or desk.state.phase in _NO_REPLACEMENT:
         return False
+    if desk.state.stop is not None:
+        return False  # it ends, once what is in memory is on storage
     before = view.replacing.get(rank)
     if before is not None and before.pod_uid == pod_uid:
         return True

@@ -13,7 +13,7 @@ from holdfast_master.decide import failure
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.goodput import from_entries
 from holdfast_master.instructions import Finished
-from holdfast_master.job import ending, goodput_marks, hellos, stopping
+from holdfast_master.job import ending, goodput_marks, hellos, rescue, stopping
 from holdfast_master.job.case import Case
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.replacements import REPLACE
@@ -40,6 +40,8 @@ def take_up(desk: Desk) -> None:
     _restore_world(desk)
     _restore_replacements(desk)
     ending.watch_deadline(desk)
+    if state.stop is not None and state.stop.now and ending.asked(state.stop):
+        rescue.hurry(desk)
     if state.phase is JobPhase.STOPPING:
         desk.timers.set(Timer.END, desk.now + desk.settings.silence_seconds)
     desk.dirty = True

@@ -7,8 +7,8 @@ and order (`decide.rendezvous`), why a world ended (`incidents`, `stopping`).
 from __future__ import annotations
 
 from holdfast_master.decide import rendezvous
-from holdfast_master.decide.rendezvous import Attendance, Form, Seat, Wait
-from holdfast_master.job import assignments, digests, incidents, stores
+from holdfast_master.decide.rendezvous import Attendance, Candidate, Form, Seat, Wait
+from holdfast_master.job import assignments, digests, incidents, rescue, stores
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import Trigger
@@ -54,13 +54,16 @@ def form(desk: Desk) -> None:
         desk.now,
     )
     if not isinstance(verdict, Form):
-        _wait(desk, verdict)
+        if not rescue.for_world(desk, ()):
+            _wait(desk, verdict)
     elif not desk.claims.settled:
         # What the predecessor left with the agents may say that one of them is to leave.
         digests.take(desk)
         form(desk)
     else:
-        _decide(desk, verdict)
+        members = _arranged(desk, verdict.size)
+        if not rescue.for_world(desk, tuple((m.node_rank, m.agent_id) for m in members)):
+            _decide(desk, verdict, members)
 
 
 def _may_grow(desk: Desk, present: int) -> bool:
@@ -122,20 +125,26 @@ def _wait(desk: Desk, verdict: Wait) -> None:
     hold(desk, PhaseReason.WAITING_FOR_NODES, verdict.reason)
 
 
-def _decide(desk: Desk, verdict: Form) -> None:
-    """Decide the members, their order, and the round's number."""
-    state = desk.state
-    previous = state.assigned
+def _arranged(desk: Desk, size: int) -> tuple[Candidate, ...]:
+    """The members of a world of this size, in rank order."""
+    previous = desk.state.assigned
     candidates = [desk.roster.nodes[rank].candidate for rank in desk.roster.candidates]
     unable = frozenset(
         n.node_rank for n in candidates if desk.roster.nodes[n.node_rank].store_failed
     )
-    members = rendezvous.arrange(
-        [Seat(m.node_rank, m.agent_id) for m in previous.members] if previous else [],
-        candidates,
-        verdict.size,
-        unable,
+    return tuple(
+        rendezvous.arrange(
+            [Seat(m.node_rank, m.agent_id) for m in previous.members] if previous else [],
+            candidates,
+            size,
+            unable,
+        )
     )
+
+
+def _decide(desk: Desk, verdict: Form, members: tuple[Candidate, ...]) -> None:
+    """Decide the round's number and write its members down."""
+    state = desk.state
     number = max(state.round, desk.newest_round_seen) + 1
     told = tuple(
         WorldMember(node_rank=m.node_rank, agent_id=m.agent_id, local_world_size=m.local_world_size)

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.inputs import Asked
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_master.job import incidents, losses, replacements, saving
+from holdfast_master.job import incidents, losses, replacements, rescue, saving
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
@@ -284,6 +284,8 @@ def _stop(desk: Desk, event: Asked, request: StopJobRequest) -> None:
     text = f"{event.who} stops the job{_because(request.reason)}"
     reason = EndReason.STOPPED_BY_USER
     desk.request_end(succeeded=False, reason=reason, text=text, now=request.now)
+    if request.now:
+        rescue.hurry(desk)
     desk.put(Reply(event.request_id, StopJobResponse()))
 
 

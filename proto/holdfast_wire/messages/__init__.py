@@ -46,6 +46,7 @@ from holdfast_wire.messages.checkpoint import (
     OriginChecked,
     ReleaseBefore,
     RestoreAsked,
+    SaveHeld,
     StepAnnounced,
     StepCommitted,
 )
@@ -247,6 +248,7 @@ __all__ = [
     "RoundStarted",
     "RoundStopped",
     "RunningWorker",
+    "SaveHeld",
     "ScaleDecision",
     "ScaleRequest",
     "ScaleResponse",

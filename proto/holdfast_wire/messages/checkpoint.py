@@ -73,6 +73,15 @@ class StepAnnounced:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SaveHeld:
+    """SaveHeld: a version that every node of its world has in memory is to go to storage."""
+
+    version: CheckpointVersion | None = None
+    attempt: str = ""
+    """The attempt that its parts are to lie in; the same for all nodes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseBefore:
     """ReleaseBefore: what the agents of a round need not keep in memory any more."""
 

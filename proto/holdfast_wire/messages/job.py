@@ -115,6 +115,9 @@ class JobStatus:
     """Some node has no SDK: steps unknown there."""
     stored_step: int = 0
     """Newest step that is committed on storage; 0: none that the master has seen."""
+    memory_step: int = 0
+    """Newest step that every node of the newest world has in memory; 0: none that the master has
+    heard of."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

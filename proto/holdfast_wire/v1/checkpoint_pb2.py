@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!holdfast_wire/v1/checkpoint.proto\x12\x0bholdfast.v1\"2\n\x11\x43heckpointVersion\x12\x0f\n\x07lineage\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"B\n\x0e\x43heckpointHeld\x12\x30\n\x08versions\x18\x01 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\"\xa2\x01\n\x0f\x43heckpointShard\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0c\n\x04root\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\t\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\r\n\x05\x65rror\x18\x07 \x01(\t\"}\n\nCommitStep\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x0c\n\x04root\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\x12\x0b\n\x03own\x18\x05 \x01(\t\"\\\n\rStepCommitted\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0b\n\x03own\x18\x02 \x01(\t\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"O\n\rStepAnnounced\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"v\n\rReleaseBefore\x12\x30\n\x08\x63omplete\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x33\n\x0bpassed_over\x18\x02 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\"\x91\x01\n\x0cRestoreAsked\x12.\n\x06memory\x18\x01 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12.\n\x06stored\x18\x02 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12!\n\x04told\x18\x03 \x01(\x0b\x32\x13.holdfast.v1.Origin\"\x96\x01\n\x06Origin\x12\x11\n\torigin_id\x18\x01 \x01(\x04\x12/\n\x07version\x18\x02 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0e\n\x06memory\x18\x03 \x01(\x08\x12\n\n\x02go\x18\x04 \x01(\x08\x12\r\n\x05share\x18\x05 \x01(\r\x12\x0e\n\x06shares\x18\x06 \x01(\r\x12\r\n\x05notes\x18\x07 \x03(\t\"1\n\rOriginChecked\x12\x11\n\torigin_id\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!holdfast_wire/v1/checkpoint.proto\x12\x0bholdfast.v1\"2\n\x11\x43heckpointVersion\x12\x0f\n\x07lineage\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"B\n\x0e\x43heckpointHeld\x12\x30\n\x08versions\x18\x01 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\"\xa2\x01\n\x0f\x43heckpointShard\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0c\n\x04root\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\t\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\r\n\x05\x65rror\x18\x07 \x01(\t\"}\n\nCommitStep\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x0c\n\x04root\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\x12\x0b\n\x03own\x18\x05 \x01(\t\"\\\n\rStepCommitted\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0b\n\x03own\x18\x02 \x01(\t\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"O\n\rStepAnnounced\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"L\n\x08SaveHeld\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"v\n\rReleaseBefore\x12\x30\n\x08\x63omplete\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x33\n\x0bpassed_over\x18\x02 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\"\x91\x01\n\x0cRestoreAsked\x12.\n\x06memory\x18\x01 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12.\n\x06stored\x18\x02 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12!\n\x04told\x18\x03 \x01(\x0b\x32\x13.holdfast.v1.Origin\"\x96\x01\n\x06Origin\x12\x11\n\torigin_id\x18\x01 \x01(\x04\x12/\n\x07version\x18\x02 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0e\n\x06memory\x18\x03 \x01(\x08\x12\n\n\x02go\x18\x04 \x01(\x08\x12\r\n\x05share\x18\x05 \x01(\r\x12\x0e\n\x06shares\x18\x06 \x01(\r\x12\r\n\x05notes\x18\x07 \x03(\t\"1\n\rOriginChecked\x12\x11\n\torigin_id\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,12 +43,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STEPCOMMITTED']._serialized_end=554
   _globals['_STEPANNOUNCED']._serialized_start=556
   _globals['_STEPANNOUNCED']._serialized_end=635
-  _globals['_RELEASEBEFORE']._serialized_start=637
-  _globals['_RELEASEBEFORE']._serialized_end=755
-  _globals['_RESTOREASKED']._serialized_start=758
-  _globals['_RESTOREASKED']._serialized_end=903
-  _globals['_ORIGIN']._serialized_start=906
-  _globals['_ORIGIN']._serialized_end=1056
-  _globals['_ORIGINCHECKED']._serialized_start=1058
-  _globals['_ORIGINCHECKED']._serialized_end=1107
+  _globals['_SAVEHELD']._serialized_start=637
+  _globals['_SAVEHELD']._serialized_end=713
+  _globals['_RELEASEBEFORE']._serialized_start=715
+  _globals['_RELEASEBEFORE']._serialized_end=833
+  _globals['_RESTOREASKED']._serialized_start=836
+  _globals['_RESTOREASKED']._serialized_end=981
+  _globals['_ORIGIN']._serialized_start=984
+  _globals['_ORIGIN']._serialized_end=1134
+  _globals['_ORIGINCHECKED']._serialized_start=1136
+  _globals['_ORIGINCHECKED']._serialized_end=1185
 # @@protoc_insertion_point(module_scope)

@@ -188,6 +188,31 @@ class StepAnnounced(google.protobuf.message.Message):
 Global___StepAnnounced: typing_extensions.TypeAlias = StepAnnounced
 
 @typing.final
+class SaveHeld(google.protobuf.message.Message):
+    """SaveHeld: a version that lies in memory on every node of its world is to go to storage, whoever of its ranks lives.
+    Answered by CheckpointShard, also where it cannot be written.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    attempt: builtins.str
+    """The attempt that its parts are to lie in; the same for all nodes."""
+    @property
+    def version(self) -> Global___CheckpointVersion: ...
+    def __init__(
+        self,
+        *,
+        version: Global___CheckpointVersion | None = ...,
+        attempt: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "version", b"version"]) -> None: ...
+
+Global___SaveHeld: typing_extensions.TypeAlias = SaveHeld
+
+@typing.final
 class ReleaseBefore(google.protobuf.message.Message):
     """ReleaseBefore: what the agents of the round in the fence need not keep in memory any more."""
 

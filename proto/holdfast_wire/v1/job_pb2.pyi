@@ -192,6 +192,7 @@ class JobStatus(google.protobuf.message.Message):
     JOB_SECONDS_FIELD_NUMBER: builtins.int
     DEGRADED_PROGRESS_FIELD_NUMBER: builtins.int
     STORED_STEP_FIELD_NUMBER: builtins.int
+    MEMORY_STEP_FIELD_NUMBER: builtins.int
     name: builtins.str
     uid: builtins.str
     phase: Global___JobPhase.ValueType
@@ -230,6 +231,8 @@ class JobStatus(google.protobuf.message.Message):
     """Some node has no SDK: steps unknown there."""
     stored_step: builtins.int
     """Newest step that is committed on storage; 0: none that the master has seen."""
+    memory_step: builtins.int
+    """Newest step that every node of the newest world has in memory; 0: none that the master has heard of."""
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BudgetState]: ...
     @property
@@ -269,8 +272,9 @@ class JobStatus(google.protobuf.message.Message):
         job_seconds: builtins.float = ...,
         degraded_progress: builtins.bool = ...,
         stored_step: builtins.int = ...,
+        memory_step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "has_loss", b"has_loss", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "has_loss", b"has_loss", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
 
 Global___JobStatus: typing_extensions.TypeAlias = JobStatus
 

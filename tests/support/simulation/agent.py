@@ -30,6 +30,7 @@ from holdfast_wire.messages import (
     PrepareStore,
     RankStack,
     ReleaseBefore,
+    SaveHeld,
     SessionResponse,
     StateDigest,
     StepAnnounced,
@@ -317,5 +318,6 @@ _ORDERS: dict[type | None, Callable[[Agent, Any, int], None]] = {
     CommitStep: lambda agent, order, number: agent.keeper.on_grant(order, number),
     StepAnnounced: lambda agent, news, number: agent.keeper.on_announced(news, number),
     ReleaseBefore: lambda agent, order, number: agent.keeper.on_release(order, number),
+    SaveHeld: lambda agent, order, number: agent.keeper.on_save_held(order, number),
     Origin: lambda agent, origin, number: agent.keeper.on_origin(origin, number),
 }

@@ -20,8 +20,10 @@ from holdfast_wire.messages import (
     OriginChecked,
     ReleaseBefore,
     RestoreAsked,
+    SaveHeld,
     StepAnnounced,
     StepCommitted,
+    WorldAssignment,
 )
 from simulation.invariants import require
 from simulation.local_round import LocalRound
@@ -31,12 +33,17 @@ if TYPE_CHECKING:
     from simulation.agent import Agent
 
 EVERY = 20
-"""Steps between two that go to memory and to storage."""
+"""Steps between two that go to memory."""
+STORED = 3
+"""Every how many of them go to storage too."""
 ROOT = "/checkpoints"
 MOST_HELD = 8
 MOST_STORED = 16
 FAILS = 0.03
 """Chance that a part cannot be written, or that a version turns out to be damaged."""
+HANGS = 0.02
+"""Chance that a disk answers so late that another agent is asked, or nobody waits any more; half of
+them never do."""
 LARGE = 0.2
 """Share of the jobs whose checkpoints take seconds to look through."""
 
@@ -52,7 +59,10 @@ class Keeper:
         large = random.Random(f"{scenario.seed}/checks").random() < LARGE
         self.check_seconds = 3.0 if large else 0.3
         """Longest, of looking through what a round is to start from."""
-        self.memory: set[CheckpointVersion] = set()
+        self.memory: dict[CheckpointVersion, WorldAssignment] = {}
+        """With the place of the ranks that saved it."""
+        self.told: tuple[CheckpointHeld, int] | None = None
+        """What was said last of it, and of which round."""
         self.unheard: dict[Key, CheckpointShard] = {}
         """What was written, until it is known what became of it."""
         self.looked = (0, 0)
@@ -79,25 +89,47 @@ class Keeper:
         self.looked = (current.number, max(before, step))
 
     def _save(self, current: LocalRound, version: CheckpointVersion) -> None:
-        self.memory.add(version)
-        held = CheckpointHeld(versions=tuple(self._newest()))
-        self.agent.report(held, current.number)
-        place = current.assignment
+        place = self.memory[version] = current.assignment
+        self._say_held(current.number)
+        if version.step // EVERY % STORED == 0:
+            self._write(version, f"{place.world_hash}-{version.step}")
+
+    def _say_held(self, number: int) -> None:
+        self.told = (CheckpointHeld(versions=tuple(self._newest())), number)
+        self.agent.report(*self.told)
+
+    def _write(self, version: CheckpointVersion, attempt: str) -> None:
+        place = self.memory[version]
         shard = CheckpointShard(
             version=version,
             world_size=place.world_size,
             ranks=tuple(range(place.base_rank, place.base_rank + self.agent.local)),
             root=ROOT,
-            attempt=f"{place.world_hash}-{version.step}",
+            attempt=attempt,
         )
-        self.agent.later(self.luck.uniform(0.02, 0.8) + self.agent.drag, self._written, shard)
+        self.agent.later(self._delay(0.8), self._written, shard)
+
+    def _delay(self, most: float) -> float:
+        """Seconds that a disk takes."""
+        if self.luck.random() < HANGS:
+            return self.luck.choice((self.luck.uniform(6.0, 40.0), 1e6))
+        return self.luck.uniform(0.02, most) + self.agent.drag
 
     def _newest(self) -> list[CheckpointVersion]:
         return sorted(self.memory, reverse=True)[:MOST_HELD]
 
+    def _usable(self, place: WorldAssignment) -> tuple[CheckpointVersion, ...]:
+        """What the ranks of a place could start from: saved by the same ones of as many."""
+        here = (place.world_size, place.base_rank)
+        return tuple(
+            one
+            for one in self._newest()
+            if (self.memory[one].world_size, self.memory[one].base_rank) == here
+        )
+
     def _written(self, shard: CheckpointShard) -> None:
         if self.luck.random() < FAILS:
-            shard = dataclasses.replace(shard, error="no space")
+            shard = dataclasses.replace(shard, ranks=(), error="no space")
         else:
             self.storage.write(shard)
         assert shard.version is not None
@@ -111,7 +143,7 @@ class Keeper:
         if not self.pause:
             return
         stored = sorted(self.storage.committed, reverse=True)[:MOST_STORED]
-        asked = RestoreAsked(memory=tuple(self._newest()), stored=tuple(stored))
+        asked = RestoreAsked(memory=self._usable(current.assignment), stored=tuple(stored))
         self.question = (current, asked)
         self.agent.report(asked, current.number)
 
@@ -119,6 +151,8 @@ class Keeper:
         """A master may not have heard what was said last."""
         for shard in list(self.unheard.values()):
             self.agent.report(shard)
+        if self.told is not None:
+            self.agent.report(*self.told)
         if self.question is not None:
             current, asked = self.question
             if not (current.dead or current.killed):
@@ -140,13 +174,18 @@ class Keeper:
             text = f"{self.agent.agent_id} is to start from {origin.version}, which it has not"
             require(origin.version in asked.memory, "origin_is_there", text)
         self.question = (current, dataclasses.replace(asked, told=origin))
+        start = origin.version if origin.memory else None
+        self.memory = {
+            one: place for one, place in self.memory.items() if start is not None and one <= start
+        }
+        self._say_held(number)
 
     # -------------------------------------------------------------------------------------- orders
 
     def on_grant(self, order: CommitStep, _: int) -> None:
         """Commit a version: nobody does that without being told."""
         self.storage.take(order, self.agent.agent_id)
-        self.agent.later(self.luck.uniform(0.02, 1.0) + self.agent.drag, self._commit, order)
+        self.agent.later(self._delay(1.0), self._commit, order)
 
     def _commit(self, order: CommitStep) -> None:
         error = self.storage.commit(order)
@@ -161,6 +200,20 @@ class Keeper:
 
     def on_release(self, order: ReleaseBefore, _: int) -> None:
         """What need not be kept in memory any more."""
-        self.memory -= set(order.passed_over)
-        if order.complete is not None:
-            self.memory = {one for one in self.memory if one >= order.complete}
+        for one in list(self.memory):
+            old = order.complete is not None and one < order.complete
+            if old or one in order.passed_over:
+                del self.memory[one]
+
+    def on_save_held(self, order: SaveHeld, _: int) -> None:
+        """What lies in memory is to be written, whoever of its ranks lives."""
+        assert order.version is not None
+        known = self.unheard.get((order.version, order.attempt))
+        if known is not None:
+            self.agent.report(known)
+        elif order.version in self.memory:
+            self._write(order.version, order.attempt)
+        else:
+            error = "it is not in memory"
+            shard = CheckpointShard(version=order.version, attempt=order.attempt, error=error)
+            self.agent.report(shard)

@@ -74,6 +74,9 @@ class Master:
             heartbeat_seconds=job.scenario.heartbeat,
             silence_seconds=4.0 + 2 * job.scenario.heartbeat,
             masterless_seconds=job.scenario.masterless,
+            commit_seconds=5.0,
+            rescue_seconds=20.0,
+            rescue_least_seconds=0.2,
         )
         self.identity = CoreIdentity(
             job_name="job",

@@ -234,8 +234,8 @@ def _unwritten() -> list[Patch]:
     """A change of the state that the journal does not know."""
     right = rounds._decide
 
-    def decide(the_desk: Any, verdict: Any) -> None:
-        right(the_desk, verdict)
+    def decide(the_desk: Any, verdict: Any, members: Any) -> None:
+        right(the_desk, verdict, members)
         the_desk.state.rescales += 1
 
     return [(rounds, "_decide", decide)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from holdfast_master.decide import checkpoints as policy
-from holdfast_master.job import checkpoints
+from holdfast_master.job import checkpoints, rescue
 from holdfast_master.job.checkpoint_book import Pending
 from simulation.planted_agent import Patch
 
@@ -48,10 +49,52 @@ def _anybodys_memory() -> list[Patch]:
     return [(policy, "_newest", newest)]
 
 
+def _leaves_at_once() -> list[Patch]:
+    """Agents are sent away with what only their memory has."""
+    return [(rescue, "for_end", lambda *_: False)]
+
+
+def _rescues_for_ever() -> list[Patch]:
+    """What only memory has is waited for until it is there."""
+    right = rescue._goes_on
+
+    def goes_on(the_desk: Any, new: Any, why: str, grace: float) -> bool:
+        going = right(the_desk, new, why, grace)
+        if the_desk.checkpoints.rescue is not None:
+            the_desk.checkpoints.rescue.seconds = 1e9
+        return going
+
+    return [(rescue, "_goes_on", goes_on)]
+
+
+def _grant_for_ever() -> list[Patch]:
+    """Nobody looks whether a grant is answered."""
+    return [(checkpoints, "_watch_grants", lambda _: None)]
+
+
+def _rescued_early() -> list[Patch]:
+    """A step counts as rescued once the first part is on storage."""
+
+    def committed(the_desk: Any) -> Any:
+        stock = right(the_desk)
+        there = [one.version for one in the_desk.checkpoints.pending.values() if one.ranks]
+        return dataclasses.replace(stock, committed=max([stock.committed, *there], key=_order))
+
+    def _order(version: Any) -> Any:
+        return (0, 0) if version is None else (version.lineage, version.step)
+
+    right = rescue._stock
+    return [(rescue, "_stock", committed)]
+
+
 BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("granted early", "a commit is granted before all is there", _granted_early),
     ("announced early", "a step is announced that may be lost", _announced_early),
     ("one name", "two coordinators commit under one name", _one_name),
+    ("leaves at once", "a job ends without what is in memory", _leaves_at_once),
+    ("rescues for ever", "a disk that hangs keeps a job from its end", _rescues_for_ever),
+    ("rescued early", "one node's part counts as a step", _rescued_early),
+    ("grant for ever", "an agent that hangs keeps a step from its end", _grant_for_ever),
     ("anybody's memory", "a world starts from what not all have", _anybodys_memory),
 )
 """Name, what is wrong, and how."""

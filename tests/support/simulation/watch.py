@@ -36,7 +36,7 @@ from holdfast_wire.messages import (
     WorldDecided,
     WorldMember,
 )
-from simulation import invariants
+from simulation import invariants, memory
 from simulation.invariants import Broken, require
 from simulation.presence import Presence
 
@@ -101,6 +101,7 @@ class Watch:
             self._note(event)
         desk = self.master.core._desk
         self._validate(len(desk.roster.nodes))
+        memory.grants_answered(desk)
         if isinstance(event, Received | Connected):
             self._fences(event, batch)
         told: dict[int, list[WorldAssignment]] = {}
@@ -200,6 +201,7 @@ class Watch:
     def _record(self, event: Input | None, item: Record, batch: list[Instruction]) -> None:
         fact: Any = item.fact
         state = self.master.core._desk.state
+        memory.ends_begin(self.master.core._desk, fact)
         if isinstance(fact, WorldDecided):
             self._world(fact)
         elif isinstance(fact, GoodputMarked):

@@ -93,6 +93,11 @@ class Keeper:
         self.world, self.kept = hello.world, hello.kept
 
     @property
+    def lineage(self) -> int:
+        """Round of the newest world whose ranks have said hello; -1: none has."""
+        return self._lineage
+
+    @property
     def ranks(self) -> list[int]:
         """Ranks that have an arena here."""
         return sorted(self._held)

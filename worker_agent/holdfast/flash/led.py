@@ -7,85 +7,28 @@ provides it. Everything here runs on the service's own thread; a master's word c
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from holdfast.flash.commit import CommitError, read_manifest_or_none
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.keeper import Job, Keeper
+from holdfast.flash.lead import Answer, Lead, Question, Written
 from holdfast.flash.link import Hello, Origin, Saved
 from holdfast.flash.manifest import ManifestError, Shard
 from holdfast.flash.persisting import Grant, Storage
 from holdfast.flash.reading import committed, verify
+from holdfast.flash.rescuing import Order, Outcome, Rescuer
 from holdfast.flash.service import Member, Service, lineage_of
 
 log: Final = logging.getLogger(__name__)
 
 _MOST_STORED: Final = 16
 _KEPT_ENDS: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """The parts of all ranks here are on storage, or will not be."""
-
-    version: Version
-    world: int
-    ranks: tuple[int, ...]
-    root: str
-    attempt: str
-    size: int = 0
-    """Bytes."""
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """All ranks here wait to be told what their round starts from."""
-
-    round: int
-    memory: tuple[Version, ...]
-    stored: tuple[Version, ...]
-    told: Answer | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a round starts from, by the master."""
-
-    number: int
-    version: Version | None
-    memory: bool
-    go: bool
-    """False: only check it."""
-    share: int = 0
-    shares: int = 1
-    notes: tuple[str, ...] = ()
-
-
-class Lead(Protocol):
-    """The way to the master; called from the service's thread, and returns at once."""
-
-    def attempt(self, round_number: int) -> str:
-        """Return the name of a world's attempts, the same on all of its nodes."""
-
-    def held(self, round_number: int, versions: frozenset[Version]) -> None:
-        """Say what every rank here has in memory, after it changed."""
-
-    def written(self, parts: Written) -> None:
-        """Say that a step's parts here are on storage, or will not be."""
-
-    def committed(self, grant: Grant, error: str) -> None:
-        """Say what became of a grant."""
-
-    def asks(self, question: Question) -> None:
-        """Ask what a round starts from."""
-
-    def checked(self, round_number: int, answer: Answer, error: str) -> None:
-        """Say whether an answer's share is as it was written."""
 
 
 class LedService(Service):
@@ -97,6 +40,9 @@ class LedService(Service):
         self._lead = lead
         self._held: tuple[int, frozenset[Version]] = (0, frozenset())
         self._unannounced: dict[Version, Written] = {}
+        self._writing: collections.Counter[Version] = collections.Counter()
+        """Parts of ranks that are on their way to storage, by what the ranks themselves asked."""
+        self._rescuer = Rescuer(keeper, self._disk, self._aside, self._told)
         self._grants: dict[str, str | None] = {}
         """Errors of the newest grants by own name; None: it is being carried out."""
         self._ended: list[tuple[Grant, str]] = []
@@ -113,15 +59,13 @@ class LedService(Service):
     # --- memory ---------------------------------------------------------------------------------
 
     def _turned(self) -> None:
-        """Tell the master what is in memory, where other nodes have a part in what is complete."""
+        """Tell the master what is in memory; what a rank saved before it died is there too."""
         keeper = self.keeper
-        members = [member for member in self._members if member.hello is not None]
-        if not members or keeper.kept == keeper.world or len(members) < keeper.kept:
+        if not keeper.here or len(keeper.here) < keeper.kept:
             return
-        if max(map(lineage_of, members)) != self._begun:
+        if keeper.lineage != self._begun:
             return  # what there is may have to be fallen back to
-        ranks = [member.hello.rank for member in members if member.hello is not None]
-        now = (max(map(lineage_of, members)), keeper.common(ranks))
+        now = (keeper.lineage, keeper.common(keeper.here))
         if now != self._held:
             self._held = now
             self._lead.held(*now)
@@ -148,8 +92,18 @@ class LedService(Service):
             )
         )
 
+    def _work_on(self, job: Job) -> None:
+        self._writing[job.version] += job.durable
+        super()._work_on(job)
+
+    def _done(self, job: Job, shard: Shard | None, error: str) -> None:
+        self._writing[job.version] -= job.durable
+        if not self._writing[job.version]:
+            del self._writing[job.version]
+        super()._done(job, shard, error)
+
     def _failed(self, version: Version, error: str) -> None:
-        if self._storage is not None and any(version in one.durable for one in self._members):
+        if self._storage is not None:
             parts = Written(
                 version=version,
                 world=self.keeper.world,
@@ -165,6 +119,46 @@ class LedService(Service):
     def _say(self, parts: Written) -> None:
         self._unannounced[parts.version] = parts
         self._lead.written(parts)
+
+    def save_held(self, version: Version, attempt: str) -> None:
+        """Write a version that lies in memory here, whoever of its ranks lives; tell either way."""
+        known, storage = self._unannounced.get(version), self._storage
+        if known is not None and known.attempt == attempt:
+            self._lead.written(known)
+            return
+        on_its_way = self._writing[version] + len(self._parts.get(version, ()))
+        if storage and storage.token == attempt and on_its_way >= self.keeper.kept:
+            return  # as its ranks asked: it is told when it is there
+        root = storage.root if storage else ""
+        self._rescuer.order(Order(version=version, attempt=attempt, root=root))
+
+    def _told(
+        self, order: Order, *, world: int, ranks: tuple[int, ...], size: int, error: str
+    ) -> None:
+        parts = Written(
+            version=order.version,
+            world=world,
+            ranks=ranks,
+            root=order.root,
+            attempt=order.attempt,
+            size=size,
+            error=error,
+        )
+        if error:
+            self._lead.written(parts)
+        else:
+            self._say(parts)
+
+    def _aside(self, work: Callable[[], Outcome], taken: Callable[[Outcome], None]) -> None:
+        def back(outcome: Outcome) -> None:
+            self._in_flight -= 1
+            taken(outcome)
+
+        def carry_out() -> None:
+            outcome = work()
+            self.post(lambda: back(outcome))
+
+        self._hand_out(carry_out)
 
     def grant(self, grant: Grant) -> None:
         """Commit a step: the master lets this keeper do it."""

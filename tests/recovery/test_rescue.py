@@ -1,0 +1,115 @@
+"""Steps that only memory has are on storage before the job ends, or its nodes go apart."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from holdfast.flash.disk import PosixDisk
+from holdfast.flash.reading import verify
+from local_job import STEPS, StartJob, assert_same_curve, event_times, losses
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+ONLY_MEMORY = "--save-every=100000"
+NO_FAILURE = {"budgets": {"failures": {"limit": 0}}}
+
+
+def _steps(folder: Path) -> list[int]:
+    """Return what is committed; anything else in the directory is a fault."""
+    return sorted(int(path.name.removeprefix("step_")) for path in folder.iterdir())
+
+
+def _tensors(step: Path) -> Mapping[str, torch.Tensor]:
+    """Return every tensor of a checkpoint, read by torch alone."""
+    metadata = dcp.FileSystemReader(step).read_metadata()
+    target = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    loaded: dict[str, Any] = dict(target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch tells that it reads alone
+        dcp.load(loaded, checkpoint_id=step, no_dist=True)
+    return target
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_a_job_that_fails_leaves_its_newest_step_on_storage(
+    start_job: StartJob, tmp_path: Path, parallel: str
+) -> None:
+    """No budget for a failure: what all ranks had in memory is committed, bit for bit."""
+    folder = tmp_path / "checkpoints"
+    job = start_job(
+        f"--parallel={parallel}", ONLY_MEMORY, "--extra-work-ms=20", failurePolicy=NO_FAILURE
+    )
+    before = job.wait_step(30)
+    assert before.stored_step == 0
+    assert before.memory_step > 0
+    os.kill(job.rank_pid(1), signal.SIGKILL)
+    assert job.finish() == 1, job.evidence()
+    assert "FailureBudgetExhausted" in job.output
+    (step,) = _steps(folder)
+    assert step >= before.step - 3, job.evidence()
+    assert event_times(job.output, "CheckpointRescued"), job.evidence()
+    found = folder / f"step_{step}"
+    assert verify(PosixDisk(), str(found)).version.step == step
+    unbroken = tmp_path / "unbroken"
+    again = start_job(
+        f"--parallel={parallel}", f"--save-every={step}", f"--checkpoint-dir={unbroken}"
+    )
+    again.wait_for("the same step", (unbroken / f"step_{step}").exists)
+    kept, wanted = _tensors(found), _tensors(unbroken / f"step_{step}")
+    assert kept.keys() == wanted.keys()
+    assert kept
+    different = [name for name, tensor in kept.items() if not tensor.equal(wanted[name])]
+    assert different == []
+
+
+def test_a_world_of_one_node_that_fails_leaves_its_newest_step_on_storage(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """Its keeper alone sees what is complete: the master has it written all the same."""
+    job = start_job(
+        ONLY_MEMORY, "--extra-work-ms=20", replicas=1, minReplicas=1, failurePolicy=NO_FAILURE
+    )
+    before = job.wait_step(30)
+    os.kill(job.rank_pid(0), signal.SIGKILL)
+    assert job.finish() == 1, job.evidence()
+    (step,) = _steps(tmp_path / "checkpoints")
+    assert step >= before.step - 3, job.evidence()
+
+
+def test_a_world_that_shrinks_without_a_boundary_starts_from_the_newest_step_of_memory(
+    start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
+) -> None:
+    """A rank dies while all are to save and stop: both agents still have what was complete."""
+    job = start_job(ONLY_MEMORY, "--extra-work-ms=100")
+    before = job.wait_step(30)
+    victim = job.rank_pid(1)
+    os.kill(victim, signal.SIGSTOP)
+    done = job.cli("drain", job.name, "1")
+    assert done.returncode == 0, done.stderr
+    job.wait_event("BoundaryArmed")
+    os.kill(victim, signal.SIGKILL)
+    after = job.wait_step(31, round_above=before.round)
+    assert after.world_size == 1
+    [start] = [event.text for event in job.events() if event.reason == "CheckpointRestored"]
+    found = re.search(r"starts from step (\d+) in storage", start)
+    assert found, start
+    assert int(found[1]) >= before.step - 3
+    reasons = [event.reason for event in job.events()]
+    assert reasons.count("CheckpointRescued") == 1
+    assert "CheckpointNotRescued" not in reasons
+    assert job.finish() == 0, job.evidence()
+    assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
