@@ -183,8 +183,8 @@ def measure(job: Job, mean: float, *, number: int, seeds: int, choose: Choose = 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as Markdown."""
-    heads = ("job", "a failure every", "best fixed: memory, storage", "goodput")
-    heads += ("automatic", "goodput", "learned: median", "nine in ten", "worst")
+    heads = ["job", "a failure every", "best fixed: memory, storage", "goodput"]
+    heads += ["automatic", "goodput", "learned: median", "nine in ten", "worst"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         guesses = sorted(row.learned_goodput)

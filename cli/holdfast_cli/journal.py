@@ -22,6 +22,7 @@ _TOOLS = "holdfast_master.inspection"
 FACTS = (
     "BudgetCharge",
     "CheckpointCommitted",
+    "ScheduleConfirmed",
     "CommandFinished",
     "CommandIssued",
     "EventRecorded",

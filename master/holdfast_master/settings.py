@@ -71,6 +71,11 @@ class CoreSettings:
     """After a start with a journal: how long members of the old world may take to come back."""
     goodput_mark_seconds: float = 60.0
     """Between two goodput records in the journal: what a crash of the master may misplace."""
+    schedule_seconds: float = 30.0
+    """Between two looks at how far apart checkpoints should be: what they follow from changes
+    slowly."""
+    failure_seconds: float = 0.0
+    """Mean time between failures of the job, where somebody knows it; 0: it is learned."""
     event_limit: int = 10_000
     """Events (not seconds) that are kept in memory for watchers."""
     incident_limit: int = 1_000

@@ -116,6 +116,8 @@ class EventReason:
     """Every rank is to save after the same step, and goes on."""
     CHECKPOINT_FAILED: Final = "CheckpointFailed"
     """A step could not be written or committed; what was committed before is as it was."""
+    CHECKPOINT_SCHEDULED: Final = "CheckpointScheduled"
+    """Checkpoints are so many steps apart from now on, and why."""
     SCALE_REQUESTED: Final = "ScaleRequested"
     """A user asked for another number of replicas; the operator was told."""
     RESTART_REQUESTED: Final = "RestartRequested"

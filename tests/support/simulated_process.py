@@ -21,6 +21,7 @@ from holdfast_wire.messages import (
     ReleaseBefore,
     RoundStarted,
     SessionResponse,
+    SetSchedule,
     StateDigest,
     StepAnnounced,
     StopRound,
@@ -65,6 +66,10 @@ class AgentProcess(AgentLine):
         elif self.round and self.arm is not None:
             self._echo(self.arm)
 
+    def _schedule(self, fence: Fence, message: SetSchedule) -> None:
+        if self.round and fence.round == self.round:
+            self.hear_schedule(message)
+
     def _assigned(self, fence: Fence, message: WorldAssignment) -> None:
         if fence.round < self.newest_round or (fence.round == self.newest_round and self.round):
             return
@@ -72,6 +77,7 @@ class AgentProcess(AgentLine):
         self._kill()
         self.assignment, self.newest_round, self.finished = message, fence.round, False
         self.important.clear()
+        self.schedules, self.seen = [], {}
         if message.store_id:
             assert self.store is not None
             assert self.store.store_id == message.store_id
@@ -265,4 +271,5 @@ _RECEIVE: dict[type | None, Callable[[AgentProcess, Fence, object], None]] = {
     CommitStep: lambda *_: None,
     StepAnnounced: lambda *_: None,
     ReleaseBefore: lambda *_: None,
+    SetSchedule: AgentProcess._schedule,  # type: ignore[dict-item]
 }

@@ -40,6 +40,7 @@ from holdfast_wire.messages.checkpoint import (
     OriginChecked,
     ReleaseBefore,
     RestoreAsked,
+    SetSchedule,
     StepAnnounced,
     StepCommitted,
 )
@@ -94,6 +95,7 @@ class SessionResponse:
         | CommitStep
         | StepAnnounced
         | ReleaseBefore
+        | SetSchedule
         | None
     ) = None
 

@@ -115,6 +115,21 @@ class JobStatus:
     """Some node has no SDK: steps unknown there."""
     stored_step: int = 0
     """Newest step that is committed on storage; 0: none that the master has seen."""
+    checkpoint_intervals: tuple[CheckpointInterval, ...] = ()
+    """Tiers of checkpoints that the master has set an interval for; empty: nobody follows its
+    schedule."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInterval:
+    """CheckpointInterval: how often one tier is saved to, and why."""
+
+    tier: str = ""
+    """memory or storage."""
+    every: int = 0
+    """Steps between saves; 0: none."""
+    reason: str = ""
+    """For people: what it was computed from."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
