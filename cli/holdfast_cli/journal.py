@@ -22,7 +22,6 @@ _TOOLS = "holdfast_master.inspection"
 FACTS = (
     "BudgetCharge",
     "CheckpointCommitted",
-    "ScheduleConfirmed",
     "CommandFinished",
     "CommandIssued",
     "EventRecorded",

@@ -153,6 +153,7 @@ def test_ranks_that_saved_and_ended_are_counted(*, found: list[Rank], count: int
 
 def _saving(**fields: Any) -> SavingSample:
     blank = SavingSample(
+        step_ns=0,
         memory_ns=0,
         storage_ns=0,
         durable_ns=0,
@@ -166,11 +167,17 @@ def _saving(**fields: Any) -> SavingSample:
 
 def test_the_slowest_rank_is_what_saving_costs_a_node() -> None:
     """All wait for it; the step at which a schedule was heard is the latest of theirs."""
-    one = _saving(memory_ns=2_000_000, storage_ns=5_000_000, seen_id=3, seen_step=11)
+    one = _saving(
+        step_ns=2_000_000, memory_ns=2_000_000, storage_ns=5_000_000, seen_id=3, seen_step=11
+    )
     other = _saving(memory_ns=1_000_000, storage_ns=7_000_000, seen_id=3, seen_step=12)
     found = ranks.saving({0: _rank(saving=one), 1: _rank(saving=other)})
     assert found == SavingReport(
-        memory_seconds=0.002, storage_seconds=0.007, seen_id=3, seen_step=12
+        step_seconds=0.002,
+        memory_seconds=0.002,
+        storage_seconds=0.007,
+        seen_id=3,
+        seen_step=12,
     )
 
 

@@ -14,8 +14,9 @@ from holdfast_wire.messages import DrainNodeRequest, SavingReport, ScheduleConfi
 from simulated_job import SimulatedJob, job_spec
 
 Start = Callable[..., SimulatedJob]
-COSTS = SavingReport(memory_seconds=0.01, storage_seconds=0.2, durable_seconds=1.0)
-PACE = 0.1
+COSTS = SavingReport(
+    step_seconds=0.1, memory_seconds=0.01, storage_seconds=0.2, durable_seconds=1.0
+)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from holdfast.slot import SavingWords, ScheduleHeard, SlotWriter
 from page_worker import page_of
 
 NOTHING = SavingWords(
-    memory_ns=0, storage_ns=0, durable_ns=0, memory_every=None, storage_every=None
+    step_ns=0, memory_ns=0, storage_ns=0, durable_ns=0, memory_every=None, storage_every=None
 )
 
 
@@ -77,11 +77,19 @@ def test_what_saving_costs_is_read_by_the_agent() -> None:
         writer = SlotWriter(page, 0, 0)
         assert page.read(0).saving is None
         writer.say_saving(
-            SavingWords(memory_ns=5, storage_ns=6, durable_ns=7, memory_every=0, storage_every=None)
+            SavingWords(
+                step_ns=4,
+                memory_ns=5,
+                storage_ns=6,
+                durable_ns=7,
+                memory_every=0,
+                storage_every=None,
+            )
         )
         saving = page.read(0).saving
         assert saving is not None
-        assert (saving.memory_ns, saving.storage_ns, saving.durable_ns) == (5, 6, 7)
+        assert (saving.step_ns, saving.memory_ns) == (4, 5)
+        assert (saving.storage_ns, saving.durable_ns) == (6, 7)
         assert (saving.memory_every, saving.storage_every) == (0, None)
 
 

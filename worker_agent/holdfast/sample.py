@@ -11,6 +11,8 @@ from holdfast.layout import NOTICE_BYTES, NOTICE_OFFSET, Section, Word
 class SavingSample:
     """What a rank that follows its master's schedule says of its saves; ns, 0: not measured."""
 
+    step_ns: int
+    """A training step without any save."""
     memory_ns: int
     """That a save to memory stops training."""
     storage_ns: int
@@ -106,6 +108,7 @@ def decode(copy: bytes, *, consistent: bool) -> RankSample:
 
 def _saving(words: memoryview) -> SavingSample:
     return SavingSample(
+        step_ns=words[Word.SAVED_STEP_NS],
         memory_ns=words[Word.MEMORY_NS],
         storage_ns=words[Word.STORAGE_NS],
         durable_ns=words[Word.DURABLE_NS],

@@ -45,6 +45,7 @@ _MOST: Final = 2**64 - 1
 class SavingWords:
     """What a rank that follows its master's schedule says of its saves; ns, 0: not measured."""
 
+    step_ns: int
     memory_ns: int
     storage_ns: int
     durable_ns: int
@@ -213,6 +214,7 @@ class SlotWriter:
         """Say what saving costs here, and that the master's schedule is followed."""
         self._store(
             (Word.SAVES, 1),
+            (Word.SAVED_STEP_NS, saving.step_ns),
             (Word.MEMORY_NS, saving.memory_ns),
             (Word.STORAGE_NS, saving.storage_ns),
             (Word.DURABLE_NS, saving.durable_ns),

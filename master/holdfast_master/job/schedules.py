@@ -38,8 +38,6 @@ FIRST: Final = Every(memory=1, storage=100)
 """What a job begins with before anything is measured: as a rank without a master."""
 _MOST_TRIES: Final = 6
 """Doublings of the margin: an offer is repeated for as long as its world lives."""
-_LEAST_SHARE: Final = 0.1
-"""Of the time between two steps that is no save: below this the figures contradict each other."""
 _NEVER: Final = 1e-12
 """Failures in a second of a tier that the script does not use."""
 _SCRIPT: Final = "the script says so"
@@ -103,9 +101,12 @@ def due(desk: Desk) -> None:
     trains = desk.state.phase is JobPhase.TRAINING and desk.boundary is None
     if not trains or book.offer is not None or book.now is None or not world.fact.memory_every:
         return
-    pins = _pins(desk, world)
-    costs = _costs(desk, world, book.now, pins)
-    if pins is None or costs is None:
+    reports = _reports(desk, world)
+    if not reports:
+        return
+    pins = reports[0]  # one script, and so the same on all
+    costs = _costs(reports, pins)
+    if costs is None:
         return
     now = _over(pins, book.now)
     wish = _over(pins, Every(memory=desk.spec.memory_every, storage=desk.spec.storage_every))
@@ -124,11 +125,10 @@ def _members(desk: Desk, world: World) -> list[Node]:
     return [nodes[rank] for rank in world.places if rank in nodes]
 
 
-def _pins(desk: Desk, world: World) -> SavingReport | None:
-    """The report of a member, for the script's own numbers; None: not every rank follows."""
-    reports = [node.saving for node in _members(desk, world)]
-    found = [report for report in reports if report is not None]
-    return found[0] if len(found) == len(world.places) else None
+def _reports(desk: Desk, world: World) -> list[SavingReport]:
+    """What every member says; empty: not every rank follows."""
+    found = [node.saving for node in _members(desk, world) if node.saving is not None]
+    return found if len(found) == len(world.places) else []
 
 
 def _over(pins: SavingReport, every: Every) -> Every:
@@ -140,21 +140,17 @@ def _over(pins: SavingReport, every: Every) -> Every:
     )
 
 
-def _costs(desk: Desk, world: World, now: Every, pins: SavingReport | None) -> Costs | None:
+def _costs(reports: list[SavingReport], pins: SavingReport) -> Costs | None:
     """What saving costs the world: its slowest node counts. None: too little was measured."""
-    if pins is None or not world.step_seconds:
-        return None
-    reports = [node.saving for node in _members(desk, world) if node.saving is not None]
+    step = max(report.step_seconds for report in reports)
     memory = max(report.memory_seconds for report in reports)
     storage = max(report.storage_seconds for report in reports)
     if pins.memory_every == 0:
         memory = storage
-    if not memory:
+    if not (step and memory):
         return None
-    # The time between two steps holds its part of the saves.
-    saves = memory / max(1, now.memory) + max(0.0, storage - memory) / max(1, now.storage)
     return Costs(
-        step=max(world.step_seconds - saves, _LEAST_SHARE * world.step_seconds),
+        step=step,
         memory=memory,
         storage=storage or None,
         durable=max(report.durable_seconds for report in reports),
@@ -267,10 +263,11 @@ def _send_offer(desk: Desk, node: Node, world: World, offer: Offered) -> None:
 def intervals(desk: Desk) -> tuple[CheckpointInterval, ...]:
     """What holds now, tier by tier; empty: nobody follows."""
     world, book = desk.running(), desk.schedule
-    pins = _pins(desk, world) if world is not None and world.round == book.round else None
-    if pins is None or book.now is None:
+    reports = _reports(desk, world) if world is not None and world.round == book.round else []
+    if not reports or book.now is None:
         return ()
-    now, verdict = _over(pins, book.now), book.verdict
+    pins, verdict = reports[0], book.verdict
+    now = _over(pins, book.now)
     return (
         _tier("memory", now.memory, pins.memory_every, verdict.memory_reason if verdict else ""),
         _tier(

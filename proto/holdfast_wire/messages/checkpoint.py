@@ -99,6 +99,8 @@ class SavingReport:
     """Newest SetSchedule that all ranks of the node have heard of; 0: none."""
     seen_step: int = 0
     """Most steps that one of them had completed when it did."""
+    step_seconds: float = 0.0
+    """A training step without any save, s; 0: not measured yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

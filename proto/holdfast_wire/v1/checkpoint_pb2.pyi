@@ -227,6 +227,7 @@ class SavingReport(google.protobuf.message.Message):
     STORAGE_EVERY_FIELD_NUMBER: builtins.int
     SEEN_ID_FIELD_NUMBER: builtins.int
     SEEN_STEP_FIELD_NUMBER: builtins.int
+    STEP_SECONDS_FIELD_NUMBER: builtins.int
     memory_seconds: builtins.float
     """That a save to memory stops training, s; 0: not measured yet."""
     storage_seconds: builtins.float
@@ -240,6 +241,8 @@ class SavingReport(google.protobuf.message.Message):
     """Newest SetSchedule that all ranks of the node have heard of; 0: none."""
     seen_step: builtins.int
     """Most steps that one of them had completed when it did."""
+    step_seconds: builtins.float
+    """A training step without any save, s; 0: not measured yet."""
     def __init__(
         self,
         *,
@@ -250,9 +253,10 @@ class SavingReport(google.protobuf.message.Message):
         storage_every: builtins.int | None = ...,
         seen_id: builtins.int = ...,
         seen_step: builtins.int = ...,
+        step_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_memory_every", b"_memory_every", "_storage_every", b"_storage_every", "memory_every", b"memory_every", "storage_every", b"storage_every"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_memory_every", b"_memory_every", "_storage_every", b"_storage_every", "durable_seconds", b"durable_seconds", "memory_every", b"memory_every", "memory_seconds", b"memory_seconds", "seen_id", b"seen_id", "seen_step", b"seen_step", "storage_every", b"storage_every", "storage_seconds", b"storage_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_memory_every", b"_memory_every", "_storage_every", b"_storage_every", "durable_seconds", b"durable_seconds", "memory_every", b"memory_every", "memory_seconds", b"memory_seconds", "seen_id", b"seen_id", "seen_step", b"seen_step", "step_seconds", b"step_seconds", "storage_every", b"storage_every", "storage_seconds", b"storage_seconds"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_memory_every", b"_memory_every"]) -> typing.Literal["memory_every"] | None: ...
     @typing.overload

@@ -13,6 +13,7 @@ import random
 from holdfast.flash.decide.schedule import Course, Every, Offer
 from holdfast.sample import SavingSample
 from holdfast_wire.messages import SetSchedule, WorldAssignment
+from simulation.training import PACE
 
 COSTS_SECONDS = 6.0
 """What saving costs is another figure after this long."""
@@ -55,6 +56,7 @@ class Follower:
         """What the page says."""
         luck = random.Random(f"{self._seed}/{int(now / COSTS_SECONDS)}")
         return SavingSample(
+            step_ns=round(PACE * 1e9),
             memory_ns=round(10 ** luck.uniform(6, 9)),
             storage_ns=round(10 ** luck.uniform(7, 10)) if luck.random() < 0.8 else 0,
             durable_ns=round(10 ** luck.uniform(8, 10)),

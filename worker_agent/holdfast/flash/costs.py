@@ -1,7 +1,10 @@
 """What saving costs this rank: measured for the master, and consulted by nobody here.
 
-Belongs here: turning instants into smoothed costs. Does not belong here: reading a clock (who saves
+Belongs here: turning instants into usual costs. Does not belong here: reading a clock (who saves
 does), sending (`pacing`), what follows for the schedule (the master's `interval`).
+
+Medians throughout: an evaluation, a slow batch or a save beside a busy disk is no usual cost, and a
+schedule must not follow each of them.
 """
 
 from __future__ import annotations
@@ -9,17 +12,22 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
+from collections.abc import Sequence
 
-_SHARE = 0.3
-"""Of a new value in the smoothed one: three saves outweigh all before."""
 _SPANS = 32
 """Step times that a usual one is taken from."""
+_SAVES = 15
+"""Saves to memory that a usual one is taken from."""
+_WRITES = 5
+"""Saves to storage that a usual one is taken from; they are rare."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Costs in ns; 0: not measured yet."""
+    """Usual costs in ns; 0: not measured yet."""
 
+    step_ns: int = 0
+    """A training step without any save."""
     memory_ns: int = 0
     """That a save to memory stops training."""
     storage_ns: int = 0
@@ -34,18 +42,20 @@ class Meter:
     def __init__(self) -> None:
         """Begin without a measurement."""
         self.measured = Measured()
+        """Another object after each save."""
         self._stepped_ns = 0
         self._idle: collections.deque[int] = collections.deque(maxlen=_SPANS)
         """Step times while nothing was written."""
         self._busy: collections.deque[int] = collections.deque(maxlen=_SPANS)
         """Step times since the newest save to storage."""
         self._busy_steps = 0
+        self._memory: collections.deque[int] = collections.deque(maxlen=_SAVES)
+        self._storage: collections.deque[int] = collections.deque(maxlen=_WRITES)
+        self._durable: collections.deque[int] = collections.deque(maxlen=_WRITES)
         self._write: tuple[int, int] | None = None
         """When the save to storage that is being written began, and how long it stopped training.
         """
-        self._memory: tuple[int, int] | None = None
-        """Smoothed cost before the newest save, and how long that stopped training; None: the
-        newest was to storage."""
+        self._newest_is_memory = False
 
     def stepped(self, now_ns: int, *, writing: bool) -> None:
         """A step is complete; writing: a save of this rank is on its way to storage."""
@@ -61,28 +71,22 @@ class Meter:
         self._stepped_ns = now_ns
 
     def saved(self, began_ns: int, ended_ns: int, *, storage: bool) -> None:
-        """A save like any other has ended: nothing was planned for it. Call it before `resumed`."""
-        stop = ended_ns - began_ns
+        """A save like any other has ended: nothing was planned for it."""
+        self._newest_is_memory = not storage
         if storage:
-            self._write, self._busy_steps = (began_ns, stop), 0
+            self._write, self._busy_steps = (began_ns, ended_ns - began_ns), 0
             self._busy.clear()
-            self._memory = None
         else:
-            self._memory = (self.measured.memory_ns, stop)
-            self._count_memory()
+            self._memory.append(ended_ns - began_ns)
+            self._sum_up()
 
     def waited(self, wait_ns: int) -> None:
         """The newest save stopped training once more."""
-        if self._memory is not None:
-            self._memory = (self._memory[0], self._memory[1] + wait_ns)
-            self._count_memory()
+        if self._newest_is_memory:
+            self._memory[-1] += wait_ns
+            self._sum_up()
         elif self._write is not None:
             self._write = (self._write[0], self._write[1] + wait_ns)
-
-    def _count_memory(self) -> None:
-        assert self._memory is not None, "a save to memory was the newest"  # noqa: S101
-        memory_ns = _smooth(*self._memory)
-        self.measured = dataclasses.replace(self.measured, memory_ns=memory_ns)
 
     def resumed(self, now_ns: int) -> None:
         """Training goes on after whatever followed a step: that is no part of the next."""
@@ -90,19 +94,19 @@ class Meter:
 
     def _written(self, now_ns: int, began_ns: int, stop: int) -> None:
         self._write = None
-        drag = 0
-        if self._idle and self._busy:
-            # Medians: an evaluation or a slow batch is not the write's fault.
-            longer = statistics.median(self._busy) - statistics.median(self._idle)
-            drag = max(0, round(longer * self._busy_steps))
-        old = self.measured
-        self.measured = dataclasses.replace(
-            old,
-            storage_ns=_smooth(old.storage_ns, stop + drag),
-            durable_ns=_smooth(old.durable_ns, now_ns - began_ns),
+        longer = _usual(self._busy) - _usual(self._idle) if self._idle and self._busy else 0
+        self._storage.append(stop + max(0, longer * self._busy_steps))
+        self._durable.append(now_ns - began_ns)
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        self.measured = Measured(
+            step_ns=_usual(self._idle or self._busy),
+            memory_ns=_usual(self._memory),
+            storage_ns=_usual(self._storage),
+            durable_ns=_usual(self._durable),
         )
 
 
-def _smooth(old: int, new: int) -> int:
-    new = max(1, new)
-    return round(old + _SHARE * (new - old)) if old else new
+def _usual(values: Sequence[int]) -> int:
+    return max(1, round(statistics.median(values))) if values else 0

@@ -22,7 +22,7 @@ from holdfast.flash.decide.schedule import (
     parse,
 )
 from holdfast.job import Job
-from holdfast.slot import SavingWords
+from holdfast.slot import SavingWords, SlotWriter
 
 
 class Pacer:
@@ -35,7 +35,7 @@ class Pacer:
         self._follows = begin is not None
         self._course = Course(begin or ALONE)
         self._meter = Meter()
-        self._said: SavingWords | None = None
+        self._said: Measured | None = None
 
     def begin(self, job: Job, step: int, *, writing: bool) -> Due:
         """Return what is due at a completed step, after a look at what the master says."""
@@ -54,7 +54,7 @@ class Pacer:
         slot = job.slot
         if slot is None:
             return
-        self._say(job, self._meter.measured)
+        self._say(slot)
         heard = slot.hear_schedule(step)
         if heard is None:
             return
@@ -64,17 +64,21 @@ class Pacer:
             self._course.offered(Offer(number=heard.number, step=heard.step, every=every))
             self._course.confirmed(heard.confirmed)
 
-    def _say(self, job: Job, measured: Measured) -> None:
-        said = SavingWords(
-            memory_ns=measured.memory_ns,
-            storage_ns=measured.storage_ns,
-            durable_ns=measured.durable_ns,
-            memory_every=_own(self._schedule.memory_every),
-            storage_every=_own(self._schedule.storage_every),
+    def _say(self, slot: SlotWriter) -> None:
+        measured = self._meter.measured
+        if measured is self._said:
+            return
+        self._said = measured
+        slot.say_saving(
+            SavingWords(
+                step_ns=measured.step_ns,
+                memory_ns=measured.memory_ns,
+                storage_ns=measured.storage_ns,
+                durable_ns=measured.durable_ns,
+                memory_every=_own(self._schedule.memory_every),
+                storage_every=_own(self._schedule.storage_every),
+            )
         )
-        if said != self._said and job.slot is not None:
-            self._said = said
-            job.slot.say_saving(said)
 
     def saved(self, began_ns: int, *, storage: bool) -> None:
         """A save that began then has just ended, and nothing was planned for it."""

@@ -24,6 +24,8 @@ class Saving(Protocol):
     """What one rank says of its saves, as `holdfast.sample.SavingSample` has it (times in ns)."""
 
     @property
+    def step_ns(self) -> int: ...  # noqa: D102
+    @property
     def memory_ns(self) -> int: ...  # noqa: D102
     @property
     def storage_ns(self) -> int: ...  # noqa: D102
@@ -167,6 +169,7 @@ def saving(ranks: Mapping[int, Rank]) -> SavingReport | None:
     seen = {one.seen_id for one in told}
     heard = seen.pop() if len(seen) == 1 else 0
     return SavingReport(
+        step_seconds=max(one.step_ns for one in told) * NS,
         memory_seconds=max(one.memory_ns for one in told) * NS,
         storage_seconds=max(one.storage_ns for one in told) * NS,
         durable_seconds=max(one.durable_ns for one in told) * NS,
