@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from holdfast_master.decide.durations import in_words
 from holdfast_master.decide.failure import PLANNED, EvidenceKind
 
 NODE_SECONDS = 6_000 * 3600.0
@@ -85,10 +86,10 @@ def _mean(observed: Observed, number: int, nodes: int, given: float) -> tuple[fl
     if given > 0:
         return given, "as given"
     assumed = min(NODE_SECONDS / max(1, nodes), LONGEST_ASSUMED)
-    hours = f"in {observed.seconds / 3600:.3g} h of training"
+    trained = f"in {in_words(observed.seconds)} of training"
     if not number:
-        return assumed + observed.seconds, f"assumed; none was seen {hours}"
+        return assumed + observed.seconds, f"assumed; none was seen {trained}"
     seen = max(observed.seconds, 1.0) / number
     mean = math.exp((_WEIGHT * math.log(assumed) + number * math.log(seen)) / (_WEIGHT + number))
     plural = "" if number == 1 else "s"
-    return mean, f"learned from {number} failure{plural} {hours}"
+    return mean, f"learned from {number} failure{plural} {trained}"

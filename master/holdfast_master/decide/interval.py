@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from holdfast_master.decide.durations import in_words
 from holdfast_master.decide.failure_rate import Rates
 
 _SHORTEST_STOP = 1e-6
@@ -187,9 +188,9 @@ def daly(cost: float, mean: float) -> float:
 def _memory_reason(costs: Costs, rates: Rates, fixed: Every, limits: Limits) -> str:
     if fixed.memory:
         return "the job's spec says so"
-    stop = f"a save stops training for {_time(costs.memory)}"
-    text = f"{stop}, a step takes {_time(costs.step)}, {_failures(rates.memory)} {rates.reason}"
-    return f"{text}; at least every {_time(limits.longest_seconds)}"
+    stop = f"a save stops training for {in_words(costs.memory)}"
+    text = f"{stop}, a step takes {in_words(costs.step)}, {_failures(rates.memory)} {rates.reason}"
+    return f"{text}; {in_words(limits.longest_seconds)} at the most"
 
 
 def _storage_reason(costs: Costs, rates: Rates, fixed: Every, limits: Limits) -> str:
@@ -197,23 +198,16 @@ def _storage_reason(costs: Costs, rates: Rates, fixed: Every, limits: Limits) ->
         return "the job's spec says so"
     if costs.storage is None:
         return "as before: no save to storage has been measured yet"
-    stop = f"a save costs {_time(costs.storage)} of training"
-    text = f"{stop}, a step takes {_time(costs.step)}, {_losses(rates.storage)} {rates.reason}"
+    stop = f"a save costs {in_words(costs.storage)} of training"
+    text = f"{stop}, a step takes {in_words(costs.step)}, {_losses(rates.storage)} {rates.reason}"
     if costs.durable:
-        text += f"; a write of {_time(costs.durable)} has to fit"
-    return text + f"; at least every {_time(limits.longest_seconds)}"
+        text += f"; a write of {in_words(costs.durable)} has to fit"
+    return text + f"; {in_words(limits.longest_seconds)} at the most"
 
 
 def _failures(rate: float) -> str:
-    return f"a process fails every {_time(1 / rate)}"
+    return f"a process fails every {in_words(1 / rate)}"
 
 
 def _losses(rate: float) -> str:
-    return f"a node is lost every {_time(1 / rate)}"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1000:.3g} ms"
+    return f"a node is lost every {in_words(1 / rate)}"
