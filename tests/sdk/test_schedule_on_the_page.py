@@ -122,6 +122,21 @@ def test_a_rank_saves_as_its_master_says_and_by_its_own_numbers_first() -> None:
         assert page.read(0).saving is None
 
 
+def test_a_save_that_not_all_ranks_make_is_not_waited_for() -> None:
+    """While a schedule is offered, a step may be due by it or by the old one alone."""
+    with page_of(1) as page:
+        job = Job(Environment(), SlotWriter(page, 0, 0))
+        pacer = Pacer(Schedule(), "1:4")
+        page.offer_schedule(0, 1, step=6, memory=6, storage=6)
+        found = {step: pacer.begin(job, step, writing=False) for step in range(1, 13)}
+        assert [step for step, one in found.items() if one.storage] == [4, 6, 8, 12]
+        assert [step for step, one in found.items() if one.sure] == [4, 12]
+        page.confirm_schedule(0, 1)
+        later = {step: pacer.begin(job, step, writing=False) for step in range(13, 25)}
+        assert [step for step, one in later.items() if one.sure] == [18, 24]
+        assert [step for step, one in later.items() if one.memory] == [18, 24]
+
+
 class ScheduleMachine(RuleBasedStateMachine):
     """An agent that offers and confirms as a master may, a rank that steps as it likes."""
 

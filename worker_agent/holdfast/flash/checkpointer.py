@@ -161,10 +161,11 @@ class Checkpointer:
                 self.wait(step)
         elif action is SAVE and self._root:
             # Not waited for: where another rank was too late for it, it never becomes durable.
-            self._save_on_the_way(step, durable=True, must=True, awaited=what.storage)
+            self._save_on_the_way(step, durable=True, must=True, awaited=what.sure)
         elif what.storage or (what.memory and self._agent):  # a keeper of our own ends with us
             storage = what.storage and bool(self._root)
-            self._save_on_the_way(step, durable=storage, must=storage)
+            sure = storage and what.sure
+            self._save_on_the_way(step, durable=storage, must=sure, awaited=sure)
         self._pacer.resume()
         return action
 
@@ -232,8 +233,8 @@ class Checkpointer:
             self._copying = _Copying(finish)
         else:
             finish()
-        if saver is planned:  # the first save of a layout costs more, and comes once
-            self._pacer.saved(began, storage=durable and awaited)
+        if saver is planned and (awaited or not durable):  # a layout's first save costs more
+            self._pacer.saved(began, storage=durable)
         return True
 
     def _promote(self, step: int, *, durable: bool) -> bool:

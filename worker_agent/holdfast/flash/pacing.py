@@ -7,6 +7,7 @@ the costs alone, which only the master looks at.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import monotonic_ns
 
 from holdfast.flash.costs import Measured, Meter
@@ -14,7 +15,6 @@ from holdfast.flash.decide.schedule import (
     ALONE,
     AUTO,
     Course,
-    Due,
     Every,
     Offer,
     Schedule,
@@ -23,6 +23,17 @@ from holdfast.flash.decide.schedule import (
 )
 from holdfast.job import Job
 from holdfast.slot import SavingWords, SlotWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be saved at a step."""
+
+    memory: bool
+    storage: bool
+    sure: bool
+    """Every rank saves it to storage too. Not so while a schedule is offered and the step is due by
+    one of the two alone: it is saved for those who do, and must not be waited for."""
 
 
 class Pacer:
@@ -37,7 +48,7 @@ class Pacer:
         self._meter = Meter()
         self._said: Measured | None = None
 
-    def begin(self, job: Job, step: int, *, writing: bool) -> Due:
+    def begin(self, job: Job, step: int, *, writing: bool) -> Asked:
         """Return what is due at a completed step, after a look at what the master says."""
         self._meter.stepped(monotonic_ns(), writing=writing)
         if self._follows:
@@ -46,8 +57,10 @@ class Pacer:
             due(step, self._schedule.over(every), self._schedule.first)
             for every in self._course.at(step)
         ]
-        return Due(
-            memory=any(one.memory for one in found), storage=any(one.storage for one in found)
+        return Asked(
+            memory=any(one.memory for one in found),
+            storage=any(one.storage for one in found),
+            sure=all(one.storage for one in found),
         )
 
     def _listen(self, job: Job, step: int) -> None:
