@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import english_text
 from gpt_model import CONTEXT
@@ -25,7 +26,13 @@ def flags() -> argparse.ArgumentParser:
     add("--text", type=readable, metavar="FILE", help="train on this file instead of Python's help")
     add("--threads", type=whole(1), default=1, help="CPU threads of each process")
     add("--checkpoint-dir", type=folder, metavar="DIR", help="no checkpoints without it")
-    add("--save-every", type=whole(1), default=50, help="steps between checkpoints")
+    add(
+        "--save-every",
+        type=steps_or_auto,
+        default=50,
+        metavar="STEPS",
+        help="between checkpoints on storage; auto: as Holdfast computes it",
+    )
     add("--eval-every", type=whole(0), default=0, help="steps between validations; 0: at the end")
     add("--log-every", type=whole(1), default=20, help="steps between lines of output")
     add("--loss-log", type=file, metavar="FILE", help="append a JSON line per step to this file")
@@ -41,6 +48,16 @@ def whole(least: int) -> Callable[[str], int]:
         return int(value)
 
     return parse
+
+
+def steps_or_auto(value: str) -> int | Literal["auto"]:
+    """Parse a number of steps, or auto."""
+    if value == "auto":
+        return "auto"
+    try:
+        return whole(1)(value)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or auto") from error
 
 
 def rate(value: str) -> float:

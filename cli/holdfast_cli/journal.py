@@ -32,6 +32,7 @@ FACTS = (
     "NodeJoined",
     "NodeMarked",
     "PhaseChanged",
+    "ScheduleConfirmed",
     "SegmentOpened",
     "SpecAccepted",
     "StopRequested",

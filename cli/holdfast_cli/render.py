@@ -16,6 +16,7 @@ from typing import Any
 from holdfast_cli.cleaning import clean
 from holdfast_wire.messages import (
     BudgetKind,
+    CheckpointInterval,
     GetGoodputResponse,
     GoodputEntry,
     Incident,
@@ -131,6 +132,7 @@ def status_table(status: JobStatus) -> str:
         ("Budgets", _budgets(status)),
         ("Running for", duration(status.job_seconds)),
     ]
+    rows += [(one.tier.capitalize(), _interval(one)) for one in status.checkpoint_intervals]
     if status.excluded_nodes:
         rows.append(("Excluded", ", ".join(status.excluded_nodes)))
     return "\n".join(f"{name + ':':<13}{clean(text)}" for name, text in rows)
@@ -195,6 +197,11 @@ def incidents_table(incidents: Sequence[Incident]) -> str:
 def class_name(entry: GoodputEntry) -> str:
     """Return `rolled back` for GoodputClass.ROLLED_BACK."""
     return entry.kind.name.lower().replace("_", " ")
+
+
+def _interval(one: CheckpointInterval) -> str:
+    often = f"saved every {one.every} steps" if one.every else "no saves of its own"
+    return f"{often}: {one.reason}"
 
 
 def _restarts(status: JobStatus) -> str:

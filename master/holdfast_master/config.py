@@ -138,8 +138,9 @@ def _check(config: MasterConfig) -> None:
     _check_journal(config)
     for field in dataclasses.fields(config.core):
         value = getattr(config.core, field.name)
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"core.{field.name} is {value}; it must be more than 0")
+        least = "0 or more" if field.default == 0 else "more than 0"
+        if not (math.isfinite(value) and (value > 0 or value == field.default)):
+            raise ConfigError(f"core.{field.name} is {value}; it must be {least}")
     if config.initial_spec is not None:
         problem = spec_problem(config.initial_spec)
         if problem:

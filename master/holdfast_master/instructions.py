@@ -30,6 +30,7 @@ from holdfast_wire.messages import (
     PhaseChanged,
     RestartWorkerResponse,
     ScaleResponse,
+    ScheduleConfirmed,
     SegmentOpened,
     SessionResponse,
     SpecAccepted,
@@ -62,6 +63,7 @@ Fact = (
     | StopRequested
     | JobFolded
     | CheckpointCommitted
+    | ScheduleConfirmed
 )
 """What a journal record can hold."""
 

@@ -84,6 +84,11 @@ class CoreSettings:
     rescue_least_seconds: float = 1.0
     """A change of nodes does not wait for less work than this: it is redone in the time that even a
     small checkpoint takes."""
+    schedule_seconds: float = 30.0
+    """Between two looks at how far apart checkpoints should be: what they follow from changes
+    slowly."""
+    failure_seconds: float = 0.0
+    """Mean time between failures of the job, where somebody knows it; 0: it is learned."""
     event_limit: int = 10_000
     """Events (not seconds) that are kept in memory for watchers."""
     incident_limit: int = 1_000

@@ -12,6 +12,7 @@ _SECONDS = (
     "below_min_timeout_seconds",
     "active_deadline_seconds",
 )
+_MOST_STEPS = 2**31
 
 
 def spec_problem(spec: MasterSpec) -> str:
@@ -35,4 +36,7 @@ def spec_problem(spec: MasterSpec) -> str:
         seconds = getattr(spec, name)
         if not (math.isfinite(seconds) and seconds >= 0):
             return f"{name} is {seconds}; it must be 0 or more seconds"
+    for name in ("memory_every", "storage_every"):
+        if not 0 <= getattr(spec, name) < _MOST_STEPS:
+            return f"{name} is {getattr(spec, name)}; it must be 0 (computed) to {_MOST_STEPS - 1}"
     return ""

@@ -37,6 +37,8 @@ def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
         failure_rules=tuple(_rule(rule, main) for rule in spec.rules),
         active_deadline_seconds=float(spec.active_deadline_s or 0),
         suspend=spec.suspend,
+        memory_every=spec.memory_every,
+        storage_every=spec.storage_every,
     )
 
 

@@ -40,6 +40,8 @@ ENV_STEP_LOG = "HOLDFAST_STEP_LOG"
 """Directory that the SDK writes a line per step to; inherited from whoever starts the agent."""
 ENV_ARENA = "HOLDFAST_ARENA"
 """Socket of the keeper that holds this node's arenas of the flash checkpoint; set for a rank."""
+ENV_SCHEDULE = "HOLDFAST_SCHEDULE"
+"""`memory:storage`: steps between checkpoints with which a rank's world begins; set for a rank."""
 
 # --- torchrun's own variables, for an unmodified torchrun ----------------------------------------
 PET_RDZV_BACKEND = "PET_RDZV_BACKEND"

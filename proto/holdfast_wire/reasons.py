@@ -124,6 +124,8 @@ class EventReason:
     """Steps that only memory had are lost, and why they could not be written."""
     COMMIT_HANGS: Final = "CommitHangs"
     """An agent does not answer its grant; another one is to commit the step."""
+    CHECKPOINT_SCHEDULED: Final = "CheckpointScheduled"
+    """Checkpoints are so many steps apart from now on, and why."""
     SCALE_REQUESTED: Final = "ScaleRequested"
     """A user asked for another number of replicas; the operator was told."""
     RESTART_REQUESTED: Final = "RestartRequested"

@@ -30,6 +30,7 @@ KNOWN = frozenset(
         "HOLDFAST_POD_UID",
         "HOLDFAST_PRELOAD",
         "HOLDFAST_ROUND",
+        "HOLDFAST_SCHEDULE",
         "HOLDFAST_STEP_LOG",
         "HOLDFAST_TLS_DIR",
         "HOLDFAST_TOPOLOGY",

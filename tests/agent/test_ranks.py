@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast.layout import Section
-from holdfast.sample import RankSample
+from holdfast.sample import RankSample, SavingSample
 from holdfast_agent.decide import ranks
 from holdfast_agent.decide.ranks import FirstStep, Rank
-from holdfast_wire.messages import ArmEcho, BoundaryReached, RankSection
+from holdfast_wire.messages import ArmEcho, BoundaryReached, RankSection, SavingReport
 
 BLANK = RankSample(
     consistent=True,
@@ -34,6 +34,7 @@ BLANK = RankSample(
     boundary_complete=False,
     clean_exit=False,
     import_variable="",
+    saving=None,
 )
 
 
@@ -148,3 +149,43 @@ def test_a_boundary_is_reached_when_all_ranks_saved_the_same_step(
 def test_ranks_that_saved_and_ended_are_counted(*, found: list[Rank], count: int) -> None:
     """With those that run they tell a new master that the world lacks nobody."""
     assert ranks.ended_at_boundary(dict(enumerate(found))) == count
+
+
+def _saving(**fields: Any) -> SavingSample:
+    blank = SavingSample(
+        step_ns=0,
+        memory_ns=0,
+        storage_ns=0,
+        durable_ns=0,
+        memory_every=None,
+        storage_every=None,
+        seen_id=0,
+        seen_step=0,
+    )
+    return dataclasses.replace(blank, **fields)
+
+
+def test_the_slowest_rank_is_what_saving_costs_a_node() -> None:
+    """All wait for it; the step at which a schedule was heard is the latest of theirs."""
+    one = _saving(
+        step_ns=2_000_000, memory_ns=2_000_000, storage_ns=5_000_000, seen_id=3, seen_step=11
+    )
+    other = _saving(memory_ns=1_000_000, storage_ns=7_000_000, seen_id=3, seen_step=12)
+    found = ranks.saving({0: _rank(saving=one), 1: _rank(saving=other)})
+    assert found == SavingReport(
+        step_seconds=0.002,
+        memory_seconds=0.002,
+        storage_seconds=0.007,
+        seen_id=3,
+        seen_step=12,
+    )
+
+
+def test_nothing_is_told_of_a_schedule_that_a_rank_has_not_heard_of() -> None:
+    """And nothing at all where one rank does not follow it."""
+    old, new = _saving(seen_id=3, seen_step=11), _saving(seen_id=4, seen_step=12)
+    found = ranks.saving({0: _rank(saving=old), 1: _rank(saving=new)})
+    assert found is not None
+    assert (found.seen_id, found.seen_step) == (0, 0)
+    assert ranks.saving({0: _rank(saving=old), 1: _rank()}) is None
+    assert ranks.saving({}) is None

@@ -41,6 +41,7 @@ DIFFERENT = {
     "HOLDFAST_ARENA",
     "HOLDFAST_PAGE",
     "HOLDFAST_ROUND",
+    "HOLDFAST_SCHEDULE",
     # What an agent keeps from its workers, and what its operator told it.
     "HOLDFAST_JOB",
     "HOLDFAST_JOB_UID",

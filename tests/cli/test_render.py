@@ -12,6 +12,7 @@ from holdfast_cli.summary import summary
 from holdfast_wire.messages import (
     BudgetKind,
     BudgetState,
+    CheckpointInterval,
     GetGoodputResponse,
     GoodputClass,
     GoodputEntry,
@@ -157,3 +158,15 @@ def test_json_has_null_where_a_number_is_not_finite(loss: float) -> None:
 
     status = dataclasses.replace(STATUS, loss=loss)
     assert json.loads(render.to_json(status), parse_constant=refuse)["loss"] is None
+
+
+def test_the_status_says_how_far_apart_checkpoints_are_and_why() -> None:
+    """A line for each tier; none where nobody follows the master's schedule."""
+    tiers = (
+        CheckpointInterval(tier="memory", every=3, reason="a save stops training for 10 ms"),
+        CheckpointInterval(tier="storage", every=0, reason="the script says so"),
+    )
+    text = render.status_table(dataclasses.replace(STATUS, checkpoint_intervals=tiers))
+    assert "Memory:      saved every 3 steps: a save stops training for 10 ms" in text
+    assert "Storage:     no saves of its own: the script says so" in text
+    assert "Memory:" not in render.status_table(STATUS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.flash.decide.retention import RetentionSettings, to_delete
 from holdfast.flash.decide.room import Room, RoomSettings, refusal
-from holdfast.flash.decide.schedule import Schedule, due
+from holdfast.flash.decide.schedule import Every, Schedule, due
 from holdfast.flash.room import memory_left
 
 GIB = 2**30
@@ -91,8 +91,9 @@ def test_retention_that_would_delete_everything_is_refused(
 
 def test_steps_fall_due_by_number_alone() -> None:
     """The same step gives the same answer on every rank; storage implies memory."""
-    schedule = Schedule(memory_every=2, storage_every=5, first=2)
-    kinds = {step: (due(step, schedule).memory, due(step, schedule).storage) for step in range(11)}
+    every = Every(memory=2, storage=5)
+    dues = {step: due(step, every, first=2) for step in range(11)}
+    kinds = {step: (one.memory, one.storage) for step, one in dues.items()}
     assert kinds[1] == (False, False)
     assert kinds[2] == (True, False)
     assert kinds[5] == (True, True)
@@ -103,3 +104,11 @@ def test_a_negative_distance_is_no_schedule() -> None:
     """The error names the field."""
     with pytest.raises(ValueError, match="storage_every=-1"):
         Schedule(storage_every=-1)
+
+
+def test_a_word_that_is_no_number_is_no_schedule() -> None:
+    """Only "auto" stands for a number; the first step is always one."""
+    with pytest.raises(ValueError, match="memory_every='often'"):
+        Schedule(memory_every="often")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="first='auto'"):
+        Schedule(first="auto")  # type: ignore[arg-type]

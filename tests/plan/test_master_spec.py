@@ -33,6 +33,7 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
                 {"action": "ReplacePod", "onLogPattern": "ECC"},
             ],
+            checkpoint={"memory": {"interval": 5}, "storage": {"interval": 2**40}},
         )
     ).spec
     assert master_spec(spec, 5) == MasterSpec(
@@ -59,6 +60,8 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
         ),
         active_deadline_seconds=60.0,
         suspend=True,
+        memory_every=5,
+        storage_every=2**31 - 1,
     )
 
 
@@ -84,4 +87,7 @@ def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
     assert set(told) == {field.name for field in dataclasses.fields(MasterSpec)}
     assert told["active_deadline_seconds"] == 0.0
     unset = {name for name, value in told.items() if value in (0, (), False)}
-    assert unset == {"standbys", "failure_rules", "active_deadline_seconds", "suspend"}
+    assert unset == {"standbys", "failure_rules", "active_deadline_seconds", "suspend"} | {
+        "memory_every",
+        "storage_every",
+    }, "0 is Auto: the master computes it"

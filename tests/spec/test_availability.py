@@ -32,9 +32,9 @@ def _unavailable(body: dict[str, Any]) -> list[str]:
         ({"health__hang__minSeconds": 61}, "spec.health.hang.minSeconds"),
         ({"health__straggler__mode": "Act"}, "spec.health.straggler.mode"),
         ({"health__straggler__votes": 2}, "spec.health.straggler.votes"),
-        ({"checkpoint__memory__interval": 5}, "spec.checkpoint.memory.interval"),
         ({"checkpoint__memory__copies": 0}, "spec.checkpoint.memory.copies"),
         ({"checkpoint__storage__keepLast": 9}, "spec.checkpoint.storage.keepLast"),
+        ({"checkpoint__storage__keepEverySteps": 9}, "spec.checkpoint.storage.keepEverySteps"),
         ({"checkpoint__onSuspend": False}, "spec.checkpoint.onSuspend"),
         ({"scheduling__gang__backend": "Volcano"}, "spec.scheduling.gang.backend"),
         ({"scheduling__queue": "q"}, "spec.scheduling.queue"),
@@ -57,6 +57,7 @@ def test_a_field_of_a_missing_feature_is_refused(fields: dict[str, Any], refused
         {"health__straggler": {"mode": "Disabled", "votes": 3}},
         {"checkpoint": {"memory": {"interval": "Auto", "copies": 1}, "onDelete": False}},
         {"checkpoint": {}},
+        {"checkpoint": {"memory": {"interval": 5}, "storage": {"interval": 100}}},
         {"checkpoint": {"path": "/x", "onDelete": True, "onDeleteTimeoutSeconds": 9}},
         {"scheduling__gang": {"backend": "None", "timeoutSeconds": 5}},
         {"scheduling__gang__backend": "Auto"},
@@ -85,8 +86,8 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"health__straggler__mode": "Act"}, ["spec.health.straggler.mode"]),
         ({"elasticPolicy__scaler": "Master"}, ["spec.elasticPolicy.scaler"]),
         (
-            {"checkpoint__storage__interval": 100, "scheduling__gang__backend": "Volcano"},
-            ["spec.checkpoint.storage.interval", "spec.scheduling.gang.backend"],
+            {"checkpoint__storage__keepLast": 100, "scheduling__gang__backend": "Volcano"},
+            ["spec.checkpoint.storage.keepLast", "spec.scheduling.gang.backend"],
         ),
         ({"scheduling__topology__key": "zone"}, ["spec.scheduling.topology.key"]),
         ({"podTemplateOverrides": [{"manager": "m"}]}, ["spec.podTemplateOverrides"]),
@@ -136,3 +137,4 @@ def test_a_field_that_is_there_is_described_as_such() -> None:
     assert describe("replicas") is None
     assert describe("checkpoint.memory.copies") == "flash checkpoints"
     assert describe("checkpoint.onDelete") is None
+    assert describe("checkpoint.storage.interval") is None

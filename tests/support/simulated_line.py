@@ -17,7 +17,9 @@ from holdfast_wire.messages import (
     RankSection,
     RoundStopped,
     RunningWorker,
+    SavingReport,
     SessionResponse,
+    SetSchedule,
     StateDigest,
     StorePrepared,
     WorkerExited,
@@ -71,6 +73,16 @@ class AgentLine:
     arm: Arm | None = None
     saves: list[Arm] = dataclasses.field(default_factory=list)
     """Steps after which its ranks were asked to save and go on."""
+    costs: SavingReport | None = None
+    """What its ranks say of their checkpoints; None: they follow no schedule of a master."""
+    schedules: list[SetSchedule] = dataclasses.field(default_factory=list)
+    """What its ranks were told of the distance between checkpoints in the running round."""
+    slow_steps: int = 0
+    """Steps after which its ranks look at what they were told."""
+    seen: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Schedule to the step at which its ranks did."""
+    deaf: bool = False
+    """Its ranks do not look."""
     store: StorePrepared | None = None
     digest: StateDigest | None = None
     heartbeat: float = 0.5
@@ -170,8 +182,24 @@ class AgentLine:
         if not self.alive or self.left:
             return
         if not self.frozen and self.session is not None:
-            self._send(Heartbeat(ranks=self._progress()))
+            self._send(Heartbeat(ranks=self._progress(), saving=self._saving()))
         self.job.time.after(self.heartbeat, self._beat)
+
+    def _saving(self) -> SavingReport | None:
+        if self.costs is None or not self.round:
+            return None
+        if self.deaf or not self.schedules:
+            return self.costs
+        newest = max(self.schedules, key=lambda one: one.schedule_id)
+        return dataclasses.replace(
+            self.costs, seen_id=newest.schedule_id, seen_step=self.seen[newest.schedule_id]
+        )
+
+    def hear_schedule(self, message: SetSchedule) -> None:
+        """The ranks look at it when they have completed their next step."""
+        self.schedules.append(message)
+        step = self.job.training.step(self.round, self.job.time.now) + 1 + self.slow_steps
+        self.seen.setdefault(message.schedule_id, step)
 
     def _progress(self) -> tuple[RankProgress, ...]:
         if not self.round or self.assignment is None:

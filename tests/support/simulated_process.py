@@ -22,6 +22,7 @@ from holdfast_wire.messages import (
     RoundStarted,
     SaveHeld,
     SessionResponse,
+    SetSchedule,
     StateDigest,
     StepAnnounced,
     StopRound,
@@ -66,6 +67,10 @@ class AgentProcess(AgentLine):
         elif self.round and self.arm is not None:
             self._echo(self.arm)
 
+    def _schedule(self, fence: Fence, message: SetSchedule) -> None:
+        if self.round and fence.round == self.round:
+            self.hear_schedule(message)
+
     def _assigned(self, fence: Fence, message: WorldAssignment) -> None:
         if fence.round < self.newest_round or (fence.round == self.newest_round and self.round):
             return
@@ -73,6 +78,7 @@ class AgentProcess(AgentLine):
         self._kill()
         self.assignment, self.newest_round, self.finished = message, fence.round, False
         self.important.clear()
+        self.schedules, self.seen = [], {}
         if message.store_id:
             assert self.store is not None
             assert self.store.store_id == message.store_id
@@ -267,4 +273,5 @@ _RECEIVE: dict[type | None, Callable[[AgentProcess, Fence, object], None]] = {
     StepAnnounced: lambda *_: None,
     ReleaseBefore: lambda *_: None,
     SaveHeld: lambda *_: None,
+    SetSchedule: AgentProcess._schedule,  # type: ignore[dict-item]
 }

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast_wire.keys import ENV_ARENA, ENV_PAGE, ENV_ROUND, ENV_STEP_LOG
+from holdfast_wire.keys import ENV_ARENA, ENV_PAGE, ENV_ROUND, ENV_SCHEDULE, ENV_STEP_LOG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,9 @@ class Environment:
     """LOCAL_WORLD_SIZE; 1 outside a launcher."""
     arena: str = ""
     """HOLDFAST_ARENA, the socket of this node's keeper; empty: each rank starts one of its own."""
+    schedule: str = ""
+    """HOLDFAST_SCHEDULE, `memory:storage`, the steps between saves that the master has set; empty:
+    no master sets any."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -47,6 +50,7 @@ class Environment:
             local_rank=_slot(variables, _number(variables, "LOCAL_RANK", 0)),
             local_world_size=_number(variables, "LOCAL_WORLD_SIZE", 1),
             arena=variables.get(ENV_ARENA, ""),
+            schedule=variables.get(ENV_SCHEDULE, ""),
         )
 
 

@@ -105,6 +105,11 @@ class Job:
             return _ACTIONS[Answer(asked)]
         return CONTINUE
 
+    @property
+    def slot(self) -> SlotWriter | None:
+        """Where this rank writes, for the SDK's own parts; None without an agent."""
+        return self._writer
+
     def detach(self) -> None:
         """Stop reporting; forked helpers (data loaders) must not write their parent's slot."""
         self._writer = None

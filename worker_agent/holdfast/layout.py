@@ -19,7 +19,7 @@ from typing import Final
 
 PAGE_BYTES: Final = 4096
 MAGIC: Final = int.from_bytes(b"HOLDFAST", "little")
-VERSION: Final = 2
+VERSION: Final = 3
 MEMFD_NAME: Final = "holdfast-page"
 DEFAULT_LEASE_LIMIT_NS: Final = 4_000_000_000
 """Age in ns at which an agent's lease is stale: 1 s below the master's silence of 5 s."""
@@ -32,6 +32,10 @@ NOTICE_BYTES: Final = 256
 GOES_ON: Final = 2**63
 """Bit of ARM_STEP: the rank saves at that step and goes on. Without it, it saves and stops."""
 _ARM_CHECK: Final = 0x5AFE_57E9_A11D_0C0D
+_SCHEDULE_CHECK: Final = 0x0DD5_7E95_CA1E_D0C5
+_TURNS: Final = (0, 1, 17, 33)
+"""Bits by which the four words of a schedule are turned, so that two of them cannot change places.
+"""
 
 
 class Header(enum.IntEnum):
@@ -69,10 +73,25 @@ class Word(enum.IntEnum):
     CLEAN_EXIT = 18
     ATTACHED = 19
     IMPORT_VARIABLE = 20
+    SAVES = 21
+    MEMORY_NS = 22
+    STORAGE_NS = 23
+    DURABLE_NS = 24
+    MEMORY_EVERY = 25
+    STORAGE_EVERY = 26
+    SCHEDULE_SEEN = 27
+    SCHEDULE_SEEN_STEP = 28
+    SAVED_STEP_NS = 29
     ARM_ID = AGENT_WORDS
     ARM_STEP = AGENT_WORDS + 1
     ARM_CHECK = AGENT_WORDS + 2
     ASSIGNED_ROUND = AGENT_WORDS + 3
+    SCHEDULE_ID = AGENT_WORDS + 4
+    SCHEDULE_STEP = AGENT_WORDS + 5
+    SCHEDULE_MEMORY = AGENT_WORDS + 6
+    SCHEDULE_STORAGE = AGENT_WORDS + 7
+    SCHEDULE_CHECK = AGENT_WORDS + 8
+    SCHEDULE_CONFIRMED = AGENT_WORDS + 9
 
 
 class Section(enum.IntEnum):
@@ -116,3 +135,11 @@ def arm_check(arm_id: int, arm_step: int) -> int:
     """Return the check word that makes a half-written arm recognisable."""
     turned = (arm_step << 1 & MAX_WORD) | arm_step >> 63
     return arm_id ^ turned ^ _ARM_CHECK
+
+
+def schedule_check(*words: int) -> int:
+    """Return the check word that makes a half-written schedule recognisable."""
+    check = _SCHEDULE_CHECK
+    for word, turn in zip(words, _TURNS, strict=True):
+        check ^= (word << turn & MAX_WORD) | word >> (64 - turn)
+    return check

@@ -30,6 +30,7 @@ from holdfast.layout import (
     Word,
     arm_check,
     fence,
+    schedule_check,
 )
 from holdfast.sample import RankSample, decode
 from holdfast_wire.keys import ENV_PAGE
@@ -190,6 +191,36 @@ class Page:
         if NEEDS_FENCE:
             fence()
         self.words[base + Word.ARM_CHECK] = arm_check(arm_id, word)
+
+    def offer_schedule(
+        self, slot: int, number: int, *, step: int, memory: int, storage: int
+    ) -> None:
+        """Tell the rank a schedule that is to hold from `step` on; 0 as in `Every`.
+
+        A newer number replaces an older one; an older one, or the same again, changes nothing.
+        Raises `PageError` for values outside 0 … 2**63, or a number or step of 0.
+        """
+        base = self.index(slot, Word.SEQUENCE)
+        if number <= self.words[base + Word.SCHEDULE_ID]:
+            return
+        values = (number, step, memory, storage)
+        if not (step > 0 and all(0 <= value < _MAX_ARM for value in values)):
+            raise PageError(f"schedule {values} in slot {slot}: expected 0 … 2**63, step above 0")
+        self.words[base + Word.SCHEDULE_CHECK] = 0
+        if NEEDS_FENCE:
+            fence()
+        self.words[base + Word.SCHEDULE_STEP] = step
+        self.words[base + Word.SCHEDULE_MEMORY] = memory
+        self.words[base + Word.SCHEDULE_STORAGE] = storage
+        self.words[base + Word.SCHEDULE_ID] = number
+        if NEEDS_FENCE:
+            fence()
+        self.words[base + Word.SCHEDULE_CHECK] = schedule_check(*values)
+
+    def confirm_schedule(self, slot: int, number: int) -> None:
+        """Tell the rank that all ranks know the schedule of this number."""
+        at = self.index(slot, Word.SCHEDULE_CONFIRMED)
+        self.words[at] = max(self.words[at], number)
 
     def reset(self, slot: int, round_number: int) -> None:
         """Empty a slot and assign it to a round; only when no process of an older round lives."""

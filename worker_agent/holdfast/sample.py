@@ -8,6 +8,27 @@ from holdfast.layout import NOTICE_BYTES, NOTICE_OFFSET, Section, Word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavingSample:
+    """What a rank that follows its master's schedule says of its saves; ns, 0: not measured."""
+
+    step_ns: int
+    """A training step without any save."""
+    memory_ns: int
+    """That a save to memory stops training."""
+    storage_ns: int
+    """That a save to storage costs in all."""
+    durable_ns: int
+    """From such a save until it is durable."""
+    memory_every: int | None
+    """The script's own number of steps; None: the master's holds."""
+    storage_every: int | None
+    seen_id: int
+    """Newest schedule that the rank has heard of; 0: none."""
+    seen_step: int
+    """Steps that it had completed then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSample:
     """One reading of a slot; times are CLOCK_MONOTONIC nanoseconds, 0 where nothing happened."""
 
@@ -50,6 +71,8 @@ class RankSample:
     """The script ended with exit status 0 and its exit handlers have run."""
     import_variable: str
     """Variable set by the script that only counts before `import torch`; empty for none."""
+    saving: SavingSample | None
+    """None: the rank does not follow its master's schedule of checkpoints."""
 
 
 def decode(copy: bytes, *, consistent: bool) -> RankSample:
@@ -79,4 +102,18 @@ def decode(copy: bytes, *, consistent: bool) -> RankSample:
         boundary_complete=bool(words[Word.BOUNDARY_COMPLETE]),
         clean_exit=bool(words[Word.CLEAN_EXIT]),
         import_variable=notice.decode(errors="replace"),
+        saving=_saving(words) if words[Word.SAVES] else None,
+    )
+
+
+def _saving(words: memoryview) -> SavingSample:
+    return SavingSample(
+        step_ns=words[Word.SAVED_STEP_NS],
+        memory_ns=words[Word.MEMORY_NS],
+        storage_ns=words[Word.STORAGE_NS],
+        durable_ns=words[Word.DURABLE_NS],
+        memory_every=words[Word.MEMORY_EVERY] - 1 if words[Word.MEMORY_EVERY] else None,
+        storage_every=words[Word.STORAGE_EVERY] - 1 if words[Word.STORAGE_EVERY] else None,
+        seen_id=words[Word.SCHEDULE_SEEN],
+        seen_step=words[Word.SCHEDULE_SEEN_STEP],
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
 from typing import Final
@@ -22,6 +23,7 @@ from holdfast.layout import (
     Word,
     arm_check,
     fence,
+    schedule_check,
 )
 from holdfast.page import Page, PageError
 
@@ -37,6 +39,33 @@ _LEASE: Final = int(Header.LEASE_NS)
 _NOTHING: Final = int(Answer.NOTHING)
 _MOST: Final = 2**64 - 1
 """What a word of the page holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingWords:
+    """What a rank that follows its master's schedule says of its saves; ns, 0: not measured."""
+
+    step_ns: int
+    memory_ns: int
+    storage_ns: int
+    durable_ns: int
+    memory_every: int | None
+    """The script's own number; None: the master's holds."""
+    storage_every: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleHeard:
+    """The newest word of the master on the schedule."""
+
+    number: int
+    step: int
+    memory: int
+    storage: int
+    confirmed: int
+    """The newest number that all ranks know."""
+    is_new: bool
+    """The number was not heard of before."""
 
 
 class SlotWriter:
@@ -67,6 +96,8 @@ class SlotWriter:
         self._arm_step = 0
         self._has_loss = False
         self._answered: int = words[Word.ANSWERED_ID]
+        self._schedule = (0, 0)
+        """Newest number heard, and newest confirmed."""
         self.section = Section(words[Word.SECTION])
         self._store((Word.PID, self.pid), (Word.ROUND, round_number))
         if not words[Word.SECTION_NS]:
@@ -178,3 +209,52 @@ class SlotWriter:
         words[Word.ANSWERED_STEP] = n
         words[Word.ANSWERED_ID] = self._answered
         return Answer.SAVE_AND_STOP
+
+    def say_saving(self, saving: SavingWords) -> None:
+        """Say what saving costs here, and that the master's schedule is followed."""
+        self._store(
+            (Word.SAVES, 1),
+            (Word.SAVED_STEP_NS, saving.step_ns),
+            (Word.MEMORY_NS, saving.memory_ns),
+            (Word.STORAGE_NS, saving.storage_ns),
+            (Word.DURABLE_NS, saving.durable_ns),
+            (Word.MEMORY_EVERY, _plus_one(saving.memory_every)),
+            (Word.STORAGE_EVERY, _plus_one(saving.storage_every)),
+        )
+
+    def hear_schedule(self, n: int) -> ScheduleHeard | None:
+        """Return what is new about the schedule at `n` completed steps; None: nothing is.
+
+        A number that is heard for the first time is echoed with `n`.
+        """
+        words = self._words
+        number: int = words[Word.SCHEDULE_ID]
+        if NEEDS_FENCE:
+            fence()  # whoever writes a newer number has written before what was confirmed
+        confirmed: int = words[Word.SCHEDULE_CONFIRMED]
+        if (number, confirmed) == self._schedule:
+            return None
+        step: int = words[Word.SCHEDULE_STEP]
+        memory: int = words[Word.SCHEDULE_MEMORY]
+        storage: int = words[Word.SCHEDULE_STORAGE]
+        if NEEDS_FENCE:
+            fence()
+        if words[Word.SCHEDULE_CHECK] != schedule_check(number, step, memory, storage):
+            return None  # half written: the next step sees it whole
+        is_new = number != self._schedule[0]
+        self._schedule = (number, confirmed)
+        if is_new:
+            # In this order: a reader that finds the number finds its step too.
+            self._store((Word.SCHEDULE_SEEN_STEP, n), (Word.SCHEDULE_SEEN, number))
+        return ScheduleHeard(
+            number=number,
+            step=step,
+            memory=memory,
+            storage=storage,
+            confirmed=confirmed,
+            is_new=is_new,
+        )
+
+
+def _plus_one(number: int | None) -> int:
+    return 0 if number is None else number + 1

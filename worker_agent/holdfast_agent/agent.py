@@ -46,6 +46,7 @@ from holdfast_wire.messages import (
     SaveHeld,
     SessionRequest,
     SessionResponse,
+    SetSchedule,
     StateDigest,
     StepAnnounced,
     StopRound,
@@ -104,6 +105,7 @@ class Agent:
             StopRound: self._on_stop,
             PrepareStore: lambda order, _: self.stores.prepare(order.store_id),
             Arm: self._on_arm,
+            SetSchedule: self._on_schedule,
             DumpStacks: lambda order, _: self.commands.dump_stacks(order),
             Leave: lambda order, _: self._on_leave(order),
             StateDigest: lambda digest, _: self._on_digest(digest),
@@ -253,6 +255,11 @@ class Agent:
         problem = self.watch.arm(arm, number)
         if problem:
             log.warning("arm %d at step %d: %s", arm.arm_id, arm.step, problem)
+
+    def _on_schedule(self, order: SetSchedule, number: int) -> None:
+        problem = self.watch.schedule(order, number)
+        if problem:
+            log.warning("schedule %d from step %d: %s", order.schedule_id, order.step, problem)
 
     def _on_leave(self, order: Leave) -> None:
         log.info("the master says leave: %s", order.reason)

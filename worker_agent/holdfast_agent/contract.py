@@ -62,6 +62,13 @@ def environment(
     return {**variables, **_devices(launch, local_rank, inherited)}
 
 
+def schedule(assignment: WorldAssignment) -> str:
+    """Return the steps between checkpoints that a rank begins with; empty: none are set."""
+    if not (assignment.keeps_checkpoints and assignment.memory_every and assignment.storage_every):
+        return ""
+    return f"{assignment.memory_every}:{assignment.storage_every}"
+
+
 def arguments(launch: Launch, local_rank: int) -> tuple[Mode, tuple[str, ...]]:
     """Return how and what the zygote starts for a local rank."""
     values = {"local_rank": str(local_rank)}

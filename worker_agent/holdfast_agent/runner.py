@@ -84,6 +84,7 @@ class RoundRunner:
                 **contract.environment(self._tools.settings, assignment, rank, inherited),
                 # An agent inside a rank must not pass on its outer's.
                 keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
+                keys.ENV_SCHEDULE: contract.schedule(assignment),
             }
             for rank in sizes
         }

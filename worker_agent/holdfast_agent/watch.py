@@ -16,7 +16,7 @@ from holdfast_agent.decide import beat, ranks
 from holdfast_agent.decide.phases import RoundPhase
 from holdfast_agent.rounds import Round
 from holdfast_agent.runner import RoundRunner
-from holdfast_wire.messages import Arm, Heartbeat, RankSection, RoundStarted
+from holdfast_wire.messages import Arm, Heartbeat, RankSection, RoundStarted, SetSchedule
 
 FAST_SECONDS = 0.01
 """While something is awaited: a first step, an arm's echo, a boundary."""
@@ -60,6 +60,29 @@ class Watch:
         self._runner.changed.set()
         return ""
 
+    def schedule(self, order: SetSchedule, round_number: int) -> str:
+        """Tell the ranks of a round how far apart checkpoints are; return why not, empty if done.
+
+        That they have heard of it is told by heartbeats: there is no hurry.
+        """
+        current = self._runner.current
+        if current is None or current.number != round_number or current.dead:
+            return f"round {round_number} does not run here"
+        try:
+            for slot in range(current.size):
+                self._page.offer_schedule(
+                    slot,
+                    order.schedule_id,
+                    step=order.step,
+                    memory=order.memory_every,
+                    storage=order.storage_every,
+                )
+                if order.confirmed:
+                    self._page.confirm_schedule(slot, order.schedule_id)
+        except PageError as error:
+            return str(error)
+        return ""
+
     async def beat(self) -> None:
         """Send heartbeats until cancelled."""
         while True:
@@ -89,7 +112,9 @@ class Watch:
             ranks.progress(rank, sample, current.number, now) for rank, sample in samples.items()
         )
         self.saving = any(entry.section is RankSection.CHECKPOINT for entry in progress)
-        self._report(Heartbeat(sequence=self._sequence, ranks=progress), current.number)
+        saving = ranks.saving(samples)
+        message = Heartbeat(sequence=self._sequence, ranks=progress, saving=saving)
+        self._report(message, current.number)
         if current.armed or not current.first_step_reported:
             self._runner.changed.set()
 

@@ -45,6 +45,7 @@ from holdfast_wire.messages import (
     NodeJoined,
     NodeMarked,
     PhaseChanged,
+    ScheduleConfirmed,
     SegmentOpened,
     SpecAccepted,
     StopRequested,
@@ -166,6 +167,11 @@ def _checkpoint(fact: CheckpointCommitted) -> str:
     return f"{step}, {fact.world_size} ranks, in {fact.root}"
 
 
+def _schedule(fact: ScheduleConfirmed) -> str:
+    every = f"every {fact.memory_every} in memory, every {fact.storage_every} on storage"
+    return f"from step {fact.step} of round {fact.round} on {every}"
+
+
 _FACTS: dict[type, Callable[[Any], str]] = {
     SegmentOpened: _opened,
     SpecAccepted: _spec,
@@ -185,6 +191,7 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     GoodputMarked: lambda fact: f"accounts of {len(fact.nodes)} nodes",
     StopRequested: _stop,
     CheckpointCommitted: _checkpoint,
+    ScheduleConfirmed: _schedule,
     JobFolded: lambda fact: f"state of epoch {fact.epoch}" if fact.first else "more of the state",
 }
 

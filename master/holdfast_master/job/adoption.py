@@ -173,6 +173,8 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
         world_hash=digest_hash,
         store_host=place.store_host,
         keeps_checkpoints=place.keeps_checkpoints,
+        memory_every=place.memory_every,
+        storage_every=place.storage_every,
         store_port=place.store_port,
     )
     desk.record(fact, durable=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_master.instructions import Send
-from holdfast_master.job import charges, incidents, recovery
+from holdfast_master.job import charges, incidents, recovery, schedules
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
@@ -34,11 +34,14 @@ def assign(desk: Desk, world: World, first: Node) -> None:
         return
     before = desk.state.assigned
     hellos = [desk.roster.nodes[rank].hello for rank in world.places]
+    every = schedules.base(desk)
     fact = dataclasses.replace(
         world.fact,
         store_host=store.host,
         store_port=store.port,
         keeps_checkpoints=all(hello is not None and hello.keeps_checkpoints for hello in hellos),
+        memory_every=every.memory,
+        storage_every=every.storage,
     )
     world.fact, world.assigned, world.store_id = fact, True, store.store_id
     desk.assigned = world
@@ -54,6 +57,7 @@ def assign(desk: Desk, world: World, first: Node) -> None:
         node = desk.roster.nodes[rank]
         send_assignment(desk, node, cap)
         node.note(())
+        node.saving = None
         node.stalled = False
     _turn_nodes(desk, world)
     if before is not None:
@@ -108,6 +112,8 @@ def send_assignment(desk: Desk, node: Node, failure_limit: int) -> None:
         min_nodes=desk.spec.min_replicas,
         max_nodes=desk.spec.max_replicas,
         keeps_checkpoints=fact.keeps_checkpoints,
+        memory_every=fact.memory_every,
+        storage_every=fact.storage_every,
     )
     fence = desk.fence(world.round)
     desk.put(Send(node.session, SessionResponse(fence=fence, message=message)))

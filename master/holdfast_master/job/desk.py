@@ -20,6 +20,7 @@ from holdfast_master.job.ledger import Ledger
 from holdfast_master.job.operator_view import OperatorView
 from holdfast_master.job.roster import Node, Roster
 from holdfast_master.job.save_order import SaveOrder
+from holdfast_master.job.schedule_book import ScheduleBook
 from holdfast_master.job.state import JobState
 from holdfast_master.job.timers import Timers
 from holdfast_master.job.transitions import ENDED, Trigger, advance
@@ -116,6 +117,7 @@ class Desk:
     """What the agents' digests say."""
     calls: dict[int, StackCall] = dataclasses.field(default_factory=dict)
     checkpoints: Book = dataclasses.field(default_factory=Book)
+    schedule: ScheduleBook = dataclasses.field(default_factory=ScheduleBook)
     stepped_down: bool = False
     dirty: bool = False
     """Something changed that decisions depend on."""

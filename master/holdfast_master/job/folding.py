@@ -69,6 +69,11 @@ _SAME = (
     "nodes_disrupted",
     "rescales",
     "checkpoint",
+    "schedule",
+    "memory_failures",
+    "storage_failures",
+    "trained_seconds",
+    "trains_since",
 )
 """Fields that both have, of the same meaning."""
 

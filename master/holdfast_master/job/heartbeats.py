@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdfast_master.decide import goodput
 from holdfast_master.decide.goodput import Activity
-from holdfast_master.job import starting
+from holdfast_master.job import schedules, starting
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
 from holdfast_master.job.world import World
@@ -43,6 +43,7 @@ def heard(desk: Desk, node: Node, _: int, message: Heartbeat) -> None:
         world.reached = max(world.reached, item.step)
         world.learn_pace(item.step_seconds)
         world.sdk_ranks += item.has_sdk
+    schedules.heard(desk, node, world, message.saving)
     _note_start(desk, node, world)
     _note_progress(desk, world)
     if world.training and desk.ledger.kind(node.rank) in _COUNTED:

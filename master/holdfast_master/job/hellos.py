@@ -23,6 +23,7 @@ from holdfast_master.job import (
     reports,
     rescue,
     saving,
+    schedules,
     starting,
     stopping,
     stores,
@@ -210,6 +211,7 @@ def _take_up(desk: Desk, node: Node, world: World, hello: Hello) -> None:
             world.stepped.add(node.rank)
         stopping.send_arm(desk, node)
         saving.send(desk, node)
+        schedules.send(desk, node)
     elif hello.round < world.round and node.rank not in world.started and world.store_id:
         assignments.send_assignment(desk, node, charges.failure_limit(desk))
     else:

@@ -11,7 +11,7 @@ import dataclasses
 from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.decide.liveness import Pulse
 from holdfast_master.decide.rendezvous import Candidate
-from holdfast_wire.messages import Hello, RankProgress, StorePrepared
+from holdfast_wire.messages import Hello, RankProgress, SavingReport, StorePrepared
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -49,6 +49,8 @@ class Node:
     ranks: tuple[RankProgress, ...] = ()
     """What its ranks said last; set by `note`."""
     ranks_at: float = 0.0
+    saving: SavingReport | None = None
+    """What its ranks said last of their checkpoints; None: they follow no schedule of ours."""
     step: int = 0
     """Newest step that all its ranks have completed; 0: none or not known."""
     stalled: bool = False

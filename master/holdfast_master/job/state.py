@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from typing import Any, Final
 
+from holdfast_master.decide import failure_rate
 from holdfast_master.decide.goodput import Totals, from_entries
 from holdfast_master.job import folding
 from holdfast_master.job.transitions import ENDED
@@ -21,6 +22,7 @@ from holdfast_wire.messages import (
     CommandFinished,
     CommandIssued,
     EventRecorded,
+    GoodputClass,
     GoodputMarked,
     Incident,
     JobEvent,
@@ -33,6 +35,7 @@ from holdfast_wire.messages import (
     NodeJoined,
     NodeMarked,
     PhaseChanged,
+    ScheduleConfirmed,
     SegmentOpened,
     SpecAccepted,
     StopRequested,
@@ -118,6 +121,16 @@ class JobState:
 
     checkpoint: CheckpointCommitted | None = None
     """The newest version that was announced durable."""
+    schedule: ScheduleConfirmed | None = None
+    """The newest distance between checkpoints that all ranks of a world took up."""
+    memory_failures: int = 0
+    """Failures after which the job went back to memory."""
+    storage_failures: int = 0
+    """Those after which it went back to storage."""
+    trained_seconds: float = 0.0
+    """Of its own time in which worlds trained that are over."""
+    trains_since: float | None = None
+    """The job's own time since which the assigned world trains; None: it does not."""
 
     restarts_in_place: int = 0
     nodes_replaced: int = 0
@@ -209,10 +222,11 @@ class JobState:
         self.vacant = min(self.vacant + left - filled, wanted)
 
     @_fold.register
-    def _(self, fact: WorldTraining, _: JournalRecord) -> None:
+    def _(self, fact: WorldTraining, record: JournalRecord) -> None:
         if self.assigned is None or fact.round != self.assigned.round:
             return
         self.training = True
+        self.trains_since = record.job_seconds if self.trains_since is None else self.trains_since
         _keep(self.trained_rounds, fact.round, value=True)
         self.best_step = max(self.best_step, fact.step)
         if self._progress(fact.step, trained=True):
@@ -232,8 +246,11 @@ class JobState:
         return self._progress(self.ended_steps.get(ended_round, 0), trained=trained)
 
     @_fold.register
-    def _(self, fact: WorldEnded, _: JournalRecord) -> None:
+    def _(self, fact: WorldEnded, record: JournalRecord) -> None:
         self.ended = True
+        if self.trains_since is not None:
+            self.trained_seconds += max(0.0, record.job_seconds - self.trains_since)
+            self.trains_since = None
         _keep(self.ended_steps, fact.round, value=fact.step)
         self.best_step = max(self.best_step, fact.step)
 
@@ -245,7 +262,18 @@ class JobState:
         if not fact.open and fact.charged in {BudgetKind.FAILURES, BudgetKind.NO_PROGRESS}:
             step = self.ended_steps.get(fact.from_round, 0)
             self.failed_step = max(self.failed_step or 0, step)
+        if not fact.open and self.trained_rounds.get(fact.from_round, False):
+            self._count_failure(fact)
         folding.trim(self.incidents, self.incident_limit)
+
+    def _count_failure(self, fact: Incident) -> None:
+        """What a failure of a world that trained went back to; where all had saved it was none."""
+        kinds = {entry.kind for entry in fact.cost}
+        if GoodputClass.RESCALE in kinds and GoodputClass.RESTART not in kinds:
+            return
+        tier = failure_rate.counts(fact.cause)
+        self.memory_failures += tier == "memory"
+        self.storage_failures += tier == "storage"
 
     @_fold.register
     def _(self, fact: BudgetCharge, _: JournalRecord) -> None:
@@ -295,6 +323,10 @@ class JobState:
         known = self.checkpoint.version if self.checkpoint is not None else None
         if known is None or (fact.version is not None and known <= fact.version):
             self.checkpoint = fact
+
+    @_fold.register
+    def _(self, fact: ScheduleConfirmed, _: JournalRecord) -> None:
+        self.schedule = fact
 
     @_fold.register
     def _(self, fact: JobFolded, _: JournalRecord) -> None:

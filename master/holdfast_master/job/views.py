@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from holdfast_master.decide import budgets
 from holdfast_master.decide.goodput import entries, ratio, summed
-from holdfast_master.job import charges, rescue
+from holdfast_master.job import charges, rescue, schedules
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.world import World
@@ -64,6 +64,7 @@ def status(desk: Desk) -> JobStatus:
         degraded_progress=world is not None and world.training and not world.sdk_ranks,
         stored_step=_stored_step(desk),
         memory_step=rescue.memory_step(desk),
+        checkpoint_intervals=schedules.intervals(desk),
     )
 
 

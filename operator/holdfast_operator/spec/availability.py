@@ -82,7 +82,7 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
     Row(
         path="checkpoint",
         feature="flash checkpoints",
-        remedy="leave it out, and save checkpoints in the training script",
+        remedy="leave it out, and say it to the Checkpointer in the training script",
     ),
     Row(
         path="scheduling.gang.backend",
@@ -108,11 +108,18 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
 )
 
 BUILT: Final = frozenset(
-    {"checkpoint.path", "checkpoint.onDelete", "checkpoint.onDeleteTimeoutSeconds"}
+    {
+        "checkpoint.path",
+        "checkpoint.memory.interval",
+        "checkpoint.storage.interval",
+        "checkpoint.onDelete",
+        "checkpoint.onDeleteTimeoutSeconds",
+    }
 )
-"""Fields that may be written although the group that they stand in is not there: until it is, the
-path is the training script's own affair, and a checkpoint is the one that the script saves when it
-is told to save and stop."""
+"""Fields that may be written although the group that they stand in is not there. The intervals are
+the master's, for scripts that use `holdfast.Checkpointer`. Until the rest is there, the path is the
+training script's own affair, and so is what is kept; a last checkpoint is the one that the script
+saves when it is told to save and stop."""
 
 
 def check_availability(

@@ -118,6 +118,10 @@ class ExtraRole:
     template: Mapping[str, Any]
 
 
+_MOST_STEPS = 2**31 - 1
+"""What the wire carries; no job lives to see the difference."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What is wanted of one job."""
@@ -143,6 +147,10 @@ class JobSpec:
     exclude_failed_nodes: bool
     max_excluded_nodes: int
     cleanup: Cleanup
+    memory_every: int
+    """Steps between checkpoints in memory; 0: the master computes it."""
+    storage_every: int
+    """Steps between checkpoints on storage; 0: the master computes it."""
     delete_grace_s: int | None
     """How long a deletion may wait for a last checkpoint; None: it does not wait."""
     budget_for_drains: bool
@@ -196,6 +204,8 @@ class JobSpec:
                 pods=CleanPods(spec["cleanup"]["pods"]),
                 ttl_s=spec["cleanup"].get("ttlSecondsAfterFinished"),
             ),
+            memory_every=_every(spec["checkpoint"]["memory"]),
+            storage_every=_every(spec["checkpoint"]["storage"]),
             delete_grace_s=_delete_grace(spec["checkpoint"]),
             budget_for_drains=scheduling["podDisruptionBudget"] == "MinReplicas",
             master_port=spec["master"]["port"],
@@ -208,6 +218,11 @@ class JobSpec:
 def _delete_grace(checkpoint: Mapping[str, Any]) -> int | None:
     seconds: int = checkpoint["onDeleteTimeoutSeconds"]
     return seconds if checkpoint["onDelete"] else None
+
+
+def _every(tier: Mapping[str, Any]) -> int:
+    interval = tier["interval"]
+    return 0 if interval == "Auto" else min(int(interval), _MOST_STEPS)
 
 
 def _upper(camel: str) -> str:

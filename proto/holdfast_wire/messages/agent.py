@@ -41,6 +41,7 @@ from holdfast_wire.messages.checkpoint import (
     ReleaseBefore,
     RestoreAsked,
     SaveHeld,
+    SetSchedule,
     StepAnnounced,
     StepCommitted,
 )
@@ -96,6 +97,7 @@ class SessionResponse:
         | StepAnnounced
         | ReleaseBefore
         | SaveHeld
+        | SetSchedule
         | None
     ) = None
 

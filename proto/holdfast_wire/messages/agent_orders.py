@@ -94,6 +94,9 @@ class WorldAssignment:
     keeps_checkpoints: bool = False
     """True: the agents of all nodes of this world keep checkpoints; else every rank of it does so
     for itself."""
+    memory_every: int = 0
+    """Steps between checkpoints with which the world begins; 0: no master sets any."""
+    storage_every: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from holdfast_wire.messages.checkpoint import SavingReport
+
 
 class RankSection(enum.IntEnum):
     """RankSection is what a rank is doing."""
@@ -24,6 +26,8 @@ class Heartbeat:
 
     sequence: int = 0
     ranks: tuple[RankProgress, ...] = ()
+    saving: SavingReport | None = None
+    """Absent: not every rank follows the master's schedule of checkpoints."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,41 @@ class ReleaseBefore:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SavingReport:
+    """SavingReport: what saving costs on a node, the most of its ranks; what they know."""
+
+    memory_seconds: float = 0.0
+    """That a save to memory stops training, s; 0: not measured yet."""
+    storage_seconds: float = 0.0
+    """That one to storage stops it, with what the steps take longer while it is written, s."""
+    durable_seconds: float = 0.0
+    """From such a save until it is durable, s."""
+    memory_every: int | None = None
+    """The script's own numbers of steps; absent: the master's hold."""
+    storage_every: int | None = None
+    seen_id: int = 0
+    """Newest SetSchedule that all ranks of the node have heard of; 0: none."""
+    seen_step: int = 0
+    """Most steps that one of them had completed when it did."""
+    step_seconds: float = 0.0
+    """A training step without any save, s; 0: not measured yet."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SetSchedule:
+    """SetSchedule: steps between checkpoints that are to hold from a step of a round on."""
+
+    schedule_id: int = 0
+    step: int = 0
+    """The first step that it holds for."""
+    memory_every: int = 0
+    storage_every: int = 0
+    confirmed: bool = False
+    """False: a rank saves what either schedule asks for, from the step on. True: all ranks have
+    heard of it before their step, and the one before ends there."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreAsked:
     """RestoreAsked: all ranks of the node wait to be told what their round starts from."""
 

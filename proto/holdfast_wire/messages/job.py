@@ -118,6 +118,21 @@ class JobStatus:
     memory_step: int = 0
     """Newest step that every node of the newest world has in memory; 0: none that the master has
     heard of."""
+    checkpoint_intervals: tuple[CheckpointInterval, ...] = ()
+    """Tiers of checkpoints that the master has set an interval for; empty: nobody follows its
+    schedule."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInterval:
+    """CheckpointInterval: how often one tier is saved to, and why."""
+
+    tier: str = ""
+    """memory or storage."""
+    every: int = 0
+    """Steps between saves; 0: none."""
+    reason: str = ""
+    """For people: what it was computed from."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ class JournalRecord:
         | StopRequested
         | JobFolded
         | CheckpointCommitted
+        | ScheduleConfirmed
         | None
     ) = None
 
@@ -111,6 +112,9 @@ class WorldDecided:
     store_port: int = 0
     keeps_checkpoints: bool = False
     """The agents of all members keep checkpoints."""
+    memory_every: int = 0
+    """Steps between checkpoints with which it begins."""
+    storage_every: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +214,17 @@ class CheckpointCommitted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfirmed:
+    """ScheduleConfirmed: all ranks of a round have heard of a schedule in time."""
+
+    round: int = 0
+    schedule_id: int = 0
+    step: int = 0
+    memory_every: int = 0
+    storage_every: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDismissed:
     """AgentDismissed: an agent that must not return."""
 
@@ -282,3 +297,11 @@ class JobFolded:
     masters: tuple[PastMaster, ...] = ()
     counted: tuple[NodeCounted, ...] = ()
     checkpoint: CheckpointCommitted | None = None
+    schedule: ScheduleConfirmed | None = None
+    memory_failures: int = 0
+    """Failures after which the job went back to memory, or to storage; and the training in which
+    they came, s."""
+    storage_failures: int = 0
+    trained_seconds: float = 0.0
+    trains_since: float | None = None
+    """The job's own time since which the assigned world trains, s; absent: it does not."""

@@ -95,3 +95,6 @@ class MasterSpec:
     """Fails the job after this long of its own time, s; 0: none."""
     suspend: bool = False
     """True: stop at a checkpoint and wait."""
+    memory_every: int = 0
+    """Steps between checkpoints in memory, and on storage; 0: the master computes it."""
+    storage_every: int = 0

@@ -207,6 +207,7 @@ class SessionResponse(google.protobuf.message.Message):
     STEP_ANNOUNCED_FIELD_NUMBER: builtins.int
     RELEASE_BEFORE_FIELD_NUMBER: builtins.int
     SAVE_HELD_FIELD_NUMBER: builtins.int
+    SET_SCHEDULE_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """Of the master that sends it; round-scoped messages carry the round that they are about."""
@@ -239,6 +240,8 @@ class SessionResponse(google.protobuf.message.Message):
     def release_before(self) -> holdfast_wire.v1.checkpoint_pb2.ReleaseBefore: ...
     @property
     def save_held(self) -> holdfast_wire.v1.checkpoint_pb2.SaveHeld: ...
+    @property
+    def set_schedule(self) -> holdfast_wire.v1.checkpoint_pb2.SetSchedule: ...
     def __init__(
         self,
         *,
@@ -257,10 +260,11 @@ class SessionResponse(google.protobuf.message.Message):
         step_announced: holdfast_wire.v1.checkpoint_pb2.StepAnnounced | None = ...,
         release_before: holdfast_wire.v1.checkpoint_pb2.ReleaseBefore | None = ...,
         save_held: holdfast_wire.v1.checkpoint_pb2.SaveHeld | None = ...,
+        set_schedule: holdfast_wire.v1.checkpoint_pb2.SetSchedule | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "commit_step", b"commit_step", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "origin", b"origin", "prepare_store", b"prepare_store", "release_before", b"release_before", "save_held", b"save_held", "step_announced", b"step_announced", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "commit_step", b"commit_step", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "origin", b"origin", "prepare_store", b"prepare_store", "release_before", b"release_before", "save_held", b"save_held", "step_announced", b"step_announced", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "arm", "dump_stacks", "leave", "digest", "heartbeat_interval", "origin", "commit_step", "step_announced", "release_before", "save_held"] | None: ...
+    def HasField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "commit_step", b"commit_step", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "origin", b"origin", "prepare_store", b"prepare_store", "release_before", b"release_before", "save_held", b"save_held", "set_schedule", b"set_schedule", "step_announced", b"step_announced", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "commit_step", b"commit_step", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "origin", b"origin", "prepare_store", b"prepare_store", "release_before", b"release_before", "save_held", b"save_held", "set_schedule", b"set_schedule", "step_announced", b"step_announced", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "arm", "dump_stacks", "leave", "digest", "heartbeat_interval", "origin", "commit_step", "step_announced", "release_before", "save_held", "set_schedule"] | None: ...
 
 Global___SessionResponse: typing_extensions.TypeAlias = SessionResponse
 
@@ -467,16 +471,23 @@ class Heartbeat(google.protobuf.message.Message):
 
     SEQUENCE_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
+    SAVING_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
+    @property
+    def saving(self) -> holdfast_wire.v1.checkpoint_pb2.SavingReport:
+        """Absent: not every rank follows the master's schedule of checkpoints."""
+
     def __init__(
         self,
         *,
         sequence: builtins.int = ...,
         ranks: collections.abc.Iterable[Global___RankProgress] | None = ...,
+        saving: holdfast_wire.v1.checkpoint_pb2.SavingReport | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "sequence", b"sequence"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["saving", b"saving"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "saving", b"saving", "sequence", b"sequence"]) -> None: ...
 
 Global___Heartbeat: typing_extensions.TypeAlias = Heartbeat
 
@@ -914,6 +925,8 @@ class WorldAssignment(google.protobuf.message.Message):
     MIN_NODES_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
+    MEMORY_EVERY_FIELD_NUMBER: builtins.int
+    STORAGE_EVERY_FIELD_NUMBER: builtins.int
     assignment_id: builtins.int
     mode: Global___AssignmentMode.ValueType
     group_rank: builtins.int
@@ -939,6 +952,9 @@ class WorldAssignment(google.protobuf.message.Message):
     max_nodes: builtins.int
     keeps_checkpoints: builtins.bool
     """True: the agents of all nodes of this world keep checkpoints; else every rank of it does so for itself."""
+    memory_every: builtins.int
+    """Steps between checkpoints with which the world begins; 0: no master sets any."""
+    storage_every: builtins.int
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PeerAddress]:
         """PeerService addresses of up to three members that are asked while there is no master."""
@@ -964,8 +980,10 @@ class WorldAssignment(google.protobuf.message.Message):
         min_nodes: builtins.int = ...,
         max_nodes: builtins.int = ...,
         keeps_checkpoints: builtins.bool = ...,
+        memory_every: builtins.int = ...,
+        storage_every: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "memory_every", b"memory_every", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "storage_every", b"storage_every", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
 
 Global___WorldAssignment: typing_extensions.TypeAlias = WorldAssignment
 

@@ -240,6 +240,89 @@ class ReleaseBefore(google.protobuf.message.Message):
 Global___ReleaseBefore: typing_extensions.TypeAlias = ReleaseBefore
 
 @typing.final
+class SavingReport(google.protobuf.message.Message):
+    """SavingReport: what saving costs on a node, the most of its ranks, and what they know of the schedule."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMORY_SECONDS_FIELD_NUMBER: builtins.int
+    STORAGE_SECONDS_FIELD_NUMBER: builtins.int
+    DURABLE_SECONDS_FIELD_NUMBER: builtins.int
+    MEMORY_EVERY_FIELD_NUMBER: builtins.int
+    STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    SEEN_ID_FIELD_NUMBER: builtins.int
+    SEEN_STEP_FIELD_NUMBER: builtins.int
+    STEP_SECONDS_FIELD_NUMBER: builtins.int
+    memory_seconds: builtins.float
+    """That a save to memory stops training, s; 0: not measured yet."""
+    storage_seconds: builtins.float
+    """That one to storage stops it, with what the steps take longer while it is written, s."""
+    durable_seconds: builtins.float
+    """From such a save until it is durable, s."""
+    memory_every: builtins.int
+    """The script's own numbers of steps; absent: the master's hold."""
+    storage_every: builtins.int
+    seen_id: builtins.int
+    """Newest SetSchedule that all ranks of the node have heard of; 0: none."""
+    seen_step: builtins.int
+    """Most steps that one of them had completed when it did."""
+    step_seconds: builtins.float
+    """A training step without any save, s; 0: not measured yet."""
+    def __init__(
+        self,
+        *,
+        memory_seconds: builtins.float = ...,
+        storage_seconds: builtins.float = ...,
+        durable_seconds: builtins.float = ...,
+        memory_every: builtins.int | None = ...,
+        storage_every: builtins.int | None = ...,
+        seen_id: builtins.int = ...,
+        seen_step: builtins.int = ...,
+        step_seconds: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory_every", b"_memory_every", "_storage_every", b"_storage_every", "memory_every", b"memory_every", "storage_every", b"storage_every"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory_every", b"_memory_every", "_storage_every", b"_storage_every", "durable_seconds", b"durable_seconds", "memory_every", b"memory_every", "memory_seconds", b"memory_seconds", "seen_id", b"seen_id", "seen_step", b"seen_step", "step_seconds", b"step_seconds", "storage_every", b"storage_every", "storage_seconds", b"storage_seconds"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_memory_every", b"_memory_every"]) -> typing.Literal["memory_every"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_storage_every", b"_storage_every"]) -> typing.Literal["storage_every"] | None: ...
+
+Global___SavingReport: typing_extensions.TypeAlias = SavingReport
+
+@typing.final
+class SetSchedule(google.protobuf.message.Message):
+    """SetSchedule: steps between checkpoints that are to hold from a step on, in the world of the round in the fence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SCHEDULE_ID_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    MEMORY_EVERY_FIELD_NUMBER: builtins.int
+    STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    CONFIRMED_FIELD_NUMBER: builtins.int
+    schedule_id: builtins.int
+    step: builtins.int
+    """The first step that it holds for."""
+    memory_every: builtins.int
+    storage_every: builtins.int
+    confirmed: builtins.bool
+    """False: a rank saves what either schedule asks for, from the step on. True: all ranks have heard of it before their
+    step, and the one before ends there.
+    """
+    def __init__(
+        self,
+        *,
+        schedule_id: builtins.int = ...,
+        step: builtins.int = ...,
+        memory_every: builtins.int = ...,
+        storage_every: builtins.int = ...,
+        confirmed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["confirmed", b"confirmed", "memory_every", b"memory_every", "schedule_id", b"schedule_id", "step", b"step", "storage_every", b"storage_every"]) -> None: ...
+
+Global___SetSchedule: typing_extensions.TypeAlias = SetSchedule
+
+@typing.final
 class RestoreAsked(google.protobuf.message.Message):
     """RestoreAsked: all ranks of the node wait to be told what the round in the fence starts from. Nothing older trains or
     is being written there any more.

@@ -193,6 +193,7 @@ class JobStatus(google.protobuf.message.Message):
     DEGRADED_PROGRESS_FIELD_NUMBER: builtins.int
     STORED_STEP_FIELD_NUMBER: builtins.int
     MEMORY_STEP_FIELD_NUMBER: builtins.int
+    CHECKPOINT_INTERVALS_FIELD_NUMBER: builtins.int
     name: builtins.str
     uid: builtins.str
     phase: Global___JobPhase.ValueType
@@ -237,6 +238,10 @@ class JobStatus(google.protobuf.message.Message):
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BudgetState]: ...
     @property
     def excluded_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def checkpoint_intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckpointInterval]:
+        """Tiers of checkpoints that the master has set an interval for; empty: nobody follows its schedule."""
+
     def __init__(
         self,
         *,
@@ -273,10 +278,37 @@ class JobStatus(google.protobuf.message.Message):
         degraded_progress: builtins.bool = ...,
         stored_step: builtins.int = ...,
         memory_step: builtins.int = ...,
+        checkpoint_intervals: collections.abc.Iterable[Global___CheckpointInterval] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "has_loss", b"has_loss", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "has_loss", b"has_loss", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
 
 Global___JobStatus: typing_extensions.TypeAlias = JobStatus
+
+@typing.final
+class CheckpointInterval(google.protobuf.message.Message):
+    """CheckpointInterval: how often one tier is saved to, and why."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: builtins.int
+    EVERY_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    tier: builtins.str
+    """memory or storage."""
+    every: builtins.int
+    """Steps between saves; 0: none."""
+    reason: builtins.str
+    """For people: what it was computed from."""
+    def __init__(
+        self,
+        *,
+        tier: builtins.str = ...,
+        every: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["every", b"every", "reason", b"reason", "tier", b"tier"]) -> None: ...
+
+Global___CheckpointInterval: typing_extensions.TypeAlias = CheckpointInterval
 
 @typing.final
 class BudgetState(google.protobuf.message.Message):

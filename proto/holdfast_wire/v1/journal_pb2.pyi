@@ -50,6 +50,7 @@ class JournalRecord(google.protobuf.message.Message):
     STOP_REQUESTED_FIELD_NUMBER: builtins.int
     JOB_FOLDED_FIELD_NUMBER: builtins.int
     CHECKPOINT_COMMITTED_FIELD_NUMBER: builtins.int
+    SCHEDULE_CONFIRMED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
     job_seconds: builtins.float
@@ -92,6 +93,8 @@ class JournalRecord(google.protobuf.message.Message):
     def job_folded(self) -> Global___JobFolded: ...
     @property
     def checkpoint_committed(self) -> Global___CheckpointCommitted: ...
+    @property
+    def schedule_confirmed(self) -> Global___ScheduleConfirmed: ...
     def __init__(
         self,
         *,
@@ -117,10 +120,11 @@ class JournalRecord(google.protobuf.message.Message):
         stop_requested: Global___StopRequested | None = ...,
         job_folded: Global___JobFolded | None = ...,
         checkpoint_committed: Global___CheckpointCommitted | None = ...,
+        schedule_confirmed: Global___ScheduleConfirmed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed"] | None: ...
+    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
 
@@ -271,6 +275,8 @@ class WorldDecided(google.protobuf.message.Message):
     STORE_HOST_FIELD_NUMBER: builtins.int
     STORE_PORT_FIELD_NUMBER: builtins.int
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
+    MEMORY_EVERY_FIELD_NUMBER: builtins.int
+    STORAGE_EVERY_FIELD_NUMBER: builtins.int
     group: builtins.int
     round: builtins.int
     restart_count: builtins.int
@@ -281,6 +287,9 @@ class WorldDecided(google.protobuf.message.Message):
     store_port: builtins.int
     keeps_checkpoints: builtins.bool
     """The agents of all members keep checkpoints."""
+    memory_every: builtins.int
+    """Steps between checkpoints with which it begins."""
+    storage_every: builtins.int
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorldMember]: ...
     def __init__(
@@ -295,8 +304,10 @@ class WorldDecided(google.protobuf.message.Message):
         store_host: builtins.str = ...,
         store_port: builtins.int = ...,
         keeps_checkpoints: builtins.bool = ...,
+        memory_every: builtins.int = ...,
+        storage_every: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "keeps_checkpoints", b"keeps_checkpoints", "members", b"members", "reason", b"reason", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "keeps_checkpoints", b"keeps_checkpoints", "members", b"members", "memory_every", b"memory_every", "reason", b"reason", "restart_count", b"restart_count", "round", b"round", "storage_every", b"storage_every", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
 
 Global___WorldDecided: typing_extensions.TypeAlias = WorldDecided
 
@@ -528,6 +539,35 @@ class CheckpointCommitted(google.protobuf.message.Message):
 Global___CheckpointCommitted: typing_extensions.TypeAlias = CheckpointCommitted
 
 @typing.final
+class ScheduleConfirmed(google.protobuf.message.Message):
+    """ScheduleConfirmed: all ranks of a round have heard of a schedule in time; nobody was told so before this was written."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    SCHEDULE_ID_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    MEMORY_EVERY_FIELD_NUMBER: builtins.int
+    STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    schedule_id: builtins.int
+    step: builtins.int
+    memory_every: builtins.int
+    storage_every: builtins.int
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        schedule_id: builtins.int = ...,
+        step: builtins.int = ...,
+        memory_every: builtins.int = ...,
+        storage_every: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["memory_every", b"memory_every", "round", b"round", "schedule_id", b"schedule_id", "step", b"step", "storage_every", b"storage_every"]) -> None: ...
+
+Global___ScheduleConfirmed: typing_extensions.TypeAlias = ScheduleConfirmed
+
+@typing.final
 class AgentDismissed(google.protobuf.message.Message):
     """AgentDismissed: an agent that must not return."""
 
@@ -642,6 +682,11 @@ class JobFolded(google.protobuf.message.Message):
     MASTERS_FIELD_NUMBER: builtins.int
     COUNTED_FIELD_NUMBER: builtins.int
     CHECKPOINT_FIELD_NUMBER: builtins.int
+    SCHEDULE_FIELD_NUMBER: builtins.int
+    MEMORY_FAILURES_FIELD_NUMBER: builtins.int
+    STORAGE_FAILURES_FIELD_NUMBER: builtins.int
+    TRAINED_SECONDS_FIELD_NUMBER: builtins.int
+    TRAINS_SINCE_FIELD_NUMBER: builtins.int
     first: builtins.bool
     last: builtins.bool
     epoch: builtins.int
@@ -666,6 +711,12 @@ class JobFolded(google.protobuf.message.Message):
     nodes_replaced: builtins.int
     nodes_disrupted: builtins.int
     rescales: builtins.int
+    memory_failures: builtins.int
+    """Failures after which the job went back to memory, or to storage; and the training in which they came, s."""
+    storage_failures: builtins.int
+    trained_seconds: builtins.float
+    trains_since: builtins.float
+    """The job's own time since which the assigned world trains, s; absent: it does not."""
     @property
     def spec(self) -> holdfast_wire.v1.spec_pb2.MasterSpec: ...
     @property
@@ -712,6 +763,8 @@ class JobFolded(google.protobuf.message.Message):
     def counted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeCounted]: ...
     @property
     def checkpoint(self) -> Global___CheckpointCommitted: ...
+    @property
+    def schedule(self) -> Global___ScheduleConfirmed: ...
     def __init__(
         self,
         *,
@@ -759,9 +812,17 @@ class JobFolded(google.protobuf.message.Message):
         masters: collections.abc.Iterable[Global___PastMaster] | None = ...,
         counted: collections.abc.Iterable[Global___NodeCounted] | None = ...,
         checkpoint: Global___CheckpointCommitted | None = ...,
+        schedule: Global___ScheduleConfirmed | None = ...,
+        memory_failures: builtins.int = ...,
+        storage_failures: builtins.int = ...,
+        trained_seconds: builtins.float = ...,
+        trains_since: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "spec", b"spec", "stop", b"stop", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted", b"counted", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "text", b"text", "trained_rounds", b"trained_rounds", "training", b"training", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "schedule", b"schedule", "spec", b"spec", "stop", b"stop", "trains_since", b"trains_since", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted", b"counted", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "memory_failures", b"memory_failures", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "storage_failures", b"storage_failures", "text", b"text", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_trains_since", b"_trains_since"]) -> typing.Literal["trains_since"] | None: ...
 
 Global___JobFolded: typing_extensions.TypeAlias = JobFolded

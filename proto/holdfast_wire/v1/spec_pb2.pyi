@@ -179,6 +179,8 @@ class MasterSpec(google.protobuf.message.Message):
     FAILURE_RULES_FIELD_NUMBER: builtins.int
     ACTIVE_DEADLINE_SECONDS_FIELD_NUMBER: builtins.int
     SUSPEND_FIELD_NUMBER: builtins.int
+    MEMORY_EVERY_FIELD_NUMBER: builtins.int
+    STORAGE_EVERY_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """Grows with each change; older generations are ignored."""
     replicas: builtins.int
@@ -200,6 +202,9 @@ class MasterSpec(google.protobuf.message.Message):
     """Fails the job after this long of its own time, s; 0: none."""
     suspend: builtins.bool
     """True: stop at a checkpoint and wait."""
+    memory_every: builtins.int
+    """Steps between checkpoints in memory, and on storage; 0: the master computes it."""
+    storage_every: builtins.int
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Budget]: ...
     @property
@@ -221,7 +226,9 @@ class MasterSpec(google.protobuf.message.Message):
         failure_rules: collections.abc.Iterable[Global___FailureRule] | None = ...,
         active_deadline_seconds: builtins.float = ...,
         suspend: builtins.bool = ...,
+        memory_every: builtins.int = ...,
+        storage_every: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "failure_rules", b"failure_rules", "generation", b"generation", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "replicas", b"replicas", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "failure_rules", b"failure_rules", "generation", b"generation", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "memory_every", b"memory_every", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "replicas", b"replicas", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "storage_every", b"storage_every", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
 
 Global___MasterSpec: typing_extensions.TypeAlias = MasterSpec

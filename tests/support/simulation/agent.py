@@ -32,6 +32,7 @@ from holdfast_wire.messages import (
     ReleaseBefore,
     SaveHeld,
     SessionResponse,
+    SetSchedule,
     StateDigest,
     StepAnnounced,
     StopRound,
@@ -121,12 +122,14 @@ class Agent(Line):
             if current is None or current.dead:
                 self.report(Heartbeat(), current.number if current else 0)
             else:
+                self.workers.follow()
                 view = self.workers.view(current)
                 progress = tuple(
                     ranks.progress(rank, seen, current.number, self.now_ns)
                     for rank, seen in view.items()
                 )
-                self.report(Heartbeat(ranks=progress), current.number)
+                beat = Heartbeat(ranks=progress, saving=ranks.saving(view))
+                self.report(beat, current.number)
         self.later(self.beat_seconds, self._beat)
 
     # ------------------------------------------------------------------------------------- orders
@@ -311,6 +314,7 @@ _ORDERS: dict[type | None, Callable[[Agent, Any, int], None]] = {
     StopRound: Agent._stopped,
     PrepareStore: Agent._prepare,
     Arm: lambda agent, order, number: agent.workers.arm(order, number),
+    SetSchedule: lambda agent, order, number: agent.workers.schedule(order, number),
     DumpStacks: Agent._dump,
     Leave: Agent._leave,
     StateDigest: Agent._keep_digest,

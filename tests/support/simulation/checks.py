@@ -78,6 +78,7 @@ class Checks:
         self.muddled_until = -1.0
         """Until then masters were lost: what they knew of causes may be gone with them."""
         self.newest_start: dict[str, int] = {}
+        self.schedules = invariants.Schedules()
         self.starts: dict[int, int] = {}
         """Round to how many agents were told to start it."""
         self.done: dict[str, set[int]] = {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from holdfast.flash.decide.schedule import Every
 from holdfast_agent.decide import hearing
 from holdfast_agent.decide.fence import Accepted
 from holdfast_agent.decide.hearing import Opening
@@ -237,3 +238,22 @@ def success_earned(policy: SuccessPolicy, size: int, done: Collection[int]) -> N
     }.get(policy, len(done) == size)
     text = f"{policy.name} is not met: {len(done)} of {size} ranks ended well"
     require(met, "success_earned", text)
+
+
+class Schedules:
+    """By which schedules of checkpoints the ranks of each world save at each step."""
+
+    _KEPT = 4_000
+
+    def __init__(self) -> None:
+        self._shared: dict[tuple[str, int], frozenset[Every]] = {}
+
+    def saves(self, world: str, step: int, every: Collection[Every]) -> None:
+        """A node's ranks have completed a step: there is a schedule that all nodes' followed."""
+        key, own = (world, step), frozenset(every)
+        shared = self._shared.get(key, own) & own
+        self._shared[key] = shared
+        while len(self._shared) > self._KEPT:
+            del self._shared[next(iter(self._shared))]
+        text = f"at step {step} of {world} a node saves by {sorted(map(str, own))} alone"
+        require(shared, "schedule_shared", text)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from holdfast.sample import SavingSample
 from holdfast_agent.decide.exits import Orders
 from holdfast_agent.decide.ranks import Rank
 from holdfast_wire.messages import RunningWorker, WorldAssignment
+from simulation.follower import Follower
 from simulation.training import PACE, Round
 
 TRAIN = 2
@@ -36,6 +38,7 @@ class Slot:
     answered_id: int = 0
     answered_step: int = 0
     boundary_complete: bool = False
+    saving: SavingSample | None = None
 
     def write(self, step: int, base: int, now_ns: int) -> None:
         """Write the completed steps of processes that began after step `base`."""
@@ -59,6 +62,8 @@ class LocalRound:
     dead: bool = False
     started: bool = False
     armed: int = 0
+    follower: Follower | None = None
+    """None: its ranks follow no schedule of a master."""
 
     @property
     def orders(self) -> Orders:

@@ -72,6 +72,7 @@ class Master:
         self.segment = job.disk.open(epoch) if own_disk else None
         self.settings = CoreSettings(
             heartbeat_seconds=job.scenario.heartbeat,
+            schedule_seconds=3.0,
             silence_seconds=4.0 + 2 * job.scenario.heartbeat,
             masterless_seconds=job.scenario.masterless,
             commit_seconds=5.0,

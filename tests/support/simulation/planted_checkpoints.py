@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast_master.decide import checkpoints as policy
-from holdfast_master.job import checkpoints, rescue
+from holdfast_master.job import checkpoints, rescue, schedules
 from holdfast_master.job.checkpoint_book import Pending
 from simulation.planted_agent import Patch
 
@@ -87,6 +87,19 @@ def _rescued_early() -> list[Patch]:
     return [(rescue, "_stock", committed)]
 
 
+def _half_confirmed() -> list[Patch]:
+    """A schedule is confirmed once the first node has heard of it."""
+    right = schedules.heard
+
+    def heard(the_desk: Any, node: Any, world: Any, report: Any) -> None:
+        right(the_desk, node, world, report)
+        offer = the_desk.schedule.offer
+        if offer is not None and offer.seen and the_desk.schedule.round == world.round:
+            schedules._confirm(the_desk, world, offer)
+
+    return [(schedules, "heard", heard)]
+
+
 BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("granted early", "a commit is granted before all is there", _granted_early),
     ("announced early", "a step is announced that may be lost", _announced_early),
@@ -95,6 +108,7 @@ BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("rescues for ever", "a disk that hangs keeps a job from its end", _rescues_for_ever),
     ("rescued early", "one node's part counts as a step", _rescued_early),
     ("grant for ever", "an agent that hangs keeps a step from its end", _grant_for_ever),
+    ("half confirmed", "a schedule is confirmed that not all ranks know", _half_confirmed),
     ("anybody's memory", "a world starts from what not all have", _anybodys_memory),
 )
 """Name, what is wrong, and how."""

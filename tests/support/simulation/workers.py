@@ -18,9 +18,11 @@ from holdfast_wire.messages import (
     RoundStarted,
     RoundStopped,
     RunningWorker,
+    SetSchedule,
     WorkerExited,
     WorldAssignment,
 )
+from simulation.follower import Follower
 from simulation.local_round import LocalRound, Slot
 
 if TYPE_CHECKING:
@@ -152,6 +154,10 @@ class Workers:
             assignment.group_rank,
             self,
         )
+        if current.slot.attached and assignment.memory_every:
+            agent = self.agent
+            seed = f"{agent.job.scenario.seed}/costs/{agent.rank}"
+            current.follower = Follower(seed, assignment, current.physics.base)
         if self.paused:
             self.pause(paused=True)
         self.agent.report(RoundStarted(), current.number)
@@ -248,6 +254,26 @@ class Workers:
         echo = ranks.arm_echo(self.view(current), order.arm_id)
         if echo is not None:
             self.agent.report(dataclasses.replace(echo, goes_on=order.goes_on), current.number)
+
+    def schedule(self, order: SetSchedule, number: int) -> None:
+        """Tell the ranks how far apart checkpoints are."""
+        current = self.current
+        right = current is not None and current.number == number and not current.dead
+        if current is not None and right and current.physics is not None and current.follower:
+            current.follower.tell(order, self.agent.job.training.step(current.physics))
+
+    def follow(self) -> None:
+        """The ranks have completed steps: by which schedules they save there."""
+        current = self.current
+        if current is None or current.dead or current.physics is None or not current.follower:
+            return
+        follower, training = current.follower, self.agent.job.training
+        # Until all are there, they may begin at a later checkpoint than it seemed.
+        follower.looked = max(follower.looked, current.physics.base)
+        for step in range(follower.looked + 1, training.step(current.physics) + 1):
+            every = follower.step(step)
+            self.agent.job.checks.schedules.saves(current.assignment.world_hash, step, every)
+        current.slot.saving = follower.saving(self.agent.now)
 
     def on_boundary(self, arm_id: int, step: int) -> None:
         """The armed step is completed: the ranks of this node save and end."""

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, Final, Self
 
 from holdfast.environment import Environment
@@ -18,10 +19,11 @@ from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
 from holdfast.flash.commit import read_manifest
-from holdfast.flash.decide.schedule import Schedule, due
+from holdfast.flash.decide.schedule import Schedule
 from holdfast.flash.decide.slots import Version, choose
 from holdfast.flash.disk import PosixDisk
 from holdfast.flash.link import Granted, Layout, Origin, Restore
+from holdfast.flash.pacing import Pacer
 from holdfast.flash.planning import Place, Planner
 from holdfast.flash.restoring import Image, Restorer, stored
 from holdfast.flash.rng import Rng
@@ -83,7 +85,7 @@ class Checkpointer:
         self._root = str(Path(path).absolute()) if path else ""
         self._keep = (keep_last, keep_every)
         self._threads, self._overlap = threads, overlap
-        self._schedule = schedule or Schedule()
+        self._pacer = Pacer(schedule or Schedule(), environment.schedule)
         self._planner = Planner(self._place)
         self._lineage = environment.round
         self._agent = environment.arena
@@ -148,21 +150,31 @@ class Checkpointer:
 
         A scheduled save that fails is a warning: training goes on.
         """
-        what = due(step, self._schedule)
-        action = init().step(step, samples=samples, loss=loss)
+        job = init()
+        action = job.step(step, samples=samples, loss=loss)
         if self._idle:
             return action
+        what = self._pacer.begin(job, step, writing=self._is_writing())
         if action is SAVE_AND_STOP:
             with init().section("checkpoint"):
                 self.save(step)
                 self.wait(step)
         elif action is SAVE and self._root:
             # Not waited for: where another rank was too late for it, it never becomes durable.
-            self._save_on_the_way(step, durable=True, must=True, awaited=what.storage)
+            self._save_on_the_way(step, durable=True, must=True, awaited=what.sure)
         elif what.storage or (what.memory and self._agent):  # a keeper of our own ends with us
             storage = what.storage and bool(self._root)
-            self._save_on_the_way(step, durable=storage, must=storage)
+            sure = storage and what.sure
+            self._save_on_the_way(step, durable=storage, must=sure, awaited=sure)
+        self._pacer.resume()
         return action
+
+    def _is_writing(self) -> bool:
+        """Tell whether a step of this rank is on its way to storage, as far as is known."""
+        client = self._client
+        if client is not None and client.awaits:
+            client.listen()
+        return client is not None and client.awaits
 
     def _save_on_the_way(
         self, step: int, *, durable: bool, must: bool, awaited: bool = True
@@ -191,6 +203,7 @@ class Checkpointer:
     def _save(self, step: int, *, durable: bool, must: bool, awaited: bool = True) -> bool:
         """Save to a free slot; must: wait for one. False when there is none, or no keeper."""
         self.join()
+        began, planned = monotonic_ns(), self._saver
         client = self._connect()
         client.listen()
         if self._newest[0] == step:
@@ -220,6 +233,8 @@ class Checkpointer:
             self._copying = _Copying(finish)
         else:
             finish()
+        if saver is planned and (awaited or not durable):  # a layout's first save costs more
+            self._pacer.saved(began, storage=durable)
         return True
 
     def _promote(self, step: int, *, durable: bool) -> bool:
@@ -272,7 +287,9 @@ class Checkpointer:
         """Wait until an overlapped copy is done; afterwards parameters may be written."""
         copying, self._copying = self._copying, None
         if copying is not None:
+            began = monotonic_ns()
             copying.join()
+            self._pacer.waited(monotonic_ns() - began)
 
     def latest(self) -> int:
         """Return the newest step that this process knows to be durable; 0 if none."""

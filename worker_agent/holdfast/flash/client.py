@@ -87,6 +87,11 @@ class Client:
         """Count a step among those that `wait` waits for."""
         self._awaited.add(step)
 
+    @property
+    def awaits(self) -> bool:
+        """True while a step is on its way to storage."""
+        return bool(self._awaited)
+
     def listen(self, timeout_s: float = 0.0) -> None:
         """Take in what the keeper has said; wait for the first message as long as told."""
         while (found := self._link.receive(timeout_s)) is not None:

@@ -16,13 +16,14 @@ from holdfast_wire.messages import (
     Origin,
     ReleaseBefore,
     SessionResponse,
+    SetSchedule,
     StateDigest,
     StopRound,
     Welcome,
     WorldAssignment,
 )
 
-ABOUT_ROUND = (WorldAssignment, StopRound, Arm, Origin, ReleaseBefore)
+ABOUT_ROUND = (WorldAssignment, StopRound, Arm, Origin, ReleaseBefore, SetSchedule)
 """Messages that an older round in the fence makes void."""
 
 

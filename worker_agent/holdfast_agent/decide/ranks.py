@@ -9,9 +9,36 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Protocol
 
-from holdfast_wire.messages import ArmEcho, BoundaryReached, RankProgress, RankSection
+from holdfast_wire.messages import (
+    ArmEcho,
+    BoundaryReached,
+    RankProgress,
+    RankSection,
+    SavingReport,
+)
 
 NS = 1e-9
+
+
+class Saving(Protocol):
+    """What one rank says of its saves, as `holdfast.sample.SavingSample` has it (times in ns)."""
+
+    @property
+    def step_ns(self) -> int: ...  # noqa: D102
+    @property
+    def memory_ns(self) -> int: ...  # noqa: D102
+    @property
+    def storage_ns(self) -> int: ...  # noqa: D102
+    @property
+    def durable_ns(self) -> int: ...  # noqa: D102
+    @property
+    def memory_every(self) -> int | None: ...  # noqa: D102
+    @property
+    def storage_every(self) -> int | None: ...  # noqa: D102
+    @property
+    def seen_id(self) -> int: ...  # noqa: D102
+    @property
+    def seen_step(self) -> int: ...  # noqa: D102
 
 
 class Sample(Protocol):
@@ -49,6 +76,8 @@ class Sample(Protocol):
     def answered_step(self) -> int: ...  # noqa: D102
     @property
     def boundary_complete(self) -> bool: ...  # noqa: D102
+    @property
+    def saving(self) -> Saving | None: ...  # noqa: D102
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,6 +154,30 @@ def arm_echo(ranks: Mapping[int, Rank], arm_id: int) -> ArmEcho | None:
     if not samples or any(sample.echo_id != arm_id for sample in samples):
         return None
     return ArmEcho(arm_id=arm_id, seen_at_step=max(sample.echo_step for sample in samples))
+
+
+def saving(ranks: Mapping[int, Rank]) -> SavingReport | None:
+    """Return what saves cost here; None unless every rank follows the master's schedule.
+
+    All ranks of a world wait for the slowest, so the most counts. What they know of a schedule is
+    told once all of them have heard of it.
+    """
+    found = [rank.sample.saving for rank in ranks.values()]
+    told = [one for one in found if one is not None]
+    if not told or len(told) < len(found):
+        return None
+    seen = {one.seen_id for one in told}
+    heard = seen.pop() if len(seen) == 1 else 0
+    return SavingReport(
+        step_seconds=max(one.step_ns for one in told) * NS,
+        memory_seconds=max(one.memory_ns for one in told) * NS,
+        storage_seconds=max(one.storage_ns for one in told) * NS,
+        durable_seconds=max(one.durable_ns for one in told) * NS,
+        memory_every=told[0].memory_every,
+        storage_every=told[0].storage_every,
+        seen_id=heard,
+        seen_step=max(one.seen_step for one in told) if heard else 0,
+    )
 
 
 def ended_at_boundary(ranks: Mapping[int, Rank]) -> int:

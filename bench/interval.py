@@ -1,0 +1,215 @@
+"""Goodput of the automatic checkpoint interval beside fixed ones: `python -m bench.interval`.
+
+A job on paper: steps, saves that stop it, failures at random from a seed. No process is started and
+no time is measured, so the figures say how good the choice is, not how fast anything is. Prints the
+table of docs/benchmarks/interval.md; the tests assert what it shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from holdfast_master.decide.failure_rate import Observed, Rates, learn
+from holdfast_master.decide.interval import Costs, Every, decide
+
+NO_WISH = Every(memory=0, storage=0)
+BEFORE = Every(memory=1, storage=100)
+"""What ranks do before anything was measured."""
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+MEANS = (10 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY)
+"""s: mean time between failures of the job."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job on paper."""
+
+    name: str
+    costs: Costs
+    restart: float
+    """From a failure until steps are trained again, s."""
+    losses: float
+    """Part of the failures that take a node."""
+    nodes: int
+
+    @property
+    def storage_cost(self) -> float:
+        """That a save to storage costs, s; known here."""
+        return self.costs.storage or self.costs.memory
+
+
+JOBS = (
+    Job(
+        name="small",
+        costs=Costs(step=0.25, memory=0.02, storage=0.4, durable=2.0),
+        restart=5.0,
+        losses=0.2,
+        nodes=2,
+    ),
+    Job(
+        name="middle",
+        costs=Costs(step=2.0, memory=0.3, storage=4.0, durable=25.0),
+        restart=20.0,
+        losses=0.5,
+        nodes=32,
+    ),
+    Job(
+        name="large",
+        costs=Costs(step=12.0, memory=1.5, storage=10.0, durable=60.0),
+        restart=60.0,
+        losses=0.8,
+        nodes=1000,
+    ),
+)
+
+
+def failures(seed: int, number: int, losses: float) -> list[tuple[float, bool]]:
+    """Return (time since the one before, in means; a node was lost) of each failure."""
+    luck = random.Random(seed)
+    return [(luck.expovariate(1.0), luck.random() < losses) for _ in range(number)]
+
+
+def goodput(job: Job, every: Every, mean: float, story: Sequence[tuple[float, bool]]) -> float:
+    """Return the part of all time that was spent on steps that counted.
+
+    every.storage is a multiple of every.memory. A restart is followed by training at once; a write
+    to storage that is under way when a process fails goes on, one whose node is lost does not.
+    """
+    work, whole = 0.0, 0.0
+    since = 0.0  # steps in memory since the newest that are on storage, s of work
+    for span, lost in story:
+        alive = max(0.0, span * mean)
+        done, stored = _until(job, every, since, alive)
+        kept = stored if lost else max(done, stored)
+        work += kept - since
+        since = 0.0 if lost else kept - stored
+        whole += alive + job.restart
+    return work / whole
+
+
+def _until(job: Job, every: Every, since: float, alive: float) -> tuple[float, float]:
+    """Return the work that is in memory and on storage after `alive` seconds, s.
+
+    Counted from the newest save on storage; `since` of it was in memory at the beginning.
+    """
+    step, k = job.costs.step, every.storage // every.memory
+    part = every.memory * step
+    turn, begun = part + job.costs.memory, round(since / part)
+    whole_turn = k * turn - job.costs.memory + job.storage_cost
+    at = begun * turn + alive  # as if the cycle had begun without a failure
+    cycles, rest = divmod(at, whole_turn)
+    saved = min(int(rest / turn), k - 1)
+    durable = int(max(0.0, at - job.costs.durable) / whole_turn)
+    return (cycles * k + saved) * part, durable * k * part
+
+
+def best_fixed(job: Job, mean: float, story: Sequence[tuple[float, bool]]) -> tuple[Every, float]:
+    """Return the best of all pairs of intervals on a fine grid."""
+    grid = [
+        Every(memory=memory, storage=memory * k)
+        for memory in _series(800)
+        for k in _series(2000)
+        if memory * k * job.costs.step <= 2 * HOUR
+    ]
+    found = [(goodput(job, one, mean, story), one) for one in grid]
+    value, every = max(found, key=lambda pair: pair[0])
+    return every, value
+
+
+def _series(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 11, ...: each about 1.4 times the one before."""
+    numbers = [1]
+    while numbers[-1] < most:
+        numbers.append(max(numbers[-1] + 1, round(numbers[-1] * 1.4)))
+    return numbers
+
+
+def known(job: Job, mean: float) -> Rates:
+    """Return the rates as they are."""
+    return Rates(memory=(1 - job.losses) / mean, storage=job.losses / mean, reason="(known)")
+
+
+def learned(job: Job, mean: float, seed: int, number: int = 5) -> Rates:
+    """Return the rates as they seem after some failures."""
+    story = failures(seed, number, job.losses)
+    storage = sum(lost for _, lost in story)
+    seconds = sum(span for span, _ in story) * mean
+    seen = Observed(memory=number - storage, storage=storage, seconds=seconds)
+    return learn(seen, nodes=job.nodes)
+
+
+def automatic(job: Job, rates: Rates) -> Every:
+    """Return what a master sets."""
+    return decide(job.costs, rates, BEFORE, fixed=NO_WISH).every
+
+
+Choose = Callable[[Job, Rates], Every]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One job at one rate of failures; goodput from 0 to 1."""
+
+    job: str
+    mean: float
+    best: Every
+    best_goodput: float
+    every: Every
+    known_goodput: float
+    learned_goodput: tuple[float, ...]
+    """After five failures, by seed."""
+
+
+def measure(job: Job, mean: float, *, number: int, seeds: int, choose: Choose = automatic) -> Row:
+    """Play one job: `number` failures, the same for each choice."""
+    story = failures(1, number, job.losses)
+    best, value = best_fixed(job, mean, story)
+    every = choose(job, known(job, mean))
+    guesses = [choose(job, learned(job, mean, 100 + seed)) for seed in range(seeds)]
+    return Row(
+        job=job.name,
+        mean=mean,
+        best=best,
+        best_goodput=value,
+        every=every,
+        known_goodput=goodput(job, every, mean, story),
+        learned_goodput=tuple(goodput(job, one, mean, story) for one in guesses),
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows as Markdown."""
+    heads = ["job", "a failure every", "best fixed: memory, storage", "goodput"]
+    heads += ["automatic", "goodput", "learned: median", "nine in ten", "worst"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        guesses = sorted(row.learned_goodput)
+        lines.append(
+            f"| {row.job} | {_hours(row.mean)} | {row.best.memory}, {row.best.storage} "
+            f"| {row.best_goodput:.2%} | {row.every.memory}, {row.every.storage} "
+            f"| {row.known_goodput:.2%} | {guesses[len(guesses) // 2]:.2%} "
+            f"| {guesses[len(guesses) // 10]:.2%} | {guesses[0]:.2%} |"
+        )
+    return "\n".join(lines)
+
+
+def _hours(seconds: float) -> str:
+    for (unit, size), (_, next_size) in pairwise((("min", MINUTE), ("h", HOUR), ("d", DAY))):
+        if seconds < next_size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / DAY:.0f} d"
+
+
+def main() -> int:
+    """Print the table."""
+    rows = [measure(job, mean, number=4000, seeds=50) for job in JOBS for mean in MEANS]
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

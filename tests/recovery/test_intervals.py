@@ -1,0 +1,58 @@
+"""How far apart checkpoints are, under real ranks: what the master says, all of them do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from local_job import STEPS, StartJob
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+
+
+def test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps(
+    start_job: StartJob,
+) -> None:
+    """After a change two nodes have in memory what the new interval asks for, and start from it."""
+    job = start_job("--save-every=auto", "--extra-work-ms=20", steps=1_000_000)
+    job.wait_step(5)
+    begun = {one.tier: one.every for one in job.status().checkpoint_intervals}
+    assert begun == {"memory": 1, "storage": 100}
+    told = job.wait_event("CheckpointScheduled")
+    found = re.search(r"from step (\d+) on memory: every (\d+) steps \((.*?)\); storage", told.text)
+    assert found, told.text
+    first, every = int(found[1]), int(found[2])
+    assert every > 1
+    assert "a save stops training for" in found[3]
+    assert "assumed; none was seen" in found[3]
+    due = (first // every + 1) * every
+    # One more step may be on its way to the master, and so may what a node has of it.
+    before = job.wait_step(due + 5)
+    os.kill(job.rank_pid(1), signal.SIGKILL)
+    after = job.wait_step(1, round_above=before.round)
+    (text,) = [one.text for one in job.events() if one.reason == "CheckpointRestored"]
+    assert "in memory" in text
+    step = int(text.split("from step ")[1].split(maxsplit=1)[0])
+    assert step >= due
+    assert step % every == 0, f"{text}; every {every} from {first} on"
+    shown = job.wait_for("ranks that follow", lambda: job.status().checkpoint_intervals)
+    assert after.round > before.round
+    assert shown[0].every == every, "ranks made anew begin with what held"
+    assert "Memory:      saved every" in job.cli("status", job.name).stdout
+    assert job.cli("stop", job.name).returncode == 0
+
+
+def test_a_number_in_the_job_s_file_is_kept_to(start_job: StartJob, tmp_path: Path) -> None:
+    """Every rank saves to storage by it, from the first step on; the status says whose it is."""
+    tiers = {"memory": {"interval": 2}, "storage": {"interval": 7}}
+    job = start_job("--save-every=auto", "--extra-work-ms=10", checkpoint=tiers)
+    job.wait_step(20)
+    intervals = job.status().checkpoint_intervals
+    assert [(one.tier, one.every) for one in intervals] == [("memory", 2), ("storage", 7)]
+    assert job.finish() == 0, job.evidence()
+    kept = {int(path.name.removeprefix("step_")) for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {112, 119, STEPS}
