@@ -38,6 +38,8 @@ ENV_ROUND = "HOLDFAST_ROUND"
 """Round of the world that the process belongs to."""
 ENV_STEP_LOG = "HOLDFAST_STEP_LOG"
 """Directory that the SDK writes a line per step to; inherited from whoever starts the agent."""
+ENV_ARENA_DIR = "HOLDFAST_ARENA_DIR"
+"""Directory of a memory volume for an agent's arenas; set for an agent, by an operator."""
 ENV_ARENA = "HOLDFAST_ARENA"
 """Socket of the keeper that holds this node's arenas of the flash checkpoint; set for a rank."""
 
