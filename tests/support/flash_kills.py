@@ -231,7 +231,7 @@ class Campaign:
     def __init__(self, seed: int, folder: Path, *, files: bool) -> None:
         """Begin with nothing."""
         # Not on a disk: a mapping's writes would wait for it.
-        self._files = tempfile.mkdtemp(dir="/dev/shm") if files else ""  # noqa: S108
+        self._files = tempfile.mkdtemp(dir="/dev/shm") if files else ""
         self._rng = random.Random(seed)
         self._folder = folder
         self._root = str(folder / "ck")
@@ -291,6 +291,8 @@ class Campaign:
             for rank in ranks:
                 if rank.pipe in ready:
                     rank.read()
+        else:
+            self.wrong.append(f"lineage {self._lineage}: nothing went on for 30 s")
         if victim == "keeper":
             _kill(self._keeper)
         for rank in ranks:

@@ -284,6 +284,7 @@ class Keeper:
                     valid = slot.state is SlotState.VALID
                     slot.give_back(Move.RELEASE if valid else Move.ABANDON)
         self.complete, self._passed_over = version, frozenset()
+        self.release()  # what is older: a keeper that died, or a lost word, may have left it
 
     def _resumable(self) -> Version | None:
         """Return the newest version of a whole world that it saved itself, of any size."""
