@@ -31,7 +31,7 @@ PLENTY = Room(available=2**40, source="a test")
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory; on a disk the tests would wait for it."""
-    path = Path("/dev/shm") / f"holdfast-test-{tmp_path.name}-{os.getpid()}"
+    path = Path("/dev", "shm") / f"holdfast-test-{tmp_path.name}-{os.getpid()}"
     path.mkdir()
     yield path
     for left in path.iterdir():
@@ -92,7 +92,7 @@ def _files(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("hash_it", [True, False])
 def test_what_a_dead_agent_held_is_offered_as_if_it_had_been_held_all_along(
-    folder: Path, hash_it: bool
+    *, folder: Path, hash_it: bool
 ) -> None:
     """Versions, bytes and lengths; also of slots that were never hashed; then nothing is left."""
     _left(folder, hash_it=hash_it)
@@ -130,7 +130,7 @@ def test_what_was_being_written_is_emptied(folder: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_flipped_bit_is_never_restored(folder: Path, seed: int) -> None:
-    """Anywhere in a file: either nothing that counts is touched, or the slot or file is given up."""
+    """Anywhere in a file: nothing that counts is touched, or the slot or file is given up."""
     rng = random.Random(seed)
     path = _left(folder)[0]
     whole = path.read_bytes()
