@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from cluster.kubelet import probes
 from cluster.kubelet.client import CONFLICT, MERGE, NOT_FOUND, ApiError, Client
 from cluster.kubelet.container import Container, Mount, Setting
 from cluster.kubelet.dns import DOMAIN
-from cluster.kubelet.material import Material, MaterialError
+from cluster.kubelet.material import Material, MaterialError, mount_memory
 from cluster.kubelet.network import DNS_ADDRESS, Network
 from cluster.kubelet.spaces import Space
 from cluster.kubelet.status import PodLook, report
@@ -175,7 +174,7 @@ class Pod:
         memory = self._folder / "shm"
         if not memory.exists():
             memory.mkdir()
-            await asyncio.to_thread(_mount_memory, memory)
+            await asyncio.to_thread(mount_memory, memory)
         for volume in self.manifest["spec"].get("volumes") or ():
             folder = self._folder / "volumes" / str(volume["name"])
             self._volumes[volume["name"]] = await self._material.volume(volume, folder)
@@ -348,12 +347,8 @@ def _is_ready(status: Mapping[str, Any]) -> bool:
     return stated.get("Ready") == "True"
 
 
-def _mount_memory(folder: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "shm", folder], check=True)
-    folder.chmod(0o1777)
-
-
 def _remove(folder: Path) -> None:
-    if os.path.ismount(folder / "shm"):
-        subprocess.run(["umount", "-l", folder / "shm"], check=False)
+    for place in (folder / "shm", *folder.glob("volumes/*")):
+        if place.is_mount():
+            subprocess.run(["umount", "-l", place], check=False)
     shutil.rmtree(folder, ignore_errors=True)
