@@ -93,7 +93,7 @@ def test_a_killed_container_goes_on_from_what_its_pod_has_in_memory(
     assert memory == [
         {"name": "holdfast-arena", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}
     ]
-    assert len(nodes.volumes("holdfast-arena/*-*")) == 2
+    assert len(nodes.volumes("holdfast-arena/arena-*")) == 2
 
     nodes.tell("kill", namespace=namespace, pod="arenas-worker-1-0")
     job.until("both start again", lambda: len(_starts(tmp_path)) >= 4)
@@ -114,12 +114,12 @@ def test_a_killed_container_goes_on_from_what_its_pod_has_in_memory(
         for pod in after
     }
     assert restarts == {"arenas-worker-0-0": 0, "arenas-worker-1-0": 1}
-    assert len(nodes.volumes("holdfast-arena/*-*")) == 2, (
+    assert len(nodes.volumes("holdfast-arena/arena-*")) == 2, (
         "the memory that was there is used, and no other"
     )
 
     (tmp_path / "enough").touch()
     assert job.until_over()["phase"] == "Succeeded"
-    job.until("no memory", lambda: not nodes.volumes("holdfast-arena/*-*"))
+    job.until("no memory", lambda: not nodes.volumes("holdfast-arena/arena-*"))
     job.delete()
     job.until("no volume", lambda: not nodes.volumes("holdfast-arena"))

@@ -74,6 +74,7 @@ class Pod:
         self._deleted = asyncio.Event()
         self._reported: dict[str, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._cleaning = False
         self._life = asyncio.create_task(self._live())
 
     @property
@@ -115,7 +116,8 @@ class Pod:
 
     async def vanish(self) -> None:
         """End every process, report nothing: its object is gone, or its node is."""
-        self._life.cancel()
+        if not self._cleaning:  # its object goes while it cleans up: that is to come to its end
+            self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
 
     async def _live(self) -> None:
@@ -331,6 +333,7 @@ class Pod:
         self._tasks.append(asyncio.create_task(work))
 
     async def _clean(self) -> None:
+        self._cleaning = True
         self.signal(signal.SIGKILL)
         for task in self._tasks:
             task.cancel()
