@@ -285,6 +285,7 @@ _INPUTS: dict[type, Callable[[Desk, Any], None]] = {
 _DEADLINES: dict[Timer, Callable[[Desk, Any], None]] = {
     Timer.SILENCE: losses.silence_due,
     Timer.MISSING: reports.missing_due,
+    Timer.REJOIN: losses.rejoin_due,
     Timer.STORE: lambda desk, _: rounds.store_due(desk),
     Timer.STORE_RETRY: _reconsider,
     Timer.JOIN_WINDOW: _reconsider,

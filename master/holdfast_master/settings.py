@@ -61,6 +61,10 @@ class CoreSettings:
     """How often a boundary step is set anew (not seconds) when ranks had passed it already."""
     latency_seconds: float = 0.05
     """One way from master to rank, without the heartbeat interval: queue, stream, page poll."""
+    rejoin_seconds: float = 30.0
+    """How long a container that is started again in its pod has until its agent is ready: a
+    kubelet waits up to 20 s before the third start, and torch is imported. The world that has lost
+    it waits so long for what it has in memory; then a pod without an agent is made anew."""
     grow_window_seconds: float = 5.0
     """How long a newcomer waits for others that are expected, so that they join together."""
     grow_horizon_seconds: float = 600.0

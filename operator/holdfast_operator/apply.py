@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -122,6 +123,7 @@ class Applier:
         await self._note_revision(keeper)
         if action.slot.role is Role.WORKER:
             await self._belongings.certify(keeper, action.slot)
+        source = dataclasses.replace(source, starts_again=await self._client.starts_again())
         return worker_pod(source, action)
 
     async def _post(self, keeper: JobKeeper, action: CreatePod, pod: dict[str, Any]) -> bool:

@@ -5,11 +5,13 @@ The API server is asked whether it takes pods of new templates before any is mad
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from holdfast_operator.belongings import check_owner
+from holdfast_operator.build import arena
 from holdfast_operator.build.pod import master_pod, worker_pod
 from holdfast_operator.build.revision import revision_name, revision_object, templates_of
 from holdfast_operator.job_keeper import JobKeeper
@@ -17,7 +19,7 @@ from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.plan.actions import CreatePod
-from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Slot
+from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Role, Slot
 from holdfast_operator.spec.job import JobSpec
 
 _log = logging.getLogger(__name__)
@@ -88,10 +90,12 @@ class Revisions:
 
     async def _try(self, keeper: JobKeeper) -> str:
         """Have the API server check a pod of each role; return what it says against one."""
+        again = await self._client.starts_again()
         for where, template, slot in _templates(keeper.job.spec):
             fault = ""
             try:
-                pod = self._sample(keeper, slot)
+                pod = self._sample(keeper, slot, starts_again=again)
+                fault = arena.fault(template) if again and slot.role is Role.WORKER else ""
             except _MISSHAPEN as error:
                 # The API server has better words for it, if it is asked about the bare template.
                 fault = f"it has not the shape of a pod template ({error})"
@@ -111,9 +115,10 @@ class Revisions:
                 return f"{where}: {fault}"
         return ""
 
-    def _sample(self, keeper: JobKeeper, slot: Slot) -> dict[str, Any]:
+    def _sample(self, keeper: JobKeeper, slot: Slot, *, starts_again: bool) -> dict[str, Any]:
         """The first pod of a place, as it would be made."""
         source = keeper.source(self._image, newest=True)
+        source = dataclasses.replace(source, starts_again=starts_again)
         name = slot.pod_name(keeper.owner.name, 0)
         first = CreatePod(slot=slot, incarnation=0, name=name, avoid_nodes=("none",), reason="")
         return master_pod(source, first, 1) if slot == MASTER_SLOT else worker_pod(source, first)

@@ -14,6 +14,7 @@ PREFIX = "HOLDFAST_"
 KNOWN = frozenset(
     {
         "HOLDFAST_ARENA",
+        "HOLDFAST_ARENA_DIR",
         "HOLDFAST_EPOCH",
         "HOLDFAST_FORK",
         "HOLDFAST_GRACE_SECONDS",

@@ -6,11 +6,10 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from holdfast.flash.arena import Arena, ArenaError, geometry_of, in_file, in_memory
+from holdfast.flash.arena import Arena, ArenaError, geometry_of, in_memory
 from holdfast.flash.decide.room import Room
 from holdfast.flash.decide.slots import Move, SlotError, SlotState, Version
 from holdfast.flash.header import PAGE, ArenaWord
@@ -99,21 +98,9 @@ def test_a_memory_arena_cannot_change_its_size() -> None:
         os.close(fd)
 
 
-def test_a_file_arena_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
-    """All blocks are allocated, so that writing never meets a full volume; twice is refused."""
-    body = _layout().table.encode()
-    geometry = geometry_of(decode(body), len(body), 3, ROOM)
-    path = tmp_path / "arena"
-    fd = in_file(str(path), body, geometry)
-    try:
-        assert os.fstat(fd).st_blocks * 512 >= geometry.total
-        with pytest.raises(FileExistsError):
-            in_file(str(path), body, geometry)
-    finally:
-        os.close(fd)
-
-
-@pytest.mark.parametrize("word", [ArenaWord.MAGIC, ArenaWord.FORMAT, ArenaWord.TABLE_HASH])
+@pytest.mark.parametrize(
+    "word", [ArenaWord.MAGIC, ArenaWord.FORMAT, ArenaWord.BYTES_ROOM, ArenaWord.TABLE_HASH]
+)
 def test_a_damaged_arena_is_refused(word: ArenaWord) -> None:
     """A foreign magic, a newer format, a table that is not the one it was: all are named."""
     body = _layout().table.encode()

@@ -165,12 +165,12 @@ def _pod(metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
 def test_pods_that_die_hang_or_lose_their_secret_are_made_anew(
     make_job: Make, nodes: Nodes, kubectl: Kubectl, namespace: str, tmp_path: Path
 ) -> None:
-    """Out of memory; stuck Terminating; without the Secret that the next one mounts."""
+    """Out of memory, in its pod; stuck Terminating; without the Secret that the next one mounts."""
     job = make_job("dies")
     job.create(training(tmp_path, replicas=2, minReplicas=1))
     job.until_training(2)
     nodes.tell("kill", namespace=namespace, pod="dies-worker-1-0", reason="OOMKilled")
-    job.until("its successor", lambda: "dies-worker-1-1" in job.live())
+    job.until("its next start", lambda: _restarts(job, "dies-worker-1-0") == 1)
     job.until_training(2)
     # A loss is charged when its incident closes: ten seconds after the next step.
     job.until("its account", lambda: _used(job).get("failures") == 1)
@@ -180,18 +180,23 @@ def test_pods_that_die_hang_or_lose_their_secret_are_made_anew(
     (node,) = {
         pod["spec"]["nodeName"]
         for pod in job.pods()
-        if pod["metadata"]["name"] == "dies-worker-1-1"
+        if pod["metadata"]["name"] == "dies-worker-1-0"
     }
     nodes.tell("stick", node=node, on=True)
     kubectl.run("delete", "secret", "dies-worker-tls-0", "dies-user-tls", "dies-master-tls")
-    kubectl.run("delete", "pod", "dies-worker-1-1", "--wait=false")
-    job.until("its successor", lambda: "dies-worker-1-2" in job.live())
+    kubectl.run("delete", "pod", "dies-worker-1-0", "--wait=false")
+    job.until("its successor", lambda: "dies-worker-1-1" in job.live())
     nodes.tell("stick", node=node, on=False)
     job.until_training(2)
     kubectl.run("get", "secret", "dies-worker-tls-0", "dies-user-tls", "dies-master-tls")
     assert _used(job)["failures"] == 1
     job.until("no old pod", lambda: len([p for p in job.pods() if _stays(p)]) == 2)
     job.delete()
+
+
+def _restarts(job: Job, name: str) -> int:
+    found = [pod for pod in job.pods() if pod["metadata"]["name"] == name]
+    return int(found[0]["status"]["containerStatuses"][0]["restartCount"]) if found else -1
 
 
 def test_what_keeps_pods_away_is_told_and_waited_for(

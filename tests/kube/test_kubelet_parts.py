@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.kubelet import dns
+from cluster.kubelet.container import restarts
 from cluster.kubelet.status import ContainerState, PodLook, report
 
 
@@ -37,6 +38,28 @@ def test_the_phase_follows_from_the_containers(
 ) -> None:
     """As a kubelet reports it."""
     assert report(_look(*containers))["phase"] == phase
+
+
+@pytest.mark.parametrize(
+    ("manifest", "policy", "code", "again"),
+    [
+        ({}, "Never", 137, False),
+        ({}, "OnFailure", 1, True),
+        ({}, "Always", 0, True),
+        ({"restartPolicy": "Never"}, "Always", 1, False),
+        ({"restartPolicy": "Never", "restartPolicyRules": "137"}, "Never", 137, True),
+        ({"restartPolicy": "Never", "restartPolicyRules": "137"}, "Never", 1, False),
+        ({"restartPolicy": "Never", "restartPolicyRules": "137"}, "Never", 0, False),
+    ],
+)
+def test_a_container_s_own_rules_come_first(
+    manifest: dict[str, Any], policy: str, code: int, *, again: bool
+) -> None:
+    """Then its own policy, then the pod's: `ContainerShouldRestart` of Kubernetes 1.36."""
+    if "restartPolicyRules" in manifest:
+        codes = {"operator": "In", "values": [int(manifest["restartPolicyRules"])]}
+        manifest = {**manifest, "restartPolicyRules": [{"action": "Restart", "exitCodes": codes}]}
+    assert restarts(manifest, policy, code) is again
 
 
 def test_a_failed_init_container_fails_the_pod() -> None:

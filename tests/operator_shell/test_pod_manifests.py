@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 from holdfast_master.in_pod import EPOCHS_PER_POD as MASTERS_OWN
+from holdfast_operator.build import arena
 from holdfast_operator.build.names import Owner, services
 from holdfast_operator.build.pod import EPOCHS_PER_POD, PodSource, master_pod, worker_pod
 from holdfast_operator.build.revision import revision_name, templates_of, with_templates
@@ -71,6 +73,75 @@ def test_a_template_cannot_set_what_holdfast_sets() -> None:
     names = [one["name"] for one in pod["spec"]["containers"][0]["env"]]
     assert names[-1] == "LR"
     assert names.count("PET_NNODES") == 1
+
+
+MAIN = {"name": "worker", "image": "x"}
+RULE = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [137]}}]
+
+
+def _kept(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """A worker's pod in a cluster that can start containers again."""
+    given = {"containers": [{**MAIN, **(container or {})}], **spec}
+    source = dataclasses.replace(_source(worker__template__spec=given), starts_again=True)
+    return worker_pod(source, _action(Slot(WORKER, 3)))
+
+
+def _volume(pod: dict[str, Any]) -> Any:
+    found = [one for one in pod["spec"]["volumes"] if one["name"] == "holdfast-arena"]
+    assert len(found) <= 1
+    return found[0].get("emptyDir") if found else None
+
+
+def test_a_worker_that_is_killed_is_started_again_beside_its_memory() -> None:
+    """Only after SIGKILL; the volume is as large as the container's own limit."""
+    pod = _kept({"resources": {"limits": {"memory": "64Gi"}}})
+    (main,) = pod["spec"]["containers"]
+    assert (pod["spec"]["restartPolicy"], main["restartPolicy"]) == ("Never", "Never")
+    assert main["restartPolicyRules"] == RULE
+    assert _volume(pod) == {"medium": "Memory", "sizeLimit": "64Gi"}
+    assert {"name": "holdfast-arena", "mountPath": arena.ARENA_DIR} in main["volumeMounts"]
+    assert _variables(pod)["HOLDFAST_ARENA_DIR"] == arena.ARENA_DIR
+    assert _volume(_kept()) == {"medium": "Memory"}
+
+
+def test_a_cluster_that_cannot_start_containers_again_gets_no_volume() -> None:
+    """Before Kubernetes 1.35 such a pod would be refused, or the memory of no use."""
+    pod = _worker()
+    assert _volume(pod) is None
+    assert "restartPolicyRules" not in pod["spec"]["containers"][0]
+    assert "HOLDFAST_ARENA_DIR" not in _variables(pod)
+
+
+def test_a_template_may_bring_its_own_memory_or_want_none() -> None:
+    """A volume of our name, a mount at our place, a directory of its own, or an empty name."""
+    mine = {"name": "holdfast-arena", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
+    pod = _kept(volumes=[mine])
+    assert _volume(pod) == mine["emptyDir"]
+    assert len(pod["spec"]["containers"][0]["volumeMounts"]) == 2
+
+    mount = {"name": "fast", "mountPath": f"{arena.ARENA_DIR}/"}
+    pod = _kept({"volumeMounts": [mount]}, volumes=[{"name": "fast", "emptyDir": {}}])
+    assert _volume(pod) is None
+    assert _variables(pod)["HOLDFAST_ARENA_DIR"] == arena.ARENA_DIR
+
+    pod = _kept({"env": [{"name": "HOLDFAST_ARENA_DIR", "value": "/fast"}]})
+    assert (_volume(pod), _variables(pod)["HOLDFAST_ARENA_DIR"]) == (None, "/fast")
+    assert pod["spec"]["containers"][0]["restartPolicyRules"] == RULE
+
+    pod = _kept({"env": [{"name": "HOLDFAST_ARENA_DIR", "value": ""}]})
+    assert _volume(pod) is None
+    assert "restartPolicyRules" not in pod["spec"]["containers"][0]
+
+
+def test_a_volume_of_our_name_that_is_no_memory_is_refused() -> None:
+    """It would outlive the pod, or be on a disk; the text names it and the remedy."""
+    claim = {"name": "holdfast-arena", "persistentVolumeClaim": {"claimName": "c"}}
+    said = arena.fault({"spec": {"containers": [MAIN], "volumes": [{"name": "a"}, claim]}})
+    assert said.startswith("spec.volumes[1]: holdfast-arena is the name of")
+    assert "medium: Memory, or give it another name" in said
+    memory = {"name": "holdfast-arena", "emptyDir": {"medium": "Memory"}}
+    assert arena.fault({"spec": {"containers": [MAIN], "volumes": [memory]}}) == ""
+    assert arena.fault({"spec": {"containers": [MAIN], "volumes": None}}) == ""
 
 
 def test_no_token_is_mounted_unless_the_template_asks() -> None:

@@ -159,3 +159,39 @@ def test_a_pod_that_is_not_of_our_making_is_left_alone() -> None:
         if value is not None:
             body["metadata"]["labels"][label] = value
         assert read_pod(body) is None
+
+
+_KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "the last words"}}
+_RULES = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [137]}}]
+
+
+@pytest.mark.parametrize(
+    ("main", "ends"),
+    [
+        ({"restartCount": 0, "state": {"running": {}}}, 0),
+        ({"restartCount": 0, "state": _KILLED}, 1),
+        ({"restartCount": 0, "state": {"waiting": {}}, "lastState": _KILLED}, 1),
+        ({"restartCount": 1, "state": {"running": {}}, "lastState": _KILLED}, 1),
+        ({"restartCount": 1, "state": _KILLED, "lastState": _KILLED}, 2),
+        ({"restartCount": 1, "state": {"waiting": {}}, "lastState": _KILLED}, 2),
+        ({"restartCount": 2, "state": {"running": {}}, "lastState": _KILLED}, 2),
+    ],
+)
+def test_an_end_counts_once_from_the_moment_it_is_seen(main: dict[str, Any], ends: int) -> None:
+    """Not from the next start, which a kubelet may put off; and the master hears how it ended."""
+    body = _pod(containerStatuses=[{"name": "worker", **main}])
+    body["spec"]["containers"][1]["restartPolicyRules"] = _RULES
+    record = read_pod(body)
+    assert record is not None
+    told = record.observation(wanted=False)
+    assert (told.phase, told.ends) == (PodPhase.RUNNING, ends)
+    said = (told.exit_code, told.reason, told.text)
+    assert said == ((-9, "OOMKilled", "the last words") if ends else (0, "", ""))
+    assert record.exit_code is None
+
+
+def test_an_end_that_no_rule_answers_is_not_one_of_them() -> None:
+    """Beside a side container that goes on: the pod runs, and its worker does not come back."""
+    record = read_pod(_pod(containerStatuses=[{"name": "worker", "state": _KILLED}]))
+    assert record is not None
+    assert record.observation(wanted=False).ends == 0

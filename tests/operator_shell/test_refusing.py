@@ -28,7 +28,9 @@ class StatusOnly(KubeClient):
         self.written: list[dict[str, Any]] = []
 
     async def call(self, method: str, path: str, body: Any = None, content_type: str = "") -> Any:
-        """Take a status."""
+        """Take a status, and say how old it is."""
+        if path == "/version":
+            return {"major": "1", "minor": "36"}
         if "/status?" not in path:
             raise UnreachableError(f"{method} {path}")
         self.written.append(body["status"])

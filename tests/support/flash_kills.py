@@ -4,6 +4,9 @@ Run as a script (`--seed`, `--kills`); prints what it did as JSON, and what went
 number of the kill. No torch: a rank fills its slots with a pattern of (lineage, step), so a mixed
 state shows in any byte. Half of the kills fall at a moment, half at a line of the code drawn from
 the seed: lines between two stores are never hit by a clock.
+
+With --files arenas lie in files of a directory, as in a pod: then what all ranks had in memory must
+outlive the keeper too.
 """
 
 from __future__ import annotations
@@ -35,12 +38,13 @@ from holdfast.flash.reading import newest
 from holdfast.flash.service import Service
 from holdfast.flash.sockets import connect, listen
 from holdfast.flash.table import ByteItem, ShardTable, TensorItem, encode
+from holdfast.flash.volume import Volume
 
 SIZE = 256 * 1024
 TRAINER_LINES = ("flash/arena.py", "support/flash_kills.py")
 KEEPER_LINES = tuple(
     f"flash/{name}.py"
-    for name in ("keeper", "commit", "persisting", "service", "origin", "disk", "arena")
+    for name in ("keeper", "commit", "persisting", "service", "origin", "disk", "arena", "volume")
 )
 
 
@@ -91,12 +95,15 @@ def die_at_line(number: int, files: Sequence[str]) -> None:
     sys.settrace(trace)
 
 
-def serve(path: str, lines: int) -> None:
-    """Be the keeper."""
+def serve(path: str, lines: int, files: str) -> None:
+    """Be the keeper; files: the directory of its arenas, if they lie in one."""
     listener = listen(path)
     if lines:
         die_at_line(lines, KEEPER_LINES)
-    Service(Keeper(), listener).run()
+    keeper = Keeper(volume=Volume(files, "job") if files else None)
+    for note in keeper.take_over():
+        (Path(files) / "note").write_text(note)
+    Service(keeper, listener).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +228,10 @@ def fork(work: Callable[[], None]) -> int:
 class Campaign:
     """A sequence of worlds on one directory, each killed."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, *, files: bool) -> None:
         """Begin with nothing."""
+        # Not on a disk: a mapping's writes would wait for it.
+        self._files = tempfile.mkdtemp(dir="/dev/shm") if files else ""
         self._rng = random.Random(seed)
         self._folder = folder
         self._root = str(folder / "ck")
@@ -246,7 +255,7 @@ class Campaign:
         if not self._keeper:
             self._path = str(self._folder / f"keeper{self._lineage}")
             at = lines if victim == "keeper" else 0
-            self._keeper = fork(lambda: serve(self._path, at))
+            self._keeper = fork(lambda: serve(self._path, at, self._files))
             _until(lambda: Path(self._path).exists() or not _lives(self._keeper))
         elif victim == "keeper":
             lines = 0
@@ -282,6 +291,8 @@ class Campaign:
             for rank in ranks:
                 if rank.pipe in ready:
                     rank.read()
+        else:
+            self.wrong.append(f"lineage {self._lineage}: nothing went on for 30 s")
         if victim == "keeper":
             _kill(self._keeper)
         for rank in ranks:
@@ -314,16 +325,20 @@ class Campaign:
         self._before = f"{victim}, {[(r.origin, sorted(r.saved)[-4:], r.ready) for r in ranks]}"
         self._announced = max([self._announced, *ranks[0].durable, *ranks[1].durable])
         shared = ranks[0].saved & ranks[1].saved
-        self._common = max([self._common, *shared]) if self._keeper else 0
+        self._common = max([self._common, *shared]) if self._keeper or self._files else 0
+        if self._files and (Path(self._files) / "note").exists():
+            say(f"{name}: {(Path(self._files) / 'note').read_text()}")
         found, notes = newest(PosixDisk(), self._root)
         step = found.manifest.version.step if found else 0
         if step < self._announced or notes:
             say(f"{name}: {self._announced} was announced, {step} is there; {notes}")
 
     def close(self) -> None:
-        """End the keeper."""
+        """End the keeper, and take away what it leaves."""
         if self._keeper:
             _kill(self._keeper)
+        if self._files:
+            shutil.rmtree(self._files)
 
 
 def _tell(pipe: int, text: str) -> None:
@@ -355,9 +370,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kills", type=int, required=True)
+    parser.add_argument("--files", action="store_true", help="arenas lie in files")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    campaign = Campaign(arguments.seed, folder)
+    campaign = Campaign(arguments.seed, folder, files=arguments.files)
     begin = time.monotonic()
     try:
         for _ in range(arguments.kills):

@@ -65,6 +65,22 @@ class SimulatedJob(SimulatedMaster):
         agent.start()
         return agent
 
+    def container_ends(self, rank: int, exit_code: int = -9, reason: str = "") -> None:
+        """A pod's container ends with all that runs in it; its node will start it again."""
+        self.agents[rank].crash(exit_code, told=False)
+        pod = self.pods[rank]
+        self.pods[rank] = dataclasses.replace(
+            pod, ends=pod.ends + 1, exit_code=exit_code, reason=reason
+        )
+
+    def start_again(self, rank: int) -> SimulatedAgent:
+        """The next agent of the same pod."""
+        agent = SimulatedAgent(self, rank, f"a{self.count()}", self.pods[rank].pod_uid)
+        self.agents[rank] = agent
+        self.everyone.append(agent)
+        agent.start()
+        return agent
+
     def add_agents(self, count: int, **more: object) -> list[SimulatedAgent]:
         """Agents of node ranks 0 to count - 1."""
         return [self.add_agent(rank, **more) for rank in range(count)]

@@ -3,8 +3,9 @@
 Belongs here: its life within the agent's, and the way between it and the stream to the master. Does
 not belong here: what it does (`holdfast.flash`), what a message looks like (`checkpoint_words`).
 
-An agent whose ranks use no `Checkpointer` has a socket that nobody opens, and no thread. All
-memory is in memfds that this process and its ranks alone hold: it is gone when they are.
+An agent whose ranks use no `Checkpointer` has a socket that nobody opens, and no thread. Memory is
+in memfds that this process and its ranks alone hold, and is gone when they are; or in files of a
+directory that the next agent finds when this one is killed, and that are gone when it ends.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.flash.sockets import listen
 from holdfast_agent import scratch
+from holdfast_agent.errors import ArenasError
 
 if TYPE_CHECKING:
     from holdfast.flash.decide.slots import Version
     from holdfast.flash.lead import Answer, Question, Written
     from holdfast.flash.led import LedService
     from holdfast.flash.persisting import Grant
+    from holdfast.flash.volume import Volume
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +42,13 @@ Report = Callable[[Any, int | None], None]
 class Arenas:
     """The node's keeper; started by the first trainer that connects. Methods: the event loop's."""
 
-    def __init__(self) -> None:
-        """Make the socket."""
+    def __init__(self, folder: str = "", job: str = "") -> None:
+        """Make the socket, and take the directory that arenas are to lie in, if one is named.
+
+        Raises:
+            ArenasError: the directory cannot be used, or is another agent's.
+        """
+        self._volume = _volume(folder, job) if folder else None
         self._home = scratch.make("arena_")
         self.path = str(self._home / "keeper")
         self._listener = listen(self.path)
@@ -62,6 +70,8 @@ class Arenas:
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._listener.fileno(), self._begin)
+        if self._volume is not None and not self._volume.is_empty:
+            self._begin()  # while torch is imported, and also where no trainer ever comes
 
     def begin_round(self, number: int, world_hash: str) -> None:
         """A round was assigned; its hash names what its nodes write together."""
@@ -77,7 +87,8 @@ class Arenas:
             log.exception("checkpoints cannot be kept")
             self._listener.close()  # who waits there is told
             return
-        service = LedService(Keeper(led=True), self._listener, _Lead(self, self._loop))
+        keeper = Keeper(led=True, volume=self._volume)
+        service = LedService(keeper, self._listener, _Lead(self, self._loop))
         self._service = service
         while self._untold:
             self.tell(self._untold.popleft())
@@ -141,11 +152,24 @@ class Arenas:
             await asyncio.to_thread(self._thread.join, seconds)
             if self._thread.is_alive():
                 log.warning("a checkpoint was still being written after %.0f s: given up", seconds)
+        if self._volume is not None:
+            self._volume.close()  # also where the keeper's thread was given up
         scratch.remove(self._home)
+
+
+def _volume(folder: str, job: str) -> Volume:
+    from holdfast.flash.volume import Volume, VolumeError
+
+    try:
+        return Volume(folder, job)
+    except VolumeError as error:
+        raise ArenasError(str(error)) from error
 
 
 def _serve(service: LedService) -> None:
     try:
+        for note in service.keeper.take_over():
+            log.warning("of what a dead agent left: %s", note)
         service.run()
     except Exception:  # the top of the thread's loop
         log.exception("the keeper of checkpoints failed; nothing is kept from now on")

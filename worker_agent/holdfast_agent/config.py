@@ -61,6 +61,10 @@ class Settings:
     a user's imports may have effects."""
     fork: bool = True
     """HOLDFAST_FORK: False starts every worker cold, for scripts that do not survive a fork."""
+    arena_dir: str = ""
+    """HOLDFAST_ARENA_DIR: directory of a memory volume for arenas of the flash checkpoint, which
+    then outlive a kill of this agent: the next one of the same job takes them over. The operator
+    names one in pods. Default none: memory that ends with the agent."""
     log_level: str = "INFO"
     """HOLDFAST_LOG_LEVEL: least severe level that is logged to stderr."""
     notes: tuple[str, ...] = ()
@@ -96,6 +100,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
             *flags.variable_notes(environ),
             *variables.unknown(environ),
             *_nnodes_notes(launch, environ, standalone=standalone),
+            *_arena_notes(environ, standalone=standalone),
         ),
     )
     return settings if standalone else _with_identity(settings, environ)
@@ -153,6 +158,7 @@ def check(environ: Mapping[str, str]) -> None:
         if not environ.get(name):
             raise InputError(name, environ.get(name, ""), "a value, because a job master is named")
     _number(environ, keys.ENV_NODE_RANK)
+    _arena_dir(environ)
     tls_dir = Path(environ[keys.ENV_TLS_DIR])
     for file in (keys.CA_FILE, keys.CERT_FILE, keys.KEY_FILE):
         if not (tls_dir / file).is_file():
@@ -170,7 +176,23 @@ def _with_identity(settings: Settings, environ: Mapping[str, str]) -> Settings:
         node_rank=_number(environ, keys.ENV_NODE_RANK),
         pod_uid=environ.get(keys.ENV_POD_UID, ""),
         tls_dir=Path(environ[keys.ENV_TLS_DIR]).absolute(),
+        arena_dir=_arena_dir(environ),
     )
+
+
+def _arena_notes(environ: Mapping[str, str], *, standalone: bool) -> tuple[str, ...]:
+    if not standalone or not environ.get(keys.ENV_ARENA_DIR):
+        return ()
+    # Each run is a job of its own: what it leaves would be of no use to the next.
+    return (f"{keys.ENV_ARENA_DIR} has no effect without {keys.ENV_MASTER}",)
+
+
+def _arena_dir(environ: Mapping[str, str]) -> str:
+    text = environ.get(keys.ENV_ARENA_DIR, "")
+    if text and not Path(text).is_dir():
+        wanted = "a directory, where a memory volume is mounted; or leave it out"
+        raise InputError(keys.ENV_ARENA_DIR, text, wanted)
+    return str(Path(text).absolute()) if text else ""
 
 
 def _nnodes_notes(

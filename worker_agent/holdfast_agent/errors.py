@@ -29,3 +29,7 @@ class RefusedError(AgentError):
 
 class StandaloneError(AgentError):
     """The master process of a standalone run could not be started or ended unexpectedly."""
+
+
+class ArenasError(AgentError):
+    """The directory for arenas cannot be used."""

@@ -51,7 +51,7 @@ async def work(
     """Run one agent; return its exit code."""
     if own_master is not None:
         settings = own_master.settings
-    arenas = Arenas()
+    arenas = Arenas(settings.arena_dir, settings.job_uid)
     tools = Tools(
         settings=settings,
         arenas=arenas,

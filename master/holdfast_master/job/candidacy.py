@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
+from holdfast_master.job.timers import Timer
 
 
 def refresh(desk: Desk, node: Node) -> None:
@@ -21,6 +22,7 @@ def refresh(desk: Desk, node: Node) -> None:
     was = node.rank in desk.roster.candidates
     if fit:
         desk.roster.candidates.add(node.rank)
+        desk.timers.cancel(Timer.REJOIN, node.rank)
     else:
         desk.roster.candidates.discard(node.rank)
     if fit and node.rank < desk.wanted:

@@ -72,7 +72,7 @@ def connected(desk: Desk, event: Connected) -> None:
         _returned(desk, node, event.session, hello)
         return
     if node is not None:
-        _supersede(desk, node, verdict.reason)
+        _supersede(desk, node, verdict.reason, same_pod=node.pod_uid == hello.pod_uid)
     _joined(desk, event.session, hello)
 
 
@@ -115,10 +115,10 @@ def _send_away(desk: Desk, session: int, hello: Hello, reason: str) -> None:
     desk.event(EventReason.NODE_REFUSED, text, Warn, node=hello.node_rank)
 
 
-def _supersede(desk: Desk, node: Node, reason: str) -> None:
+def _supersede(desk: Desk, node: Node, reason: str, *, same_pod: bool) -> None:
     replacements.leave(desk, node, LeaveOutcome.REPLACED, reason, 0.0)
     text = f"node {node.rank}: {reason}"
-    losses.lose(desk, node, EvidenceKind.AGENT_REPLACED, text)
+    losses.lose(desk, node, EvidenceKind.AGENT_REPLACED, text, followed=same_pod)
     mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=REPLACED, value=True)
     desk.record(mark)
 
@@ -135,6 +135,7 @@ def _joined(desk: Desk, session: int, hello: Hello) -> None:
         disconnected_at=desk.now,
         heartbeat=desk.heartbeat,
         warm=hello.warm,
+        pod_ends=desk.operator.ends_of(hello.node_rank, hello.pod_uid),
     )
     desk.roster.add(node)
     desk.record(

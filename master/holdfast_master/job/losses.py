@@ -50,6 +50,10 @@ def disconnected(desk: Desk, session: int) -> None:
     if node.rank in desk.state.released or desk.state.phase in _QUIET_PHASES:
         lose(desk, node, EvidenceKind.NODE_REMOVED, "it was told to leave and left")
         return
+    pod = desk.operator.pods.get(node.rank)
+    if pod is not None and desk.now <= node.pod_ended_at + desk.settings.silence_seconds:
+        lose(desk, node, EvidenceKind.POD_FAILED, pod_end(pod), pod=pod)
+        return
     watch(desk, node)
 
 
@@ -101,8 +105,12 @@ def lose(
     *,
     at: float | None = None,
     pod: PodObservation | None = None,
+    followed: bool = False,
 ) -> None:
-    """The node is gone. If it was in the world, that is an incident."""
+    """The node is gone. If it was in the world, that is an incident.
+
+    followed: the next agent of its pod is there.
+    """
     planned = node.rank in desk.state.released or desk.state.phase in _QUIET_PHASES
     world = desk.world
     member = world is not None and world.holds(node.rank, node.agent_id)
@@ -128,8 +136,24 @@ def lose(
         incidents.report_late(desk, item, node.rank)
     else:
         incidents.report_gone(desk, item, node.rank)
-    if item.kind is not EvidenceKind.NODE_REMOVED:
+    if item.kind is EvidenceKind.NODE_REMOVED:
+        return
+    if followed or desk.operator.starts_again(node.rank, node.pod_uid, node.pod_ends):
+        # Its memory may lie in the pod: a new one would have to read everything from storage.
+        desk.timers.ensure(Timer.REJOIN, desk.now + desk.settings.rejoin_seconds, node.rank)
+    else:
         replacements.ask(desk, node.rank, node.pod_uid, text)
+
+
+def rejoin_due(desk: Desk, rank: int) -> None:
+    """A container was started again, and its agent has not come."""
+    pod = desk.operator.pods.get(rank)
+    desk.dirty = True
+    if pod is None or rank in desk.roster.nodes or not desk.operator.is_coming(rank):
+        return
+    limit = desk.settings.rejoin_seconds
+    text = f"its container was started again, and no agent has joined within {limit:g} s"
+    replacements.ask(desk, rank, pod.pod_uid, text)
 
 
 def _why_lost(node: Node, kind: EvidenceKind) -> EvidenceKind:
@@ -172,6 +196,7 @@ def pod_seen(desk: Desk, pod: PodObservation) -> None:
         return
     view.note(pod)
     replacements.settle(desk, pod)
+    _settle_rejoin(desk, pod)
     desk.dirty = True
     node = desk.roster.nodes.get(pod.node_rank)
     if node is None:
@@ -184,13 +209,43 @@ def pod_seen(desk: Desk, pod: PodObservation) -> None:
         lose(desk, node, EvidenceKind.AGENT_REPLACED, text)
 
 
+def _settle_rejoin(desk: Desk, pod: PodObservation) -> None:
+    """A container that was to start again does not, or has a new pod: nobody waits for it."""
+    if is_over(pod) or pod.terminating or not pod.ends:
+        desk.timers.cancel(Timer.REJOIN, pod.node_rank)
+
+
 def _own_pod(desk: Desk, node: Node, pod: PodObservation) -> None:
     if is_over(pod):
         lose(desk, node, pod_kind(pod), pod_end(pod), pod=pod)
     elif pod.terminating:
         drain(desk, node, taken_kind(desk, node), f"node {node.rank} leaves: its pod is deleted")
+    elif pod.ends > node.pod_ends and node.session is None:
+        # With a stream it may be the next agent's, which was faster than the operator.
+        lose(desk, node, EvidenceKind.POD_FAILED, pod_end(pod), pod=pod)
+    elif pod.ends > node.pod_ends:
+        _explain(desk, node, pod)
     else:
         candidacy.refresh(desk, node)
+
+
+def _explain(desk: Desk, node: Node, pod: PodObservation) -> None:
+    """The pod's container has ended; if its next agent is there, it is known now how."""
+    gone = desk.state.departed.get(node.rank)
+    if gone is None or gone.pod_uid != pod.pod_uid:
+        node.pod_ended_at = desk.now  # the stream is about to break, then
+        return
+    node.pod_ends = pod.ends
+    item = Evidence(
+        kind=EvidenceKind.POD_FAILED,
+        text=pod_end(pod),
+        at=desk.now,
+        node_rank=node.rank,
+        agent_id=gone.agent_id,
+        exit_code=pod.exit_code,
+        conditions=pod.conditions,
+    )
+    incidents.report_late(desk, item, node.rank)
 
 
 def taken_kind(desk: Desk, node: Node) -> EvidenceKind:

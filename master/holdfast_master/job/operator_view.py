@@ -84,6 +84,15 @@ class OperatorView:
         pod = self.pods.get(rank)
         return pod is not None and pod.phase in _COMING and not pod.terminating
 
+    def ends_of(self, rank: int, pod_uid: str) -> int:
+        """How often the pod's container has ended, to be started again in the pod."""
+        pod = self.pods.get(rank)
+        return pod.ends if pod is not None and pod.pod_uid == pod_uid else 0
+
+    def starts_again(self, rank: int, pod_uid: str, known_ends: int) -> bool:
+        """Whether the pod stays, and its container has ended since so many ends were known."""
+        return self.is_coming(rank) and self.ends_of(rank, pod_uid) > known_ends
+
     def host_of(self, rank: int) -> str:
         """Kubernetes node of the rank's newest pod; empty: not known."""
         pod = self.pods.get(rank)

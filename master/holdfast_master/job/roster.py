@@ -40,6 +40,10 @@ class Node:
     """It is to leave because a failure rule says so: its end explains nothing."""
     replace_why: str = ""
     """Why a new agent is wanted once this one is released; empty: it is not."""
+    pod_ends: int = 0
+    """Ends of its pod's container that were known when it joined: a later one is its own."""
+    pod_ended_at: float = float("-inf")
+    """When a later one was seen while its stream was open: perhaps its own, perhaps told late."""
     patterns: tuple[str, ...] = ()
     """Log patterns of the Welcome that it got: its reports give indices into them."""
     store: StorePrepared | None = None

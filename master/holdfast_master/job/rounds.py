@@ -83,7 +83,21 @@ def _held(desk: Desk) -> str:
     case = desk.case
     if case is not None and case.terminal:
         return f"the job is about to end: {case.terminal}"
-    return _unsure(desk)
+    return _unsure(desk) or _awaited(desk)
+
+
+def _awaited(desk: Desk) -> str:
+    """Which member of the last world comes back with its memory; empty: none.
+
+    Without it a smaller world would begin from storage, and have to grow again.
+    """
+    last, book = desk.assigned, desk.checkpoints
+    if last is None or not (book.asked or book.held):
+        return ""
+    found = next((rank for rank in last.places if desk.timers.running(Timer.REJOIN, rank)), None)
+    if found is None:
+        return ""
+    return f"the container of node {found} is started again; waits for what it has in memory"
 
 
 def _unsure(desk: Desk) -> str:

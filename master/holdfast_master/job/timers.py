@@ -51,6 +51,8 @@ class Timer(enum.Enum):
     """(incident) No better evidence came: the job ends."""
     EVIDENCE = "evidence"
     """(incident) Evidence does not count any more: close it."""
+    REJOIN = "rejoin"
+    """(node rank) A container that is started again in its pod should be ready by now."""
     REQUEST = "request"
     """(request) A user has waited long enough."""
     COMMIT = "commit"

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
+from holdfast_operator.build.arena import keep_arenas
 from holdfast_operator.build.contract import RESERVED, Identity, contract
 from holdfast_operator.build.names import Owner
 from holdfast_operator.build.template import main_container
@@ -42,6 +43,8 @@ class PodSource:
     """The whole object: fields that only pods need are read from it."""
     image: str
     """Of the master, where the job has no template for it."""
+    starts_again: bool = False
+    """The cluster can start one container again in a pod that is not to be started again."""
 
     @property
     def master(self) -> str:
@@ -55,7 +58,7 @@ def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
     template = _template(source.spec, slot)
     pod = _begin(source, template, action)
     spec = pod["spec"]
-    # The agent starts processes again; the operator starts pods again.
+    # The agent starts processes again, the operator pods; a killed agent see `arena`.
     spec["restartPolicy"] = "Never"
     main = spec["containers"][main_container(spec)]
     is_worker = slot.role is Role.WORKER
@@ -65,6 +68,8 @@ def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
         cert, key = (f"worker-{slot.index}.{name}" for name in (keys.CERT_FILE, keys.KEY_FILE))
         items = {keys.CA_FILE: keys.CA_FILE, cert: keys.CERT_FILE, key: keys.KEY_FILE}
         _mount_secret(spec, main, source.owner.worker_secret(slot.index), items)
+        if source.starts_again:
+            keep_arenas(spec, main)
     return pod
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final
@@ -35,6 +36,9 @@ _FIRST_RETRY_S: Final = 0.1
 _RETRY_FACTOR: Final = 2.5
 """Waits of 0.1, 0.25, 0.6 and 1.6 s: less than a Lease may wait for its renewal."""
 _ERROR: Final = 400
+_RULES_SINCE: Final = (1, 35)
+_NO_DIGIT: Final = re.compile(r"\D")
+"""Some providers write 35+."""
 
 
 class KubeClient:
@@ -49,6 +53,7 @@ class KubeClient:
         """
         self._bucket = TokenBucket(rate, burst, float(burst), time.monotonic())
         self._api: Any = None
+        self._starts_again: bool | None = None
 
     async def open(self) -> None:
         """Read the configuration: of the pod, or where there is none the user's kubeconfig."""
@@ -100,6 +105,21 @@ class KubeClient:
                 return _parsed(what, response.status, await response.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
+
+    async def starts_again(self) -> bool:
+        """Whether a container can have a rule by which it is started again: since 1.35.
+
+        Before 1.34 the API server refuses the fields, in 1.34 it usually drops them.
+
+        Raises:
+            KubeError: the API server did not say.
+        """
+        if self._starts_again is None:
+            said = await self.call("GET", "/version")
+            digits = [_NO_DIGIT.sub("", str(said.get(part, ""))) for part in ("major", "minor")]
+            major, minor = (int(text or 0) for text in digits)
+            self._starts_again = (major, minor) >= _RULES_SINCE
+        return self._starts_again
 
     async def watch(self, path: str, patience_s: float) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of a watch until it ends.

@@ -64,6 +64,10 @@ class PodRecord:
     """The true ones, as Type=Status."""
     created_at: float
     ended_at: float | None
+    ends: int
+    """Of its main container, after which its node starts it again."""
+    last_end: tuple[int, str, str]
+    """Exit code (-N for signal N), reason and text of the newest of them."""
     waiting: tuple[str, str]
     """Why it cannot begin, as reason and words; empty: nothing is known to be in its way."""
 
@@ -106,18 +110,21 @@ class PodRecord:
             wanted: The operator itself deletes it.
             phase: Instead of its own: GONE for one that does not exist any more.
         """
+        runs = phase is None and self.phase is PodPhase.RUNNING and self.ends > 0
+        ended = self.last_end if runs else (self.exit_code or 0, self.reason, self.text)
         return PodObservation(
             node_rank=self.slot.index,
             pod_uid=self.uid,
             name=self.name,
             phase=self.phase if phase is None else phase,
-            exit_code=self.exit_code or 0,
-            reason=self.reason,
+            exit_code=ended[0],
+            reason=ended[1],
             conditions=self.conditions,
             node=self.node,
             terminating=self.deleting,
             wanted=wanted,
-            text=self.text,
+            text=ended[2],
+            ends=self.ends,
         )
 
 
@@ -136,6 +143,7 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
     conditions = status.get("conditions") or ()
     ended = _ended(spec, status) if phase in {PodPhase.SUCCEEDED, PodPhase.FAILED} else {}
     lost = "deletionTimestamp" in metadata and _unreachable(conditions)
+    ends, last_end = _ends(spec, status)
     return PodRecord(
         namespace=metadata["namespace"],
         job=job,
@@ -155,6 +163,8 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
         created_at=_unix(metadata["creationTimestamp"]),
         ended_at=_unix(ended["finishedAt"]) if ended.get("finishedAt") else None,
+        ends=ends,
+        last_end=last_end,
         waiting=_waiting(status),
     )
 
@@ -175,12 +185,44 @@ def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
 
 def _ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
     """How the main container ended; empty where it never ran (evicted before)."""
+    states = _main_status(spec, status).get("state") or {}
+    ended: Mapping[str, Any] = states.get("terminated") or {}
+    return ended
+
+
+def _main_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
     name = spec["containers"][main_container(spec)]["name"]
-    for one in status.get("containerStatuses") or ():
-        if one["name"] == name:
-            ended: Mapping[str, Any] = (one.get("state") or {}).get("terminated") or {}
-            return ended
-    return {}
+    found = (one for one in status.get("containerStatuses") or () if one["name"] == name)
+    return next(found, {})
+
+
+def _ends(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[int, tuple[int, str, str]]:
+    """How often the main container has ended to be started again, and how it did last.
+
+    It is counted from its end on, not from its next start, for which a kubelet may wait minutes.
+    """
+    main = _main_status(spec, status)
+    states = main.get("state") or {}
+    before = (main.get("lastState") or {}).get("terminated")
+    now = states.get("terminated") if _again(spec, states) else None
+    waits = "waiting" in states and before is not None
+    ended = now or before
+    if ended is None:
+        return 0, (0, "", "")
+    code, text = _signed(int(ended.get("exitCode", 1))), ended.get("message") or ""
+    count = int(main.get("restartCount", 0)) + (now is not None or waits)
+    return count, (code, ended.get("reason", ""), text[: keys.MAX_TEXT_BYTES])
+
+
+def _again(spec: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
+    """Whether a rule of its container says that what has ended so is started again."""
+    code = (states.get("terminated") or {}).get("exitCode")
+    rules = spec["containers"][main_container(spec)].get("restartPolicyRules") or ()
+    return any(code in (one.get("exitCodes") or {}).get("values", ()) for one in rules)
+
+
+def _signed(code: int) -> int:
+    return _SIGNALLED - code if code > _SIGNALLED else code
 
 
 def _exit_code(phase: PodPhase, ended: Mapping[str, Any]) -> int | None:
@@ -188,8 +230,7 @@ def _exit_code(phase: PodPhase, ended: Mapping[str, Any]) -> int | None:
         return 0
     if phase is not PodPhase.FAILED:
         return None
-    code = int(ended.get("exitCode", 1))
-    return _SIGNALLED - code if code > _SIGNALLED else code or 1
+    return _signed(int(ended.get("exitCode", 1))) or 1
 
 
 def _is_true(conditions: Any, kind: str) -> bool:

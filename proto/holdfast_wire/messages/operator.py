@@ -57,6 +57,9 @@ class PodObservation:
     preemption."""
     text: str = ""
     """The last thing that a pod which failed said: locally the last line of its log."""
+    ends: int = 0
+    """Ends of the agent's container after which its node starts it again in the same pod. While
+    the pod runs, exit_code, reason and text are those of the newest of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,7 @@ class PodObservation(google.protobuf.message.Message):
     TERMINATING_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
     name: builtins.str
@@ -134,6 +135,10 @@ class PodObservation(google.protobuf.message.Message):
     """The operator itself deleted it (scale down, suspend, cleanup): no failure and no preemption."""
     text: builtins.str
     """The last thing that a pod which failed said: locally the last line of its log."""
+    ends: builtins.int
+    """Ends of the agent's container after which its node starts it again in the same pod. While the
+    pod runs, exit_code, reason and text are those of the newest of them.
+    """
     @property
     def conditions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Conditions as "Type=Status"."""
@@ -152,8 +157,9 @@ class PodObservation(google.protobuf.message.Message):
         terminating: builtins.bool = ...,
         wanted: builtins.bool = ...,
         text: builtins.str = ...,
+        ends: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["conditions", b"conditions", "exit_code", b"exit_code", "name", b"name", "node", b"node", "node_rank", b"node_rank", "phase", b"phase", "pod_uid", b"pod_uid", "reason", b"reason", "terminating", b"terminating", "text", b"text", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["conditions", b"conditions", "ends", b"ends", "exit_code", b"exit_code", "name", b"name", "node", b"node", "node_rank", b"node_rank", "phase", b"phase", "pod_uid", b"pod_uid", "reason", b"reason", "terminating", b"terminating", "text", b"text", "wanted", b"wanted"]) -> None: ...
 
 Global___PodObservation: typing_extensions.TypeAlias = PodObservation
 

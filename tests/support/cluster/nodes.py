@@ -54,6 +54,11 @@ class Nodes:
         """What it logged last."""
         return self._child.last_words()
 
+    def volumes(self, pattern: str) -> list[Path]:
+        """What a pattern names among the volumes of all pods, as the kubelet sees them."""
+        seen = Path(f"/proc/{self._child.pid}/root{self._plane.folder}")
+        return sorted(seen.glob(f"pods/*/volumes/{pattern}"))
+
     def tell(self, do: str, **wish: Any) -> None:
         """Have it misbehave; see `cluster.kubelet.control` for what it knows."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_TIMEOUT_S)

@@ -16,11 +16,19 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from holdfast.flash.decide.slots import Move, Party, SlotState, SlotView, Version, after
-from holdfast.flash.header import FORMAT, MAGIC, PAGE, SLOT_MAGIC, ArenaWord, SlotWord
+from holdfast.flash.header import (
+    FORMAT,
+    JOB_AT,
+    MAGIC,
+    MOST_JOB,
+    PAGE,
+    SLOT_MAGIC,
+    ArenaWord,
+    SlotWord,
+)
 from holdfast.flash.table import ShardTable, TableError, decode, layout_id
 from holdfast.layout import NEEDS_FENCE, fence
 
@@ -102,6 +110,8 @@ class Arena:
 
         Raises `ArenaError` when it is none, is of another format, or its table is damaged.
         """
+        if os.fstat(fd).st_size < PAGE:
+            raise ArenaError(f"descriptor {fd}: {os.fstat(fd).st_size} bytes are no arena")
         self._map = mmap.mmap(fd, os.fstat(fd).st_size)
         self._bytes = memoryview(self._map)
         words = self._bytes[:PAGE].cast("Q")
@@ -119,6 +129,8 @@ class Arena:
             items=words[ArenaWord.ITEMS],
             table_bytes=words[ArenaWord.TABLE_BYTES],
         )
+        self.job = _job_in(words, self._bytes, fd)
+        """Uid of the job that it was made for; empty in memory that no other job can see."""
         if self.geometry.total != len(self._bytes):
             raise ArenaError(f"descriptor {fd}: {len(self._bytes)} bytes do not fit its header")
         self.body = self._bytes[PAGE : PAGE + self.geometry.table_bytes].tobytes()
@@ -235,9 +247,24 @@ class Slot:
         if NEEDS_FENCE:
             fence()
         self.words[SlotWord.SEQUENCE] += 1
+        self.words[SlotWord.CHECK] = self._check()
         if NEEDS_FENCE:
             fence()
         self.words[SlotWord.STATE] = state
+
+    def _check(self) -> int:
+        words = self.words[SlotWord.SEQUENCE : SlotWord.CHECK]
+        return layout_id(words.tobytes() + self.lengths.tobytes())
+
+    def fault(self, table: ShardTable, layout: int) -> str:
+        """Return what is wrong with the header of a VALID slot; empty: nothing."""
+        words = self.words
+        if words[SlotWord.MAGIC] != SLOT_MAGIC or words[SlotWord.CHECK] != self._check():
+            return "its header is damaged"
+        found = tuple(words[SlotWord.RANK : SlotWord.LAYOUT + 1])
+        if words[SlotWord.SEQUENCE] % 2 or found != (table.rank, table.world, layout):
+            return "its header does not fit the arena"
+        return ""
 
     def give_back(self, move: Move) -> None:
         """Empty the slot, on the agent's side: RELEASE a VALID one, ABANDON a dead trainer's."""
@@ -255,11 +282,15 @@ class Slot:
             view.release()
 
 
-def make(fd: int, table: bytes, geometry: Geometry) -> None:
+def make(fd: int, table: bytes, geometry: Geometry, job: str = "") -> None:
     """Lay an arena out in the file `fd`, which is empty and stays the caller's."""
+    uid = job.encode()
+    if len(uid) > MOST_JOB:
+        raise ArenaError(f"job uid {job!r}: {len(uid)} bytes, of which an arena takes {MOST_JOB}")
     os.ftruncate(fd, geometry.total)
     with mmap.mmap(fd, geometry.first_slot) as memory:
         memory[PAGE : PAGE + len(table)] = table
+        memory[JOB_AT : JOB_AT + len(uid)] = uid
         values = {
             ArenaWord.FORMAT: FORMAT,
             ArenaWord.SLOTS: geometry.slots,
@@ -272,11 +303,26 @@ def make(fd: int, table: bytes, geometry: Geometry) -> None:
             ArenaWord.ITEMS: geometry.items,
             ArenaWord.TABLE_BYTES: geometry.table_bytes,
             ArenaWord.TABLE_HASH: layout_id(table),
+            ArenaWord.JOB_BYTES: len(uid),
         }
         with memoryview(memory) as whole, whole[:PAGE].cast("Q") as words:
             for word, value in values.items():
                 words[word] = value
+            words[ArenaWord.CHECK] = _page_check(words, uid)
             words[ArenaWord.MAGIC] = MAGIC  # last: half an arena is none
+
+
+def _page_check(words: memoryview, job: bytes) -> int:
+    return layout_id(words[ArenaWord.FORMAT : ArenaWord.CHECK].tobytes() + job)
+
+
+def _job_in(words: memoryview, memory: memoryview, fd: int) -> str:
+    """Return the job's uid, once the first page is known to be as it was written."""
+    size = words[ArenaWord.JOB_BYTES]
+    uid = memory[JOB_AT : JOB_AT + min(size, MOST_JOB)].tobytes()
+    if size > MOST_JOB or words[ArenaWord.CHECK] != _page_check(words, uid):
+        raise ArenaError(f"descriptor {fd}: its first page is damaged")
+    return uid.decode()
 
 
 def in_memory(table: bytes, geometry: Geometry) -> int:
@@ -287,24 +333,6 @@ def in_memory(table: bytes, geometry: Geometry) -> int:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def in_file(path: str, table: bytes, geometry: Geometry) -> int:
-    """Return the descriptor of a new arena in a file of a memory volume, locked by this process.
-
-    Its room is allocated before anything maps it: a volume that is full would otherwise kill
-    whoever writes to the mapping with SIGBUS. Raises OSError (ENOSPC) and leaves nothing behind.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.posix_fallocate(fd, 0, geometry.total)
-        make(fd, table, geometry)
-    except BaseException:
-        Path(path).unlink()
         os.close(fd)
         raise
     return fd

@@ -12,7 +12,11 @@ from typing import Final
 PAGE: Final = 4096
 MAGIC: Final = int.from_bytes(b"HFARENA1", "little")
 SLOT_MAGIC: Final = int.from_bytes(b"HFSLOT01", "little")
-FORMAT: Final = 1
+FORMAT: Final = 2
+JOB_AT: Final = 1024
+"""Byte of the first page where the job's uid begins."""
+MOST_JOB: Final = 256
+"""Bytes that a job's uid may have."""
 AGENT_WORDS: Final = 256
 """First word of a slot's header that the agent writes."""
 
@@ -32,6 +36,10 @@ class ArenaWord(enum.IntEnum):
     ITEMS = 9
     TABLE_BYTES = 10
     TABLE_HASH = 11
+    JOB_BYTES = 12
+    """Of the job's uid; 0: it lies in memory that no other job can see."""
+    CHECK = 13
+    """A hash of the words between MAGIC and this one, and of the job's uid."""
 
 
 class SlotWord(enum.IntEnum):
@@ -50,5 +58,8 @@ class SlotWord(enum.IntEnum):
     LAYOUT = 7
     BYTES_USED = 8
     PID = 9
+    CHECK = 10
+    """A hash of the words from SEQUENCE to PID and of the lengths: whoever finds a slot of a dead
+    agent has nothing else to tell by that its version is the one that was written."""
     HASHED = AGENT_WORDS
     """The SEQUENCE that the hash table belongs to; 0: none."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.flash.arena import Arena, ArenaError, Slot, geometry_of, in_memory
+from holdfast.flash.arena import Arena, Geometry, Slot, geometry_of, in_memory
 from holdfast.flash.commit import unique
 from holdfast.flash.decide.room import Room, RoomSettings, refusal
 from holdfast.flash.decide.slots import (
@@ -29,6 +29,7 @@ from holdfast.flash.link import Hello, Layout
 from holdfast.flash.manifest import hash_items
 from holdfast.flash.room import memory_left
 from holdfast.flash.table import TableError, decode, lacking
+from holdfast.flash.volume import Volume, VolumeError
 
 _NEVER: Final = Version(-1, -1)
 
@@ -44,6 +45,8 @@ class Held:
     rank: int
     fd: int
     arena: Arena
+    path: str = ""
+    """Of its file; empty: it is in memory that nobody else can find."""
     reading: list[int] = field(default_factory=list)
     """Slots that jobs read, once for each job."""
 
@@ -67,9 +70,14 @@ class Keeper:
         settings: RoomSettings = RoomSettings(),  # noqa: B008 - frozen
         *,
         led: bool = False,
+        volume: Volume | None = None,
     ) -> None:
-        """Take the source of the memory that is left; led: a master says what is complete."""
+        """Take the source of the memory that is left; led: a master says what is complete.
+
+        volume: Where new arenas lie; None: in memory that is gone with its holders.
+        """
         self.led = led
+        self._volume = volume
         self._lineage = -1
         self.here: set[int] = set()
         """Ranks of the newest world that have said hello."""
@@ -128,22 +136,35 @@ class Keeper:
         reason = refusal(geometry.total, self._room(), self._settings)
         if reason is not None:
             raise KeeperError(f"rank {rank}: {reason}")
-        held = self.adopt(rank, in_memory(body, geometry))
+        held = self._make(rank, body, geometry)
         held.arena.populate(write=True)
         return held
 
-    def adopt(self, rank: int, fd: int) -> Held:
-        """Hold an arena that is there already; its descriptor is the keeper's from now on.
-
-        Raises `KeeperError` when it is damaged.
-        """
+    def _make(self, rank: int, body: bytes, geometry: Geometry) -> Held:
         try:
-            held = Held(rank, fd, Arena(fd))
-        except ArenaError as error:
-            os.close(fd)
+            fd, path = (
+                (in_memory(body, geometry), "")
+                if self._volume is None
+                else self._volume.make(body, geometry)
+            )
+        except VolumeError as error:
             raise KeeperError(f"rank {rank}: {error}") from error
+        held = Held(rank, fd, Arena(fd), path)
         self._held.setdefault(rank, []).append(held)
         return held
+
+    def take_over(self) -> list[str]:
+        """Hold what a dead agent left in the volume; return a sentence for each thing given up.
+
+        Call it before anything else. From then on it is as if it had been held all along.
+        """
+        if self._volume is None:
+            return []
+        found, notes = self._volume.take_over()
+        for one in found:
+            rank = one.arena.table.rank
+            self._held.setdefault(rank, []).append(Held(rank, one.fd, one.arena, one.path))
+        return notes
 
     def saved(self, rank: int, version: Version, *, durable: bool, work: bool = True) -> Job | None:
         """Take note of a VALID slot; return the work on it, if any is wanted and it is there."""
@@ -197,7 +218,7 @@ class Keeper:
             outside = len(self.here) >= self.kept > 0 and rank not in self.here
             old = [held for held in (arenas if outside else arenas[:-1]) if _is_empty(held)]
             self._held[rank] = [held for held in arenas if held not in old]
-            _free(old)
+            self._free(old)
 
     def note_complete(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
         """Take the master's word of what all nodes have, and of what they never will."""
@@ -268,6 +289,7 @@ class Keeper:
                     valid = slot.state is SlotState.VALID
                     slot.give_back(Move.RELEASE if valid else Move.ABANDON)
         self.complete, self._passed_over = version, frozenset()
+        self.release()  # what is older: a keeper that died, or a lost word, may have left it
 
     def _resumable(self) -> Version | None:
         """Return the newest version of a whole world that it saved itself, of any size."""
@@ -292,20 +314,23 @@ class Keeper:
         return [place for place in found if place is not None]
 
     def close(self) -> None:
-        """Free everything."""
+        """Free everything, files too."""
         for arenas in self._held.values():
-            _free(arenas)
+            self._free(arenas)
         self._held.clear()
+        if self._volume is not None:
+            self._volume.close()
+
+    def _free(self, arenas: Iterable[Held]) -> None:
+        for held in arenas:
+            if self._volume is not None:
+                self._volume.remove(held.path)
+            held.arena.close()
+            os.close(held.fd)
 
 
 def _is_empty(held: Held) -> bool:
     return not held.reading and all(slot.state is SlotState.EMPTY for slot in held.arena.slots)
-
-
-def _free(arenas: Iterable[Held]) -> None:
-    for held in arenas:
-        held.arena.close()
-        os.close(held.fd)
 
 
 def was_hashed(slot: Slot) -> bool:

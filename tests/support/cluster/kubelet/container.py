@@ -67,7 +67,7 @@ class Container:
         backoff = _FIRST_BACKOFF_S
         while True:
             code = await self._once(setting)
-            again = policy == "Always" or (policy == "OnFailure" and code != 0)
+            again = restarts(self.manifest, policy, code)
             self.state.restarting = again and not self.stopping
             self._changed()
             if not self.state.restarting:
@@ -146,6 +146,16 @@ class Container:
             "code": [str(_CHECKOUT), sys.prefix],
             "report": report,
         }
+
+
+def restarts(manifest: Mapping[str, Any], policy: str, code: int) -> bool:
+    """Whether a container that ended so is started again: its own rules, its policy, the pod's."""
+    for rule in manifest.get("restartPolicyRules") or ():
+        codes = rule["exitCodes"]
+        if (code in codes["values"]) is (codes["operator"] == "In"):
+            return bool(rule["action"] == "Restart")
+    own = manifest.get("restartPolicy", policy)
+    return own == "Always" or (own == "OnFailure" and code != 0)
 
 
 async def _read_pid(descriptor: int) -> int | None:

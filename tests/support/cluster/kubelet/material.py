@@ -5,8 +5,11 @@ Reads Secrets, ConfigMaps, claims and tokens from the API server as the node's o
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
+import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +19,7 @@ from holdfast_operator.build.expansion import expand
 
 _DATA: Final = "..data"
 _KINDS: Final = {"secret": "secrets", "configMap": "configmaps"}
+_UNITS: Final = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
 Files = dict[str, bytes]
 
 
@@ -96,6 +100,9 @@ class Material:
             return await self._claim(volume["persistentVolumeClaim"]["claimName"]), False
         _make(folder)
         if "emptyDir" in volume:
+            if (volume["emptyDir"] or {}).get("medium") == "Memory":
+                limit = str(volume["emptyDir"].get("sizeLimit", ""))
+                await asyncio.to_thread(mount_memory, folder, limit)
             return folder, False
         await self.refresh(volume, folder)
         return folder, True
@@ -164,6 +171,16 @@ class Material:
 
     def _path(self, kind: str, name: str) -> str:
         return f"/api/v1/namespaces/{self._namespace}/{kind}/{name}"
+
+
+def mount_memory(folder: Path, limit: str = "") -> None:
+    """Mount memory at a folder, as large as a quantity says; empty: as the machine lets it be."""
+    if folder.is_mount():
+        return
+    number, unit = re.fullmatch(r"(\d*)(.*)", limit).groups()  # type: ignore[union-attr]
+    size = f"size={int(number) * _UNITS[unit]}" if number else "mode=1777"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "memory", folder], check=True)
+    folder.chmod(0o1777)
 
 
 def _make(folder: Path) -> None:

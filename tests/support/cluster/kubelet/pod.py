@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from cluster.kubelet import probes
 from cluster.kubelet.client import CONFLICT, MERGE, NOT_FOUND, ApiError, Client
 from cluster.kubelet.container import Container, Mount, Setting
 from cluster.kubelet.dns import DOMAIN
-from cluster.kubelet.material import Material, MaterialError
+from cluster.kubelet.material import Material, MaterialError, mount_memory
 from cluster.kubelet.network import DNS_ADDRESS, Network
 from cluster.kubelet.spaces import Space
 from cluster.kubelet.status import PodLook, report
@@ -75,6 +74,7 @@ class Pod:
         self._deleted = asyncio.Event()
         self._reported: dict[str, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._cleaning = False
         self._life = asyncio.create_task(self._live())
 
     @property
@@ -116,7 +116,8 @@ class Pod:
 
     async def vanish(self) -> None:
         """End every process, report nothing: its object is gone, or its node is."""
-        self._life.cancel()
+        if not self._cleaning:  # its object goes while it cleans up: that is to come to its end
+            self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
 
     async def _live(self) -> None:
@@ -175,7 +176,7 @@ class Pod:
         memory = self._folder / "shm"
         if not memory.exists():
             memory.mkdir()
-            await asyncio.to_thread(_mount_memory, memory)
+            await asyncio.to_thread(mount_memory, memory)
         for volume in self.manifest["spec"].get("volumes") or ():
             folder = self._folder / "volumes" / str(volume["name"])
             self._volumes[volume["name"]] = await self._material.volume(volume, folder)
@@ -332,6 +333,7 @@ class Pod:
         self._tasks.append(asyncio.create_task(work))
 
     async def _clean(self) -> None:
+        self._cleaning = True
         self.signal(signal.SIGKILL)
         for task in self._tasks:
             task.cancel()
@@ -348,12 +350,8 @@ def _is_ready(status: Mapping[str, Any]) -> bool:
     return stated.get("Ready") == "True"
 
 
-def _mount_memory(folder: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "shm", folder], check=True)
-    folder.chmod(0o1777)
-
-
 def _remove(folder: Path) -> None:
-    if os.path.ismount(folder / "shm"):
-        subprocess.run(["umount", "-l", folder / "shm"], check=False)
+    for place in (folder / "shm", *folder.glob("volumes/*")):
+        if place.is_mount():
+            subprocess.run(["umount", "-l", place], check=False)
     shutil.rmtree(folder, ignore_errors=True)
