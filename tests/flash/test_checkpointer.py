@@ -70,6 +70,32 @@ def test_any_optimizer_comes_back_with_all_its_state(
     assert same(trained.state_dict(), trained2.state_dict())
 
 
+def test_a_restore_fills_the_moments_that_are_there(tmp_path: Path) -> None:
+    """What fits is filled in place; what has another type or is missing becomes a new tensor."""
+    model, trained = state_of(kind="AdamW")
+    train(model, trained)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
+        flash.save(1)
+        wanted = {name: value.clone() for name, value in model.state_dict().items()}
+        parameters = list(model.parameters())
+        moments = [dict(trained.state[one]) for one in parameters]
+        copies = [{key: value.clone() for key, value in entry.items()} for entry in moments]
+        train(model, trained)
+        trained.state[parameters[0]]["exp_avg"] = moments[0]["exp_avg"].double()
+        del trained.state[parameters[1]]["exp_avg_sq"]
+        assert flash.load() == 1
+    assert same(dict(model.state_dict()), wanted)
+    found = [trained.state[one] for one in parameters]
+    assert same(found, copies)
+    fresh = [
+        (number, key)
+        for number, entry in enumerate(found)
+        for key, value in entry.items()
+        if value is not moments[number][key]
+    ]
+    assert sorted(fresh) == [(0, "exp_avg"), (1, "exp_avg_sq")]
+
+
 def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
     """Every dtype and shape, values that are no tensors, two names of one tensor: all are there."""
     import torch
