@@ -7,6 +7,7 @@ values that changed) or allocated, and no other rank is asked.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +52,22 @@ class _Copies:
 class Saver:
     """A plan bound to an arena and to the tensors of this moment."""
 
-    def __init__(self, plan: Plan, leaves: Leaves, arena: Arena) -> None:
-        """Bind, and write the framing into every slot that may be written."""
+    def __init__(
+        self,
+        plan: Plan,
+        leaves: Leaves,
+        arena: Arena,
+        *,
+        before: Saver | None = None,
+        slots: Sequence[Slot] | None = None,
+    ) -> None:
+        """Bind, and write the framing into every slot that may be written.
+
+        before: what it takes over from another saver: encoded values, and the framing if the arena
+            is the same. slots: those that may be written at all; by default every one.
+        """
         self.arena = arena
+        slots = arena.slots if slots is None else slots
         self._plan = plan
         self._leaves = leaves
         self._signature = [
@@ -62,9 +76,11 @@ class Saver:
         ]
         self._encoded: dict[str, tuple[Any, bytes]] = {}
         self._framed: set[int] = set()
-        self._copies = [self._bind(slot) for slot in arena.slots]
-        for slot in arena.slots:
-            if slot.state is SlotState.EMPTY:
+        if before is not None:
+            self._take_over(before)
+        self._copies = {slot.index: self._bind(slot) for slot in slots}
+        for slot in slots:
+            if slot.state is SlotState.EMPTY and slot.index not in self._framed:
                 self._frame(slot)
 
     def check(self) -> None:
@@ -101,6 +117,15 @@ class Saver:
         for to, source in copies.others:
             to.copy_(source)
         copies.pieces.copy(threads)
+
+    def _take_over(self, before: Saver) -> None:
+        self._encoded = before._encoded
+        if before.arena is self.arena:
+            self._framed = before._framed
+
+    def let_go(self) -> None:
+        """Forget the tensors, so that they can be freed; only `before` of another is left."""
+        self._leaves, self._signature, self._copies = Leaves(), [], {}
 
     def _frame(self, slot: Slot) -> None:
         for source in self._plan.sources:
