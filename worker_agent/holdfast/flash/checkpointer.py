@@ -208,6 +208,7 @@ class Checkpointer:
             client.expect_durable(step)
         lengths = [len(body) for body in bodies]
         saver.begin(slot, version, bodies)
+        saver.start(slot)
         saver.copy(slot, trained=False, threads=self._threads)
 
         def finish() -> None:
@@ -251,7 +252,7 @@ class Checkpointer:
         body = encode(plan.table)
         arena = self._saver.arena if self._saver is not None else None
         if arena and arena.body == body and arena.geometry.bytes_room >= self._room:
-            self._saver = Saver(plan, leaves, arena)
+            self._saver = Saver(plan, leaves, arena, before=self._saver)
             return
         self._saver = None
         layout = Layout(table=body.decode(), bytes_room=self._room, slots=SLOTS)

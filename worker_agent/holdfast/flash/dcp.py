@@ -203,6 +203,7 @@ class _Session:
             self._copy(version, leaves)
             return
         saver.begin(slot, version, bodies)
+        saver.start(slot)
         saver.copy(slot, trained=False, threads=1)
         slot.commit([len(body) for body in bodies])
         saver.let_go()
