@@ -63,7 +63,8 @@ _SECTIONS = {
     ),
     r.RESTORE: _Section(
         "Restore",
-        "Into parameters and moments that are there, as × of the same bytes copied back from warm "
+        "Into parameters and moments that are there, by as many threads as the rank has cores (4 "
+        "at most), as × of the same bytes copied back by one from warm "
         "memory. Beside it another process hashes all the time, as a keeper does when a world "
         "starts. `dcp.load` reads files that were just written.",
         r.FLASH_1,

@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from bench.flash.reference import Reference
 from bench.flash.results import DCP_LOAD
-from bench.flash.systems import Subject
+from bench.flash.systems import Subject, System
 
 _HASH = """
 import mmap, os, sys, xxhash
@@ -27,23 +27,23 @@ with mmap.mmap(int(sys.argv[1]), 0) as memory:
 
 
 @contextlib.contextmanager
-def source(system: str, subject: Subject, reference: Reference) -> Iterator[Callable[[int], None]]:
-    """Give what restores the state, once it can be restored."""
-    made = _dcp(subject) if system == DCP_LOAD else _flash(subject, reference)
-    with made as load:
-        yield load
+def source(name: str, subject: Subject, reference: Reference) -> Iterator[System]:
+    """Give what restores the state (its `save`), once it can be restored."""
+    made = _dcp(subject) if name == DCP_LOAD else _flash(subject, reference)
+    with made as system:
+        yield system
 
 
 @contextlib.contextmanager
-def _dcp(subject: Subject) -> Iterator[Callable[[int], None]]:
+def _dcp(subject: Subject) -> Iterator[System]:
     import torch.distributed.checkpoint as dcp
 
     dcp.save(subject.state, checkpoint_id=subject.folder / "1")
-    yield lambda _step: dcp.load(subject.state, checkpoint_id=subject.folder / "1")
+    yield System(save=lambda _step: dcp.load(subject.state, checkpoint_id=subject.folder / "1"))
 
 
 @contextlib.contextmanager
-def _flash(subject: Subject, reference: Reference) -> Iterator[Callable[[int], None]]:
+def _flash(subject: Subject, reference: Reference) -> Iterator[System]:
     from holdfast import Checkpointer
 
     state: dict[str, Any] = {"model": subject.model, "optimizer": subject.optimizer}
@@ -56,7 +56,8 @@ def _flash(subject: Subject, reference: Reference) -> Iterator[Callable[[int], N
             if loader.load() != 1:
                 raise RuntimeError("the keeper has lost the step")
 
-        yield load
+        # Unmapping comes later than a restore: what is mapped is kept for the next save.
+        yield System(save=load, settle=loader._mapped.clear)  # noqa: SLF001
 
 
 @contextlib.contextmanager

@@ -235,14 +235,15 @@ def whole_stall(request: Request, subject: Subject) -> Result:
 def restored(request: Request, subject: Subject) -> Result:
     """Measure how long it takes until the parameters have their values again."""
     reference = Reference(subject.state)
-    with restore.source(request.system, subject, reference) as load:
+    with restore.source(request.system, subject, reference) as system:
         seconds, copies, cpu = [], [], []
         for step in range(request.repeats + 1):
             begun = time.process_time()
             copies.append(reference.back())
             between = time.process_time()
-            seconds.append(_seconds(load, step))
+            seconds.append(_seconds(system.save, step))
             cpu.append((time.process_time() - between) / max(between - begun, 1e-4))
+            system.settle()
     return Result(
         case=request.case,
         system=request.system,
