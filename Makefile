@@ -107,7 +107,7 @@ bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, be
 	$(BIN)/python -m bench.overhead
 
 .PHONY: bench-flash
-bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch and DLRover (20 minutes)
+bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch and DLRover (15 minutes)
 	$(BIN)/python -m bench.flash
 
 .PHONY: soak-real

@@ -43,7 +43,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = RECORD.parser(__doc__)
     parser.add_argument("--mib", type=int, default=2048, help="of the state; needs six times that")
     parser.add_argument("--tensors", type=int, default=20_000, help="of the case of small ones")
-    parser.add_argument("--repeats", type=int, default=6, help="in each of two rounds")
+    parser.add_argument("--repeats", type=int, default=5, help="in each of two rounds")
     parser.add_argument("--only", default="", help="what contains this, of 'case: system'")
     parser.add_argument("--crashes", type=int, default=5, help="runs of two crashes each")
     parser.add_argument("--no-peer", action="store_true", help="leave DLRover out")

@@ -58,7 +58,7 @@ _SECTIONS = {
     r.FIRST: _Section(
         "The first save",
         "Ten fresh arenas and more, each made ready by `prepare()`: its first save, then two more "
-        "(the row). Half of the state, as an arena takes three times as much.",
+        "(the row).",
         r.FLASH_1,
     ),
     r.RESTORE: _Section(

@@ -123,7 +123,7 @@ def test_rounds_count_together_and_ratios_pair_each_save_with_its_own_copy() -> 
 
 
 def test_the_plan_measures_every_promised_system_ten_times() -> None:
-    """Two rounds of six repeats; what only adds to the picture is measured once."""
+    """Two rounds of five repeats; what only adds to the picture is measured once."""
     planned = [(row.case, row.system) for row in ordered(chosen(""))]
     best_of = {(r.TWO, r.ASYNC), (r.ONE, r.ASYNC_PROCESS)}
     assert all(planned.count(key) == 2 for key in KEPT if key not in best_of)
