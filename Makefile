@@ -113,7 +113,7 @@ bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, be
 	$(BIN)/python -m bench.overhead
 
 .PHONY: bench-flash
-bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch's own ways of saving
+bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch and DLRover (15 minutes)
 	$(BIN)/python -m bench.flash
 
 .PHONY: soak-real

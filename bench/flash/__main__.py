@@ -1,103 +1,162 @@
-"""How long a checkpoint stops the training step: `python -m bench.flash [--mib N] [--repeats N]`.
+"""How long a checkpoint stops the training step: `python -m bench.flash [--mib N] [--publish]`.
 
-Each system runs in a process of its own. Before every save the same bytes are copied once by one
-thread; a save's × is its time over that neighbour's, so a busy machine disturbs both. Prints
-medians, with the spread of ×, and × of CPU time, which other processes disturb less (of all threads
-of this process; what a system leaves to others is not in it).
+Each system runs in processes of its own, on the same state. Before every save the same bytes are
+copied once by one thread of each rank; a save's × is its time over that neighbour's, so that a
+busy machine disturbs both.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
 
-from bench.flash.state import gpt, many
-from bench.flash.systems import SYSTEMS, Reference
+from bench import machine, record
+from bench.flash import crash, results
+from bench.flash.page import page
+from bench.flash.plan import Row, chosen, estimate_s, ordered
+from bench.flash.results import PEERS, SMALL, Result
+from bench.flash.worker import Request
+from bench.recovery import sandbox, venvs
 
-CASES: Final[list[tuple[str, int]]] = [
-    ("flash", 1),
-    ("flash", 2),
-    ("dcp.async_save, stager reused", 1),
-    ("dcp.async_save", 1),
-    ("dcp.save", 1),
-    ("torch.save", 1),
-]
-
-
-def measure(name: str, threads: int, mib: int, repeats: int) -> dict[str, Any]:
-    """Measure one system in this process; a count below 0 MiB means so many small tensors."""
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    model, optimizer = gpt(mib) if mib > 0 else many(-mib)
-    reference = Reference(model, optimizer)
-    with tempfile.TemporaryDirectory() as folder:
-        system = SYSTEMS[name](Path(folder), model, optimizer, threads)
-        seconds, copies, effort = [], [], []
-        for step in range(1, repeats + 1):
-            before = time.process_time()
-            copies.append(reference.seconds())
-            begin, between = time.perf_counter(), time.process_time()
-            system.save(step)
-            seconds.append(time.perf_counter() - begin)
-            effort.append((time.process_time() - between) / (between - before))
-            system.settle()
-        system.close()
-    ratios = [one / other for one, other in zip(seconds, copies, strict=True)]
-    return {
-        "system": name,
-        "threads": threads,
-        "mib": round(reference.bytes / 2**20),
-        "tensors": len(reference._sources),  # noqa: SLF001
-        "first_x": round(ratios[0], 2),
-        "x": round(statistics.median(ratios[1:]), 2),
-        "x_low": round(min(ratios[1:]), 2),
-        "x_high": round(max(ratios[1:]), 2),
-        "cpu_x": round(statistics.median(effort[1:]), 2),
-        "ms": round(1000 * statistics.median(seconds[1:]), 1),
-        "copy_ms": round(1000 * statistics.median(copies[1:]), 1),
-        "repeats": repeats - 1,
-    }
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 600.0
+"""For one system in one case; then it is ended, and the page says so."""
 
 
-def main() -> int:
-    """Measure every system, each in a process of its own."""
-    parser = argparse.ArgumentParser(prog="python -m bench.flash", description=__doc__)
-    parser.add_argument(
-        "--mib", type=int, default=512, help="of the state; the arena takes 3 of it"
-    )
+def _page(lines: Iterable[str]) -> str:
+    return page(*results.read(lines))
+
+
+RECORD = record.Record("flash", _page)
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = RECORD.parser(__doc__)
+    parser.add_argument("--mib", type=int, default=2048, help="of the state; needs six times that")
     parser.add_argument("--tensors", type=int, default=20_000, help="of the case of small ones")
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--only", default="", help="systems whose name contains this")
-    parser.add_argument("--one", nargs=3, metavar=("SYSTEM", "THREADS", "MIB"))
-    options = parser.parse_args()
-    if options.one:
-        name, threads, mib = options.one
-        said = measure(name, int(threads), int(mib), options.repeats + 1)
-        print(json.dumps(said))
+    parser.add_argument("--repeats", type=int, default=5, help="in each of two rounds")
+    parser.add_argument("--only", default="", help="what contains this, of 'case: system'")
+    parser.add_argument("--crashes", type=int, default=5, help="runs of two crashes each")
+    parser.add_argument("--no-peer", action="store_true", help="leave DLRover out")
+    parser.add_argument("--list", action="store_true", help="show the runs and start nothing")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says; the exit code."""
+    options = _arguments(arguments)
+    if options.page_of:
+        return RECORD.show(options)
+    rows = [row for row in chosen(options.only) if not (options.no_peer and row.system in PEERS)]
+    minutes = estimate_s(rows, options.mib, options.repeats) / 60
+    print(f"{len(ordered(rows))} runs, about {minutes:.0f} min on an idle machine", flush=True)
+    if options.list:
+        print("\n".join(f"{row.case}: {row.system}" for row in ordered(rows)))
         return 0
-    cases = [(name, threads, options.mib) for name, threads in CASES if options.only in name]
-    if options.tensors and options.only in "flash":
-        cases.append(("flash", 1, -options.tensors))
-    for name, threads, mib in cases:
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.flash", "--repeats", str(options.repeats),
-             "--one", name, str(threads), str(mib)],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )  # fmt: skip
-        print(done.stdout.strip().splitlines()[-1], flush=True)
-    return 0
+    try:
+        sandbox.check()
+    except sandbox.SandboxError as error:
+        print(f"bench.flash: {error}", file=sys.stderr)
+        return 2
+    return RECORD.make(options, lambda: _run(options, rows))
+
+
+def _run(options: argparse.Namespace, rows: list[Row]) -> None:
+    """Run everything; each result is in the file as soon as it is known."""
+    left_out = list[str]()
+    peer = None
+    if any(row.system in PEERS for row in rows):
+        try:
+            peer = venvs.python_of("dlrover")
+        except venvs.SetupError as error:
+            left_out.append(f"DLRover: {error}")
+    begun = time.monotonic()
+    about = machine.about("flash", left_out) | {"mib": options.mib}
+    with record.written(options.out, about) as add:
+        for result in _results(options, rows, peer):
+            add(record.to_line(result))
+            print(f"{time.monotonic() - begun:.0f} s  {_said(result)}", flush=True)
+
+
+def _results(options: argparse.Namespace, rows: list[Row], peer: str | None) -> Iterator[Result]:
+    for row in ordered(rows):
+        if row.system not in PEERS:
+            yield _one(row, options, sys.executable)
+        elif peer is not None:
+            yield _one(row, options, peer)
+    if options.crashes and options.only in results.CRASH:
+        yield from crash.run(options.crashes, options.out.with_suffix(".logs"))
+
+
+def _one(row: Row, options: argparse.Namespace, python: str) -> Result:
+    """Measure one system in one case once, in a sandbox."""
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="holdfast-flash-") as folder:
+        request = Request(
+            case=row.case,
+            system=row.system,
+            mib=options.tensors if row.case == SMALL else int(options.mib * row.share),
+            repeats=options.repeats,
+            folder=folder,
+            out=f"{folder}/result.json",
+        )
+        path = Path(folder, "request.json")
+        path.write_text(json.dumps(asdict(request)))
+        failed = _sandboxed(path, python)
+        out = Path(request.out)
+        if failed or not out.exists():
+            return Result(case=row.case, system=row.system, load=load, failed=failed or "no result")
+        found = json.loads(out.read_text())
+    return Result(**(found | {"load": load}))
+
+
+def _sandboxed(path: Path, python: str) -> str:
+    """Run the request; what went wrong, or an empty text."""
+    command = [sys.executable, "-m", "bench.flash.stage", str(path), python]
+    log = path.with_name("log")
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            sandbox.enter(command),
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=venvs.environment() | {"TMPDIR": str(path.parent)},
+            cwd=ROOT,
+        )
+    try:
+        code = process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return f"ended after {LIMIT_S:.0f} s"
+    finally:
+        if process.stdin:  # its end ends the sandbox, and all that is in it
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+    said = log.read_text(errors="replace").strip()
+    if code:
+        print(said[-4000:], file=sys.stderr)
+    return f"exited with {code}: {said.splitlines()[-1] if said else ''}" if code else ""
+
+
+def _said(result: Result) -> str:
+    found = results.figures([result], result.case, result.system)
+    if found is None:
+        return f"{result.case}: {result.system}: {result.failed or 'nothing measured'}"
+    return (
+        f"{result.case}: {result.system}: {found.median:.2f}x "
+        f"({min(found.x):.2f}-{max(found.x):.2f}), CPU "
+        f"{sorted(found.cpu)[len(found.cpu) // 2] if found.cpu else 0:.2f}x, first "
+        f"{max(found.first, default=0):.2f}x, {result.figures}"
+    )
 
 
 if __name__ == "__main__":

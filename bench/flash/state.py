@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
-def gpt(mib: int) -> tuple[Any, Any]:
-    """Return a module and its AdamW, together of about `mib` MiB, all of it touched."""
+def gpt(mib: int, *, sharded: bool = False) -> tuple[Any, Any]:
+    """Return a module and its AdamW, together of about `mib` MiB, all of it touched.
+
+    sharded: by FSDP2 over all ranks, which hold that much together.
+    """
     import torch
     from torch import nn
 
@@ -25,6 +28,10 @@ def gpt(mib: int) -> tuple[Any, Any]:
         }
     for name, shape in shapes.items():
         model.register_parameter(name, nn.Parameter(torch.full(shape, 0.5)))
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
     return model, _stepped(model)
 
 
@@ -40,16 +47,16 @@ def many(count: int) -> tuple[Any, None]:
 
 
 def _stepped(model: Any) -> Any:
+    """Return an optimizer with the state that it has after a step."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
-    for parameter in model.parameters():  # one at a time: gradients of all would double the memory
-        parameter.grad = torch.full_like(parameter, 0.1)
-        state = optimizer.state[parameter]
-        state["step"] = torch.tensor(1.0)
-        state["exp_avg"] = parameter.grad
-        state["exp_avg_sq"] = torch.full_like(parameter, 0.2)
-        parameter.grad = None
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(1.0),
+            "exp_avg": torch.full_like(parameter, 0.1, requires_grad=False),
+            "exp_avg_sq": torch.full_like(parameter, 0.2, requires_grad=False),
+        }
     return optimizer
 
 
@@ -68,3 +75,8 @@ def leaves(state: Any) -> list[Any]:
     if isinstance(state, dict):
         return [leaf for value in state.values() for leaf in leaves(value)]
     return [state]
+
+
+def local(tensor: Any) -> Any:
+    """Return what this rank has of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,167 +1,211 @@
 """The ways of saving that are compared. Each is made ready once, then called once per repetition.
 
 A call returns when training could go on; `settle` waits, unmeasured, until the next call finds
-what it needs. The reference is one `copy_` per tensor by one thread into shared memory that is
-faulted in already: what no checkpoint by `copy_` can beat.
+what it needs; `is_durable` tells whether the last save would outlive the machine. DLRover's run in
+another environment, without Holdfast: nothing here imports a system before it is asked for.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
+import importlib
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from bench.flash.state import leaves, nested
+from bench.flash import results
+
+_DLROVER: Final = "dlrover.trainer.torch.flash_checkpoint"
 
 
-@dataclass(frozen=True, slots=True)
-class System:
-    """One way of saving, ready."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is saved, where to, and by whom."""
 
-    save: Callable[[int], None]
-    settle: Callable[[], None]
-    close: Callable[[], None]
+    folder: Path
+    model: Any
+    optimizer: Any
+    state: dict[str, Any]
+    """As torch's own ways take it."""
+    world: int
 
 
 def _nothing() -> None:
     """Does nothing."""
 
 
-class Reference:
-    """The plain copy."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One way of saving, ready."""
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
-        """Make the memory and touch it."""
-        import torch
-
-        self._sources = leaves(nested(model, optimizer))
-        self.bytes = sum(tensor.nbytes for tensor in self._sources)
-        size = sum(-(-tensor.nbytes // 64) * 64 for tensor in self._sources)
-        fd = os.memfd_create("reference")
-        os.ftruncate(fd, size)
-        self._map = mmap.mmap(fd, size)
-        os.close(fd)
-        self._targets, at = [], 0
-        for tensor in self._sources:
-            target = torch.frombuffer(
-                self._map, dtype=tensor.dtype, count=tensor.numel(), offset=at
-            )
-            self._targets.append(target.view(tensor.shape))
-            at += -(-tensor.nbytes // 64) * 64
-        self.seconds()
-
-    def seconds(self) -> float:
-        """Copy everything once; return how long it took."""
-        import torch
-
-        begin = time.perf_counter()
-        with torch.no_grad():
-            for target, source in zip(self._targets, self._sources, strict=True):
-                target.copy_(source)
-        return time.perf_counter() - begin
-
-    def back(self) -> float:
-        """Copy everything back; return how long it took."""
-        import torch
-
-        begin = time.perf_counter()
-        with torch.no_grad():
-            for target, source in zip(self._targets, self._sources, strict=True):
-                source.copy_(target)
-        return time.perf_counter() - begin
+    save: Callable[[int], None]
+    settle: Callable[[], None] = _nothing
+    close: Callable[[], None] = _nothing
+    is_durable: Callable[[], bool] = lambda: True
+    join: Callable[[], None] = _nothing
+    """Comes before the optimizer's next step."""
 
 
-def flash(folder: Path, model: Any, optimizer: Any, threads: int) -> System:
+def flash(subject: Subject, threads: int) -> System:
     """Save to memory; the process that keeps it hashes each save beside."""
     from holdfast import Checkpointer
 
-    flash = Checkpointer(folder, model=model, optimizer=optimizer, threads=threads)
-    flash.prepare()
+    made = Checkpointer(
+        subject.folder, model=subject.model, optimizer=subject.optimizer, threads=threads
+    )
+    made.prepare()
 
     def settle() -> None:
-        client, saver = flash._client, flash._saver  # noqa: SLF001 - nothing public waits for it
+        client, saver = made._client, made._saver  # noqa: SLF001 - nothing public waits for it
         if client is not None and saver is not None:
             client.wait_for_slot(saver.arena, 60)
-        time.sleep(0.3)
+            time.sleep(0.1 + saver.arena.geometry.slot_bytes / 4e9)  # until it is hashed
 
-    return System(lambda step: flash.save(step, durable=False), settle, flash.close)
+    return System(save=lambda step: made.save(step, durable=False), settle=settle, close=made.close)
 
 
-def torch_save(folder: Path, model: Any, optimizer: Any, _threads: int) -> System:
+def overlapped(subject: Subject) -> System:
+    """Save to storage; the copy runs beside forward and backward."""
+    from holdfast import Checkpointer
+
+    made = Checkpointer(
+        subject.folder, model=subject.model, optimizer=subject.optimizer, overlap=True, keep_last=1
+    )
+    made.prepare()
+    last = [0]
+
+    def save(step: int) -> None:
+        last[0] = step
+        made.save(step)
+
+    return System(
+        save=save,
+        settle=made.wait,
+        close=made.close,
+        is_durable=lambda: made.latest() == last[0],
+        join=made.join,
+    )
+
+
+def torch_save(subject: Subject) -> System:
     """Save to disk by torch.save, without fsync."""
     import torch
 
-    state = nested(model, optimizer)
-    return System(lambda _step: torch.save(state, folder / "state.pt"), _nothing, _nothing)
+    return System(save=lambda _step: torch.save(subject.state, subject.folder / "state.pt"))
 
 
-def dcp_save(folder: Path, model: Any, optimizer: Any, _threads: int) -> System:
+def dcp_save(subject: Subject) -> System:
     """Save to disk by dcp.save."""
     import torch.distributed.checkpoint as dcp
 
-    state = nested(model, optimizer)
-
     def save(step: int) -> None:
-        dcp.save(state, checkpoint_id=folder / str(step), no_dist=True)
+        dcp.save(subject.state, checkpoint_id=subject.folder / str(step))
 
-    def settle() -> None:
-        _empty(folder)
-
-    return System(save, settle, _nothing)
+    return System(save=save, settle=lambda: _empty(subject))
 
 
-def _async(folder: Path, model: Any, optimizer: Any, stager: Callable[[], Any]) -> System:
+def async_save(subject: Subject, kind: str) -> System:
+    """Save by dcp.async_save: as it comes, or with a stager that keeps its memory."""
+    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-    state, futures = nested(model, optimizer), list[Any]()
-    own = stager()
+    options: dict[str, Any] = {}
+    process = kind == results.ASYNC_PROCESS
+    if kind != results.ASYNC:
+        options["async_stager"] = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False,
+                use_shared_memory=process,
+                use_async_staging=False,
+                use_non_blocking_copy=False,
+            )
+        )
+    if process:
+        options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
+    elif subject.world > 1:  # its thread's collectives would meet the trainer's own
+        options["process_group"] = dist.new_group(backend="gloo")
+    pending = list[Any]()
 
     def save(step: int) -> None:
-        futures.append(
-            dcp.async_save(state, checkpoint_id=folder / str(step), no_dist=True, async_stager=own)
-        )
+        folder = subject.folder / str(step)
+        made = dcp.async_save(subject.state, checkpoint_id=folder, **options)
+        pending.append(getattr(made, "upload_completion", made))
 
     def settle() -> None:
-        for future in futures:
-            getattr(future, "upload_completion", future).result()
-        futures.clear()
-        _empty(folder)
+        for future in pending:
+            future.result()
+        pending.clear()
+        _empty(subject)
 
-    return System(save, settle, _nothing)
+    def is_durable() -> bool:
+        return bool(pending[-1].done())
 
-
-def async_default(folder: Path, model: Any, optimizer: Any, _threads: int) -> System:
-    """Save by dcp.async_save as it comes: each call makes its memory anew."""
-    return _async(folder, model, optimizer, lambda: None)
+    return System(save=save, settle=settle, is_durable=is_durable)
 
 
-def async_reused(folder: Path, model: Any, optimizer: Any, _threads: int) -> System:
-    """Save by dcp.async_save with one stager that keeps its memory."""
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+def dlrover(subject: Subject, kind: str) -> System:
+    """Save by DLRover's checkpointer of replicated state, into its agent's memory or to disk."""
+    kinds: Any = importlib.import_module(f"{_DLROVER}.checkpointer")
+    made = importlib.import_module(f"{_DLROVER}.ddp").DdpCheckpointer(str(subject.folder))
+    disk, last = kind == results.DLROVER_DISK, [0]
+    storage = kinds.StorageType.DISK if disk else kinds.StorageType.MEMORY
 
-    options = StagingOptions(
-        use_pinned_memory=False,
-        use_shared_memory=False,
-        use_async_staging=False,
-        use_non_blocking_copy=False,
-    )
-    return _async(folder, model, optimizer, lambda: DefaultStager(options))
+    def save(step: int) -> None:
+        last[0] = step
+        made.save_checkpoint(step, subject.state, storage_type=storage)
+
+    def is_durable() -> bool:
+        tracker = subject.folder / "dlrover_latest.txt"
+        return tracker.exists() and tracker.read_text().strip() == str(last[0])
+
+    def settle() -> None:
+        while disk and not is_durable():
+            time.sleep(0.05)
+        for path in subject.folder.iterdir():
+            if path.is_dir() and path.name.isdecimal():
+                shutil.rmtree(path)
+
+    return System(save=save, settle=settle, is_durable=is_durable)
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path)
+def dlrover_fsdp(subject: Subject) -> System:
+    """Save by DLRover's engine of sharded state, into its agent's memory."""
+    storage: Any = importlib.import_module("dlrover.python.common.storage")
+    engine: Any = importlib.import_module(f"{_DLROVER}.fsdp_engine")
+    made = engine.FsdpCheckpointEngine(str(subject.folder), storage.get_checkpoint_storage(None))
+
+    def save(step: int) -> None:
+        paths = {"model_states": str(subject.folder / str(step))}
+        made.save_to_memory(step, subject.state, paths)
+
+    return System(save=save)
 
 
-SYSTEMS: dict[str, Callable[[Path, Any, Any, int], System]] = {
-    "flash": flash,
-    "torch.save": torch_save,
-    "dcp.save": dcp_save,
-    "dcp.async_save": async_default,
-    "dcp.async_save, stager reused": async_reused,
+def _empty(subject: Subject) -> None:
+    import torch.distributed as dist
+
+    if subject.world > 1:
+        dist.barrier()
+        if dist.get_rank():
+            return
+    for path in subject.folder.iterdir():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+SYSTEMS: dict[str, Callable[[Subject], System]] = {
+    results.FLASH_1: lambda subject: flash(subject, 1),
+    results.FLASH_2: lambda subject: flash(subject, 2),
+    results.OVERLAPPED: overlapped,
+    results.TORCH_SAVE: torch_save,
+    results.DCP_SAVE: dcp_save,
+    results.ASYNC: lambda subject: async_save(subject, results.ASYNC),
+    results.ASYNC_THREAD: lambda subject: async_save(subject, results.ASYNC_THREAD),
+    results.ASYNC_PROCESS: lambda subject: async_save(subject, results.ASYNC_PROCESS),
+    results.DLROVER: lambda subject: dlrover(subject, results.DLROVER),
+    results.DLROVER_DISK: lambda subject: dlrover(subject, results.DLROVER_DISK),
+    results.DLROVER_FSDP: dlrover_fsdp,
 }

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from bench.recovery import measure, processes
 from bench.recovery.results import (
@@ -134,6 +135,9 @@ def crash(trial: Trial) -> Iterator[Result]:
             return
         moment = processes.send([trial.worker(rank)], signal.SIGKILL)
         result = trial.watch("crash", rank, moment, world=NODES)
+        compared = [e.seconds for e in trial.follower.events() if e.event == "compared"]
+        if compared:
+            result.notes["compared"] = median(seconds or 0.0 for seconds in compared)
         yield result
         if result.outcome != RECOVERED:
             return

@@ -225,7 +225,7 @@ def settings() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("--saves-dir", type=Path, required=True)
-    parser.add_argument("--restore", choices=["torch", "dcp"], default="torch")
+    parser.add_argument("--restore", choices=["torch", "dcp", "flash"], default="torch")
     parser.add_argument("--step-ms", type=float, default=30.0)
     parser.add_argument("--collective-timeout", type=float, default=None, help="seconds")
     parser.add_argument("--steps", type=int, default=10**9)

@@ -24,6 +24,9 @@ SYSTEMS: dict[str, type[System]] = {
     "torchrun": Torchrun,
     "dlrover": Dlrover,
 }
+_HERE = Path(__file__).parent
+SCRIPTS = {"flash": _HERE.parent / "flash" / "crash_script.py"}
+"""Scripts of restores that not every system has; all others are `script`'s own."""
 COLLECTIVE_TIMEOUT_S = 5.0
 """For tuned peers: as long as Holdfast's own detection of silence."""
 
@@ -59,7 +62,7 @@ def build(request: Request) -> System:
     tuned_peer = case.variant == "tuned"
     setting = Setting(
         python=request.python,
-        script=Path(__file__).with_name("script.py"),
+        script=SCRIPTS.get(case.restore, _HERE / "script.py"),
         directory=Path(request.directory),
         variant=case.variant,
         restore=case.restore,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +71,66 @@ def test_any_optimizer_comes_back_with_all_its_state(
         assert flash.load() == 1
     assert same(model.state_dict(), model2.state_dict())
     assert same(trained.state_dict(), trained2.state_dict())
+
+
+def test_a_restore_fills_the_moments_that_are_there(tmp_path: Path) -> None:
+    """What fits is filled in place; what has another type or is missing becomes a new tensor."""
+    model, trained = state_of(kind="AdamW")
+    train(model, trained)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
+        flash.save(1)
+        wanted = {name: value.clone() for name, value in model.state_dict().items()}
+        parameters = list(model.parameters())
+        moments = [dict(trained.state[one]) for one in parameters]
+        copies = [{key: value.clone() for key, value in entry.items()} for entry in moments]
+        train(model, trained)
+        trained.state[parameters[0]]["exp_avg"] = moments[0]["exp_avg"].double()
+        del trained.state[parameters[1]]["exp_avg_sq"]
+        assert flash.load() == 1
+    assert same(dict(model.state_dict()), wanted)
+    found = [trained.state[one] for one in parameters]
+    assert same(found, copies)
+    fresh = [
+        (number, key)
+        for number, entry in enumerate(found)
+        for key, value in entry.items()
+        if value is not moments[number][key]
+    ]
+    assert sorted(fresh) == [(0, "exp_avg"), (1, "exp_avg_sq")]
+
+
+def test_the_next_save_goes_to_the_arena_that_was_restored_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is mapped once, and the version that was restored is intact until a newer one is whole."""
+    socket = tmp_path / "keeper"
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.flash.keeping", "--listen", str(socket)]
+    )
+    try:
+        while not socket.exists():
+            assert keeper.poll() is None
+            time.sleep(0.01)
+        monkeypatch.setenv("HOLDFAST_ARENA", str(socket))
+        model, trained = state_of(kind="AdamW")
+        train(model, trained)
+        with holdfast.Checkpointer(None, model=model, optimizer=trained) as flash:
+            flash.save(7)
+        for round_number in (1, 2):
+            monkeypatch.setenv("HOLDFAST_ROUND", str(round_number))
+            model2, trained2 = state_of(round_number, kind="AdamW")
+            with holdfast.Checkpointer(None, model=model2, optimizer=trained2) as flash:
+                assert flash.load() == 6 + round_number
+                mapped = list(flash._mapped.values())
+                flash.prepare()
+                assert flash._saver is not None
+                assert flash._saver.arena is mapped[0]
+                assert flash._mapped == {}
+                flash.save(7 + round_number)
+            assert same(dict(model2.state_dict()), dict(model.state_dict()))
+    finally:
+        keeper.terminate()
+        keeper.wait(30)
 
 
 def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:

@@ -77,3 +77,20 @@ def test_without_the_library_the_fallback_is_used(tmp_path: Path) -> None:
 
 def _address(memory: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_both_ways_of_walking_copy_every_byte(threads: int) -> None:
+    """A fresh process tries both ways on its first chunks, then keeps one: the bytes are right."""
+    code = (
+        "import ctypes, random; from holdfast.flash.copying import Piece, Pieces, has_helper;"
+        "assert has_helper(); size = 90 * 2**20 + 12_345;"
+        "source = random.Random(1).randbytes(size);"
+        "target = bytearray(size + 64); view = (ctypes.c_char * len(target)).from_buffer(target);"
+        "begin = ctypes.cast(ctypes.c_char_p(source), ctypes.c_void_p).value;"
+        "pieces = Pieces([Piece(ctypes.addressof(view) + 13, begin, size)]);"
+        f"pieces.copy({threads}); assert target[13:-51] == source; target[:] = bytes(size + 64);"
+        f"pieces.copy({threads}); assert target[13:-51] == source;"
+        "assert not any(target[:13]) and not any(target[-51:])"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -30,11 +30,12 @@ from types import FrameType
 from typing import Any
 
 from holdfast.flash.arena import Arena
+from holdfast.flash.commit import steps
 from holdfast.flash.decide.slots import SlotState, Version, choose
 from holdfast.flash.disk import PosixDisk
 from holdfast.flash.keeper import Keeper
 from holdfast.flash.link import Durable, Granted, Hello, Layout, Link, Origin, Restore
-from holdfast.flash.reading import newest
+from holdfast.flash.reading import Found, newest
 from holdfast.flash.service import Service
 from holdfast.flash.sockets import connect, listen
 from holdfast.flash.table import ByteItem, ShardTable, TensorItem, encode
@@ -328,7 +329,7 @@ class Campaign:
         self._common = max([self._common, *shared]) if self._keeper or self._files else 0
         if self._files and (Path(self._files) / "note").exists():
             say(f"{name}: {(Path(self._files) / 'note').read_text()}")
-        found, notes = newest(PosixDisk(), self._root)
+        found, notes = _newest(self._root)
         step = found.manifest.version.step if found else 0
         if step < self._announced or notes:
             say(f"{name}: {self._announced} was announced, {step} is there; {notes}")
@@ -339,6 +340,15 @@ class Campaign:
             _kill(self._keeper)
         if self._files:
             shutil.rmtree(self._files)
+
+
+def _newest(root: str) -> tuple[Found | None, list[str]]:
+    """Look for the newest step; again when a keeper that lives has changed the directory."""
+    while True:
+        before = steps(PosixDisk(), root)
+        found = newest(PosixDisk(), root)
+        if steps(PosixDisk(), root) == before:
+            return found
 
 
 def _tell(pipe: int, text: str) -> None:

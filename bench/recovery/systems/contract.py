@@ -20,7 +20,7 @@ class Setting:
     variant: str
     """"default", or "tuned": the system's own time-outs as low as it accepts."""
     restore: str
-    """"torch" or "dcp"."""
+    """"torch" or "dcp"; "flash": Holdfast's own, with a script of its own."""
     collective_timeout_s: float | None
     """What the tuned script gives its collectives, seconds; None: torch's 30 min."""
 

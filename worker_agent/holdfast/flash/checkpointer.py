@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final, Self
@@ -34,6 +34,8 @@ from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
 _SLOT_S: Final = 600.0
 """Seconds that a save which must not be skipped waits for a slot."""
+_MOST_RESTORING: Final = 4
+"""Threads of one rank's restore: more do not make memory faster."""
 
 
 class Checkpointer:
@@ -61,7 +63,7 @@ class Checkpointer:
         extra: what has `state_dict` and `load_state_dict`, or plain data; equal on all ranks.
         per_rank: the same, but each rank has its own; a `reshard(states, rank, world)` makes a
             rank's state out of all those of another world. The random generators are one of them.
-        threads: that copy. Take 2 where cores are idle.
+        threads: that copy in a save. Take 2 where cores are idle; a restore takes them by itself.
         overlap: copy what the optimizers train while the next forward and backward run; joined
             before the next `optimizer.step()`. Whoever writes to parameters otherwise, replays CUDA
             graphs or compiles a whole step calls `join()` before.
@@ -94,6 +96,9 @@ class Checkpointer:
         """The step that was saved last, and whether it was for storage."""
         self._client: Client | None = None
         self._saver: Saver | None = None
+        self._mapped: dict[int, Arena] = {}
+        """What was restored from, by inode: the next save fills one of them, and to map memory
+        anew costs as much as to copy it."""
         self._room = BYTES_ROOM
         self._copying: _Copying | None = None
         self._hook: Any = None
@@ -140,9 +145,12 @@ class Checkpointer:
 
     def _restore(self, origin: Origin, descriptors: tuple[int, ...], *, partial: bool) -> None:
         leaves = collect(self._parts, self._place.rank)
-        images = _images(origin, descriptors)
+        self._mapped = _mapped(descriptors)
+        arenas = self._mapped.values()
+        images = _of_arenas(arenas, origin.slots) if not origin.path else _of_files(origin.path)
         restorer = Restorer(self._parts, leaves, self._place, stored(images))
-        for note in restorer.run(partial=partial, threads=self._threads):
+        threads = max(self._threads, _idle_cores(self._place))
+        for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)
 
     def step(self, step: int, *, samples: int = 0, loss: Any = None) -> Action:
@@ -221,6 +229,7 @@ class Checkpointer:
             client.expect_durable(step)
         lengths = [len(body) for body in bodies]
         saver.begin(slot, version, bodies)
+        saver.start(slot)
         saver.copy(slot, trained=False, threads=self._threads)
 
         def finish() -> None:
@@ -266,14 +275,14 @@ class Checkpointer:
         body = encode(plan.table)
         arena = self._saver.arena if self._saver is not None else None
         if arena and arena.body == body and arena.geometry.bytes_room >= self._room:
-            self._saver = Saver(plan, leaves, arena)
+            self._saver = Saver(plan, leaves, arena, before=self._saver)
             return
         self._saver = None
+        mapped, self._mapped = self._mapped, {}
         layout = Layout(table=body.decode(), bytes_room=self._room, slots=SLOTS)
         _, descriptors = self._connect().ask(layout, Granted)
-        arena = Arena(descriptors[0])
-        os.close(descriptors[0])
-        arena.keep_from_children()
+        [(inode, fresh)] = _mapped(descriptors).items()
+        arena = mapped.get(inode, fresh)
         arena.populate(write=True)
         self._saver = Saver(plan, leaves, arena)
 
@@ -320,6 +329,7 @@ class Checkpointer:
                 self._hook.remove()
                 self._hook = None
             self._saver = None
+            self._mapped = {}
             if client is not None:
                 client.close()
 
@@ -351,27 +361,41 @@ class _Copying:
             raise self._error
 
 
-def _images(origin: Origin, descriptors: tuple[int, ...]) -> list[Image]:
-    """Map what a version consists of."""
-    if not origin.path:
-        arenas = [Arena(fd) for fd in descriptors]
-        for fd in descriptors:
-            os.close(fd)
-        images = []
-        for arena, index in zip(arenas, origin.slots, strict=True):
-            slot = arena.slots[index]
-            images.append(
-                Image(table=arena.table, lengths=tuple(slot.lengths), memory=slot.image, tail=True)
-            )
-        return images
+def _idle_cores(place: Place) -> int:
+    """Return how many threads a restore may take: nobody trains meanwhile."""
+    return min(_MOST_RESTORING, len(os.sched_getaffinity(0)) // place.local_world)
+
+
+def _mapped(descriptors: tuple[int, ...]) -> dict[int, Arena]:
+    """Map the arenas behind the descriptors, and close these; by inode."""
+    arenas: dict[int, Arena] = {}
+    for fd in descriptors:
+        arena = arenas[os.fstat(fd).st_ino] = Arena(fd)
+        arena.keep_from_children()
+        os.close(fd)
+    return arenas
+
+
+def _of_arenas(arenas: Iterable[Arena], slots: tuple[int, ...]) -> list[Image]:
+    """Return the images of a version in memory."""
+    images = []
+    for arena, index in zip(arenas, slots, strict=True):
+        slot = arena.slots[index]
+        images.append(
+            Image(table=arena.table, lengths=tuple(slot.lengths), memory=slot.image, tail=True)
+        )
+    return images
+
+
+def _of_files(path: str) -> list[Image]:
+    """Return the images of a committed step."""
     disk = PosixDisk()
-    manifest = read_manifest(disk, origin.path)
     return [
         Image(
             table=shard.table,
             lengths=shard.lengths,
-            memory=disk.view(f"{origin.path}/{shard.file}"),
+            memory=disk.view(f"{path}/{shard.file}"),
             tail=False,
         )
-        for shard in manifest.shards
+        for shard in read_manifest(disk, path).shards
     ]

@@ -79,9 +79,10 @@ class Client:
             raise CheckpointError(answer.error)
         return answer, descriptors
 
-    def saved(self, version: Version, *, durable: bool) -> None:
-        """Tell that a slot has become VALID."""
-        self._link.send(Saved(lineage=version.lineage, step=version.step, durable=durable))
+    def saved(self, version: Version, *, durable: bool, final: str = "") -> None:
+        """Tell that a slot has become VALID; final: where it is to be, if not below the root."""
+        told = Saved(lineage=version.lineage, step=version.step, durable=durable, final=final)
+        self._link.send(told)
 
     def expect_durable(self, step: int) -> None:
         """Count a step among those that `wait` waits for."""

@@ -33,6 +33,8 @@ from holdfast.flash.table import holes
 
 _STEP: Final = re.compile(r"step_(0|[1-9]\d*)")
 _TEMPORARY: Final = re.compile(r"step_(\d+)\.tmp\.(\d+)\.(\w+)")
+_OWN: Final = re.compile(r"__\d+_\d+\.distcp|\.metadata|holdfast\.json")
+"""What a checkpoint consists of, by DCP too."""
 _TRASH: Final = ".trash."
 _CHUNK: Final = 16 * 2**20
 """Bytes of one write: large enough for a direct one to run at the disk's speed."""
@@ -128,19 +130,22 @@ def commit(
     shards: Iterable[Shard],
     own: str | None = None,
     private: Iterable[str] = (),
+    final: str = "",
 ) -> str:
     """Commit the step whose shards lie durable in the attempt's directory; return its path.
 
     own: this coordinator's attempt number. The directory is renamed to it first, so that one
     that was thought dead finds nothing to rename.
     private: files of the attempt that are no part of the checkpoint.
+    final: the path that it is to have, in the same directory; empty: the step's own. A checkpoint
+        that is there already is replaced as a whole, and nothing else is.
 
     Raises `CommitError`: a shard is missing or short, tensors are not covered, or the disk failed.
     """
     manifest = Manifest(version=attempt.version, shards=tuple(sorted(shards, key=_rank)))
     _check(manifest)
     mine = Attempt(version=attempt.version, number=own or unique())
-    folder, final = f"{root}/{mine.folder}", f"{root}/step_{attempt.version.step}"
+    folder, final = f"{root}/{mine.folder}", final or f"{root}/step_{attempt.version.step}"
     try:
         disk.rename(f"{root}/{attempt.folder}", folder)
         for shard in manifest.shards:
@@ -183,12 +188,27 @@ def _publish(disk: Disk, root: str, folder: str, final: str, manifest: Manifest)
         if read_manifest_or_none(disk, final) == manifest:
             discard(disk, root, folder)  # committed before; only the answer was lost
             return
-        # The same step of a lineage that this one has gone back behind.
+        # The same step of a lineage that this one has gone back behind, or a name given anew.
+        foreign = foreign_names(disk, final)
+        if foreign:
+            raise CommitError(
+                f"{final} holds what is no part of a checkpoint ({', '.join(foreign[:3])}): "
+                "give each checkpoint a directory of its own"
+            ) from None
         disk.exchange(folder, final)
         disk.sync_dir(root)
         discard(disk, root, folder)
         return
     disk.sync_dir(root)
+
+
+def foreign_names(disk: Disk, path: str) -> list[str]:
+    """Return what a directory holds besides a checkpoint's own files; empty if it is not there."""
+    try:
+        names = disk.names(path)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if not _OWN.fullmatch(name))
 
 
 def discard(disk: Disk, root: str, path: str) -> None:

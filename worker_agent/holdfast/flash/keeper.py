@@ -59,6 +59,8 @@ class Job:
     slot: Slot
     version: Version
     durable: bool
+    final: str = ""
+    """Where the checkpoint is to be; empty: the root's directory of that step."""
 
 
 class Keeper:

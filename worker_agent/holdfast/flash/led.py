@@ -18,7 +18,7 @@ from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.keeper import Job, Keeper
 from holdfast.flash.lead import Answer, Lead, Question, Written
-from holdfast.flash.link import Hello, Origin, Saved
+from holdfast.flash.link import Hello, LinkError, Origin, Saved
 from holdfast.flash.manifest import ManifestError, Shard
 from holdfast.flash.persisting import Grant, Storage
 from holdfast.flash.reading import committed, verify
@@ -75,6 +75,8 @@ class LedService(Service):
         self.keeper.note_complete(complete, hopeless)
 
     def _saved(self, member: Member, saved: Saved) -> None:
+        if saved.final:
+            raise LinkError(f"final={saved.final!r}: where a job's checkpoints are, its root says")
         self._begun = lineage_of(member)
         super()._saved(member, saved)
 

@@ -93,6 +93,8 @@ class Saved:
     step: int
     durable: bool
     """It is to go to storage."""
+    final: str = ""
+    """Where the checkpoint is to be; empty: the root's directory of that step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

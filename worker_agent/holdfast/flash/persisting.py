@@ -107,14 +107,21 @@ class Storage:
         Raises `CommitError`.
         """
         shard = hashed(job)
+        root, _ = self._where(job)
         try:
-            folder = open_attempt(self._disk, self.root, self._attempt(job))
+            folder = open_attempt(self._disk, root, self._attempt(job))
             write_shard(self._disk, folder, shard, job.slot.image)
             if alone:
                 self._describe(folder, job, shard)
         except OSError as error:
-            raise CommitError(f"step {job.version.step}: {self.root}: {error}") from error
+            raise CommitError(f"step {job.version.step}: {root}: {error}") from error
         return shard
+
+    def _where(self, job: Job) -> tuple[str, str]:
+        """Return the directory that a job's attempt is in, and what it becomes."""
+        if job.final:
+            return job.final.rpartition("/")[0] or "/", job.final
+        return self.root, f"{self.root}/step_{job.version.step}"
 
     def _describe(self, folder: str, job: Job, shard: Shard) -> None:
         content = encode_manifest(Manifest(version=job.version, shards=(shard,)))
@@ -141,8 +148,10 @@ class Storage:
             self._await(job)
 
     def _commit(self, job: Job, shards: Mapping[int, Shard]) -> None:
-        commit(self._disk, self.root, self._attempt(job), shards.values(), self._own)
-        self._delete_old(job.version)
+        root, _ = self._where(job)
+        commit(self._disk, root, self._attempt(job), shards.values(), self._own, final=job.final)
+        if not job.final:
+            self._delete_old(job.version)
 
     def _delete_old(self, version: Version) -> None:
         with contextlib.suppress(OSError):  # an old step that stays costs room, not safety
@@ -177,7 +186,8 @@ class Storage:
             )
 
     def _gather(self, job: Job, world: int) -> dict[int, Shard]:
-        folder = f"{self.root}/{self._attempt(job).folder}"
+        root, _ = self._where(job)
+        folder = f"{root}/{self._attempt(job).folder}"
         shards: dict[int, Shard] = {}
         patience = _Patience(self._disk, folder, self._awaited)
         while len(shards) < world:
@@ -185,7 +195,7 @@ class Storage:
                 with contextlib.suppress(OSError, ManifestError):
                     content = self._disk.read(f"{folder}/{_description(rank)}")
                     shards[rank] = decode_manifest(content).shards[0]
-            if self._attempt(job) not in attempts_of(self._disk, self.root, self._attempt(job)):
+            if self._attempt(job) not in attempts_of(self._disk, root, self._attempt(job)):
                 raise CommitError(f"{folder} was swept: a newer world has begun")
             if len(shards) < world and patience.is_over():
                 missing = sorted(set(range(world)) - shards.keys())
@@ -197,7 +207,7 @@ class Storage:
         return shards
 
     def _await(self, job: Job) -> None:
-        final = f"{self.root}/step_{job.version.step}"
+        _, final = self._where(job)
         deadline = time.monotonic() + _TOGETHER_S
         while True:
             found = read_manifest_or_none(self._disk, final)

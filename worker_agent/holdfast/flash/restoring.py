@@ -8,7 +8,7 @@ world and another one take the same path.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,7 @@ from holdfast.flash.planning import Local, Place, locate
 from holdfast.flash.saving import decode_value
 from holdfast.flash.state import Leaves, Parts, Stateful, parameter_names
 from holdfast.flash.table import Box, ShardTable, TensorItem, overlap
+from holdfast.flash.targets import is_like, narrow, new_like, values_of
 
 if TYPE_CHECKING:
     import torch
@@ -156,8 +157,8 @@ class Restorer:
             work.wrong.append(f"{name}: {covered} of {values.numel()} elements are stored")
 
     def _copy(self, item: TensorItem, memory: Any, common: Box, local: Local) -> None:
-        source = _narrow(_values(item, memory, local.values.dtype), common, item.offsets)
-        to = _narrow(local.values, common, local.offsets)
+        source = narrow(values_of(item, memory, local.values.dtype), common, item.offsets)
+        to = narrow(local.values, common, local.offsets)
         self._work.kept.append(source)
         if to.device.type == "cpu" and to.is_contiguous() and source.is_contiguous():
             self._work.pieces.append(Piece(to.data_ptr(), source.data_ptr(), to.nbytes))
@@ -186,25 +187,33 @@ class Restorer:
                 if name in self._values:
                     state[key] = self._values[name]
                 elif name in self._found.tensors:
-                    state[key] = self._state_tensor(name, key, parameter, group)
+                    here = (optimizer.state.get(parameter) or {}).get(key)
+                    state[key] = self._state_tensor(name, key, parameter, group, here)
             self._fresh[id(optimizer)] = fresh
             self._compare_groups(path, optimizer, names)
 
-    def _state_tensor(self, name: str, key: str, parameter: Any, group: dict[str, Any]) -> Any:
-        """Return a new tensor for a state entry, with the copies into it planned.
+    def _state_tensor(
+        self, name: str, key: str, parameter: Any, group: dict[str, Any], here: Any
+    ) -> Any:
+        """Return the tensor for a state entry, with the copies into it planned.
 
         What has the parameter's shape is sharded as the parameter is. Other state is as torch
-        makes it: on the CPU where it counts steps, else beside the parameter.
+        makes it: on the CPU where it counts steps, else beside the parameter. A tensor that is
+        there already and is so is filled: to touch new memory takes longer than to copy.
         """
         import torch
 
         item = self._found.tensors[name][0][0]
         dtype = getattr(torch, item.dtype)
-        if item.shape == tuple(parameter.shape):
+        whole = item.shape == tuple(parameter.shape)
+        on_device = whole or key != "step" or group.get("capturable") or group.get("fused")
+        device = parameter.device if on_device else torch.device("cpu")
+        like = parameter if whole else None
+        if is_like(here, item, dtype, device, like):
+            state = here
+        elif whole:
             state = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         else:
-            on_device = key != "step" or group.get("capturable") or group.get("fused")
-            device = parameter.device if on_device else torch.device("cpu")
             state = torch.empty(item.shape, dtype=dtype, device=device)
         self._fill(name, locate(state, name, self._place))
         return state
@@ -227,7 +236,7 @@ class Restorer:
             for key, value in group.items():
                 name = settings.get((number, key))
                 if name in self._found.tensors and name is not None:
-                    group_value = _like(self._found.tensors[name][0][0], value)
+                    group_value = new_like(self._found.tensors[name][0][0], value)
                     self._fill(name, locate(group_value, name, self._place))
                     self._settings.append((group, key, group_value))
                 elif name is not None and key != "params":
@@ -302,28 +311,6 @@ class Restorer:
                     f"{self._found.world}, this one has {self._place.world}"
                 )
         return notes
-
-
-def _values(item: TensorItem, memory: Any, dtype: torch.dtype) -> torch.Tensor:
-    import torch
-
-    count = math.prod(item.sizes)
-    values = torch.frombuffer(memory, dtype=dtype, count=count, offset=item.payload)
-    return values.view(item.sizes)
-
-
-def _narrow(tensor: torch.Tensor, box: Box, offsets: Sequence[int]) -> torch.Tensor:
-    for dim, (begin, size) in enumerate(zip(*box, strict=True)):
-        tensor = tensor.narrow(dim, begin - offsets[dim], size)
-    return tensor
-
-
-def _like(item: TensorItem, here: Any) -> torch.Tensor:
-    """Return a new tensor for a stored setting, beside the one that is there."""
-    import torch
-
-    device = here.device if isinstance(here, torch.Tensor) else None
-    return torch.empty(item.shape, dtype=getattr(torch, item.dtype), device=device)
 
 
 def _give(holder: Any, key: str, value: Any, state: Any) -> None:

@@ -7,6 +7,7 @@ values that changed) or allocated, and no other rank is asked.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from holdfast.flash.state import Leaves, StateError, ValueLeaf
 
 if TYPE_CHECKING:
     import torch
+
+    from holdfast.flash.device import Gpus
 
 
 class Changed(Exception):  # noqa: N818 - a finding, caught where it is raised
@@ -46,14 +49,29 @@ class _Copies:
     pieces: Pieces
     others: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """(to, from) of what the helper cannot copy: other strides, or another device."""
+    on_gpu: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """(to, from) of what CUDA copies beside."""
 
 
 class Saver:
     """A plan bound to an arena and to the tensors of this moment."""
 
-    def __init__(self, plan: Plan, leaves: Leaves, arena: Arena) -> None:
-        """Bind, and write the framing into every slot that may be written."""
+    def __init__(
+        self,
+        plan: Plan,
+        leaves: Leaves,
+        arena: Arena,
+        *,
+        before: Saver | None = None,
+        slots: Sequence[Slot] | None = None,
+    ) -> None:
+        """Bind, and write the framing into every slot that may be written.
+
+        before: what it takes over from another saver: encoded values, and the framing if the arena
+            is the same. slots: those that may be written at all; by default every one.
+        """
         self.arena = arena
+        slots = arena.slots if slots is None else slots
         self._plan = plan
         self._leaves = leaves
         self._signature = [
@@ -62,10 +80,22 @@ class Saver:
         ]
         self._encoded: dict[str, tuple[Any, bytes]] = {}
         self._framed: set[int] = set()
-        self._copies = [self._bind(slot) for slot in arena.slots]
-        for slot in arena.slots:
-            if slot.state is SlotState.EMPTY:
+        self._gpus: Gpus | None = None
+        self._events: dict[bool, list[Any]] = {}
+        """What the copies from GPUs end with, of each half."""
+        if before is not None:
+            self._take_over(before)
+        self._copies = {slot.index: self._bind(slot) for slot in slots}
+        self._register()
+        for slot in slots:
+            if slot.state is SlotState.EMPTY and slot.index not in self._framed:
                 self._frame(slot)
+
+    def _register(self) -> None:
+        """Have the arena's memory known to CUDA, once, if anything is copied from a GPU."""
+        halves = [half for both in self._copies.values() for half in both]
+        if self._gpus is None and any(half.on_gpu for half in halves):
+            self._gpus = _gpus(self.arena)
 
     def check(self) -> None:
         """Raise `Changed` unless every tensor is the one that was planned for."""
@@ -95,12 +125,38 @@ class Saver:
             slot.image[at : at + len(body)] = body
             at += len(body)
 
+    def start(self, slot: Slot) -> None:
+        """Begin to copy what is on GPUs, by the thread whose streams compute it.
+
+        What they compute later cannot change what is copied of tensors that change at any time;
+        of those that change in `optimizer.step()` only, that is for who calls it.
+        """
+        for trained, copies in enumerate(self._copies[slot.index]):
+            if copies.on_gpu and self._gpus is not None:
+                events = self._gpus.start(copies.on_gpu, before_more=not trained)
+                self._events[bool(trained)] = events
+
     def copy(self, slot: Slot, *, trained: bool, threads: int) -> None:
-        """Copy the tensors that change in `optimizer.step()` only, or all others."""
+        """Copy the tensors that change in `optimizer.step()` only, or all others.
+
+        After `start`; also what that began is in the slot when this returns.
+        """
         copies = self._copies[slot.index][trained]
         for to, source in copies.others:
             to.copy_(source)
         copies.pieces.copy(threads)
+        for event in self._events.pop(trained, ()):
+            event.synchronize()
+
+    def _take_over(self, before: Saver) -> None:
+        self._encoded = before._encoded
+        if before.arena is self.arena:
+            self._framed = before._framed
+            self._gpus = before._gpus
+
+    def let_go(self) -> None:
+        """Forget the tensors, so that they can be freed; only `before` of another is left."""
+        self._leaves, self._signature, self._copies = Leaves(), [], {}
 
     def _frame(self, slot: Slot) -> None:
         for source in self._plan.sources:
@@ -116,7 +172,7 @@ class Saver:
 
     def _half(self, slot: Slot, *, trained: bool) -> _Copies:
         base = self.arena.address + slot.image_begin
-        pieces, others, done = [], [], set[int]()
+        pieces, others, on_gpu, done = [], [], [], set[int]()
         for source in self._plan.sources:
             item = source.item
             if source.leaf.trained is not trained or item.payload in done:
@@ -125,11 +181,13 @@ class Saver:
             values = _rows(source)
             if not item.size:
                 continue
-            if values.device.type == "cpu" and values.is_contiguous() and not _lazy(values):
+            if is_on_gpu(values):
+                on_gpu.append((_view(slot, item.payload, values), values))
+            elif values.device.type == "cpu" and values.is_contiguous() and not _lazy(values):
                 pieces.append(Piece(base + item.payload, values.data_ptr(), item.size))
             else:
                 others.append((_view(slot, item.payload, values), values))
-        return _Copies(Pieces(pieces), tuple(others))
+        return _Copies(Pieces(pieces), tuple(others), tuple(on_gpu))
 
     def _encode(self, leaf: ValueLeaf) -> bytes:
         value = leaf.read()
@@ -139,6 +197,20 @@ class Saver:
         body = encode_value(leaf.name, value, check=known is None)
         self._encoded[leaf.name] = (_frozen(value), body)
         return body
+
+
+def is_on_gpu(values: torch.Tensor) -> bool:
+    """Tell whether CUDA copies this tensor."""
+    return values.device.type == "cuda"
+
+
+def _gpus(arena: Arena) -> Gpus:
+    """Return the way from GPUs into an arena; only here anything of CUDA is touched."""
+    import torch
+
+    from holdfast.flash.device import Gpus
+
+    return Gpus(torch.cuda, arena)
 
 
 def _rows(source: Source) -> torch.Tensor:

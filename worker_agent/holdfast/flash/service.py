@@ -8,6 +8,7 @@ keeps its cores.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import queue
@@ -226,6 +227,8 @@ class Service:
             self.keeper.saved(_rank(member), version, durable=False, work=False)
             return
         job = self.keeper.saved(_rank(member), version, durable=saved.durable)
+        if job is not None and saved.final:
+            job = dataclasses.replace(job, final=saved.final)
         if saved.durable:
             member.durable.add(version)
         if job is None:

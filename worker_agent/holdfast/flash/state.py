@@ -253,10 +253,12 @@ def _optimizer(
         (optimizer.state, len(optimizer.state)),
         (optimizer.param_groups, len(optimizer.param_groups)),
     ]
-    for parameter, state in optimizer.state.items():
+    # By name: a restored optimizer has its state in another order, and shall have the same layout.
+    entries = {names[id(one)]: state for one, state in optimizer.state.items()}
+    for owner, state in sorted(entries.items()):
         leaves.counts.append((state, len(state)))
-        for key, value in state.items():
-            full = (*path, "state", names[id(parameter)], key)
+        for key, value in sorted(state.items(), key=lambda entry: str(entry[0])):
+            full = (*path, "state", owner, key)
             name = ".".join(full)
             if isinstance(value, torch.Tensor):
                 leaves.tensors.append(TensorLeaf(name, full, state, key, value, trained=True))

@@ -192,6 +192,7 @@ def holes(tables: Iterable[ShardTable], *, files_only: bool = True) -> list[str]
 
     A checkpoint of tables that do not tile is incomplete and must never be chosen.
     """
+    tables = list(tables)
     boxes: dict[str, set[Box]] = {}
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     wrong = []
@@ -208,7 +209,22 @@ def holes(tables: Iterable[ShardTable], *, files_only: bool = True) -> list[str]
             wrong.append(f"{name}: {covered} of {whole} elements are there")
         elif _overlapping(sorted(parts)):
             wrong.append(f"{name}: its parts overlap")
-    return wrong
+    return wrong + _stored_by_nobody(tables, boxes)
+
+
+def _stored_by_nobody(tables: Sequence[ShardTable], stored: Iterable[str]) -> list[str]:
+    """Return what some ranks have and each left to another: they do not have the same names."""
+    values = {value.name for table in tables for value in table.byte_items if not value.tail}
+    there = values.union(stored)
+    ranks: dict[str, list[int]] = {}
+    for table in tables:
+        for name in table.paths.keys() - there:
+            ranks.setdefault(name, []).append(table.rank)
+    return [
+        f"{name} is on ranks {which} only, and none of them stores it: have it on all ranks, as "
+        "a DTensor, or under a name of each rank's own in per_rank"
+        for name, which in sorted(ranks.items())
+    ]
 
 
 def lacking(tables: Iterable[ShardTable]) -> list[str]:

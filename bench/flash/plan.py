@@ -1,0 +1,69 @@
+"""What is measured, how often, and in which order. Pure.
+
+Two rounds: a machine that slows down does so for all. Those that no promise is about are measured
+once. Repeats are those that count: the first save of each process is apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from bench.flash import results as r
+
+SMALLEST_MIB: Final = 192
+"""One layer, and a table of 1,000 words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One system in one case."""
+
+    case: str
+    system: str
+    rounds: int = 2
+    seconds: float = 30.0
+    """What one round takes at 2 GiB on an idle machine of two cores, start included."""
+    share: float = 1.0
+    """Of the size that was asked for, so that a whole run takes no longer than 15 minutes."""
+
+
+ROWS: Final = (
+    Row(r.ONE, r.FLASH_1, seconds=20),
+    Row(r.ONE, r.FLASH_2, seconds=20),
+    Row(r.ONE, r.ASYNC_THREAD, seconds=40),
+    Row(r.ONE, r.DLROVER, seconds=30),
+    Row(r.ONE, r.ASYNC, seconds=42),
+    Row(r.ONE, r.ASYNC_PROCESS, rounds=1, seconds=50),
+    Row(r.ONE, r.DCP_SAVE, rounds=1),
+    Row(r.ONE, r.TORCH_SAVE, rounds=1),
+    Row(r.TWO, r.FLASH_1, seconds=17, share=0.5),
+    Row(r.TWO, r.ASYNC_THREAD, seconds=24, share=0.5),
+    Row(r.TWO, r.ASYNC_PROCESS, seconds=27, share=0.5),
+    Row(r.TWO, r.DLROVER_FSDP, seconds=25, share=0.5),
+    Row(r.TWO, r.ASYNC, rounds=1, seconds=27, share=0.5),
+    Row(r.SMALL, r.FLASH_1, seconds=8),
+    Row(r.SMALL, r.DLROVER, seconds=25),
+    Row(r.STALL, r.OVERLAPPED, seconds=35),
+    Row(r.STALL, r.DLROVER_DISK, seconds=45),
+    Row(r.STALL, r.ASYNC_THREAD, rounds=1, seconds=40),
+    Row(r.FIRST, r.FLASH_1, seconds=20, share=0.5),
+    Row(r.RESTORE, r.FLASH_1, seconds=12, share=0.5),
+    Row(r.RESTORE, r.DCP_LOAD, seconds=16, share=0.5),
+)
+
+
+def chosen(only: str) -> list[Row]:
+    """Return the rows whose case or system contains the text; all for none."""
+    return [row for row in ROWS if only in f"{row.case}: {row.system}"]
+
+
+def ordered(rows: list[Row]) -> list[Row]:
+    """Return the runs in their order: a round of all, then those with a second one."""
+    return [row for turn in range(2) for row in rows if turn < row.rounds]
+
+
+def estimate_s(rows: list[Row], mib: int, repeats: int) -> float:
+    """Return how long the rows take on an idle machine; half of each is its start."""
+    part = 0.4 + 0.6 * (mib / 2048) * (repeats / 5)
+    return sum(row.seconds * row.rounds for row in rows) * part

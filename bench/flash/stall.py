@@ -1,0 +1,84 @@
+"""The whole stall of one save: what the trainer waits, and what its steps lose until it is durable.
+
+A step is matrix products of about 9 ms that stay in the cache. The optimizer's step, before which
+an overlapped copy must be done, comes after 0.6 s of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.flash.systems import System
+
+FORWARD_BACKWARD_S: Final = 0.6
+CALM_STEPS: Final = 60
+LIMIT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Of one save, in seconds."""
+
+    stall_s: float
+    """Waited, and lost by slower steps."""
+    blocked_s: float
+    """Waited: in the call, and before the optimizer's step."""
+    cpu_s: float
+    """The stall in CPU time of the training thread: what others take of its core is not in it."""
+    durable_s: float
+    """Until it was on disk."""
+
+
+class _Steps:
+    """Training steps."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._one, self._other = torch.randn(512, 512), torch.randn(512, 512)
+        self.count = 0
+
+    def step(self) -> float:
+        import torch
+
+        begun = time.perf_counter()
+        for _ in range(6):
+            torch.mm(self._one, self._other)
+        self.count += 1
+        return time.perf_counter() - begun
+
+
+def measure(system: System, number: int) -> Stall:
+    """Save once amid training steps."""
+    steps: Any = _Steps()
+    begun_cpu = time.thread_time()
+    calm = statistics.median(steps.step() for _ in range(CALM_STEPS))
+    calm_cpu = (time.thread_time() - begun_cpu) / CALM_STEPS
+    steps.count = 0
+    begun, begun_cpu = time.perf_counter(), time.thread_time()
+    system.save(number)
+    blocked, joined = time.perf_counter() - begun, False
+    while not joined or not _done(system, begun):
+        steps.step()
+        if not joined and time.perf_counter() - begun - blocked >= FORWARD_BACKWARD_S:
+            waited = time.perf_counter()
+            system.join()
+            blocked += time.perf_counter() - waited
+            joined = True
+    took = time.perf_counter() - begun
+    cpu = time.thread_time() - begun_cpu
+    return Stall(
+        stall_s=took - steps.count * calm,
+        blocked_s=blocked,
+        cpu_s=cpu - steps.count * calm_cpu,
+        durable_s=took,
+    )
+
+
+def _done(system: System, begun: float) -> bool:
+    if time.perf_counter() - begun > LIMIT_S:
+        raise RuntimeError(f"not durable after {LIMIT_S:g} s")
+    return system.is_durable()

@@ -1,0 +1,165 @@
+"""The flash benchmark's bars and page judge what was measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import record
+from bench.flash import results as r
+from bench.flash.bars import judge
+from bench.flash.page import page
+from bench.flash.plan import ROWS, chosen, ordered
+from bench.flash.results import Result, figures, from_line, read
+from bench.recovery import sandbox
+
+ROOT = Path(__file__).resolve().parents[2]
+ABOUT = {"date": "today", "commit": "abc", "cores": 2, "cpu": "CPU", "kernel": "6", "torch": "2"}
+
+KEPT = {
+    (r.ONE, r.FLASH_1): 0.7,
+    (r.ONE, r.FLASH_2): 0.4,
+    (r.ONE, r.ASYNC_THREAD): 1.0,
+    (r.ONE, r.ASYNC): 2.5,
+    (r.ONE, r.DLROVER): 1.0,
+    (r.TWO, r.FLASH_1): 0.7,
+    (r.TWO, r.ASYNC_THREAD): 1.5,
+    (r.TWO, r.DLROVER_FSDP): 3.0,
+    (r.SMALL, r.FLASH_1): 1.0,
+    (r.SMALL, r.DLROVER): 12.0,
+    (r.STALL, r.OVERLAPPED): 0.5,
+    (r.STALL, r.DLROVER_DISK): 1.5,
+    (r.FIRST, r.FLASH_1): 0.7,
+    (r.RESTORE, r.FLASH_1): 1.3,
+    (r.RESTORE, r.DCP_LOAD): 5.0,
+}
+"""× copy of each, in a run that keeps every promise."""
+
+
+def _run(changed: dict[tuple[str, str], float] | None = None) -> list[Result]:
+    """Return a run of three saves each, with the given × around their median."""
+    values = KEPT | (changed or {})
+    found = [
+        Result(
+            case=case,
+            system=system,
+            bytes=2**30,
+            seconds=[0.09 * x, 0.1 * x, 0.12 * x],
+            copies=[0.1, 0.1, 0.1],
+            cpu=[x],
+            first=[x],
+            figures={"collectives": 0.0, "left_bytes": 0.0},
+            load=1.0,
+        )
+        for (case, system), x in values.items()
+    ]
+    stages = {"started_s": 0.2, "restored_s": 0.2, "fresh_s": 0.1, "cold_copy_s": 0.15}
+    crash = Result(
+        case=r.CRASH, system=r.FLASH_1, seconds=[0.5], copies=[0.15], figures=stages, bytes=2**20
+    )
+    return [*found, crash]
+
+
+def _kept(found: list[Result]) -> dict[str, bool | None]:
+    return {verdict.text: verdict.kept for verdict in judge(found)}
+
+
+def test_a_good_run_keeps_every_promise() -> None:
+    """Nothing is left unmeasured, and nothing is said to be missed."""
+    assert set(_kept(_run()).values()) == {True}
+    assert page(ABOUT, _run()).count("| yes |") == len(judge(_run()))
+
+
+@pytest.mark.parametrize(
+    ("what", "x", "missed"),
+    [
+        ((r.ONE, r.FLASH_1), 0.76, {"blocking, 1 rank, 1 thread"}),
+        ((r.ONE, r.DLROVER), 0.87, {"… below DLRover's memory save"}),
+        ((r.ONE, r.ASYNC), 1.9, {"… below dcp.async_save as it comes"}),
+        ((r.TWO, r.ASYNC_THREAD), 1.3, {"… below the best dcp.async_save"}),
+        ((r.SMALL, r.FLASH_1), 1.66, {"20,000 small tensors, without 15 ms", "… below DLRover"}),
+        ((r.STALL, r.OVERLAPPED), 0.71, {"whole stall until durable, overlapped"}),
+        ((r.RESTORE, r.DCP_LOAD), 4.5, {"… below dcp.load from page cache"}),
+    ],
+)
+def test_each_promise_is_judged_by_itself(
+    what: tuple[str, str], x: float, missed: set[str]
+) -> None:
+    """What is worse than its bar, and no other, is not kept."""
+    verdicts = [one for one in judge(_run({what: x})) if one.kept is not True]
+    assert {one.text for one in verdicts} == missed
+    assert page(ABOUT, _run({what: x})).count("**no**") == len(missed)
+
+
+def test_collectives_and_memory_left_are_missed_promises() -> None:
+    """One collective in a save, or one byte left by our own systems, is seen; a peer's is not."""
+    run = _run()
+    busy = [replace(one, figures=one.figures | {"collectives": 0.5}) for one in run]
+    assert _kept(busy)["collectives in a save"] is False
+    left = "bytes of shared memory left when all have ended"
+    leaky = [replace(one, figures=one.figures | {"left_bytes": 1.0}) for one in run]
+    theirs = [new if new.system in r.PEERS else old for old, new in zip(run, leaky, strict=True)]
+    assert (_kept(leaky)[left], _kept(theirs)[left]) == (False, True)
+
+
+def test_what_was_not_measured_is_said_to_be_so() -> None:
+    """A system that failed leaves its promises open, and the page says why."""
+    failed = Result(case=r.ONE, system=r.DLROVER, failed="exited with 1: no module")
+    run = [failed if one.system == r.DLROVER and one.case == r.ONE else one for one in _run()]
+    assert _kept(run)["… below DLRover's memory save"] is None
+    assert "exited with 1: no module" in page(ABOUT, run)
+
+
+def test_rounds_count_together_and_ratios_pair_each_save_with_its_own_copy() -> None:
+    """A copy that was slow makes its own save's × smaller, and no other's."""
+    one = Result(case=r.ONE, system=r.FLASH_1, seconds=[1.0, 2.0], copies=[1.0, 4.0])
+    found = figures([one, replace(one, seconds=[3.0], copies=[1.0])], r.ONE, r.FLASH_1)
+    assert found is not None
+    assert found.x == (1.0, 0.5, 3.0)
+
+
+def test_the_plan_measures_every_promised_system_ten_times() -> None:
+    """Two rounds of five repeats; what only adds to the picture is measured once."""
+    planned = [(row.case, row.system) for row in ordered(chosen(""))]
+    best_of = {(r.TWO, r.ASYNC), (r.ONE, r.ASYNC_PROCESS)}
+    assert all(planned.count(key) == 2 for key in KEPT if key not in best_of)
+    assert len(planned) == sum(row.rounds for row in ROWS)
+
+
+def test_results_survive_their_file() -> None:
+    """What is written is what is read."""
+    run = _run()
+    lines = ['{"about": {"date": "today"}}', *map(record.to_line, run)]
+    about, found = read(lines)
+    assert about == {"date": "today"}
+    assert [from_line(record.to_line(one)) for one in found] == found
+
+
+@pytest.mark.train
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_small_run_measures_our_own_systems(tmp_path: Path) -> None:
+    """One rank, two ranks and a restore of a small state: figures, and nothing left behind."""
+    try:
+        sandbox.check()
+    except sandbox.SandboxError as error:
+        pytest.skip(str(error))
+    out = tmp_path / "flash.jsonl"
+    command = [sys.executable, "-m", "bench.flash", "--mib=192", "--repeats=1", f"--out={out}"]
+    for only in ("two ranks: flash", "restore: flash"):
+        done = subprocess.run(
+            [*command, "--crashes=0", "--no-peer", f"--only={only}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        _, found = read(out.read_text().splitlines())
+        assert [one.failed for one in found] == ["", ""], done.stderr
+        assert all(one.seconds and one.copies for one in found)
+        assert {one.figures["left_bytes"] for one in found} == {0}

@@ -1,0 +1,232 @@
+"""Copies from GPUs: the order of the calls against a stand-in for torch.cuda, and on a real GPU.
+
+The stand-in shows only in which order CUDA would be called, not that CUDA does what is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.flash import saving
+from holdfast.flash.decide.slots import SlotState
+from holdfast.flash.device import Gpus
+from small_models import same, state_of, train
+
+pytestmark = pytest.mark.train
+
+
+class Recorder:
+    """Stands in for torch.cuda: notes each call, and what slots looked like when it came."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.calls: list[str] = []
+        self.slots: Any = ()
+        self.held = threading.Event()
+        self.held.set()
+        self._error = error
+        self._events = 0
+
+    def note(self, call: str) -> None:
+        states = {slot.state for slot in self.slots}
+        self.calls.append(f"{call} WRITING" if SlotState.WRITING in states else call)
+
+    def cudart(self) -> Recorder:
+        return self
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert address % 4096 == 0
+        assert size > 0
+        assert flags == 1
+        self.note("register")
+        return self._error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        assert address % 4096 == 0
+        self.note("unregister")
+        return 0
+
+    def current_stream(self, _device: Any) -> FakeStream:
+        return FakeStream("current", self)
+
+    def Stream(self, _device: Any) -> FakeStream:
+        self.note("new side")
+        return FakeStream("side", self)
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        self.note(f"begin on {stream.name}")
+        yield
+        self.note(f"end on {stream.name}")
+
+    def Event(self) -> FakeEvent:
+        self._events += 1
+        return FakeEvent(self._events, self)
+
+
+class FakeStream:
+    """A stream that does nothing."""
+
+    def __init__(self, name: str, cuda: Recorder) -> None:
+        self.name, self._cuda = name, cuda
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self._cuda.note(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self._cuda.note(f"{self.name} waits for event {event.number}")
+
+
+class FakeEvent:
+    """An event that has come once the recorder lets it."""
+
+    def __init__(self, number: int, cuda: Recorder) -> None:
+        self.number, self._cuda = number, cuda
+
+    def record(self, stream: FakeStream) -> None:
+        self._cuda.note(f"event {self.number} on {stream.name}")
+
+    def synchronize(self) -> None:
+        if self.number % 2 == 0:
+            self._cuda.held.wait(60)
+        self._cuda.note(f"event {self.number} is there")
+
+
+@pytest.fixture(name="cuda")
+def _cuda(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Takes all tensors but the small ones for ones on a GPU."""
+    cuda = Recorder()
+    monkeypatch.setattr(saving, "is_on_gpu", lambda values: values.numel() > 5)
+    monkeypatch.setattr(saving, "_gpus", lambda arena: Gpus(cuda, arena))
+    return cuda
+
+
+def _save(flash: Any, cuda: Recorder, step: int) -> None:
+    flash.prepare()
+    cuda.slots = flash._saver.arena.slots
+    flash.save(step)
+
+
+def test_a_slot_is_valid_only_after_the_events(tmp_path: Path, cuda: Recorder) -> None:
+    """Register once; each save copies on a side stream behind what computes, then waits."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        _save(flash, cuda, 1)
+        first = list(cuda.calls)
+        flash.save(2)
+    half = ["side waits for current", "begin on side", "end on side"]
+    expected = [
+        *half, "event 1 on side", "current waits for event 1",
+        *half, "event 2 on side", "event 1 is there", "event 2 is there",
+    ]  # fmt: skip
+    assert first == ["register", *(f"{call} WRITING" for call in ["new side", *expected])]
+    assert cuda.calls.count("register") == 1
+    assert [call for call in cuda.calls if call.startswith("new side")] == ["new side WRITING"]
+    model2, optimizer2 = state_of(1)
+    with holdfast.Checkpointer(tmp_path, model=model2, optimizer=optimizer2) as flash:
+        assert flash.load() == 2
+    assert same(model.state_dict(), model2.state_dict())
+
+
+def test_an_overlapped_copy_is_joined_on_its_event(tmp_path: Path, cuda: Recorder) -> None:
+    """The save returns before the event has come; the optimizer's step waits for it."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    state = {"model": model, "optimizer": optimizer}
+    with holdfast.Checkpointer(tmp_path, **state, overlap=True) as flash:
+        cuda.held.clear()
+        _save(flash, cuda, 1)
+        assert "event 2 is there WRITING" not in cuda.calls
+        assert [slot.state for slot in cuda.slots].count(SlotState.WRITING) == 1
+        stepped = threading.Event()
+
+        def take_step() -> None:
+            train(model, optimizer)
+            stepped.set()
+
+        step = threading.Thread(target=take_step)
+        step.start()
+        assert not stepped.wait(0.3)
+        cuda.held.set()
+        assert stepped.wait(60)
+        step.join()
+        assert cuda.calls[-1] == "event 2 is there WRITING"
+        assert SlotState.WRITING not in {slot.state for slot in cuda.slots}
+
+
+def test_memory_is_unregistered_before_it_goes(tmp_path: Path, cuda: Recorder) -> None:
+    """CUDA must not keep pages pinned that nobody has any more."""
+    model, optimizer = state_of()
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        _save(flash, cuda, 1)
+    cuda.slots = ()
+    del flash
+    gc.collect()
+    assert cuda.calls[-1] == "unregister"
+
+
+def test_memory_that_cannot_be_registered_is_a_warning(tmp_path: Path, cuda: Recorder) -> None:
+    """The copy is right all the same, and nothing is unregistered that never was."""
+    cuda._error = 2
+    model, optimizer = state_of()
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        with pytest.warns(RuntimeWarning, match="cudaHostRegister .* error 2.*ulimit -l"):
+            flash.prepare()
+        flash.save(1)
+        flash.wait()
+    del flash
+    gc.collect()
+    assert "unregister" not in cuda.calls
+
+
+def test_without_a_gpu_nothing_of_it_is_imported(tmp_path: Path) -> None:
+    """A save of CPU tensors neither imports the module nor wakes CUDA."""
+    code = (
+        "import sys, torch, holdfast;"
+        "flash = holdfast.Checkpointer(sys.argv[1], model=torch.nn.Linear(3, 3));"
+        "flash.save(1); flash.close();"
+        "assert 'holdfast.flash.device' not in sys.modules; assert not torch.cuda.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], check=True)
+
+
+def test_a_state_on_a_gpu_comes_back(tmp_path: Path) -> None:
+    """Overlapped saves of a model that trains on, each read by plain DCP; needs a real GPU."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here: the copies from a GPU have not run")
+    model = torch.nn.Linear(2048, 2048, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    inputs, wanted = torch.randn(64, 2048, device="cuda"), {}
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, overlap=True) as flash:
+        for step in range(1, 6):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            wanted[step] = {name: value.cpu() for name, value in model.state_dict().items()}
+            flash.save(step)
+    for step in (3, 4, 5):
+        found = {"model": {name: torch.empty_like(one) for name, one in wanted[step].items()}}
+        dcp.load(found, checkpoint_id=tmp_path / f"step_{step}", no_dist=True)
+        assert same(found["model"], wanted[step])
+    again = torch.nn.Linear(2048, 2048, device="cuda")
+    with holdfast.Checkpointer(
+        tmp_path, model=again, optimizer=torch.optim.AdamW(again.parameters())
+    ) as flash:
+        assert flash.load() == 5
+    assert same(again.state_dict(), model.state_dict())
