@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final, Self
@@ -237,14 +237,17 @@ class Checkpointer:
             slot.commit(lengths)
             client.saved(version, durable=durable)
 
+        self._now_or_beside(finish)
+        if saver is planned and (awaited or not durable):  # a layout's first save costs more
+            self._pacer.saved(began, storage=durable)
+        return True
+
+    def _now_or_beside(self, finish: Callable[[], None]) -> None:
         if self._overlap:
             self._watch_optimizers()
             self._copying = _Copying(finish)
         else:
             finish()
-        if saver is planned and (awaited or not durable):  # a layout's first save costs more
-            self._pacer.saved(began, storage=durable)
-        return True
 
     def _promote(self, step: int, *, durable: bool) -> bool:
         """Have a step that is in memory written to storage too, unless it is already to be."""
