@@ -61,11 +61,11 @@ def test_a_job_follows_its_size_and_pauses_when_it_is_told(
     assert "f:masterPods" not in _applied(kubectl)  # see `apply`: it would be taken back
     for condition in ("MasterReady", "QuorumReady"):
         kubectl.run("wait", "ej/life", f"--for=condition={condition}", "--timeout=5s")
-    with job.awaited("Scaling"):
-        kubectl.run("scale", "ej", "life", "--replicas=3")
+    kubectl.run("scale", "ej", "life", "--replicas=3")
     job.until_training(3)
     kubectl.run("wait", "ej/life", "--for=condition=Scaling=False", "--timeout=30s")
-    kubectl.run("scale", "ej", "life", "--replicas=1")
+    with job.awaited("Scaling"):
+        kubectl.run("scale", "ej", "life", "--replicas=1")
     job.until_training(1)
     job.until("one pod", lambda: job.live() == ["life-worker-0-0"])
     assert _says(kubectl, "life-worker-0-0", "saves and stops after step")
