@@ -227,6 +227,16 @@ FOUND = {
             Fault(4.9709, "suspend", 0, 0.1623),
         ),
     ),
+    "a change was begun, its boundary torn off the journal, and nobody went on with it": Scenario(
+        seed=1795700001313,
+        replicas=2,
+        maximum=2,
+        commits=1.0,
+        faults=(
+            Fault(0.3993, "cut_half", 0, 8.0),
+            Fault(3.0, "tear_journal", 3, 5.0),
+        ),
+    ),
     "a master that was thought dead ended the job, and its successor was awaited to": Scenario(
         seed=1795400006644,
         replicas=1,

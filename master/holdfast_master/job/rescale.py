@@ -11,12 +11,23 @@ from holdfast_master.decide import failure, scaling
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.scaling import Economy, Fleet, Later, Purpose, Rescale
 from holdfast_master.job import incidents, stopping
+from holdfast_master.job.case import Case
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.world import World
 from holdfast_wire.messages import JobPhase
 from holdfast_wire.reasons import EventReason
+
+_INTENDED = frozenset(
+    {
+        EvidenceKind.PREEMPTED,
+        EvidenceKind.DRAINED,
+        EvidenceKind.RESTART_ASKED,
+        EvidenceKind.RESCALED,
+    }
+)
+"""Causes of incidents that begin with a boundary."""
 
 
 def consider(desk: Desk) -> None:
@@ -26,7 +37,9 @@ def consider(desk: Desk) -> None:
         return
     leaving = _leaving(desk, world)
     if desk.state.phase is JobPhase.TRAINING:
-        if desk.case is None and (leaving or not world.finished):
+        if desk.case is not None:
+            _stop_again(desk, world, desk.case, leaving)
+        elif leaving or not world.finished:
             _weigh(desk, world, leaving)
     elif _cannot_begin(desk, world, leaving):
         text = _why_leaving(leaving) or "fewer nodes are wanted"
@@ -58,6 +71,19 @@ def _why_leaving(leaving: list[Node]) -> str:
         return ""
     names = ", ".join(str(node.rank) for node in leaving)
     return f"node {names} leaves" if len(leaving) == 1 else f"nodes {names} leave"
+
+
+def _stop_again(desk: Desk, world: World, case: Case, leaving: list[Node]) -> None:
+    """Go on with a change whose boundary was torn off the journal of an earlier master.
+
+    Members that were shown an arm say so when they are back; this is for when none was.
+    """
+    nodes = [desk.roster.nodes.get(rank) for rank in world.places]
+    if any(node is None or node.session is None for node in nodes):
+        return
+    if case.best.kind in _INTENDED and case.from_round == world.round and not case.terminal:
+        shrinks = any(node.draining is None for node in leaving)
+        stopping.stop(desk, world, case.best.text, _patience(desk, slow=shrinks))
 
 
 def _weigh(desk: Desk, world: World, leaving: list[Node]) -> None:
@@ -121,10 +147,13 @@ def _begin(desk: Desk, world: World, leaving: list[Node], verdict: Rescale) -> N
     case = incidents.open_case(desk, item, world, asked=asked)
     if case.terminal:
         return
-    settings = desk.settings
     slow = verdict.purpose is Purpose.SHRINK or any(node.draining is None for node in leaving)
-    patience = desk.spec.scale_down_grace_seconds if slow else settings.boundary_seconds
-    stopping.stop(desk, world, text, patience)
+    stopping.stop(desk, world, text, _patience(desk, slow=slow))
+
+
+def _patience(desk: Desk, *, slow: bool) -> float:
+    """How long a boundary may take, s; who shrinks a job says it."""
+    return desk.spec.scale_down_grace_seconds if slow else desk.settings.boundary_seconds
 
 
 def _growth_asked(desk: Desk, more: int) -> bool:
