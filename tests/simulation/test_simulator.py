@@ -237,6 +237,15 @@ FOUND = {
             Fault(3.0, "tear_journal", 3, 5.0),
         ),
     ),
+    "two masters offered schedules of checkpoints by the same number": Scenario(
+        seed=1795800001419,
+        replicas=2,
+        minimum=2,
+        maximum=3,
+        standbys=1,
+        heartbeat=1.0,
+        faults=(Fault(2.0, "zombie_master", 0, 8.0),),
+    ),
     "a master that was thought dead ended the job, and its successor was awaited to": Scenario(
         seed=1795400006644,
         replicas=1,
