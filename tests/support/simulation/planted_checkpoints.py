@@ -67,11 +67,6 @@ def _rescues_for_ever() -> list[Patch]:
     return [(rescue, "_goes_on", goes_on)]
 
 
-def _grant_for_ever() -> list[Patch]:
-    """Nobody looks whether a grant is answered."""
-    return [(checkpoints, "_watch_grants", lambda _: None)]
-
-
 def _rescued_early() -> list[Patch]:
     """A step counts as rescued once the first part is on storage."""
 
@@ -107,7 +102,6 @@ BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("leaves at once", "a job ends without what is in memory", _leaves_at_once),
     ("rescues for ever", "a disk that hangs keeps a job from its end", _rescues_for_ever),
     ("rescued early", "one node's part counts as a step", _rescued_early),
-    ("grant for ever", "an agent that hangs keeps a step from its end", _grant_for_ever),
     ("half confirmed", "a schedule is confirmed that not all ranks know", _half_confirmed),
     ("anybody's memory", "a world starts from what not all have", _anybodys_memory),
 )
