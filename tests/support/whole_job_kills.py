@@ -127,6 +127,9 @@ class Campaign:
         self.wrong: list[str] = []
         self._seen = 0
         """Number of the newest event that was looked at."""
+        self._started: dict[int, int] = {}
+        """What each round was said to start from. A new master says it again of the round that it
+        finds, and by then later steps of that round may have been announced."""
 
     def round(self, number: int) -> None:
         """Let it train, kill one process, see what the job goes on from."""
@@ -188,6 +191,12 @@ class Campaign:
                 continue
             words = event.text.split()
             step, tier = int(words[words.index("step") + 1]), words[words.index("in") + 1]
+            number = int(words[words.index("round") + 1])
+            if number in self._started:
+                if self._started[number] != step:
+                    self.wrong.append(f"{name}: {event.text}; it was step {self._started[number]}")
+                continue
+            self._started[number] = step
             self.resumed[tier] += 1
             if step < announced:
                 self.wrong.append(f"{name}: {announced} was announced; {event.text}")
