@@ -1,5 +1,7 @@
 """How long a checkpoint stops the training step: `python -m bench.flash [--mib N] [--publish]`.
 
+With `--device cuda` the state is on a GPU.
+
 Each system runs in processes of its own, on the same state. Before every save the same bytes are
 copied once by one thread of each rank; a save's × is its time over that neighbour's, so that a
 busy machine disturbs both.
@@ -36,11 +38,13 @@ def _page(lines: Iterable[str]) -> str:
     return page(*results.read(lines))
 
 
-RECORD = record.Record("flash", _page)
+RECORDS = {"cpu": record.Record("flash", _page), "cuda": record.Record("flash-gpu", _page)}
+"""By where the state is."""
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = RECORD.parser(__doc__)
+    parser = RECORDS["cpu"].parser(__doc__)
+    parser.add_argument("--device", choices=list(RECORDS), default="cpu", help="of the state")
     parser.add_argument("--mib", type=int, default=2048, help="of the state; needs six times that")
     parser.add_argument("--tensors", type=int, default=20_000, help="of the case of small ones")
     parser.add_argument("--repeats", type=int, default=5, help="in each of two rounds")
@@ -54,9 +58,11 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
     options = _arguments(arguments)
+    kept = RECORDS[options.device]
     if options.page_of:
-        return RECORD.show(options)
-    rows = [row for row in chosen(options.only) if not (options.no_peer and row.system in PEERS)]
+        return kept.show(options)
+    wanted = chosen(options.only, options.device)
+    rows = [row for row in wanted if not (options.no_peer and row.system in PEERS)]
     minutes = estimate_s(rows, options.mib, options.repeats) / 60
     print(f"{len(ordered(rows))} runs, about {minutes:.0f} min on an idle machine", flush=True)
     if options.list:
@@ -67,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except sandbox.SandboxError as error:
         print(f"bench.flash: {error}", file=sys.stderr)
         return 2
-    return RECORD.make(options, lambda: _run(options, rows))
+    return kept.make(options, lambda: _run(options, rows))
 
 
 def _run(options: argparse.Namespace, rows: list[Row]) -> None:
@@ -80,7 +86,9 @@ def _run(options: argparse.Namespace, rows: list[Row]) -> None:
         except venvs.SetupError as error:
             left_out.append(f"DLRover: {error}")
     begun = time.monotonic()
-    about = machine.about("flash", left_out) | {"mib": options.mib}
+    about = machine.about("flash", left_out) | {"mib": options.mib, "device": options.device}
+    if options.device == "cuda":
+        about["gpu"] = _gpu_name()
     with record.written(options.out, about) as add:
         for result in _results(options, rows, peer):
             add(record.to_line(result))
@@ -93,7 +101,7 @@ def _results(options: argparse.Namespace, rows: list[Row], peer: str | None) -> 
             yield _one(row, options, sys.executable)
         elif peer is not None:
             yield _one(row, options, peer)
-    if options.crashes and options.only in results.CRASH:
+    if options.crashes and options.only in results.CRASH and options.device == "cpu":
         yield from crash.run(options.crashes, options.out.with_suffix(".logs"))
 
 
@@ -106,6 +114,7 @@ def _one(row: Row, options: argparse.Namespace, python: str) -> Result:
             system=row.system,
             mib=options.tensors if row.case == SMALL else int(options.mib * row.share),
             repeats=options.repeats,
+            device=options.device,
             folder=folder,
             out=f"{folder}/result.json",
         )
@@ -117,6 +126,13 @@ def _one(row: Row, options: argparse.Namespace, python: str) -> Result:
             return Result(case=row.case, system=row.system, load=load, failed=failed or "no result")
         found = json.loads(out.read_text())
     return Result(**(found | {"load": load}))
+
+
+def _gpu_name() -> str:
+    """Return the name of the GPU."""
+    import torch
+
+    return str(torch.cuda.get_device_name())
 
 
 def _sandboxed(path: Path, python: str) -> str:

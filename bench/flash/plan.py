@@ -52,10 +52,28 @@ ROWS: Final = (
     Row(r.RESTORE, r.DCP_LOAD, seconds=16, share=0.5),
 )
 
+ON_GPU: Final = (
+    Row(r.ONE, r.FLASH_1),
+    Row(r.ONE, r.ASYNC_THREAD),
+    Row(r.ONE, r.DLROVER),
+    Row(r.ONE, r.ASYNC),
+    Row(r.ONE, r.TORCH_SAVE, rounds=1),
+    Row(r.SMALL, r.FLASH_1),
+    Row(r.SMALL, r.DLROVER),
+    Row(r.STALL, r.OVERLAPPED),
+    Row(r.STALL, r.ASYNC_STAGED),
+    Row(r.STALL, r.DLROVER_DISK, rounds=1),
+    Row(r.FIRST, r.FLASH_1, share=0.5),
+    Row(r.RESTORE, r.FLASH_1),
+    Row(r.RESTORE, r.DCP_LOAD),
+)
+"""One GPU, so one rank; nothing that the trainer's CPU threads would do."""
 
-def chosen(only: str) -> list[Row]:
+
+def chosen(only: str, device: str = "cpu") -> list[Row]:
     """Return the rows whose case or system contains the text; all for none."""
-    return [row for row in ROWS if only in f"{row.case}: {row.system}"]
+    rows = ON_GPU if device == "cuda" else ROWS
+    return [row for row in rows if only in f"{row.case}: {row.system}"]
 
 
 def ordered(rows: list[Row]) -> list[Row]:

@@ -1,6 +1,7 @@
 """The whole stall of one save: what the trainer waits, and what its steps lose until it is durable.
 
-A step is matrix products of about 9 ms that stay in the cache. The optimizer's step, before which
+A step is matrix products of about 9 ms that stay in the cache; on a GPU as many milliseconds of
+larger ones, waited for. The optimizer's step, before which
 an overlapped copy must be done, comes after 0.6 s of them.
 """
 
@@ -16,6 +17,8 @@ from bench.flash.systems import System
 FORWARD_BACKWARD_S: Final = 0.6
 CALM_STEPS: Final = 60
 LIMIT_S: Final = 60.0
+_PRODUCTS: Final = {"cpu": (512, 6), "cuda": (4096, 3)}
+"""Size and number of a step's matrix products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +38,30 @@ class Stall:
 class _Steps:
     """Training steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         import torch
 
-        self._one, self._other = torch.randn(512, 512), torch.randn(512, 512)
+        size, self._products = _PRODUCTS[device]
+        self._one = torch.randn(size, size, device=device)
+        self._other = torch.randn(size, size, device=device)
+        self._gpu = device == "cuda"
         self.count = 0
 
     def step(self) -> float:
         import torch
 
         begun = time.perf_counter()
-        for _ in range(6):
+        for _ in range(self._products):
             torch.mm(self._one, self._other)
+        if self._gpu:
+            torch.cuda.current_stream().synchronize()
         self.count += 1
         return time.perf_counter() - begun
 
 
-def measure(system: System, number: int) -> Stall:
+def measure(system: System, number: int, device: str) -> Stall:
     """Save once amid training steps."""
-    steps: Any = _Steps()
+    steps: Any = _Steps(device)
     begun_cpu = time.thread_time()
     calm = statistics.median(steps.step() for _ in range(CALM_STEPS))
     calm_cpu = (time.thread_time() - begun_cpu) / CALM_STEPS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def gpt(mib: int, *, sharded: bool = False) -> tuple[Any, Any]:
+def gpt(mib: int, *, sharded: bool = False, device: str = "cpu") -> tuple[Any, Any]:
     """Return a module and its AdamW, together of about `mib` MiB, all of it touched.
 
     sharded: by FSDP2 over all ranks, which hold that much together.
@@ -27,7 +27,7 @@ def gpt(mib: int, *, sharded: bool = False) -> tuple[Any, Any]:
             f"{number}_bias": (width,),
         }
     for name, shape in shapes.items():
-        model.register_parameter(name, nn.Parameter(torch.full(shape, 0.5)))
+        model.register_parameter(name, nn.Parameter(torch.full(shape, 0.5, device=device)))
     if sharded:
         from torch.distributed.fsdp import fully_shard
 
@@ -35,14 +35,14 @@ def gpt(mib: int, *, sharded: bool = False) -> tuple[Any, Any]:
     return model, _stepped(model)
 
 
-def many(count: int) -> tuple[Any, None]:
+def many(count: int, device: str = "cpu") -> tuple[Any, None]:
     """Return a module with `count` tensors of 64 numbers, without an optimizer."""
     import torch
     from torch import nn
 
     model = nn.Module()
     for number in range(count):
-        model.register_buffer(f"b{number}", torch.full((64,), 1.0))
+        model.register_buffer(f"b{number}", torch.full((64,), 1.0, device=device))
     return model, None
 
 

@@ -30,6 +30,7 @@ class Subject:
     state: dict[str, Any]
     """As torch's own ways take it."""
     world: int
+    device: str = "cpu"
 
 
 def _nothing() -> None:
@@ -109,42 +110,61 @@ def dcp_save(subject: Subject) -> System:
 def async_save(subject: Subject, kind: str) -> System:
     """Save by dcp.async_save: as it comes, or with a stager that keeps its memory."""
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
     options: dict[str, Any] = {}
-    process = kind == results.ASYNC_PROCESS
     if kind != results.ASYNC:
-        options["async_stager"] = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=False,
-                use_shared_memory=process,
-                use_async_staging=False,
-                use_non_blocking_copy=False,
-            )
-        )
-    if process:
+        options["async_stager"] = _stager(kind, gpu=subject.device == "cuda")
+    if kind == results.ASYNC_PROCESS:
         options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
     elif subject.world > 1:  # its thread's collectives would meet the trainer's own
         options["process_group"] = dist.new_group(backend="gloo")
-    pending = list[Any]()
+    made = _Async(subject, options)
+    return System(save=made.save, settle=made.settle, is_durable=made.is_durable, join=made.join)
 
-    def save(step: int) -> None:
-        folder = subject.folder / str(step)
-        made = dcp.async_save(subject.state, checkpoint_id=folder, **options)
-        pending.append(getattr(made, "upload_completion", made))
 
-    def settle() -> None:
-        for future in pending:
+class _Async:
+    """Saves by dcp.async_save."""
+
+    def __init__(self, subject: Subject, options: dict[str, Any]) -> None:
+        self._subject, self._options = subject, options
+        self._pending, self._staged = list[Any](), list[Any]()
+
+    def save(self, step: int) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        folder = self._subject.folder / str(step)
+        made: Any = dcp.async_save(self._subject.state, checkpoint_id=folder, **self._options)
+        self._pending.append(getattr(made, "upload_completion", made))
+        if hasattr(made, "staging_completion"):
+            self._staged.append(made.staging_completion)
+
+    def join(self) -> None:
+        while self._staged:
+            self._staged.pop().result()
+
+    def settle(self) -> None:
+        for future in self._pending:
             future.result()
-        pending.clear()
-        _empty(subject)
+        self._pending.clear()
+        _empty(self._subject)
 
-    def is_durable() -> bool:
-        return bool(pending[-1].done())
+    def is_durable(self) -> bool:
+        return bool(self._pending[-1].done())
 
-    return System(save=save, settle=settle, is_durable=is_durable)
+
+def _stager(kind: str, *, gpu: bool) -> Any:
+    """Return what keeps its memory, with all that torch can do for a GPU."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=gpu,
+            use_shared_memory=kind == results.ASYNC_PROCESS,
+            use_async_staging=kind == results.ASYNC_STAGED,
+            use_non_blocking_copy=gpu,
+        )
+    )
 
 
 def dlrover(subject: Subject, kind: str) -> System:
@@ -204,6 +224,7 @@ SYSTEMS: dict[str, Callable[[Subject], System]] = {
     results.DCP_SAVE: dcp_save,
     results.ASYNC: lambda subject: async_save(subject, results.ASYNC),
     results.ASYNC_THREAD: lambda subject: async_save(subject, results.ASYNC_THREAD),
+    results.ASYNC_STAGED: lambda subject: async_save(subject, results.ASYNC_STAGED),
     results.ASYNC_PROCESS: lambda subject: async_save(subject, results.ASYNC_PROCESS),
     results.DLROVER: lambda subject: dlrover(subject, results.DLROVER),
     results.DLROVER_DISK: lambda subject: dlrover(subject, results.DLROVER_DISK),

@@ -37,6 +37,8 @@ class Request:
     """Of the state, on all ranks together; with small tensors their number."""
     repeats: int
     """Without the first."""
+    device: str = "cpu"
+    """Where the state is: "cpu" or "cuda"."""
     folder: str
     """Of this run, on the disk that checkpoints go to."""
     out: str
@@ -63,9 +65,9 @@ def main(path: Path) -> None:
     if world > 1 or request.system not in OURS:
         torch.distributed.init_process_group("gloo")
     if request.case == SMALL:
-        model, optimizer = many(request.mib)
+        model, optimizer = many(request.mib, request.device)
     else:
-        model, optimizer = gpt(request.mib, sharded=world > 1)
+        model, optimizer = gpt(request.mib, sharded=world > 1, device=request.device)
     folder = Path(request.folder, "checkpoints")
     folder.mkdir(exist_ok=True)
     subject = Subject(
@@ -74,6 +76,7 @@ def main(path: Path) -> None:
         optimizer=optimizer,
         state=nested(model, optimizer),
         world=world,
+        device=request.device,
     )
     measured = _MEASURES.get(request.case, blocking)(request, subject)
     if rank == 0:
@@ -100,7 +103,7 @@ def blocking(request: Request, subject: Subject) -> Result:
             between = time.process_time()
             _meet(subject)
             with calls.counted():
-                saving, taken = time.process_time(), _seconds(system.save, step)
+                saving, taken = time.process_time(), _seconds(system.save, step, subject)
                 spent = time.process_time() - saving
             copies.append(_slowest(copied, subject))
             seconds.append(_slowest(taken, subject))
@@ -137,7 +140,7 @@ def first_saves(request: Request, subject: Subject) -> Result:
             warm_up.append(size / 1e9 / took)
             for step in range(1, 4):
                 copied = reference.seconds()
-                taken = _seconds(functools.partial(made.save, durable=False), step)
+                taken = _seconds(functools.partial(made.save, durable=False), step, subject)
                 time.sleep(0.1 + reference.bytes / 4e9)  # until it is hashed
                 if step == 1:
                     first.append(taken / copied)
@@ -183,9 +186,14 @@ def _collectives() -> int:
     return sum(numbers) + 1000 * len(groups)  # a new group is seen too
 
 
-def _seconds(work: Callable[[int], None], step: int) -> float:
+def _seconds(work: Callable[[int], None], step: int, subject: Subject) -> float:
+    """Measure until the call is back and a step that comes after it could compute."""
     begun = time.perf_counter()
     work(step)
+    if subject.device == "cuda":
+        import torch
+
+        torch.cuda.current_stream().synchronize()
     return time.perf_counter() - begun
 
 
@@ -213,7 +221,7 @@ def whole_stall(request: Request, subject: Subject) -> Result:
     turns = []
     for step in range(1, request.repeats + 2):
         copied = reference.seconds()
-        turns.append((copied, stall.measure(system, step)))
+        turns.append((copied, stall.measure(system, step, request.device)))
         system.settle()
     system.close()
     return Result(
@@ -241,7 +249,7 @@ def restored(request: Request, subject: Subject) -> Result:
             begun = time.process_time()
             copies.append(reference.back())
             between = time.process_time()
-            seconds.append(_seconds(system.save, step))
+            seconds.append(_seconds(system.save, step, subject))
             cpu.append((time.process_time() - between) / max(between - begun, 1e-4))
             system.settle()
     return Result(

@@ -201,19 +201,37 @@ def test_without_a_gpu_nothing_of_it_is_imported(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], check=True)
 
 
-def test_a_state_on_a_gpu_comes_back(tmp_path: Path) -> None:
-    """Overlapped saves of a model that trains on, each read by plain DCP; needs a real GPU."""
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Torch warns about what is its own business."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="torch")
+        yield
+
+
+@pytest.fixture(name="gpu")
+def _gpu() -> str:
+    """Gives the name of a real GPU's device."""
     import torch
-    import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device here: the copies from a GPU have not run")
-    model = torch.nn.Linear(2048, 2048, device="cuda")
+    return "cuda"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_state_on_a_gpu_comes_back(tmp_path: Path, gpu: str, *, overlap: bool) -> None:
+    """Saves of a model that trains on at once, each read by plain DCP."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    model = torch.nn.Linear(2048, 2048, device=gpu)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    inputs, wanted = torch.randn(64, 2048, device="cuda"), {}
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, overlap=True) as flash:
+    inputs, wanted = torch.randn(64, 2048, device=gpu), {}
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    with holdfast.Checkpointer(tmp_path, **state, overlap=overlap) as flash:
         for step in range(1, 6):
             optimizer.zero_grad()
             model(inputs).square().mean().backward()
@@ -224,9 +242,91 @@ def test_a_state_on_a_gpu_comes_back(tmp_path: Path) -> None:
         found = {"model": {name: torch.empty_like(one) for name, one in wanted[step].items()}}
         dcp.load(found, checkpoint_id=tmp_path / f"step_{step}", no_dist=True)
         assert same(found["model"], wanted[step])
-    again = torch.nn.Linear(2048, 2048, device="cuda")
+    again = torch.nn.Linear(2048, 2048, device=gpu)
     with holdfast.Checkpointer(
         tmp_path, model=again, optimizer=torch.optim.AdamW(again.parameters())
     ) as flash:
         assert flash.load() == 5
     assert same(again.state_dict(), model.state_dict())
+
+
+def test_what_is_enqueued_after_a_save_is_not_in_it(tmp_path: Path, gpu: str) -> None:
+    """The GPU is far behind: the save holds what was asked of it before, and nothing later."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    model, values = torch.nn.Module(), torch.zeros(2**24, device=gpu)
+    model.register_buffer("values", values)
+    busy = torch.randn(4096, 4096, device=gpu)
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        flash.prepare()
+        for step in range(1, 9):
+            for _ in range(10):
+                torch.mm(busy, busy)
+            values.fill_(step)
+            flash.save(step)
+            values.fill_(-step)
+            flash.wait()
+            found = {"model": {"values": torch.zeros(2**24)}}
+            dcp.load(found, checkpoint_id=tmp_path / f"step_{step}", no_dist=True)
+            assert found["model"]["values"].unique().tolist() == [step]
+
+
+def test_any_layout_and_type_on_a_gpu_comes_back(tmp_path: Path, gpu: str) -> None:
+    """Strides, small types, scalars, beside tensors on the CPU; restored on either device."""
+    import torch
+
+    def state(device: str, seed: int) -> Any:
+        torch.manual_seed(seed)
+        module = torch.nn.Module()
+        tensors = {
+            "transposed": torch.randn(300, 70).t(),
+            "sliced": torch.randn(64, 64)[::2, 1::3],
+            "short": torch.randn(1001).bfloat16(),
+            "scalar": torch.tensor(float(seed)),
+            "flags": torch.randn(77) > 0,
+            "empty": torch.empty(0),
+        }
+        for name, values in tensors.items():
+            module.register_buffer(name, values.to(device))
+        module.register_buffer("host", torch.randn(33))
+        return module
+
+    saved = state(gpu, 1)
+    with holdfast.Checkpointer(tmp_path, model=saved) as flash:
+        flash.save(1)
+    for device in (gpu, "cpu"):
+        loaded = state(device, 2)
+        with holdfast.Checkpointer(tmp_path, model=loaded) as flash:
+            assert flash.load() == 1
+        host = {name: values.cpu() for name, values in loaded.state_dict().items()}
+        assert same(host, {name: values.cpu() for name, values in saved.state_dict().items()})
+
+
+def test_cuda_lets_the_arena_go(tmp_path: Path, gpu: str) -> None:
+    """Memory is registered while it is saved to, and neither leaks nor is left pinned after."""
+    import torch
+
+    model = torch.nn.Linear(512, 512, device=gpu)
+    for _ in range(20):
+        with holdfast.Checkpointer(tmp_path, model=model) as flash:
+            flash.save(1, durable=False)
+            assert flash._saver is not None
+            address = flash._saver.arena.address
+            assert _is_pinned(address)
+        del flash
+        gc.collect()
+        assert not _is_pinned(address)
+    torch.cuda.synchronize()
+
+
+def _is_pinned(address: int) -> bool:
+    import ctypes
+
+    import torch
+
+    try:
+        one = (ctypes.c_char * 4096).from_address(address)
+        return bool(torch.frombuffer(one, dtype=torch.uint8).is_pinned())
+    except RuntimeError:
+        return False

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.flash.client import CheckpointError
 from holdfast.flash.restoring import RestoreError
 from holdfast.flash.state import StateError
 from small_models import same, state_of, train
@@ -101,3 +102,17 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
         pytest.raises(StateError, match="in no given model"),
     ):
         flash.save(1)
+
+
+def test_a_second_load_after_a_save_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """What a world starts from is chosen once: a later load would bring back an old step."""
+    model, _ = state_of()
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        flash.save(1)
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        assert [flash.load(), flash.load()] == [1, 1]
+        model[0].weight.data.fill_(3.0)
+        flash.save(2)
+        with pytest.raises(CheckpointError, match=r"was called before, and step 2 was saved"):
+            flash.load()
+    assert model[0].weight.unique().tolist() == [3.0]

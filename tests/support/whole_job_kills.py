@@ -37,6 +37,7 @@ _SCRIPT = '''
     parser = argparse.ArgumentParser()
     parser.add_argument("--parallel", choices=["ddp", "fsdp2"], required=True)
     parser.add_argument("--folder", required=True)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
 
     class Value:
@@ -57,11 +58,12 @@ _SCRIPT = '''
             return {"value": [states[0]["value"][0], rank]}
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("cpu:gloo,cuda:gloo" if args.device == "cuda" else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
+    model.to(args.device)
     if args.parallel == "fsdp2":
-        fully_shard(model, mesh=dist.init_device_mesh("cpu", (world,)))
+        fully_shard(model, mesh=dist.init_device_mesh(args.device, (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     own, count = Own(), Value()
     for parameter in model.parameters():
@@ -92,7 +94,7 @@ _SCRIPT = '''
     while True:
         step += 1
         time.sleep(0.005)
-        mine = torch.tensor([float(step)])
+        mine = torch.tensor([float(step)], device=args.device)
         dist.all_reduce(mine)
         for tensor in tensors():
             tensor.fill_(step)
@@ -108,7 +110,7 @@ _SCRIPT = '''
 class Campaign:
     """One job, killed again and again."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, device: str = "cpu") -> None:
         """Start the job."""
         self._rng = random.Random(seed)
         self._folder = folder
@@ -116,6 +118,7 @@ class Campaign:
         script = folder / "count.py"
         script.write_text(textwrap.dedent(_SCRIPT).replace("SAVE_EVERY", str(SAVE_EVERY)))
         words = [str(script), f"--parallel={self.parallel}", f"--folder={folder}"]
+        words.append(f"--device={device}")
         limits = {"limit": _PLENTY, "windowSeconds": 1}
         spec: dict[str, Any] = {
             "failurePolicy": {"budgets": {"failures": limits, "noProgressRestarts": limits}},
@@ -229,10 +232,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kills", type=int, required=True)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the state")
     arguments = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        campaign = Campaign(arguments.seed, Path(folder))
+        campaign = Campaign(arguments.seed, Path(folder), arguments.device)
         with campaign.job:
             number = 0
             while campaign.kills.total() < arguments.kills and not campaign.wrong:
@@ -241,6 +245,7 @@ def main() -> int:
             campaign.end()
     said = {
         "seed": arguments.seed,
+        "device": arguments.device,
         "parallel": campaign.parallel,
         "kills": campaign.kills,
         "resumed": campaign.resumed,

@@ -7,9 +7,8 @@ The public face. What is saved is `state`, how it is laid out `planning`, what a
 from __future__ import annotations
 
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final, Self
@@ -17,15 +16,15 @@ from typing import Any, Final, Self
 from holdfast.environment import Environment
 from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
+from holdfast.flash.beside import Beside
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
-from holdfast.flash.commit import read_manifest
 from holdfast.flash.decide.schedule import Schedule
 from holdfast.flash.decide.slots import Version, choose
-from holdfast.flash.disk import PosixDisk
+from holdfast.flash.images import mapped, of_arenas, of_files
 from holdfast.flash.link import Granted, Layout, Origin, Restore
 from holdfast.flash.pacing import Pacer
 from holdfast.flash.planning import Place, Planner
-from holdfast.flash.restoring import Image, Restorer, stored
+from holdfast.flash.restoring import Restorer, stored
 from holdfast.flash.rng import Rng
 from holdfast.flash.saving import Changed, RoomNeeded, Saver
 from holdfast.flash.state import Parts, collect, numbered
@@ -36,6 +35,11 @@ _SLOT_S: Final = 600.0
 """Seconds that a save which must not be skipped waits for a slot."""
 _MOST_RESTORING: Final = 4
 """Threads of one rank's restore: more do not make memory faster."""
+_TOO_LATE: Final = (
+    "load() was called before, and step {} was saved since: a world starts from one step. To go "
+    "back while training, read step_N of the directory with torch.distributed.checkpoint, or exit: "
+    "the next world starts from the newest step"
+)
 
 
 class Checkpointer:
@@ -94,13 +98,15 @@ class Checkpointer:
         self._idle = not self._root and not self._agent
         self._newest: tuple[int, bool] = (0, False)
         """The step that was saved last, and whether it was for storage."""
+        self._loaded: tuple[int, bool] | None = None
+        """What `_newest` was after the load."""
         self._client: Client | None = None
         self._saver: Saver | None = None
         self._mapped: dict[int, Arena] = {}
         """What was restored from, by inode: the next save fills one of them, and to map memory
         anew costs as much as to copy it."""
         self._room = BYTES_ROOM
-        self._copying: _Copying | None = None
+        self._copying: Beside | None = None
         self._hook: Any = None
         self.skipped = 0
         """Saves that found no free slot and were left out."""
@@ -111,12 +117,16 @@ class Checkpointer:
         return self._client
 
     def load(self, *, partial: bool = False) -> int:
-        """Fill the state from the newest checkpoint; return its step, 0 if there is none.
+        """Fill the state from what this world starts from; return its step, 0 if that is nothing.
 
-        Raises `RestoreError` when the checkpoint does not fit; the state is then untouched.
+        Which step that is, is chosen once for all ranks of a world: another load after a save would
+        bring back an old step. Raises `CheckpointError` then, `RestoreError` when the checkpoint
+        does not fit; the state is untouched.
         """
         if self._idle:
             return 0
+        if self._loaded and self._newest != self._loaded:
+            raise CheckpointError(_TOO_LATE.format(self._newest[0]))
         client = self._connect()
         origin = Origin()
         descriptors: tuple[int, ...] = ()
@@ -129,11 +139,11 @@ class Checkpointer:
         if not client.has_agent:
             origin = self._agree(origin)
         self._lineage = max(self._lineage, origin.lineage + 1)
-        if not origin.step:
-            return 0
-        self._restore(origin, descriptors, partial=partial)
-        if origin.path:
-            self._newest = (origin.step, True)
+        if origin.step:
+            self._restore(origin, descriptors, partial=partial)
+            if origin.path:
+                self._newest = (origin.step, True)
+        self._loaded = self._newest
         return origin.step
 
     def _agree(self, origin: Origin) -> Origin:
@@ -145,9 +155,9 @@ class Checkpointer:
 
     def _restore(self, origin: Origin, descriptors: tuple[int, ...], *, partial: bool) -> None:
         leaves = collect(self._parts, self._place.rank)
-        self._mapped = _mapped(descriptors)
+        self._mapped = mapped(descriptors)
         arenas = self._mapped.values()
-        images = _of_arenas(arenas, origin.slots) if not origin.path else _of_files(origin.path)
+        images = of_arenas(arenas, origin.slots) if not origin.path else of_files(origin.path)
         restorer = Restorer(self._parts, leaves, self._place, stored(images))
         threads = max(self._threads, _idle_cores(self._place))
         for note in restorer.run(partial=partial, threads=threads):
@@ -245,7 +255,7 @@ class Checkpointer:
     def _now_or_beside(self, finish: Callable[[], None]) -> None:
         if self._overlap:
             self._watch_optimizers()
-            self._copying = _Copying(finish)
+            self._copying = Beside(finish)
         else:
             finish()
 
@@ -281,11 +291,11 @@ class Checkpointer:
             self._saver = Saver(plan, leaves, arena, before=self._saver)
             return
         self._saver = None
-        mapped, self._mapped = self._mapped, {}
+        known, self._mapped = self._mapped, {}
         layout = Layout(table=body.decode(), bytes_room=self._room, slots=SLOTS)
         _, descriptors = self._connect().ask(layout, Granted)
-        [(inode, fresh)] = _mapped(descriptors).items()
-        arena = mapped.get(inode, fresh)
+        [(inode, fresh)] = mapped(descriptors).items()
+        arena = known.get(inode, fresh)
         arena.populate(write=True)
         self._saver = Saver(plan, leaves, arena)
 
@@ -343,62 +353,6 @@ class Checkpointer:
         self.close()
 
 
-class _Copying:
-    """A copy that runs beside forward and backward."""
-
-    def __init__(self, work: Any) -> None:
-        self._work = work
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="holdfast-copy")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # noqa: BLE001 - raised again by `join`
-            self._error = error
-
-    def join(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-
 def _idle_cores(place: Place) -> int:
     """Return how many threads a restore may take: nobody trains meanwhile."""
     return min(_MOST_RESTORING, len(os.sched_getaffinity(0)) // place.local_world)
-
-
-def _mapped(descriptors: tuple[int, ...]) -> dict[int, Arena]:
-    """Map the arenas behind the descriptors, and close these; by inode."""
-    arenas: dict[int, Arena] = {}
-    for fd in descriptors:
-        arena = arenas[os.fstat(fd).st_ino] = Arena(fd)
-        arena.keep_from_children()
-        os.close(fd)
-    return arenas
-
-
-def _of_arenas(arenas: Iterable[Arena], slots: tuple[int, ...]) -> list[Image]:
-    """Return the images of a version in memory."""
-    images = []
-    for arena, index in zip(arenas, slots, strict=True):
-        slot = arena.slots[index]
-        images.append(
-            Image(table=arena.table, lengths=tuple(slot.lengths), memory=slot.image, tail=True)
-        )
-    return images
-
-
-def _of_files(path: str) -> list[Image]:
-    """Return the images of a committed step."""
-    disk = PosixDisk()
-    return [
-        Image(
-            table=shard.table,
-            lengths=shard.lengths,
-            memory=disk.view(f"{path}/{shard.file}"),
-            tail=False,
-        )
-        for shard in read_manifest(disk, path).shards
-    ]

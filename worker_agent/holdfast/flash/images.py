@@ -1,0 +1,49 @@
+"""The images that a restore reads: arenas behind descriptors, or the files of a committed step.
+
+What is done with them is `restoring`; which of them a world starts from, the keeper says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from holdfast.flash.arena import Arena
+from holdfast.flash.commit import read_manifest
+from holdfast.flash.disk import PosixDisk
+from holdfast.flash.restoring import Image
+
+
+def mapped(descriptors: tuple[int, ...]) -> dict[int, Arena]:
+    """Map the arenas behind the descriptors, and close these; by inode."""
+    arenas: dict[int, Arena] = {}
+    for fd in descriptors:
+        arena = arenas[os.fstat(fd).st_ino] = Arena(fd)
+        arena.keep_from_children()
+        os.close(fd)
+    return arenas
+
+
+def of_arenas(arenas: Iterable[Arena], slots: tuple[int, ...]) -> list[Image]:
+    """Return the images of a version in memory."""
+    images = []
+    for arena, index in zip(arenas, slots, strict=True):
+        slot = arena.slots[index]
+        images.append(
+            Image(table=arena.table, lengths=tuple(slot.lengths), memory=slot.image, tail=True)
+        )
+    return images
+
+
+def of_files(path: str) -> list[Image]:
+    """Return the images of a committed step."""
+    disk = PosixDisk()
+    return [
+        Image(
+            table=shard.table,
+            lengths=shard.lengths,
+            memory=disk.view(f"{path}/{shard.file}"),
+            tail=False,
+        )
+        for shard in read_manifest(disk, path).shards
+    ]
