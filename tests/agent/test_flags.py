@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 from collections.abc import Mapping
@@ -388,3 +389,26 @@ def test_the_table_of_flags_is_the_parsers() -> None:
     ):
         ours.update(dict.fromkeys(table, kind))
     assert ours == theirs
+
+
+def test_flags_that_an_older_torchrun_lacks_mean_what_it_does_without_them(
+    script: str, pet: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older torch's parser has fewer flags: the agent starts all the same, and refuses them."""
+    from torch.distributed import run
+
+    newest = flags.parse([script], {}, None)
+
+    def older() -> argparse.ArgumentParser:
+        parser = get_args_parser()
+        for action in [one for one in parser._actions if one.dest in flags.NEWER]:
+            parser._remove_action(action)
+            for option in action.option_strings:
+                del parser._option_string_actions[option]
+        return parser
+
+    get_args_parser = run.get_args_parser
+    monkeypatch.setattr(run, "get_args_parser", older)
+    assert flags.parse([script], {}, None) == newest
+    with pytest.raises(SystemExit):
+        flags.parse(["--shutdown-timeout=3", script], {}, None)

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from holdfast_agent import log_flags
 from holdfast_agent.errors import InputError
@@ -57,6 +58,17 @@ HELP_NOTE = (
 )
 
 
+NEWER: Final[Mapping[str, object]] = {
+    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    "shutdown_timeout": None,
+    "virtual_local_rank": False,
+    "numa_binding": None,
+    "duplicate_stdout_filters": (),
+    "duplicate_stderr_filters": (),
+}
+"""Flags that an older torchrun does not know and refuses: what it does without them."""
+
+
 def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | None) -> Launch:
     """Return what `argv` and the PET_* variables ask for.
 
@@ -73,6 +85,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | 
     typed = _typed_flags(argv)
     _check_typed_variables(environ, typed)
     args = _parser().parse_args(list(argv))
+    for name, value in NEWER.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
     from_environment = {
         name: environ[f"PET_{name.upper()}"]
         for name in vars(args)
