@@ -157,7 +157,11 @@ def _stager(kind: str, *, gpu: bool) -> Any:
     """Return what keeps its memory, with all that torch can do for a GPU."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    return DefaultStager(
+    class Kept(DefaultStager):
+        def close(self) -> None:
+            """Keeps all: torch 2.11 closes a stager after its first save, who reuses it or not."""
+
+    return Kept(
         StagingOptions(
             use_pinned_memory=gpu,
             use_shared_memory=kind == results.ASYNC_PROCESS,
