@@ -157,11 +157,7 @@ def _stager(kind: str, *, gpu: bool) -> Any:
     """Return what keeps its memory, with all that torch can do for a GPU."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    class Kept(DefaultStager):
-        def close(self) -> None:
-            """Keeps all: torch 2.11 closes a stager after its first save, who reuses it or not."""
-
-    return Kept(
+    made = DefaultStager(
         StagingOptions(
             use_pinned_memory=gpu,
             use_shared_memory=kind == results.ASYNC_PROCESS,
@@ -169,6 +165,9 @@ def _stager(kind: str, *, gpu: bool) -> Any:
             use_non_blocking_copy=gpu,
         )
     )
+    inner: Any = made._state_dict_stager  # noqa: SLF001
+    inner.close = lambda: None  # torch 2.11 closes it after its first save, and it fails then
+    return made
 
 
 def dlrover(subject: Subject, kind: str) -> System:

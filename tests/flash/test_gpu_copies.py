@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.flash import saving
+from holdfast.flash import restoring, saving
 from holdfast.flash.decide.slots import SlotState
 from holdfast.flash.device import Gpus
+from holdfast.flash.upload import upload
 from small_models import same, state_of, train
 
 pytestmark = pytest.mark.train
@@ -190,13 +191,44 @@ def test_memory_that_cannot_be_registered_is_a_warning(tmp_path: Path, cuda: Rec
     assert "unregister" not in cuda.calls
 
 
+def test_a_restore_goes_through_pinned_memory_in_parts(
+    tmp_path: Path, cuda: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No buffer is filled again before its copies are done, and every byte arrives."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        flash.save(1)
+    monkeypatch.setattr(restoring, "is_on_gpu", lambda values: values.numel() > 5)
+
+    def parts(pairs: Any, threads: int) -> None:
+        upload(cuda, pairs, threads, pinned=False, buffer_bytes=64)
+
+    monkeypatch.setattr(restoring, "_upload", parts)
+    cuda.calls.clear()
+    model2, optimizer2 = state_of(1)
+    train(model2, optimizer2)
+    with holdfast.Checkpointer(tmp_path, model=model2, optimizer=optimizer2) as flash:
+        assert flash.load() == 1
+    assert same(model.state_dict(), model2.state_dict())
+    assert same(optimizer.state_dict(), optimizer2.state_dict())
+    recorded = [call for call in cuda.calls if "on current" in call]
+    awaited = [call for call in cuda.calls if "is there" in call]
+    assert len(recorded) == len(awaited) > 2 * 3
+    first, third = awaited[0].split()[1], cuda.calls.index(recorded[2])
+    assert recorded[0].split()[1] == first
+    assert third < cuda.calls.index(awaited[0]) < cuda.calls.index(recorded[3])
+
+
 def test_without_a_gpu_nothing_of_it_is_imported(tmp_path: Path) -> None:
     """A save of CPU tensors neither imports the module nor wakes CUDA."""
     code = (
         "import sys, torch, holdfast;"
         "flash = holdfast.Checkpointer(sys.argv[1], model=torch.nn.Linear(3, 3));"
-        "flash.save(1); flash.close();"
-        "assert 'holdfast.flash.device' not in sys.modules; assert not torch.cuda.is_initialized()"
+        "flash.save(1); flash.wait();"
+        "flash.load();"
+        "assert not {'holdfast.flash.device', 'holdfast.flash.upload'} & set(sys.modules);"
+        "assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], check=True)
 

@@ -63,6 +63,7 @@ NEWER: Final[Mapping[str, object]] = {
     "shutdown_timeout": None,
     "virtual_local_rank": False,
     "numa_binding": None,
+    "log_line_prefix_template": None,
     "duplicate_stdout_filters": (),
     "duplicate_stderr_filters": (),
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.copying import Piece, Pieces
 from holdfast.flash.planning import Local, Place, locate
-from holdfast.flash.saving import decode_value
+from holdfast.flash.saving import decode_value, is_on_gpu
 from holdfast.flash.state import Leaves, Parts, Stateful, parameter_names
 from holdfast.flash.table import Box, ShardTable, TensorItem, overlap
 from holdfast.flash.targets import is_like, narrow, new_like, values_of
@@ -74,6 +74,8 @@ class _Work:
 
     pieces: list[Piece] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    uploads: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Into GPUs, without gaps on either side."""
     kept: list[Any] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -115,6 +117,8 @@ class Restorer:
             for to, source in work.copies:
                 to.copy_(source)
             Pieces(work.pieces).copy(threads)
+            if work.uploads:
+                _upload(work.uploads, threads)
         return self._apply()
 
     def _models(self) -> None:
@@ -160,7 +164,10 @@ class Restorer:
         source = narrow(values_of(item, memory, local.values.dtype), common, item.offsets)
         to = narrow(local.values, common, local.offsets)
         self._work.kept.append(source)
-        if to.device.type == "cpu" and to.is_contiguous() and source.is_contiguous():
+        whole = to.is_contiguous() and source.is_contiguous()
+        if whole and is_on_gpu(to):
+            self._work.uploads.append((to, source))
+        elif whole and to.device.type == "cpu":
             self._work.pieces.append(Piece(to.data_ptr(), source.data_ptr(), to.nbytes))
         else:
             self._work.copies.append((to, source))
@@ -311,6 +318,15 @@ class Restorer:
                     f"{self._found.world}, this one has {self._place.world}"
                 )
         return notes
+
+
+def _upload(pairs: list[tuple[torch.Tensor, torch.Tensor]], threads: int) -> None:
+    """Copy into GPUs; only here anything of CUDA is touched."""
+    import torch
+
+    from holdfast.flash.upload import upload
+
+    upload(torch.cuda, pairs, threads)
 
 
 def _give(holder: Any, key: str, value: Any, state: Any) -> None:
