@@ -34,8 +34,9 @@ Generated from [flash-gpu.jsonl](flash-gpu.jsonl) by
 The state is on one GPU. Before every save the same bytes are copied once into shared memory that
 CUDA has pinned: a `copy_` for each tensor, one after another, one wait at the end; × is the time of
 the save over that of its neighbour. A save is measured until the training's stream could compute
-again. Restores: × of the same copies back. Else as in [flash.md](flash.md); nothing is promised
-here, what is measured is what is said.
+again. Restores: × of the same copies back. Each system in processes and a sandbox of its own, in
+one run; medians (least–greatest), the first save of a process apart; "× Holdfast" of the medians of
+×. CPU: × in CPU time of the trainer's process. DCP's reused stager has pinned memory.
 """
 
 
