@@ -154,8 +154,8 @@ def test_a_job_that_has_not_trained_yet_is_pending(phase: JobPhase) -> None:
     assert _said(running(replicas=4), phase=phase, round=0)["phase"] == "Pending"
 
 
-def test_scaling_shows_until_the_pods_are_as_wanted() -> None:
-    """Up: places that never had a pod; down: workers that are to go."""
+def test_scaling_up_shows_until_a_world_of_the_new_size_trains() -> None:
+    """Pods that run are not enough: who waits for the end of the scaling waits for the training."""
     world = running(replicas=4, minReplicas=1)
     _said(world)
     world.scale(6)
@@ -163,10 +163,42 @@ def test_scaling_shows_until_the_pods_are_as_wanted() -> None:
     assert _condition(world.status, "Scaling") == ("True", "ScaleUp")
     assert world.status["phase"] == "Scaling"
     world.settle()
-    assert _condition(world.status, "Scaling") == ("False", "Steady")
+    assert _condition(_said(world, active_nodes=5), "Scaling") == ("True", "ScaleUp")
+    assert "5 workers train, 6 are to" in str(world.status["conditions"])
+    assert _condition(_said(world, active_nodes=6), "Scaling") == ("False", "Steady")
+    assert _condition(_said(world, active_nodes=5), "Scaling") == ("False", "Steady")
+
+
+def test_scaling_down_shows_until_a_world_of_the_new_size_trains() -> None:
+    """The pods are to go first, then the world that is left must train."""
+    world = running(replicas=4, minReplicas=1)
+    _said(world)
     world.scale(3)
     world.look()
     assert _condition(world.status, "Scaling") == ("True", "ScaleDown")
+    world.pods = {name: pod for name, pod in world.pods.items() if pod.slot.index != 3}
+    assert _condition(_said(world), "Scaling") == ("True", "ScaleDown")
+    assert _condition(_said(world, active_nodes=3), "Scaling") == ("False", "Steady")
+
+
+def test_standbys_are_not_waited_for() -> None:
+    """What is left over of nodeUnit is in no world, so that no scaling waits for it."""
+    world = running(replicas=4, minReplicas=2, nodeUnit=2)
+    _said(world)
+    world.scale(5)
+    world.look()
+    world.settle()
+    assert _condition(_said(world), "Scaling") == ("False", "Steady")
+
+
+def test_a_scaling_that_is_taken_back_is_over() -> None:
+    """The size that trains is the one that is asked for again."""
+    world = running(replicas=4, minReplicas=1)
+    _said(world)
+    world.scale(6)
+    world.look()
+    world.scale(4)
+    assert _condition(_said(world), "Scaling") == ("False", "Steady")
 
 
 def test_the_time_of_the_last_change_of_size_is_kept() -> None:

@@ -134,7 +134,28 @@ def _scaling(situation: Situation, *, finished: bool) -> Statement:
     coming = [slot for slot in sorted(wanted) if _is_coming(situation, slot)]
     if coming:
         return Statement(kind, True, "ScaleUp", f"{len(coming)} workers are to come")
-    return Statement(kind, False, "Steady")
+    return _scales_on(situation) or Statement(kind, False, "Steady")
+
+
+def _scales_on(situation: Situation) -> Statement | None:
+    """Where the pods are as wanted: the scaling under way, until a world of the new size trains."""
+    active, expected = world(situation).active, _expected(situation)
+    for one in situation.job.status.get("conditions", ()):
+        if one["type"] != "Scaling" or one["status"] != "True":
+            continue
+        if active < expected if one["reason"] == "ScaleUp" else active > expected:
+            message = f"{active} workers train, {expected} are to"
+            found = obstacle(situation, Role.WORKER)
+            if found is not None:
+                message = f"{message}; {found.reason}: {found.text}"
+            return Statement("Scaling", True, one["reason"], message)
+    return None
+
+
+def _expected(situation: Situation) -> int:
+    """Workers of a whole world: those beyond a multiple of nodeUnit are standbys."""
+    spec = situation.job.spec
+    return spec.replicas - spec.replicas % spec.node_unit
 
 
 def _is_coming(situation: Situation, slot: Slot) -> bool:
@@ -152,7 +173,7 @@ def _degraded(situation: Situation, *, finished: bool) -> Statement:
         return Statement(kind, True, EXTRA_GIVEN_UP, given_up)
     if known.round == 0:
         return Statement(kind, False, "AsRequested")
-    expected = spec.replicas - spec.replicas % spec.node_unit
+    expected = _expected(situation)
     if known.active < expected:
         message = f"{known.active} of {expected} workers train"
         found = obstacle(situation, Role.WORKER)
