@@ -39,6 +39,8 @@ def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
         suspend=spec.suspend,
         memory_every=spec.memory_every,
         storage_every=spec.storage_every,
+        keep_last=spec.keep_last,
+        keep_every=spec.keep_every,
     )
 
 

@@ -44,6 +44,8 @@ ENV_ARENA = "HOLDFAST_ARENA"
 """Socket of the keeper that holds this node's arenas of the flash checkpoint; set for a rank."""
 ENV_SCHEDULE = "HOLDFAST_SCHEDULE"
 """`memory:storage`: steps between checkpoints with which a rank's world begins; set for a rank."""
+ENV_KEEP = "HOLDFAST_KEEP"
+"""`last:every`: committed checkpoints that stay, as the job's file says; set for a rank."""
 
 # --- torchrun's own variables, for an unmodified torchrun ----------------------------------------
 PET_RDZV_BACKEND = "PET_RDZV_BACKEND"

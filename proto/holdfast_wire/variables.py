@@ -22,6 +22,7 @@ KNOWN = frozenset(
         "HOLDFAST_JOB",
         "HOLDFAST_JOB_UID",
         "HOLDFAST_JOURNAL_DIR",
+        "HOLDFAST_KEEP",
         "HOLDFAST_LOG_LEVEL",
         "HOLDFAST_MASTER",
         "HOLDFAST_NNODES",

@@ -39,6 +39,7 @@ DIFFERENT = {
     "TORCHELASTIC_MAX_RESTARTS",
     # What an agent adds for the SDK.
     "HOLDFAST_ARENA",
+    "HOLDFAST_KEEP",
     "HOLDFAST_PAGE",
     "HOLDFAST_ROUND",
     "HOLDFAST_SCHEDULE",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.flash.decide.retention import RetentionSettings, to_delete
+from holdfast.flash.decide.retention import RetentionSettings, chosen, to_delete
 from holdfast.flash.decide.room import Room, RoomSettings, refusal
 from holdfast.flash.decide.schedule import Every, Schedule, due
 from holdfast.flash.room import memory_left
@@ -87,6 +88,43 @@ def test_retention_that_would_delete_everything_is_refused(
     """The error names the setting and its value."""
     with pytest.raises(ValueError, match=name):
         RetentionSettings(keep_last=last, keep_every=every)
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "told", "expected"),
+    [
+        (None, None, "", (3, 0)),
+        (None, None, "7:50", (7, 50)),
+        (5, None, "7:50", (5, 50)),
+        (None, 10, "7:50", (7, 10)),
+        (1, 0, "7:50", (1, 0)),
+        (2, None, "", (2, 0)),
+    ],
+)
+def test_what_is_kept_is_the_scripts_else_the_jobs_choice(
+    last: int | None, every: int | None, told: str, expected: tuple[int, int]
+) -> None:
+    """Number by number; 3 and none where nobody says anything."""
+    settings = chosen(last, every, told)
+    assert (settings.keep_last, settings.keep_every) == expected
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "told", "words"),
+    [
+        (0, None, "", "keep_last=0"),
+        (True, None, "", "keep_last=True"),
+        (None, 2.5, "", "keep_every=2.5"),
+        (None, None, "3", "HOLDFAST_KEEP='3'"),
+        (None, None, "0:0", "keep_last=0"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_refused_by_name(
+    last: Any, every: Any, told: str, words: str
+) -> None:
+    """Before anything is saved, and so before anything could be deleted."""
+    with pytest.raises(ValueError, match=words):
+        chosen(last, every, told)
 
 
 def test_steps_fall_due_by_number_alone() -> None:

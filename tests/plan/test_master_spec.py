@@ -33,7 +33,10 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
                 {"action": "ReplacePod", "onLogPattern": "ECC"},
             ],
-            checkpoint={"memory": {"interval": 5}, "storage": {"interval": 2**40}},
+            checkpoint={
+                "memory": {"interval": 5},
+                "storage": {"interval": 2**40, "keepLast": 7, "keepEverySteps": 500},
+            },
         )
     ).spec
     assert master_spec(spec, 5) == MasterSpec(
@@ -62,6 +65,8 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
         suspend=True,
         memory_every=5,
         storage_every=2**31 - 1,
+        keep_last=7,
+        keep_every=500,
     )
 
 
@@ -90,4 +95,5 @@ def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
     assert unset == {"standbys", "failure_rules", "active_deadline_seconds", "suspend"} | {
         "memory_every",
         "storage_every",
+        "keep_every",
     }, "0 is Auto: the master computes it"

@@ -47,12 +47,13 @@ def test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps(
 
 
 def test_a_number_in_the_job_s_file_is_kept_to(start_job: StartJob, tmp_path: Path) -> None:
-    """Every rank saves to storage by it, from the first step on; the status says whose it is."""
-    tiers = {"memory": {"interval": 2}, "storage": {"interval": 7}}
+    """Every rank saves to storage by it, from the first step on, and as many stay as it says."""
+    kept = {"keepLast": 2, "keepEverySteps": 35}
+    tiers = {"memory": {"interval": 2}, "storage": {"interval": 7, **kept}}
     job = start_job("--save-every=auto", "--extra-work-ms=10", checkpoint=tiers)
     job.wait_step(20)
     intervals = job.status().checkpoint_intervals
     assert [(one.tier, one.every) for one in intervals] == [("memory", 2), ("storage", 7)]
     assert job.finish() == 0, job.evidence()
-    kept = {int(path.name.removeprefix("step_")) for path in (tmp_path / "checkpoints").iterdir()}
-    assert kept == {112, 119, STEPS}
+    there = {int(path.name.removeprefix("step_")) for path in (tmp_path / "checkpoints").iterdir()}
+    assert there == {35, 70, 105, 119, STEPS}

@@ -9,7 +9,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast_wire.keys import ENV_ARENA, ENV_PAGE, ENV_ROUND, ENV_SCHEDULE, ENV_STEP_LOG
+from holdfast_wire.keys import (
+    ENV_ARENA,
+    ENV_KEEP,
+    ENV_PAGE,
+    ENV_ROUND,
+    ENV_SCHEDULE,
+    ENV_STEP_LOG,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,9 @@ class Environment:
     schedule: str = ""
     """HOLDFAST_SCHEDULE, `memory:storage`, the steps between saves that the master has set; empty:
     no master sets any."""
+    keep: str = ""
+    """HOLDFAST_KEEP, `last:every`, the committed checkpoints that stay by the job's file; empty: it
+    says nothing."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
@@ -51,6 +61,7 @@ class Environment:
             local_world_size=_number(variables, "LOCAL_WORLD_SIZE", 1),
             arena=variables.get(ENV_ARENA, ""),
             schedule=variables.get(ENV_SCHEDULE, ""),
+            keep=variables.get(ENV_KEEP, ""),
         )
 
 

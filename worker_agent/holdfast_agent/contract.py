@@ -69,6 +69,13 @@ def schedule(assignment: WorldAssignment) -> str:
     return f"{assignment.memory_every}:{assignment.storage_every}"
 
 
+def keep(assignment: WorldAssignment) -> str:
+    """Return the committed checkpoints that stay, `last:every`; empty: the job says nothing."""
+    if not assignment.keep_last:
+        return ""
+    return f"{assignment.keep_last}:{assignment.keep_every}"
+
+
 def arguments(launch: Launch, local_rank: int) -> tuple[Mode, tuple[str, ...]]:
     """Return how and what the zygote starts for a local rank."""
     values = {"local_rank": str(local_rank)}

@@ -85,6 +85,7 @@ class RoundRunner:
                 # An agent inside a rank must not pass on its outer's.
                 keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
                 keys.ENV_SCHEDULE: contract.schedule(assignment),
+                keys.ENV_KEEP: contract.keep(assignment),
             }
             for rank in sizes
         }

@@ -114,6 +114,8 @@ def send_assignment(desk: Desk, node: Node, failure_limit: int) -> None:
         keeps_checkpoints=fact.keeps_checkpoints,
         memory_every=fact.memory_every,
         storage_every=fact.storage_every,
+        keep_last=desk.spec.keep_last,
+        keep_every=desk.spec.keep_every,
     )
     fence = desk.fence(world.round)
     desk.put(Send(node.session, SessionResponse(fence=fence, message=message)))

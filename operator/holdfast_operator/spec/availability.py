@@ -112,14 +112,16 @@ BUILT: Final = frozenset(
         "checkpoint.path",
         "checkpoint.memory.interval",
         "checkpoint.storage.interval",
+        "checkpoint.storage.keepEverySteps",
+        "checkpoint.storage.keepLast",
         "checkpoint.onDelete",
         "checkpoint.onDeleteTimeoutSeconds",
     }
 )
-"""Fields that may be written although the group that they stand in is not there. The intervals are
-the master's, for scripts that use `holdfast.Checkpointer`. Until the rest is there, the path is the
-training script's own affair, and so is what is kept; a last checkpoint is the one that the script
-saves when it is told to save and stop."""
+"""Fields that may be written although the group that they stand in is not there. The intervals
+and what is kept hold for scripts that use `holdfast.Checkpointer` and say nothing else themselves.
+Until the rest is there, the path is the training script's own affair; a last checkpoint is the one
+that the script saves when it is told to save and stop."""
 
 
 def check_availability(

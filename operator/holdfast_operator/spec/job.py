@@ -151,6 +151,10 @@ class JobSpec:
     """Steps between checkpoints in memory; 0: the master computes it."""
     storage_every: int
     """Steps between checkpoints on storage; 0: the master computes it."""
+    keep_last: int
+    """Committed checkpoints that stay: the newest so many."""
+    keep_every: int
+    """Each multiple of so many steps stays for good; 0: none."""
     delete_grace_s: int | None
     """How long a deletion may wait for a last checkpoint; None: it does not wait."""
     budget_for_drains: bool
@@ -206,6 +210,8 @@ class JobSpec:
             ),
             memory_every=_every(spec["checkpoint"]["memory"]),
             storage_every=_every(spec["checkpoint"]["storage"]),
+            keep_last=spec["checkpoint"]["storage"]["keepLast"],
+            keep_every=spec["checkpoint"]["storage"]["keepEverySteps"],
             delete_grace_s=_delete_grace(spec["checkpoint"]),
             budget_for_drains=scheduling["podDisruptionBudget"] == "MinReplicas",
             master_port=spec["master"]["port"],

@@ -97,6 +97,9 @@ class WorldAssignment:
     memory_every: int = 0
     """Steps between checkpoints with which the world begins; 0: no master sets any."""
     storage_every: int = 0
+    keep_last: int = 0
+    """Committed checkpoints that stay on storage, as in MasterSpec."""
+    keep_every: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

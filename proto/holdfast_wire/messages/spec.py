@@ -98,3 +98,7 @@ class MasterSpec:
     memory_every: int = 0
     """Steps between checkpoints in memory, and on storage; 0: the master computes it."""
     storage_every: int = 0
+    keep_last: int = 0
+    """Committed checkpoints that stay on storage: the newest so many, and each multiple of so many
+    steps for good; 0: nothing is said, none is."""
+    keep_every: int = 0

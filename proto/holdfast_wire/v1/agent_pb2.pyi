@@ -927,6 +927,8 @@ class WorldAssignment(google.protobuf.message.Message):
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     MEMORY_EVERY_FIELD_NUMBER: builtins.int
     STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    KEEP_LAST_FIELD_NUMBER: builtins.int
+    KEEP_EVERY_FIELD_NUMBER: builtins.int
     assignment_id: builtins.int
     mode: Global___AssignmentMode.ValueType
     group_rank: builtins.int
@@ -955,6 +957,9 @@ class WorldAssignment(google.protobuf.message.Message):
     memory_every: builtins.int
     """Steps between checkpoints with which the world begins; 0: no master sets any."""
     storage_every: builtins.int
+    keep_last: builtins.int
+    """Committed checkpoints that stay on storage, as in MasterSpec."""
+    keep_every: builtins.int
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PeerAddress]:
         """PeerService addresses of up to three members that are asked while there is no master."""
@@ -982,8 +987,10 @@ class WorldAssignment(google.protobuf.message.Message):
         keeps_checkpoints: builtins.bool = ...,
         memory_every: builtins.int = ...,
         storage_every: builtins.int = ...,
+        keep_last: builtins.int = ...,
+        keep_every: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "memory_every", b"memory_every", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "storage_every", b"storage_every", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "keep_every", b"keep_every", "keep_last", b"keep_last", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "memory_every", b"memory_every", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "storage_every", b"storage_every", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
 
 Global___WorldAssignment: typing_extensions.TypeAlias = WorldAssignment
 

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bholdfast_wire/v1/spec.proto\x12\x0bholdfast.v1\"V\n\x06\x42udget\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.holdfast.v1.BudgetKind\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x16\n\x0ewindow_seconds\x18\x03 \x01(\r\"\x95\x01\n\x0b\x46\x61ilureRule\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.holdfast.v1.FailureAction\x12\x12\n\nexit_codes\x18\x02 \x03(\x05\x12\x19\n\x11\x65xit_codes_not_in\x18\x03 \x01(\x08\x12\x16\n\x0epod_conditions\x18\x04 \x03(\t\x12\x13\n\x0blog_pattern\x18\x05 \x01(\t\"\xcf\x03\n\nMasterSpec\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x14\n\x0cmin_replicas\x18\x03 \x01(\r\x12\x14\n\x0cmax_replicas\x18\x04 \x01(\r\x12\x11\n\tnode_unit\x18\x05 \x01(\r\x12\x10\n\x08standbys\x18\x06 \x01(\r\x12\x32\n\x0esuccess_policy\x18\x07 \x01(\x0e\x32\x1a.holdfast.v1.SuccessPolicy\x12\x1b\n\x13join_window_seconds\x18\x08 \x01(\x01\x12 \n\x18scale_down_grace_seconds\x18\t \x01(\x01\x12!\n\x19\x62\x65low_min_timeout_seconds\x18\n \x01(\x01\x12$\n\x07\x62udgets\x18\x0b \x03(\x0b\x32\x13.holdfast.v1.Budget\x12/\n\rfailure_rules\x18\x0c \x03(\x0b\x32\x18.holdfast.v1.FailureRule\x12\x1f\n\x17\x61\x63tive_deadline_seconds\x18\r \x01(\x01\x12\x0f\n\x07suspend\x18\x0e \x01(\x08\x12\x14\n\x0cmemory_every\x18\x0f \x01(\r\x12\x15\n\rstorage_every\x18\x10 \x01(\r*\x88\x01\n\rSuccessPolicy\x12\x1e\n\x1aSUCCESS_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSUCCESS_POLICY_ALL_WORKERS\x10\x01\x12\x1d\n\x19SUCCESS_POLICY_ANY_WORKER\x10\x02\x12\x18\n\x14SUCCESS_POLICY_RANK0\x10\x03*\xd6\x01\n\rFailureAction\x12\x1e\n\x1a\x46\x41ILURE_ACTION_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_ACTION_IGNORE\x10\x01\x12#\n\x1f\x46\x41ILURE_ACTION_RESTART_IN_PLACE\x10\x02\x12\x1e\n\x1a\x46\x41ILURE_ACTION_REPLACE_POD\x10\x03\x12(\n$FAILURE_ACTION_REPLACE_ON_OTHER_NODE\x10\x04\x12\x1b\n\x17\x46\x41ILURE_ACTION_FAIL_JOB\x10\x05*\x97\x01\n\nBudgetKind\x12\x1b\n\x17\x42UDGET_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UDGET_KIND_FAILURES\x10\x01\x12\x1b\n\x17\x42UDGET_KIND_PREEMPTIONS\x10\x02\x12\x18\n\x14\x42UDGET_KIND_RESCALES\x10\x03\x12\x1b\n\x17\x42UDGET_KIND_NO_PROGRESS\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bholdfast_wire/v1/spec.proto\x12\x0bholdfast.v1\"V\n\x06\x42udget\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.holdfast.v1.BudgetKind\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x16\n\x0ewindow_seconds\x18\x03 \x01(\r\"\x95\x01\n\x0b\x46\x61ilureRule\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.holdfast.v1.FailureAction\x12\x12\n\nexit_codes\x18\x02 \x03(\x05\x12\x19\n\x11\x65xit_codes_not_in\x18\x03 \x01(\x08\x12\x16\n\x0epod_conditions\x18\x04 \x03(\t\x12\x13\n\x0blog_pattern\x18\x05 \x01(\t\"\xf6\x03\n\nMasterSpec\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x14\n\x0cmin_replicas\x18\x03 \x01(\r\x12\x14\n\x0cmax_replicas\x18\x04 \x01(\r\x12\x11\n\tnode_unit\x18\x05 \x01(\r\x12\x10\n\x08standbys\x18\x06 \x01(\r\x12\x32\n\x0esuccess_policy\x18\x07 \x01(\x0e\x32\x1a.holdfast.v1.SuccessPolicy\x12\x1b\n\x13join_window_seconds\x18\x08 \x01(\x01\x12 \n\x18scale_down_grace_seconds\x18\t \x01(\x01\x12!\n\x19\x62\x65low_min_timeout_seconds\x18\n \x01(\x01\x12$\n\x07\x62udgets\x18\x0b \x03(\x0b\x32\x13.holdfast.v1.Budget\x12/\n\rfailure_rules\x18\x0c \x03(\x0b\x32\x18.holdfast.v1.FailureRule\x12\x1f\n\x17\x61\x63tive_deadline_seconds\x18\r \x01(\x01\x12\x0f\n\x07suspend\x18\x0e \x01(\x08\x12\x14\n\x0cmemory_every\x18\x0f \x01(\r\x12\x15\n\rstorage_every\x18\x10 \x01(\r\x12\x11\n\tkeep_last\x18\x11 \x01(\r\x12\x12\n\nkeep_every\x18\x12 \x01(\r*\x88\x01\n\rSuccessPolicy\x12\x1e\n\x1aSUCCESS_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSUCCESS_POLICY_ALL_WORKERS\x10\x01\x12\x1d\n\x19SUCCESS_POLICY_ANY_WORKER\x10\x02\x12\x18\n\x14SUCCESS_POLICY_RANK0\x10\x03*\xd6\x01\n\rFailureAction\x12\x1e\n\x1a\x46\x41ILURE_ACTION_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_ACTION_IGNORE\x10\x01\x12#\n\x1f\x46\x41ILURE_ACTION_RESTART_IN_PLACE\x10\x02\x12\x1e\n\x1a\x46\x41ILURE_ACTION_REPLACE_POD\x10\x03\x12(\n$FAILURE_ACTION_REPLACE_ON_OTHER_NODE\x10\x04\x12\x1b\n\x17\x46\x41ILURE_ACTION_FAIL_JOB\x10\x05*\x97\x01\n\nBudgetKind\x12\x1b\n\x17\x42UDGET_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UDGET_KIND_FAILURES\x10\x01\x12\x1b\n\x17\x42UDGET_KIND_PREEMPTIONS\x10\x02\x12\x18\n\x14\x42UDGET_KIND_RESCALES\x10\x03\x12\x1b\n\x17\x42UDGET_KIND_NO_PROGRESS\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast_wire.v1.spec_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SUCCESSPOLICY']._serialized_start=751
-  _globals['_SUCCESSPOLICY']._serialized_end=887
-  _globals['_FAILUREACTION']._serialized_start=890
-  _globals['_FAILUREACTION']._serialized_end=1104
-  _globals['_BUDGETKIND']._serialized_start=1107
-  _globals['_BUDGETKIND']._serialized_end=1258
+  _globals['_SUCCESSPOLICY']._serialized_start=790
+  _globals['_SUCCESSPOLICY']._serialized_end=926
+  _globals['_FAILUREACTION']._serialized_start=929
+  _globals['_FAILUREACTION']._serialized_end=1143
+  _globals['_BUDGETKIND']._serialized_start=1146
+  _globals['_BUDGETKIND']._serialized_end=1297
   _globals['_BUDGET']._serialized_start=44
   _globals['_BUDGET']._serialized_end=130
   _globals['_FAILURERULE']._serialized_start=133
   _globals['_FAILURERULE']._serialized_end=282
   _globals['_MASTERSPEC']._serialized_start=285
-  _globals['_MASTERSPEC']._serialized_end=748
+  _globals['_MASTERSPEC']._serialized_end=787
 # @@protoc_insertion_point(module_scope)

@@ -181,6 +181,8 @@ class MasterSpec(google.protobuf.message.Message):
     SUSPEND_FIELD_NUMBER: builtins.int
     MEMORY_EVERY_FIELD_NUMBER: builtins.int
     STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    KEEP_LAST_FIELD_NUMBER: builtins.int
+    KEEP_EVERY_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """Grows with each change; older generations are ignored."""
     replicas: builtins.int
@@ -205,6 +207,11 @@ class MasterSpec(google.protobuf.message.Message):
     memory_every: builtins.int
     """Steps between checkpoints in memory, and on storage; 0: the master computes it."""
     storage_every: builtins.int
+    keep_last: builtins.int
+    """Committed checkpoints that stay on storage: the newest so many, and each multiple of so many
+    steps for good; 0: nothing is said, none is.
+    """
+    keep_every: builtins.int
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Budget]: ...
     @property
@@ -228,7 +235,9 @@ class MasterSpec(google.protobuf.message.Message):
         suspend: builtins.bool = ...,
         memory_every: builtins.int = ...,
         storage_every: builtins.int = ...,
+        keep_last: builtins.int = ...,
+        keep_every: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "failure_rules", b"failure_rules", "generation", b"generation", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "memory_every", b"memory_every", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "replicas", b"replicas", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "storage_every", b"storage_every", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "failure_rules", b"failure_rules", "generation", b"generation", "join_window_seconds", b"join_window_seconds", "keep_every", b"keep_every", "keep_last", b"keep_last", "max_replicas", b"max_replicas", "memory_every", b"memory_every", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "replicas", b"replicas", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "storage_every", b"storage_every", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
 
 Global___MasterSpec: typing_extensions.TypeAlias = MasterSpec

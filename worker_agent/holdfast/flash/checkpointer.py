@@ -18,6 +18,7 @@ from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.beside import Beside
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
+from holdfast.flash.decide.retention import chosen
 from holdfast.flash.decide.schedule import Schedule
 from holdfast.flash.decide.slots import Version, choose
 from holdfast.flash.images import mapped, of_arenas, of_files
@@ -54,8 +55,8 @@ class Checkpointer:
         extra: Mapping[str, Any] | None = None,
         per_rank: Mapping[str, Any] | None = None,
         schedule: Schedule | None = None,
-        keep_last: int = 3,
-        keep_every: int = 0,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
         threads: int = 1,
         overlap: bool = False,
     ) -> None:
@@ -67,6 +68,8 @@ class Checkpointer:
         extra: what has `state_dict` and `load_state_dict`, or plain data; equal on all ranks.
         per_rank: the same, but each rank has its own; a `reshard(states, rank, world)` makes a
             rank's state out of all those of another world. The random generators are one of them.
+        keep_last, keep_every: committed steps that stay on storage: the newest so many, and each
+            multiple of so many for good (0: none). None: as the job's file says, else 3 and 0.
         threads: that copy in a save. Take 2 where cores are idle; a restore takes them by itself.
         overlap: copy what the optimizers train while the next forward and backward run; joined
             before the next `optimizer.step()`. Whoever writes to parameters otherwise, replays CUDA
@@ -89,7 +92,7 @@ class Checkpointer:
             local_world=environment.local_world_size,
         )
         self._root = str(Path(path).absolute()) if path else ""
-        self._keep = (keep_last, keep_every)
+        self._keep = chosen(keep_last, keep_every, environment.keep)
         self._threads, self._overlap = threads, overlap
         self._pacer = Pacer(schedule or Schedule(), environment.schedule)
         self._planner = Planner(self._place)

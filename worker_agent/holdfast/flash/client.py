@@ -10,6 +10,7 @@ from typing import Final
 
 from holdfast.flash.agreement import shared_token
 from holdfast.flash.arena import Arena
+from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.keeping import start
 from holdfast.flash.link import Durable, Failed, Hello, Link, Message, Refused, Saved
@@ -31,7 +32,7 @@ class Client:
     """The connection to an agent's keeper, or to one of its own that it starts."""
 
     def __init__(
-        self, root: str, place: Place, lineage: int, keep: tuple[int, int], agent: str
+        self, root: str, place: Place, lineage: int, keep: RetentionSettings, agent: str
     ) -> None:
         """Connect. agent: path of the agent's socket; empty: start a keeper for this rank.
 
@@ -58,8 +59,8 @@ class Client:
             kept=place.local_world if agent else 1,
             lineage=lineage,
             root=root,
-            keep_last=keep[0],
-            keep_every=keep[1],
+            keep_last=keep.keep_last,
+            keep_every=keep.keep_every,
             token=token,
         )
         self._link.send(hello)
