@@ -21,6 +21,7 @@ from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.client import CheckpointError, Client
 from holdfast.flash.commit import foreign_names
+from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version, choose
 from holdfast.flash.disk import PosixDisk
 from holdfast.flash.link import Durable, Failed, Granted, Layout, LinkError, Message
@@ -141,7 +142,7 @@ class _Ears(Client):
     def __init__(self, root: str, place: Place, lineage: int) -> None:
         self.ended: dict[int, str] = {}
         """Step → why it failed; empty: it is durable."""
-        super().__init__(root, place, lineage, (1, 0), "")
+        super().__init__(root, place, lineage, RetentionSettings(keep_last=1), "")
 
     @property
     def descriptor(self) -> int:
