@@ -198,6 +198,7 @@ class _Joined:
 
     def history(self, tail_bytes: int) -> History:
         """What came of it."""
+        self._cut_half_decision()
         masters = tuple(
             PastMaster(epoch=epoch, incarnation=incarnation, newest_event=newest)
             for (epoch, incarnation), newest in self._masters.items()
@@ -205,6 +206,24 @@ class _Joined:
         records = (*self._folded, *self._records)
         notes = tuple(self._notes)
         return History(records, masters, notes, self._lost, self._base, tail_bytes)
+
+    def _cut_half_decision(self) -> None:
+        """Leave out the newest decision where not all of its records are there."""
+        count = 0
+        while count < len(self._records) and self._records[-1 - count].more:
+            count += 1
+        if not count:
+            return
+        first = self._records[-count].sequence
+        del self._records[-count:]
+        self._notes.append(
+            f"records {first} to {first + count - 1} are the beginning of a decision whose end was "
+            "not written, and are left out"
+        )
+        # Their events' numbers are given out again: nobody may go on behind them.
+        owner = next(reversed(self._masters))
+        before = max((n for who, n in self._masters.items() if who != owner), default=0)
+        self._masters[owner] = newest_event(self._records) or before
 
     def _check_job(self, segment: Segment) -> None:
         opened = segment.opened

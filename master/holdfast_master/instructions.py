@@ -100,6 +100,8 @@ class Record:
     sequence: int
     unix: float
     job_seconds: float
+    more: bool = False
+    """The next record is of the same decision."""
 
     def journal(self) -> JournalRecord:
         """The record as it is written."""
@@ -108,6 +110,7 @@ class Record:
             unix_time=self.unix,
             job_seconds=self.job_seconds,
             fact=self.fact,
+            more=self.more,
         )
 
 

@@ -193,7 +193,8 @@ def compare(today: Sequence[JournalRecord], then: Sequence[JournalRecord]) -> st
         other = by_sequence.get(record.sequence)
         if other is None:
             return f"record {record.sequence} was written then, and is not today"
-        if other != record:
+        # Where a decision ends, older journals do not say.
+        if dataclasses.replace(other, more=record.more) != record:
             return f"record {record.sequence} is another one today"
     return ""
 

@@ -156,6 +156,8 @@ def read_head(path: Path) -> JournalRecord | None:
         record = codec.decode(JournalRecord, first)
     except codec.WireError:
         return None
+    if _opened(record) is None:
+        return None
     _check_head(path, record)
     return record
 
@@ -208,6 +210,10 @@ def _decode(name: FileName, scan: framing.Scan, size: int) -> Segment:
             break
         records.append(record)
         position += framing.HEAD_BYTES + len(data)
+    if records and _opened(records[0]) is None:
+        # Whose records these are, nobody can say any more.
+        broken = f"{name.path.name} does not begin with its header"
+        return Segment(name.path, name.epoch, (), 0, broken, corrupt=True, size=size)
     if records:
         _check_head(name.path, records[0])
     return Segment(name.path, name.epoch, tuple(records), position, broken, corrupt, size)
@@ -231,7 +237,7 @@ def _decode_next(
 def _check_head(path: Path, head: JournalRecord) -> None:
     opened, name = _opened(head), parse_name(path)
     if opened is None:
-        raise JournalError(f"{path} does not begin with its header; move it away")
+        return
     if opened.format > FORMAT:
         raise JournalError(
             f"{path} has format {opened.format}, written by holdfast {opened.version}; "

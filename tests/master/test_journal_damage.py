@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -42,6 +43,11 @@ def facts(first: int, last: int) -> list[JournalRecord]:
         lambda at: WorldDecided(round=at, reason="r"),
     )
     return [JournalRecord(sequence=at, fact=kinds[at % 3](at)) for at in range(first, last + 1)]
+
+
+def event(sequence: int, number: int) -> JournalRecord:
+    """Return the record of an event with this number."""
+    return JournalRecord(sequence=sequence, fact=EventRecorded(event=JobEvent(sequence=number)))
 
 
 def write(directory: Path, epoch: int, records: list[JournalRecord]) -> Path:
@@ -215,9 +221,8 @@ def test_a_number_that_is_left_out_ends_the_readable_part(tmp_path: Path) -> Non
         ([header(1, 1, job_uid="other")], "is of job 'other'"),
         ([header(1, 1, version=3)], "has format 3"),
         ([header(1, 5)], "is of epoch 5, its name says 1"),
-        (facts(1, 2), "does not begin with its header"),
     ],
-    ids=["another job", "newer format", "renamed", "no header"],
+    ids=["another job", "newer format", "renamed"],
 )
 def test_a_journal_that_is_not_ours_is_refused_with_the_remedy(
     tmp_path: Path, records: list[JournalRecord], text: str
@@ -226,6 +231,47 @@ def test_a_journal_that_is_not_ours_is_refused_with_the_remedy(
     write(tmp_path, 1, records)
     with pytest.raises(JournalError, match=text):
         join(read_segments(tmp_path), JOB)
+
+
+def test_a_file_that_has_lost_its_header_is_left_out(tmp_path: Path) -> None:
+    """Whose facts they are nobody knows; the job goes on with what the other files say."""
+    write(tmp_path, 1, [header(1, 1), *facts(2, 3)])
+    write(tmp_path, 2, facts(4, 5))
+    history = join(read_segments(tmp_path), JOB)
+    assert [record.sequence for record in history.records] == [1, 2, 3]
+    assert history.lost
+    (note,) = history.notes
+    assert note.endswith("is left out: journal-2.log does not begin with its header")
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_decision_that_was_not_written_whole_counts_as_not_made(
+    tmp_path: Path, kept: int
+) -> None:
+    """Whatever was torn off its end; the decisions before it hold, and so do their events."""
+    made = [header(1, 1), *facts(2, 3)]
+    decision = [dataclasses.replace(record, more=True) for record in facts(4, 6)]
+    write(tmp_path, 1, [*made, *decision[:kept]])
+    history = join(read_segments(tmp_path), JOB)
+    assert list(history.records) == made
+    assert not history.lost
+    (note,) = history.notes
+    assert note == (
+        f"records 4 to {3 + kept} are the beginning of a decision whose end was not written, and "
+        "are left out"
+    )
+    write(tmp_path, 2, [header(4, 2), *facts(5, 6)])
+    again = join(read_segments(tmp_path), JOB)
+    assert [record.sequence for record in again.records] == [1, 2, 3, 4, 5, 6]
+    assert again.records[3].fact == header(4, 2).fact
+
+
+def test_events_of_a_decision_that_is_left_out_are_not_waited_behind(tmp_path: Path) -> None:
+    """Their numbers are given out again: a watcher that goes on behind them would miss others."""
+    records = [header(1, 1), event(2, 1), dataclasses.replace(event(3, 2), more=True)]
+    write(tmp_path, 1, records)
+    (past,) = join(read_segments(tmp_path), JOB).masters
+    assert past.newest_event == 1
 
 
 def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class Desk:
     stepped_down: bool = False
     dirty: bool = False
     """Something changed that decisions depend on."""
-    _records: list[Instruction] = dataclasses.field(default_factory=list)
+    _records: list[Record] = dataclasses.field(default_factory=list)
     _first: list[Instruction] = dataclasses.field(default_factory=list)
     _rest: list[Instruction] = dataclasses.field(default_factory=list)
 
@@ -250,8 +250,13 @@ class Desk:
         self._rest.append(instruction)
 
     def finish(self) -> list[Instruction]:
-        """The batch: records first."""
-        batch = self._records + self._first + self._rest
+        """The batch: records first, of which each but the last says that more follow.
+
+        A journal that is torn between them must not be believed half: a node that is gone, without
+        the world that ended with it, is a state that no decision ever left behind.
+        """
+        records = [dataclasses.replace(record, more=True) for record in self._records[:-1]]
+        batch = [*records, *self._records[-1:], *self._first, *self._rest]
         self._records, self._first, self._rest = [], [], []
         return batch
 

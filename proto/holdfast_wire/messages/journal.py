@@ -41,6 +41,9 @@ class JournalRecord:
         | ScheduleConfirmed
         | None
     ) = None
+    more: bool = False
+    """The next record is of the same decision: where the journal ends before it, all of that
+    decision counts as unwritten."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

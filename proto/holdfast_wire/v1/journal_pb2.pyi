@@ -51,10 +51,13 @@ class JournalRecord(google.protobuf.message.Message):
     JOB_FOLDED_FIELD_NUMBER: builtins.int
     CHECKPOINT_COMMITTED_FIELD_NUMBER: builtins.int
     SCHEDULE_CONFIRMED_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
     job_seconds: builtins.float
     """The job's own time, s: runs only while a master runs."""
+    more: builtins.bool
+    """The next record is of the same decision: where the journal ends before it, all of that decision counts as unwritten."""
     @property
     def segment_opened(self) -> Global___SegmentOpened: ...
     @property
@@ -121,9 +124,10 @@ class JournalRecord(google.protobuf.message.Message):
         job_folded: Global___JobFolded | None = ...,
         checkpoint_committed: Global___CheckpointCommitted | None = ...,
         schedule_confirmed: Global___ScheduleConfirmed | None = ...,
+        more: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
