@@ -11,6 +11,7 @@ from holdfast_agent.decide.hearing import Opening
 from holdfast_agent.decide.lease import LeaseVerdict
 from holdfast_wire.messages import (
     Arm,
+    CommitStep,
     Fence,
     Leave,
     PrepareStore,
@@ -50,6 +51,23 @@ def test_only_what_the_fence_allows_is_heard(got: SessionResponse, verdict: Fenc
     assert (heard.accepted == KNOWN) is (heard.accepted.epoch == 3)
     if verdict is not FenceVerdict.ACCEPT:
         assert heard.accepted is KNOWN
+
+
+@pytest.mark.parametrize(
+    ("message", "acted_on"),
+    [
+        (Welcome(), True),
+        (StopRound(grace_seconds=0.0), True),
+        (StopRound(grace_seconds=5.0), False),
+        (WorldAssignment(), False),
+        (Arm(), False),
+        (Leave(), False),
+        (CommitStep(), True),
+    ],
+)
+def test_an_agent_that_ends_still_stops_at_once(message: object, acted_on: bool) -> None:
+    """The others go on without it, and nothing of the old world may train beside the new one."""
+    assert hearing.concerns_ending(message) is acted_on
 
 
 @pytest.mark.parametrize(

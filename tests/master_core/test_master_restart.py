@@ -9,9 +9,11 @@ import pytest
 from holdfast_master.core import Core
 from holdfast_master.inputs import Connected, Moment, Received, Ticked
 from holdfast_master.instructions import Finished, Record, Send, StepDown
+from holdfast_master.job.desk import EPOCH_BITS
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire.messages import (
     BudgetKind,
+    CommandIssued,
     DrainNodeRequest,
     Fence,
     GoodputClass,
@@ -45,6 +47,27 @@ def test_a_running_world_is_adopted(training: Start) -> None:
     assert job.core.newest_event() > events
     assert job.training.step(1, job.time.now) > step + 60
     assert len(job.assignments) == 3
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_no_two_masters_give_out_the_same_number(training: Start, *, journal: bool) -> None:
+    """Agents, ranks and operators remember numbers, also those of masters that nobody else does."""
+    job = training(2)
+    job.kill_master()
+    before = list(job.records)
+    job.start_master(journal=journal)
+    job.run(10.0)
+    job.agents[0].crash()
+    job.run(10.0)
+    issued = {
+        epoch: [fact.command_id for fact in facts if isinstance(fact, CommandIssued)]
+        for epoch, facts in ((1, [r.fact for r in before]), (2, [r.fact for r in job.records]))
+    }
+    new = [number for number in issued[2] if number not in issued[1]]
+    assert issued[1]
+    assert new
+    assert {number >> EPOCH_BITS for number in issued[1]} == {1}
+    assert {number >> EPOCH_BITS for number in new} == {2}
 
 
 def test_a_member_that_does_not_come_back_is_lost_after_the_limit(training: Start) -> None:

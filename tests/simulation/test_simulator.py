@@ -12,6 +12,7 @@ from holdfast_wire.messages import JobPhase
 from simulation.clock import VirtualTime
 from simulation.coverage import Coverage
 from simulation.faults import FAULTS
+from simulation.found import FOUND
 from simulation.run import Outcome, run
 from simulation.scenario import SPANS, WEIGHTS, Fault, Scenario, draw
 from simulation.shrink import Shrinker, report
@@ -127,140 +128,6 @@ def test_a_calm_job_of_any_size_ends_well(nodes: int) -> None:
     """No fault, no incident but growth."""
     outcome = run(Scenario(seed=1, replicas=nodes, minimum=1, maximum=nodes))
     assert outcome.ok, outcome.text
-
-
-FOUND = {
-    "a digest's draining node was counted in the world that it left too small": Scenario(
-        seed=905212,
-        replicas=2,
-        minimum=2,
-        maximum=2,
-        faults=(
-            Fault(2.0, "restart_node", 0, 0.0),
-            Fault(2.0, "lose_journal", 1, 2.0),
-            Fault(4.0, "cut_down", 0, 12.0),
-            Fault(6.0, "kill_master", 0, 0.4128),
-        ),
-    ),
-    "a world was adopted with a member that had left before the last one was back": Scenario(
-        seed=1795391514258,
-        replicas=3,
-        maximum=3,
-        heartbeat=0.5,
-        faults=(
-            Fault(3.0, "kill_worker", 0, 0.0),
-            Fault(3.8127, "exit_worker", 0, 0.0),
-            Fault(4.0, "lose_journal", 0, 1.0),
-            Fault(5.8991, "leave", 0, 0.0),
-        ),
-    ),
-    "a member that had saved and was made anew was taken for itself by the next master": Scenario(
-        seed=1795391514491,
-        replicas=3,
-        minimum=2,
-        maximum=3,
-        heartbeat=0.5,
-        commits=0.3,
-        faults=(
-            Fault(1.0, "freeze_agent", 0, 10.0),
-            Fault(3.0, "crash_agent", 2, 0.0),
-            Fault(5.0, "kill_master", 0, 5.0),
-        ),
-    ),
-    "a master that was still asking who runs a world died, and its successor did not ask": Scenario(
-        seed=1730,
-        maximum=5,
-        faults=(
-            Fault(2.0, "lose_journal", 0, 2.844),
-            Fault(3.0, "pause_node", 2, 5.0),
-            Fault(3.2771, "crash_agent", 1, 0.0),
-            Fault(4.0, "pause_node", 0, 14.0),
-            Fault(5.2386, "restart_agent", 0, 0.0),
-            Fault(5.4155, "zombie_master", 0, 9.2996),
-            Fault(5.4319, "pause_node", 0, 13.0),
-            Fault(5.4319, "operator_repeats", 0, 0.0),
-            Fault(5.6336, "cut_all", 0, 7.7186),
-        ),
-    ),
-    "a join window was counted from nodes that had gone while evidence was waited for": Scenario(
-        seed=1795391525359,
-        minimum=4,
-        maximum=4,
-        unit=2,
-        replace_delay=3.0,
-        commits=1.0,
-        faults=(
-            Fault(2.0, "crash_agent", 0, 0.0),
-            Fault(2.0, "cut_all", 0, 11.0),
-            Fault(2.0, "evict", 3, 6.0),
-            Fault(3.0, "respec", 1, 0.0),
-        ),
-    ),
-    "a join window was counted from nodes that had gone while a world had no store": Scenario(
-        seed=1795391525359,
-        replicas=4,
-        minimum=4,
-        maximum=4,
-        unit=2,
-        standbys=1,
-        replace_delay=3.0,
-        commits=1.0,
-        faults=(
-            Fault(1.8774, "crash_agent", 1, 0.0),
-            Fault(1.8794, "cut_all", 0, 11.0),
-            Fault(2.0, "evict", 3, 6.0),
-            Fault(3.0, "respec", 1, 0.0),
-            Fault(4.0, "stacks", 0, 0.0),
-        ),
-    ),
-    "a join window was counted from nodes that a suspension had released": Scenario(
-        seed=1795600009450,
-        replicas=100,
-        maximum=100,
-        join_window=3.0,
-        commits=1.0,
-        faults=(
-            Fault(0.0, "kill_master", 0, 3.0),
-            Fault(1.0, "cut_half", 0, 12.0),
-            Fault(2.0, "evict", 87, 1.0),
-            Fault(4.4485, "evict", 94, 1.0),
-            Fault(4.9709, "suspend", 0, 0.1623),
-        ),
-    ),
-    "a change was begun, its boundary torn off the journal, and nobody went on with it": Scenario(
-        seed=1795700001313,
-        replicas=2,
-        maximum=2,
-        commits=1.0,
-        faults=(
-            Fault(0.3993, "cut_half", 0, 8.0),
-            Fault(3.0, "tear_journal", 3, 5.0),
-        ),
-    ),
-    "two masters offered schedules of checkpoints by the same number": Scenario(
-        seed=1795800001419,
-        replicas=2,
-        minimum=2,
-        maximum=3,
-        standbys=1,
-        heartbeat=1.0,
-        faults=(Fault(2.0, "zombie_master", 0, 8.0),),
-    ),
-    "a master that was thought dead ended the job, and its successor was awaited to": Scenario(
-        seed=1795400006644,
-        replicas=1,
-        maximum=1,
-        heartbeat=1.0,
-        commits=0.3,
-        faults=(
-            Fault(1.0, "stop_wish", 0, 1.0),
-            Fault(1.0, "full_disk", 0, 2.0),
-            Fault(1.0, "zombie_master", 0, 9.0),
-            Fault(3.0, "kill_master", 0, 5.0),
-        ),
-    ),
-}
-"""What hours of `make soak` found, as it shrank it."""
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -35,20 +35,15 @@ from holdfast_agent.tools import Tools
 from holdfast_agent.watch import Watch
 from holdfast_wire.messages import (
     Arm,
-    CommitStep,
     DumpStacks,
     Goodbye,
     HeartbeatInterval,
     Leave,
-    Origin,
     PrepareStore,
-    ReleaseBefore,
-    SaveHeld,
     SessionRequest,
     SessionResponse,
     SetSchedule,
     StateDigest,
-    StepAnnounced,
     StopRound,
     Warmed,
     Welcome,
@@ -62,8 +57,6 @@ STORE_LINGER_SECONDS = 1.0
 yet would see their store vanish, and their own exceptions would look like the cause."""
 CLOSE_SECONDS = 1.0
 """For the last messages when the agent ends."""
-ABOUT_CHECKPOINTS = (Origin, CommitStep, StepAnnounced, ReleaseBefore, SaveHeld)
-"""Messages for the keeper of checkpoints."""
 FIRST_LIMITS = Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
 """What holds until a master says otherwise."""
 
@@ -110,7 +103,7 @@ class Agent:
             Leave: lambda order, _: self._on_leave(order),
             StateDigest: lambda digest, _: self._on_digest(digest),
             HeartbeatInterval: lambda order, _: self._set_interval(order.heartbeat_seconds),
-            **dict.fromkeys(ABOUT_CHECKPOINTS, self._on_checkpoint),
+            **dict.fromkeys(hearing.ABOUT_CHECKPOINTS, self._on_checkpoint),
         }
 
     # --- the life of the agent ------------------------------------------------------------------
@@ -191,7 +184,7 @@ class Agent:
         handler = self._handlers.get(type(message))
         if handler is None:
             return True
-        if self.ending.begun and not isinstance(message, (Welcome, *ABOUT_CHECKPOINTS)):
+        if self.ending.begun and not hearing.concerns_ending(message):
             return True
         handler(message, heard.round)
         return True

@@ -44,6 +44,8 @@ from holdfast_wire.messages import (
 from holdfast_wire.reasons import EndReason, EventReason
 
 Warn = EventSeverity.WARNING
+EPOCH_BITS = 32
+"""Where the epoch stands in the number of a command."""
 _LONGEST_TEXT = 1_000
 """Characters of an event's text: what is quoted in one was cut before, this is the last border."""
 
@@ -191,8 +193,13 @@ class Desk:
         return [f"{event.sequence} {event.reason}: {event.text}" for event in newest]
 
     def command(self, kind: str, rank: int) -> int:
-        """A new command id; it is written down so that it is never used again."""
-        number = self.state.next_command_id
+        """A new command id; it is written down so that it is never used again.
+
+        It begins with the epoch: a master that knows nothing of another, before it or at the same
+        time, gives out none of its numbers, which agents, ranks and operators have seen.
+        """
+        first = (self.identity.epoch << EPOCH_BITS) + 1
+        number = max(first, self.state.next_command_id)
         self.record(CommandIssued(command_id=number, node_rank=rank, kind=kind))
         return number
 

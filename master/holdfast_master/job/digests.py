@@ -13,7 +13,7 @@ from holdfast_master.decide.goodput import class_seconds, summed
 from holdfast_master.job import candidacy, losses
 from holdfast_master.job.desk import Desk, Placed
 from holdfast_master.job.timers import Timer
-from holdfast_wire.messages import CommandIssued, NodeExcluded, SpecAccepted, StateDigest
+from holdfast_wire.messages import NodeExcluded, SpecAccepted, StateDigest
 
 _KEEPERS = 3
 _CHARGES = 500
@@ -21,8 +21,6 @@ _CHARGES = 500
 _EXCLUDED = 200
 _DRAINING = 16
 """More at once are no person's drains; each costs a look at all of them."""
-_COMMANDS_SINCE = 1_000
-"""More than the commands that a master issues while what a digest guards stays the same."""
 
 
 def build(desk: Desk) -> StateDigest:
@@ -126,6 +124,3 @@ def _replay(desk: Desk, digest: StateDigest) -> None:
     for node in list(desk.roster.nodes.values()):
         if node.agent_id in digest.draining_agents:
             losses.drain(desk, node, EvidenceKind.DRAINED, f"node {node.rank} was told to leave")
-    last = digest.next_command_id + _COMMANDS_SINCE
-    if digest.next_command_id > desk.state.next_command_id:
-        desk.record(CommandIssued(command_id=last, kind="adopted"), durable=True)

@@ -163,6 +163,8 @@ def _round_started(desk: Desk, node: Node, number: int, message: RoundStarted) -
     world = desk.member(node)
     if world is None or world.round != number:
         return
+    # Its hello was from before they began: it need not say why there were none.
+    desk.timers.cancel(Timer.MISSING, node.rank)
     if message.cold_reason and message.cold_reason != node.cold_reason:
         _note_cold(desk, node, message.cold_reason)
     if message.first_step:

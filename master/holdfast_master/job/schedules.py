@@ -40,8 +40,6 @@ _MOST_TRIES: Final = 6
 """Doublings of the margin: an offer is repeated for as long as its world lives."""
 _NEVER: Final = 1e-12
 """Failures in a second of a tier that the script does not use."""
-_EPOCH_BITS: Final = 32
-"""Where the epoch stands in an offer's number."""
 _SCRIPT: Final = "the script says so"
 
 
@@ -187,8 +185,7 @@ def _set(desk: Desk, world: World, offer: Offered) -> None:
         tries=min(offer.tries, _MOST_TRIES),
         not_before=max(world.reached, offer.passed),
     )
-    # Also a master that is no more, and does not know, offers: no two of them by one number.
-    offer.number = (desk.identity.epoch << _EPOCH_BITS) + desk.command("schedule", 0)
+    offer.number = desk.command("schedule", 0)
     offer.step = choice.step
     offer.seen.clear()
     for node in _members(desk, world):

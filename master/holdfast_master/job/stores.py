@@ -50,9 +50,7 @@ def request(desk: Desk, node: Node) -> None:
     waiting = desk.timers.running(Timer.STORE_RETRY, node.rank)
     if node.store is not None or node.store_asked or waiting or node.session is None:
         return
-    number = desk.state.next_command_id
-    desk.command("store", node.rank)
-    node.store_asked = f"{desk.identity.epoch}-{number}"
+    node.store_asked = str(desk.command("store", node.rank))
     desk.send(node, PrepareStore(store_id=node.store_asked))
 
 

@@ -152,7 +152,7 @@ class Agent(Line):
         if not stream.welcomed:
             invariants.opened(self.agent_id, message)
             stream.welcomed = isinstance(message, Welcome)
-        if self.ending is None or isinstance(message, Welcome):
+        if self.ending is None or hearing.concerns_ending(message):
             _ORDERS[type(message)](self, message, heard.round)
 
     def _welcomed(self, welcome: Welcome, _: int) -> None:

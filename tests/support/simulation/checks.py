@@ -198,7 +198,7 @@ class Checks:
         to two masters an agent that knew neither may follow the wrong one: whoever starts masters
         must not do that, agents and masters can only notice it.
         """
-        rounds.sort(key=lambda found: (found.master, found.number))
+        rounds.sort(key=lambda found: (found.follows, found.number))
         if any(found.master[1].startswith("twin") for found in rounds):
             return
         for older in rounds[:-1]:

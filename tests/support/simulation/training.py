@@ -69,6 +69,11 @@ class Round:
     told: bool = False
     version: int = 0
 
+    @property
+    def follows(self) -> tuple[int, str]:
+        """The newest master that one of its nodes follows: one that took it over counts."""
+        return max(self.master, *(member.master for member in self.members.values()))
+
 
 class Training:
     """All rounds of a job, and the checkpoint."""

@@ -12,12 +12,15 @@ from holdfast_agent.decide import fence
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_wire.messages import (
     Arm,
+    CommitStep,
     Leave,
     Origin,
     ReleaseBefore,
+    SaveHeld,
     SessionResponse,
     SetSchedule,
     StateDigest,
+    StepAnnounced,
     StopRound,
     Welcome,
     WorldAssignment,
@@ -25,6 +28,8 @@ from holdfast_wire.messages import (
 
 ABOUT_ROUND = (WorldAssignment, StopRound, Arm, Origin, ReleaseBefore, SetSchedule)
 """Messages that an older round in the fence makes void."""
+ABOUT_CHECKPOINTS = (Origin, CommitStep, StepAnnounced, ReleaseBefore, SaveHeld)
+"""Messages for the keeper of this node's checkpoints, which outlives its training processes."""
 
 
 class Opening(enum.Enum):
@@ -57,6 +62,17 @@ def hear(known: Accepted, response: SessionResponse) -> Heard:
     assigned = isinstance(message, WorldAssignment)
     accepted = fence.accept(known, got, about_round=assigned)
     return Heard(verdict, accepted, known.round if assigned else got.round)
+
+
+def concerns_ending(message: object) -> bool:
+    """Whether an agent that is ending acts on a message that its fence allows.
+
+    Of orders only a stop at once: the others go on without this node, and its processes, which
+    have their grace to end in, must not train beside them.
+    """
+    if isinstance(message, StopRound):
+        return message.grace_seconds <= 0
+    return isinstance(message, (Welcome, *ABOUT_CHECKPOINTS))
 
 
 def opening(first: object) -> Opening:

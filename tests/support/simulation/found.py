@@ -1,0 +1,197 @@
+"""What hours of `make soak` found, each as it shrank it: data for a test that keeps it mended."""
+
+from __future__ import annotations
+
+from simulation.scenario import Fault, Scenario
+
+FOUND = {
+    "a digest's draining node was counted in the world that it left too small": Scenario(
+        seed=905212,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        faults=(
+            Fault(2.0, "restart_node", 0, 0.0),
+            Fault(2.0, "lose_journal", 1, 2.0),
+            Fault(4.0, "cut_down", 0, 12.0),
+            Fault(6.0, "kill_master", 0, 0.4128),
+        ),
+    ),
+    "a world was adopted with a member that had left before the last one was back": Scenario(
+        seed=1795391514258,
+        replicas=3,
+        maximum=3,
+        heartbeat=0.5,
+        faults=(
+            Fault(3.0, "kill_worker", 0, 0.0),
+            Fault(3.8127, "exit_worker", 0, 0.0),
+            Fault(4.0, "lose_journal", 0, 1.0),
+            Fault(5.8991, "leave", 0, 0.0),
+        ),
+    ),
+    "a member that had saved and was made anew was taken for itself by the next master": Scenario(
+        seed=1795391514491,
+        replicas=3,
+        minimum=2,
+        maximum=3,
+        heartbeat=0.5,
+        commits=0.3,
+        faults=(
+            Fault(1.0, "freeze_agent", 0, 10.0),
+            Fault(3.0, "crash_agent", 2, 0.0),
+            Fault(5.0, "kill_master", 0, 5.0),
+        ),
+    ),
+    "a master that was still asking who runs a world died, and its successor did not ask": Scenario(
+        seed=1730,
+        maximum=5,
+        faults=(
+            Fault(2.0, "lose_journal", 0, 2.844),
+            Fault(3.0, "pause_node", 2, 5.0),
+            Fault(3.2771, "crash_agent", 1, 0.0),
+            Fault(4.0, "pause_node", 0, 14.0),
+            Fault(5.2386, "restart_agent", 0, 0.0),
+            Fault(5.4155, "zombie_master", 0, 9.2996),
+            Fault(5.4319, "pause_node", 0, 13.0),
+            Fault(5.4319, "operator_repeats", 0, 0.0),
+            Fault(5.6336, "cut_all", 0, 7.7186),
+        ),
+    ),
+    "a join window was counted from nodes that had gone while evidence was waited for": Scenario(
+        seed=1795391525359,
+        minimum=4,
+        maximum=4,
+        unit=2,
+        replace_delay=3.0,
+        commits=1.0,
+        faults=(
+            Fault(2.0, "crash_agent", 0, 0.0),
+            Fault(2.0, "cut_all", 0, 11.0),
+            Fault(2.0, "evict", 3, 6.0),
+            Fault(3.0, "respec", 1, 0.0),
+        ),
+    ),
+    "a join window was counted from nodes that had gone while a world had no store": Scenario(
+        seed=1795391525359,
+        replicas=4,
+        minimum=4,
+        maximum=4,
+        unit=2,
+        standbys=1,
+        replace_delay=3.0,
+        commits=1.0,
+        faults=(
+            Fault(1.8774, "crash_agent", 1, 0.0),
+            Fault(1.8794, "cut_all", 0, 11.0),
+            Fault(2.0, "evict", 3, 6.0),
+            Fault(3.0, "respec", 1, 0.0),
+            Fault(4.0, "stacks", 0, 0.0),
+        ),
+    ),
+    "a join window was counted from nodes that a suspension had released": Scenario(
+        seed=1795600009450,
+        replicas=100,
+        maximum=100,
+        join_window=3.0,
+        commits=1.0,
+        faults=(
+            Fault(0.0, "kill_master", 0, 3.0),
+            Fault(1.0, "cut_half", 0, 12.0),
+            Fault(2.0, "evict", 87, 1.0),
+            Fault(4.4485, "evict", 94, 1.0),
+            Fault(4.9709, "suspend", 0, 0.1623),
+        ),
+    ),
+    "a change was begun, its boundary torn off the journal, and nobody went on with it": Scenario(
+        seed=1795700001313,
+        replicas=2,
+        maximum=2,
+        commits=1.0,
+        faults=(
+            Fault(0.3993, "cut_half", 0, 8.0),
+            Fault(3.0, "tear_journal", 3, 5.0),
+        ),
+    ),
+    "two masters offered schedules of checkpoints by the same number": Scenario(
+        seed=1795800001419,
+        replicas=2,
+        minimum=2,
+        maximum=3,
+        standbys=1,
+        heartbeat=1.0,
+        faults=(Fault(2.0, "zombie_master", 0, 8.0),),
+    ),
+    "a master that was thought dead ended the job, and its successor was awaited to": Scenario(
+        seed=1795400006644,
+        replicas=1,
+        maximum=1,
+        heartbeat=1.0,
+        commits=0.3,
+        faults=(
+            Fault(1.0, "stop_wish", 0, 1.0),
+            Fault(1.0, "full_disk", 0, 2.0),
+            Fault(1.0, "zombie_master", 0, 9.0),
+            Fault(3.0, "kill_master", 0, 5.0),
+        ),
+    ),
+    "a world was left without its newest member by a torn half of a decision": Scenario(
+        seed=1795900003783,
+        replicas=5,
+        maximum=5,
+        join_window=3.0,
+        commits=1.0,
+        faults=(
+            Fault(2.4968, "restart_agent", 4, 0.0),
+            Fault(2.5033, "kill_worker", 0, 0.0),
+            Fault(3.0, "stall_master", 0, 19.0),
+            Fault(5.0, "tear_journal", 6, 3.0),
+        ),
+    ),
+    "a world of one was left without its member by a torn half of a decision": Scenario(
+        seed=23096,
+        replicas=1,
+        maximum=1,
+        faults=(
+            Fault(4.0, "tear_journal", 0, 3.0),
+            Fault(4.0, "operator_gone", 0, 5.0),
+            Fault(7.8369, "crash_zygote", 0, 0.0),
+            Fault(8.0, "tear_journal", 5, 2.0),
+        ),
+    ),
+    "a round was asked why it had no processes after it had begun": Scenario(
+        seed=7689,
+        replicas=3,
+        maximum=7,
+        standbys=1,
+        commits=0.3,
+        faults=(
+            Fault(3.0, "pause_node", 0, 5.0),
+            Fault(4.0, "kill_worker", 2, 0.0),
+            Fault(4.4831, "crash_agent", 0, 0.0),
+            Fault(5.0, "freeze_agent", 0, 12.0),
+        ),
+    ),
+    "a master that was thought dead made a world of a node that nobody else reaches": Scenario(
+        seed=28082,
+        replicas=1,
+        maximum=1,
+        standbys=1,
+        heartbeat=0.5,
+        faults=(
+            Fault(4.0, "zombie_master", 0, 10.0),
+            Fault(4.0, "stall_master", 0, 3.0),
+        ),
+    ),
+    "an agent that was to leave in its own time went on training when the others began": Scenario(
+        seed=1900000004972,
+        replicas=2,
+        maximum=6,
+        commits=0.3,
+        faults=(
+            Fault(1.0, "tear_journal", 0, 3.0),
+            Fault(1.305, "cut_all", 0, 4.0),
+            Fault(1.3928, "evict", 0, 6.0),
+        ),
+    ),
+}
+"""Name of the fault, in the past, to the scenario that shows it."""
