@@ -65,7 +65,7 @@ def test_only_what_the_fence_allows_is_heard(got: SessionResponse, verdict: Fenc
         (CommitStep(), True),
     ],
 )
-def test_an_agent_that_ends_still_stops_at_once(message: object, acted_on: bool) -> None:
+def test_an_agent_that_ends_still_stops_at_once(message: object, *, acted_on: bool) -> None:
     """The others go on without it, and nothing of the old world may train beside the new one."""
     assert hearing.concerns_ending(message) is acted_on
 

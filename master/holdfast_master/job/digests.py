@@ -117,8 +117,11 @@ def _replay(desk: Desk, digest: StateDigest) -> None:
         candidacy.recount(desk)
     desk.clock.job_base += max(0.0, digest.job_seconds)
     desk.event_floor = digest.event_sequence
+    # A journal that has no world may have charges all the same.
+    known = {charge.incident_id for charge in desk.state.charges}
     for charge in digest.charges:
-        desk.record(charge)
+        if charge.incident_id not in known:
+            desk.record(charge)
     for host in digest.excluded_nodes:
         desk.record(NodeExcluded(node=host, reason="excluded by an earlier master"))
     for node in list(desk.roster.nodes.values()):

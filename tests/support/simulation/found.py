@@ -193,5 +193,17 @@ FOUND = {
             Fault(1.3928, "evict", 0, 6.0),
         ),
     ),
+    "a charge that the journal had was brought again by an agent's digest": Scenario(
+        seed=1910000010647,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        replace_delay=0.05,
+        faults=(
+            Fault(0.0, "crash_agent", 0, 0.0),
+            Fault(0.0, "slow_node", 0, 8.0),
+            Fault(0.205, "zombie_master", 0, 2.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
