@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 import holdfast
 from holdfast.flash.client import CheckpointError
 from holdfast.flash.decide.schedule import Schedule
+from holdfast.flash.state import StateError
 from holdfast.job import CONTINUE
 from small_models import same, state_of, train
 
@@ -242,6 +244,82 @@ def test_steps_follow_the_schedule_and_the_newest_stay(
             flash.wait()
     monkeypatch.setattr("holdfast.job._job", None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_6", "step_8"]
+
+
+def test_an_optimizer_that_is_rolled_back_is_saved_as_it_is_now(tmp_path: Path) -> None:
+    """`load_state_dict` puts new containers in place of those that were planned for."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    before = copy.deepcopy(optimizer.state_dict())
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        for _ in range(3):
+            train(model, optimizer)
+        flash.save(1)
+        optimizer.load_state_dict(before)
+        optimizer.param_groups[0]["lr"] = 0.001
+        train(model, optimizer)
+        flash.save(2)
+        flash.wait()
+    again = state_of()
+    with holdfast.Checkpointer(tmp_path, model=again[0], optimizer=again[1]) as flash:
+        assert flash.load() == 2
+    assert same([one.state_dict() for one in again], [model.state_dict(), optimizer.state_dict()])
+    assert again[1].param_groups[0]["lr"] == 0.001
+
+
+def test_a_module_that_is_replaced_is_saved_as_it_is_now(tmp_path: Path) -> None:
+    """The old one is in nobody's model any more, though all of its names are."""
+    from torch import equal, nn
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        flash.save(1)
+        model[1] = nn.Linear(4, 4)
+        flash.save(2)
+        flash.wait()
+    again = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with holdfast.Checkpointer(tmp_path, model=again) as flash:
+        assert flash.load() == 2
+    assert equal(again[1].weight, model[1].weight)
+
+
+def test_a_value_that_becomes_unloadable_is_refused_and_the_step_before_stays(
+    tmp_path: Path,
+) -> None:
+    """A class of the user's that comes later is found as one that was there at first."""
+    model, _ = state_of()
+    extra: dict[str, Any] = {"best": {"loss": [None]}}
+    with holdfast.Checkpointer(tmp_path, model=model, extra=extra, keep_last=1) as flash:
+        flash.save(1)
+        extra["best"]["loss"].append(Schedule())
+        with pytest.raises(StateError, match=r"extra.best is no plain data"):
+            flash.save(2)
+        extra["best"]["loss"][-1] = 0.5
+        flash.save(3)
+        flash.wait()
+    extra["best"] = None
+    with holdfast.Checkpointer(tmp_path, model=model, extra=extra) as flash:
+        assert flash.load() == 3
+    assert extra["best"] == {"loss": [None, 0.5]}
+
+
+def test_what_others_wrote_neither_goes_nor_counts(tmp_path: Path) -> None:
+    """Retention deletes its own steps; a name that is taken is refused, not replaced."""
+    model, _ = state_of()
+    for name in ("step_1/model.safetensors", "step_2/.metadata", "step_4/.metadata"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "step_3").write_text("a file")
+    with holdfast.Checkpointer(tmp_path, model=model, keep_last=1) as flash:
+        flash.save(4)
+        with pytest.raises(CheckpointError, match=r"step_4 was not written by Holdfast: move it"):
+            flash.wait()
+        for step in (5, 6):
+            flash.save(step)
+            flash.wait()
+    assert {path.name for path in tmp_path.iterdir()} >= {f"step_{n}" for n in (1, 2, 3, 4, 6)}
+    assert not (tmp_path / "step_5").exists()
+    assert (tmp_path / "step_4/.metadata").read_text() == "precious"
 
 
 def test_a_full_directory_is_told_and_training_may_go_on(tmp_path: Path) -> None:

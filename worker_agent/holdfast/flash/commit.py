@@ -145,7 +145,8 @@ def commit(
     manifest = Manifest(version=attempt.version, shards=tuple(sorted(shards, key=_rank)))
     _check(manifest)
     mine = Attempt(version=attempt.version, number=own or unique())
-    folder, final = f"{root}/{mine.folder}", final or f"{root}/step_{attempt.version.step}"
+    folder, given = f"{root}/{mine.folder}", bool(final)
+    final = final or f"{root}/step_{attempt.version.step}"
     try:
         disk.rename(f"{root}/{attempt.folder}", folder)
         for shard in manifest.shards:
@@ -161,7 +162,7 @@ def commit(
         for name in private:  # only now: a successor that finds no manifest needs them
             with contextlib.suppress(OSError):
                 disk.unlink(f"{folder}/{name}")
-        _publish(disk, root, folder, final, manifest)
+        _publish(disk, root, folder, final, manifest, replaces=given)
     except OSError as error:
         raise CommitError(f"{final} was not committed: {error}") from error
     return final
@@ -181,7 +182,10 @@ def _check(manifest: Manifest) -> None:
         raise CommitError(f"step {manifest.version.step} is incomplete: {'; '.join(wrong[:10])}")
 
 
-def _publish(disk: Disk, root: str, folder: str, final: str, manifest: Manifest) -> None:
+def _publish(
+    disk: Disk, root: str, folder: str, final: str, manifest: Manifest, *, replaces: bool
+) -> None:
+    """Give the checkpoint its name. replaces: also where one that others wrote has it."""
     try:
         disk.rename_new(folder, final)
     except FileExistsError:
@@ -194,6 +198,11 @@ def _publish(disk: Disk, root: str, folder: str, final: str, manifest: Manifest)
             raise CommitError(
                 f"{final} holds what is no part of a checkpoint ({', '.join(foreign[:3])}): "
                 "give each checkpoint a directory of its own"
+            ) from None
+        if not replaces and not is_own(disk, final):
+            raise CommitError(
+                f"{final} was not written by Holdfast: move it away, or give the Checkpointer "
+                "a directory of its own"
             ) from None
         disk.exchange(folder, final)
         disk.sync_dir(root)
@@ -209,6 +218,18 @@ def foreign_names(disk: Disk, path: str) -> list[str]:
     except FileNotFoundError:
         return []
     return sorted(name for name in names if not _OWN.fullmatch(name))
+
+
+def is_own(disk: Disk, path: str) -> bool:
+    """Tell whether a directory is a committed step of Holdfast's and nothing else.
+
+    It gets its name with its manifest in it: one without was made by somebody else.
+    """
+    try:
+        names = disk.names(path)
+    except OSError:
+        return False
+    return MANIFEST_NAME in names and all(_OWN.fullmatch(name) for name in names)
 
 
 def discard(disk: Disk, root: str, path: str) -> None:

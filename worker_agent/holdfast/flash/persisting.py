@@ -19,6 +19,7 @@ from holdfast.flash.commit import (
     attempts_of,
     commit,
     delete_steps,
+    is_own,
     open_attempt,
     read_manifest_or_none,
     steps,
@@ -155,8 +156,9 @@ class Storage:
 
     def _delete_old(self, version: Version) -> None:
         with contextlib.suppress(OSError):  # an old step that stays costs room, not safety
-            found = steps(self._disk, self.root)
-            older = [step for step in found if step <= version.step]
+            found = [step for step in steps(self._disk, self.root) if step <= version.step]
+            # What others have put there neither goes nor counts.
+            older = [s for s in found if is_own(self._disk, f"{self.root}/step_{s}")]
             delete_steps(self._disk, self.root, to_delete(older, self._retention))
 
     def commit_granted(self, grant: Grant) -> None:

@@ -79,6 +79,8 @@ class Saver:
             for leaf in leaves.tensors
         ]
         self._encoded: dict[str, tuple[Any, bytes]] = {}
+        self._proven: dict[str, set[type]] = {}
+        """Of each value the kinds of data in it that were proved to be loadable."""
         self._framed: set[int] = set()
         self._gpus: Gpus | None = None
         self._events: dict[bool, list[Any]] = {}
@@ -102,6 +104,9 @@ class Saver:
         for container, count in self._leaves.counts:
             if len(container) != count:
                 raise Changed("an entry came or went")
+        for holder, key, thing in self._leaves.links:
+            if holder.get(key) is not thing:
+                raise Changed("a part was replaced as a whole")
         for holder, key, tensor, pointer in self._signature:
             if holder.get(key) is not tensor or plain(tensor).data_ptr() != pointer:
                 raise Changed(f"{key} is another tensor")
@@ -149,7 +154,7 @@ class Saver:
             event.synchronize()
 
     def _take_over(self, before: Saver) -> None:
-        self._encoded = before._encoded
+        self._encoded, self._proven = before._encoded, before._proven
         if before.arena is self.arena:
             self._framed = before._framed
             self._gpus = before._gpus
@@ -194,7 +199,10 @@ class Saver:
         known = self._encoded.get(leaf.name)
         if known is not None and _same(known[0], value):
             return known[1]
-        body = encode_value(leaf.name, value, check=known is None)
+        kinds, proven = kinds_of(value), self._proven.setdefault(leaf.name, set())
+        body = encode_value(leaf.name, value, check=not kinds <= proven)
+        # What is inside an object of another kind nobody sees: it is proved each time.
+        proven |= {kind for kind in kinds if _is_seen_through(kind)}
         self._encoded[leaf.name] = (_frozen(value), body)
         return body
 
@@ -253,6 +261,25 @@ def _same(old: Any, new: Any) -> bool:
     if type(old) in (list, tuple):
         return len(old) == len(new) and all(map(_same, old, new))
     return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
+
+
+def kinds_of(value: Any) -> set[type]:
+    """Return the kinds of all that is in a value: what is loadable depends on nothing else."""
+    found, left = set(), [value]
+    while left:
+        one = left.pop()
+        found.add(type(one))
+        if isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, (list, tuple, set)):
+            left += one
+    return found
+
+
+def _is_seen_through(kind: type) -> bool:
+    import torch
+
+    return kind in (*_SIMPLE, bytes, dict, list, tuple, set, torch.Tensor)
 
 
 def encode_value(name: str, value: Any, *, check: bool = True) -> bytes:

@@ -68,6 +68,9 @@ class Leaves:
     values: list[ValueLeaf] = field(default_factory=list)
     counts: list[tuple[Any, int]] = field(default_factory=list)
     """Containers and their lengths."""
+    links: list[tuple[Mapping[Any, Any], Any, Any]] = field(default_factory=list)
+    """Where each of them was found: holder, key, and what must still be there. One that is replaced
+    as a whole would go on being read, and nobody would change it any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +202,10 @@ def _model(leaves: Leaves, path: tuple[str, ...], model: nn.Module, trained: set
             TensorLeaf(".".join(full), full, holder, key, tensor, trained=id(tensor) in trained)
         )
     for name, module in unwrap(model).named_modules(remove_duplicate=False):
+        leaves.links += [
+            (module._modules, key, child)  # noqa: SLF001
+            for key, child in module._modules.items()  # noqa: SLF001
+        ]
         leaves.counts += [
             (module._parameters, len(module._parameters)),  # noqa: SLF001
             (module._buffers, len(module._buffers)),  # noqa: SLF001
@@ -253,6 +260,9 @@ def _optimizer(
         (optimizer.state, len(optimizer.state)),
         (optimizer.param_groups, len(optimizer.param_groups)),
     ]
+    held = vars(optimizer)
+    leaves.links += [(held, key, held[key]) for key in ("state", "param_groups") if key in held]
+    leaves.links += [(optimizer.state, one, state) for one, state in optimizer.state.items()]
     # By name: a restored optimizer has its state in another order, and shall have the same layout.
     entries = {names[id(one)]: state for one, state in optimizer.state.items()}
     for owner, state in sorted(entries.items()):
