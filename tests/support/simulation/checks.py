@@ -86,6 +86,8 @@ class Checks:
         self.opened: dict[str, float] = {}
         """Incident to when it was opened, on its master's patient clock."""
         self._old_since: dict[str, float] = {}
+        self._alone: dict[str, float] = {}
+        """Agent to how long it was seen awake, with workers and without a master, s."""
 
     def new_master(self, master: Master) -> Watch:
         """A master begins."""
@@ -216,8 +218,11 @@ class Checks:
 
     def _masterless(self, agent: Agent) -> None:
         if agent.connected or not agent.workers.living_round:
+            self._alone.pop(agent.agent_id, None)
             return
-        alone = agent.now - agent.no_master_since
+        # Only what it lived through: it kills nobody while it is frozen itself.
+        lived = self._alone[agent.agent_id] = self._alone.get(agent.agent_id, 0.0) + SWEEP_SECONDS
+        alone = min(lived, agent.now - agent.no_master_since)
         limit = agent.welcome.masterless_limit_seconds
         invariants.masterless_ends(agent.agent_id, alone, limit + 4.0)
 

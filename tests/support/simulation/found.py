@@ -205,5 +205,17 @@ FOUND = {
             Fault(0.205, "zombie_master", 0, 2.0),
         ),
     ),
+    "an agent was blamed for workers that outlived the limit while it was frozen": Scenario(
+        seed=2100000011309,
+        replicas=1,
+        maximum=1,
+        masterless=4.0,
+        faults=(
+            Fault(1.0, "lose_journal", 0, 5.0),
+            Fault(2.0, "cut", 0, 8.0),
+            Fault(4.0, "slow_node", 0, 6.0),
+            Fault(5.5633, "freeze_agent", 0, 3.5123),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

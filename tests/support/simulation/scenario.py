@@ -144,6 +144,21 @@ SPANS: Mapping[str, tuple[float, float]] = {
     "stop_wish": (0.0, 10.0),
 }
 """Least and greatest span of those that last, s."""
+CROSSED = 0.1
+"""Share of the seeds whose schedule has a crossing as well."""
+CROSSINGS: tuple[tuple[tuple[str, float, float, float], ...], ...] = (
+    (("stop_job", 0.0, 12.0, 0.0), ("stop_job", 0.0, 0.1, 0.0)),
+    (("stop_job", 0.0, 12.0, 0.0), ("stop_wish", 0.0, 0.1, 5.0)),
+    (("checkpoint", 1.0, 12.0, 0.0), ("suspend", 0.0, 1.0, 5.0)),
+    (
+        # The second suspension meets nodes that look through what they are to start from.
+        ("suspend", 2.0, 6.0, 1.0),
+        ("freeze_agent", 1.6, 4.1, 3.0),
+        ("suspend", 0.0, 1.0, 5.0),
+    ),
+)
+"""Faults that meet in a moment too short for chance, each: what, how long after the one before it
+(least and greatest, s), for how long (s)."""
 PAUSES = (0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 1.2, 2.5)
 """Longest pause before the next fault, s; one of them is chosen."""
 
@@ -175,7 +190,7 @@ def draw(seed: int, *, nodes: int | None = None, faults: int | None = None) -> S
         policy=luck.choice((1, 1, 1, 2, 3)),
         skew=luck.choice((0.0, 0.0, 0.01)),
         commits=random.Random(f"{seed}/commits").choice((0.0, 0.3, 1.0)),
-        faults=_schedule(luck, replicas, count),
+        faults=_crossed(seed, _schedule(luck, replicas, count), replicas),
     )
 
 
@@ -187,3 +202,14 @@ def _schedule(luck: random.Random, nodes: int, count: int) -> tuple[Fault, ...]:
         found.append(Fault(round(at, 4), what, luck.randrange(nodes), round(span, 4)))
         at += luck.choice(PAUSES) * luck.random()
     return tuple(found)
+
+
+def _crossed(seed: int, schedule: tuple[Fault, ...], nodes: int) -> tuple[Fault, ...]:
+    luck = random.Random(f"{seed}/crossing")
+    if luck.random() >= CROSSED:
+        return schedule
+    found, at = list(schedule), 0.0
+    for what, least, most, span in luck.choice(CROSSINGS):
+        at += luck.uniform(least, most)
+        found.append(Fault(round(at, 4), what, luck.randrange(nodes), span))
+    return tuple(sorted(found, key=lambda fault: fault.at))
