@@ -1,31 +1,24 @@
 """Agents that say hello: new, back, taking over, or too late.
 
-Belongs here: admitting agents, the Welcome, taking up the thread with one that was away. Does not
-belong here: who holds a node rank (`decide.succession`).
+Belongs here: admitting agents, the Welcome. Does not belong here: who holds a node rank
+(`decide.succession`), what a member that was away runs (`returning`).
 """
 
 from __future__ import annotations
 
 from holdfast_master.decide import liveness, succession
-from holdfast_master.decide.failure import Evidence, EvidenceKind
+from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.decide.succession import Claim, Knowledge, Standing
 from holdfast_master.inputs import Connected
 from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job import (
     adoption,
-    assignments,
     candidacy,
-    charges,
     ending,
-    incidents,
     losses,
     replacements,
-    reports,
     rescue,
-    saving,
-    schedules,
-    starting,
-    stopping,
+    returning,
     stores,
 )
 from holdfast_master.job.desk import Desk, Warn
@@ -33,7 +26,6 @@ from holdfast_master.job.roster import Node
 from holdfast_master.job.state import REPLACED
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import ENDED
-from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     GoodputClass,
     HeartbeatInterval,
@@ -176,8 +168,7 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
     if node.away_told:
         node.away_told = False
         desk.event(EventReason.NODE_RECONNECTED, f"node {node.rank} is back", node=node.rank)
-    world = desk.world
-    _welcome(desk, node, _round_to_keep(desk, node))
+    _welcome(desk, node, returning.round_to_keep(desk, node))
     losses.watch(desk, node)
     candidacy.refresh(desk, node)
     rescue.send(desk, node)
@@ -186,44 +177,8 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
         ending.dismiss(desk, node)
     elif node.rank in desk.state.released:
         replacements.leave(desk, node, LeaveOutcome.RELEASED, "released", desk.stop_grace)
-    elif world is not None and desk.member(node) is not None:
-        _take_up(desk, node, world, hello)
-
-
-def _round_to_keep(desk: Desk, node: Node) -> int:
-    """The round whose processes a returning agent leaves alone; 0: none."""
-    last = desk.assigned
-    given_up = bool(desk.broken) and not desk.recovering
-    if last is None or given_up or not last.holds(node.rank, node.agent_id):
-        return 0
-    return last.round
-
-
-def _take_up(desk: Desk, node: Node, world: World, hello: Hello) -> None:
-    """Compare what a member runs with what it should run."""
-    if hello.round == world.round:
-        workers = sum(1 for worker in hello.workers if worker.round == world.round)
-        if workers >= node.local_world_size:
-            starting.started(desk, world, node.rank)
-        else:
-            reports.miss_soon(desk, node)
-        world.reached = max(world.reached, hello.step)
-        if world.training:
-            world.stepped.add(node.rank)
-        stopping.send_arm(desk, node)
-        saving.send(desk, node)
-        schedules.send(desk, node)
-    elif hello.round < world.round and node.rank not in world.started and world.store_id:
-        assignments.send_assignment(desk, node, charges.failure_limit(desk))
     else:
-        item = Evidence(
-            kind=EvidenceKind.ROUND_LOST,
-            text=f"node {node.rank} is in round {hello.round}, not in round {world.round}",
-            at=desk.now,
-            node_rank=node.rank,
-            agent_id=node.agent_id,
-        )
-        incidents.report_process(desk, item, world.round)
+        returning.take_up(desk, node, hello)
 
 
 def _welcome(desk: Desk, node: Node, round_number: int) -> None:

@@ -217,5 +217,37 @@ FOUND = {
             Fault(5.5633, "freeze_agent", 0, 3.5123),
         ),
     ),
+    "a world got the number that a stalled master's predecessor had given meanwhile": Scenario(
+        seed=2200000010592,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        unit=2,
+        standbys=1,
+        commits=0.3,
+        faults=(
+            Fault(0.2118, "zombie_master", 0, 8.0),
+            Fault(0.7886, "kill_worker", 0, 0.0),
+            Fault(1.0, "stall_master", 0, 13.0),
+            Fault(1.0, "crash_agent", 0, 0.0),
+            Fault(1.0, "blip", 0, 0.0),
+        ),
+    ),
+    "an operator that came back was made to say what it had seen before it went": Scenario(
+        seed=2200000020067,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        store_failures=0.2,
+        commits=0.3,
+        faults=(
+            Fault(1.0, "operator_gone", 0, 2.6323),
+            Fault(1.0, "evict", 1, 1.0),
+            Fault(1.0, "respec", 1, 0.0),
+            Fault(1.0, "operator_late", 0, 3.0),
+            Fault(1.1192, "suspend", 0, 2.0),
+            Fault(1.1237, "evict", 1, 3.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -80,6 +80,7 @@ class Operator:
         """What was observed before, to be repeated."""
         self.finish: FinishDecision | None = None
         self._said_at: dict[int, float] = {}
+        self._lists = 0
 
     @property
     def wanted(self) -> int:
@@ -126,11 +127,11 @@ class Operator:
         delay = self.job.luck.uniform(0.001, 0.05) + self.job.luck.random() * self.lateness
         when = max(self.job.time.now + delay, self._said_at.get(rank, 0.0))
         self._said_at[rank] = when
-        self.job.time.at(when, self.say, pod)
+        self.job.time.at(when, self.say, pod, self._lists)
 
-    def say(self, pod: PodObservation) -> None:
-        """One observation reaches the master."""
-        if self.up:
+    def say(self, pod: PodObservation, lists: int) -> None:
+        """One observation reaches the master, unless a newer list has all that it says."""
+        if self.up and lists == self._lists:
             self.said.append(pod)
             self.job.master.push(PodSeen(pod))
 
@@ -168,6 +169,7 @@ class Operator:
         """Open the stream to the newest master: spec, every pod, end of the list."""
         if not self.up:
             return
+        self._lists += 1
         master = self.job.master
         master.push(OperatorConnected())
         master.push(SpecArrived(self.spec))
