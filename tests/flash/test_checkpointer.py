@@ -322,6 +322,42 @@ def test_what_others_wrote_neither_goes_nor_counts(tmp_path: Path) -> None:
     assert (tmp_path / "step_4/.metadata").read_text() == "precious"
 
 
+def test_a_scheduled_save_that_fails_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on; once what was wrong is mended, steps are saved again."""
+    monkeypatch.setattr("holdfast.job._job", None)
+    model, _ = state_of()
+    extra: dict[str, Any] = {"best": 1, "odd": 2}
+    each = Schedule(memory_every=0, storage_every=1)
+    with holdfast.Checkpointer(tmp_path, model=model, extra=extra, schedule=each) as flash:
+        flash.prepare()
+        del extra["odd"]
+        with pytest.warns(RuntimeWarning, match=r"step 1 was not saved: 'odd' is no longer"):
+            assert flash.step(1) is CONTINUE
+        extra["odd"] = Schedule()
+        with pytest.warns(RuntimeWarning, match=r"step 2 was not saved: extra.odd is no plain"):
+            assert flash.step(2) is CONTINUE
+        extra["odd"] = 3
+        flash.step(3)
+        flash.wait(3)
+        assert flash.latest() == 3
+    monkeypatch.setattr("holdfast.job._job", None)
+
+
+def test_a_step_that_is_not_to_be_on_storage_is_not_waited_for(tmp_path: Path) -> None:
+    """Neither one that was never saved nor one in memory alone counts as durable."""
+    model, _ = state_of()
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        flash.save(1, durable=False)
+        for step in (1, 7):
+            with pytest.raises(CheckpointError, match=rf"step {step} is not on its way to storage"):
+                flash.wait(step)
+        flash.save(1)
+        flash.wait(1)
+        flash.wait(1)
+
+
 def test_a_full_directory_is_told_and_training_may_go_on(tmp_path: Path) -> None:
     """A step that cannot be committed raises in `wait`, by name; the next one is tried anew."""
     model, _ = state_of()

@@ -116,3 +116,122 @@ def test_a_second_load_after_a_save_is_refused_and_changes_nothing(tmp_path: Pat
         with pytest.raises(CheckpointError, match=r"was called before, and step 2 was saved"):
             flash.load()
     assert model[0].weight.unique().tolist() == [3.0]
+
+
+def test_partial_keeps_the_moments_of_what_does_not_fit(tmp_path: Path) -> None:
+    """A layer of another shape keeps its weights and its optimizer state; others are loaded."""
+    from torch import nn
+
+    model, optimizer = state_of()
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        flash.save(1)
+    other: Any = nn.Sequential(*state_of(5)[0][:2], nn.Linear(7, 4))
+    its = type(optimizer)(other.parameters(), lr=0.5)
+    train(other, its)
+    before = {key: value.clone() for key, value in its.state[other[2].weight].items()}
+    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
+        assert flash.load(partial=True) == 1
+    assert same(dict(its.state[other[2].weight]), before)
+    assert same(its.state[other[0].weight], optimizer.state[model[0].weight])
+    train(other, its)
+
+
+def test_partial_keeps_the_moments_that_the_checkpoint_lacks(tmp_path: Path) -> None:
+    """Weights alone are loaded into a state whose optimizer has stepped."""
+    model, _ = state_of()
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        flash.save(1)
+    other, its = state_of(5)
+    train(other, its)
+    before = {key: value.clone() for key, value in its.state[other[0].weight].items()}
+    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
+        assert flash.load(partial=True) == 1
+    assert same(dict(its.state[other[0].weight]), before)
+    assert same(other[0].weight, model[0].weight)
+
+
+class _Picky:
+    """A scheduler of another version."""
+
+    def state_dict(self) -> dict[str, int]:
+        """One number."""
+        return {"epoch": 3}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Refuse."""
+        raise KeyError("milestones")
+
+
+def test_an_extra_that_refuses_what_was_saved_leaves_the_tensors_alone(tmp_path: Path) -> None:
+    """The error names the extra, what it raised, and which ones have theirs."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    extra: dict[str, Any] = {"best": 0.5, "plan": _Picky()}
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, extra=extra) as flash:
+        flash.save(1)
+    other, its = state_of(5)
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    with (
+        holdfast.Checkpointer(tmp_path, model=other, optimizer=its, extra=extra) as flash,
+        pytest.raises(RestoreError, match=r"extra.plan: _Picky refused .*milestones.*extra.best"),
+    ):
+        flash.load()
+    assert same(dict(other.state_dict()), before)
+    assert not its.state
+
+
+@pytest.mark.parametrize("step", [0, -1, True, "5", 2.0, 2**63, None])
+def test_a_step_that_is_none_is_refused(tmp_path: Path, step: Any) -> None:
+    """Before anything is done: the value and what is expected."""
+    model, _ = state_of()
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        with pytest.raises(ValueError, match=r"step=.*: expected a whole number from 1"):
+            flash.save(step)
+        flash.save(1)
+        flash.wait(1)
+
+
+def test_a_conjugated_buffer_comes_back_as_it_was(tmp_path: Path) -> None:
+    """What a lazy view reads is saved and restored, not its bytes."""
+    import torch
+
+    model, _ = state_of()
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    model.register_buffer("odd", value.clone().conj())
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        flash.save(1)
+        flash.wait()
+        model.odd.zero_()
+        assert model.odd.is_conj()
+    again, _ = state_of()
+    again.register_buffer("odd", torch.zeros(2, dtype=value.dtype).conj())
+    with holdfast.Checkpointer(tmp_path, model=again) as flash:
+        assert flash.load() == 1
+    assert same(again.odd.resolve_conj(), value.conj().resolve_conj())
+
+
+def test_models_whose_parameters_share_a_name_keep_all_moments(tmp_path: Path) -> None:
+    """One optimizer of its own model has them without a number, which another may have."""
+    import torch
+    from torch import nn
+
+    def made(seed: int) -> tuple[list[nn.Module], list[Any]]:
+        torch.manual_seed(seed)
+        models: list[nn.Module] = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2)]
+        both = [one for model in models for one in model.parameters()]
+        return models, [torch.optim.Adam(both), torch.optim.SGD(models[1].parameters(), lr=0.1)]
+
+    models, optimizers = made(1)
+    sum(model(torch.ones(1, 2)).square().sum() for model in models).backward()
+    optimizers[0].step()
+    with holdfast.Checkpointer(tmp_path, model=models, optimizer=optimizers) as flash:
+        flash.save(1)
+    again, theirs = made(2)
+    with holdfast.Checkpointer(tmp_path, model=again, optimizer=theirs) as flash:
+        assert flash.load() == 1
+    assert len(theirs[0].state) == 6
+    for one, other in zip(models, again, strict=True):
+        for mine, yours in zip(one.parameters(), other.parameters(), strict=True):
+            assert same(mine, yours)
+            assert same(dict(optimizers[0].state[mine]), dict(theirs[0].state[yours]))

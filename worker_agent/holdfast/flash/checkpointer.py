@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from operator import index
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Final, Self
+from typing import Any, Final, Self, SupportsIndex
 
 from holdfast.environment import Environment
 from holdfast.flash.agreement import from_rank_0
@@ -22,13 +23,14 @@ from holdfast.flash.decide.retention import chosen
 from holdfast.flash.decide.schedule import Schedule
 from holdfast.flash.decide.slots import Version, choose
 from holdfast.flash.images import mapped, of_arenas, of_files
-from holdfast.flash.link import Granted, Layout, Origin, Restore
+from holdfast.flash.link import Granted, Layout, LinkError, Origin, Restore
 from holdfast.flash.pacing import Pacer
 from holdfast.flash.planning import Place, Planner
-from holdfast.flash.restoring import Restorer, stored
+from holdfast.flash.restoring import Restorer
 from holdfast.flash.rng import Rng
 from holdfast.flash.saving import Changed, RoomNeeded, Saver
-from holdfast.flash.state import Parts, collect, numbered
+from holdfast.flash.state import Parts, StateError, collect, numbered
+from holdfast.flash.stored import stored
 from holdfast.flash.table import encode
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
@@ -36,6 +38,7 @@ _SLOT_S: Final = 600.0
 """Seconds that a save which must not be skipped waits for a slot."""
 _MOST_RESTORING: Final = 4
 """Threads of one rank's restore: more do not make memory faster."""
+_MOST_STEPS: Final = 2**63 - 1
 _TOO_LATE: Final = (
     "load() was called before, and step {} was saved since: a world starts from one step. To go "
     "back while training, read step_N of the directory with torch.distributed.checkpoint, or exit: "
@@ -124,7 +127,10 @@ class Checkpointer:
 
         Which step that is, is chosen once for all ranks of a world: another load after a save would
         bring back an old step. Raises `CheckpointError` then, `RestoreError` when the checkpoint
-        does not fit; the state is untouched.
+        does not fit; the state is untouched. When an `extra` refuses what was saved of it, those
+        before it have theirs, and no tensor was changed.
+        partial: take what fits, and leave the rest as it is: also what the optimizer holds of
+            parameters that do not fit or are not in the checkpoint.
         """
         if self._idle:
             return 0
@@ -146,6 +152,7 @@ class Checkpointer:
             self._restore(origin, descriptors, partial=partial)
             if origin.path:
                 self._newest = (origin.step, True)
+                client.is_durable(origin.step)
         self._loaded = self._newest
         return origin.step
 
@@ -200,8 +207,14 @@ class Checkpointer:
     def _save_on_the_way(
         self, step: int, *, durable: bool, must: bool, awaited: bool = True
     ) -> None:
-        self._save(step, durable=durable, must=must, awaited=awaited)
-        for failure in self._connect().failures():
+        failures = []
+        try:
+            self._save(step, durable=durable, must=must, awaited=awaited)
+        except (CheckpointError, StateError, LinkError, OSError) as error:
+            failures = [f"step {step} was not saved: {error}"]
+        if self._client is not None:
+            failures += self._client.failures()
+        for failure in failures:
             warnings.warn(failure, RuntimeWarning, stacklevel=3)
 
     def prepare(self) -> None:
@@ -213,8 +226,10 @@ class Checkpointer:
     def save(self, step: int, *, durable: bool = True) -> None:
         """Save this very state now, whatever the schedule says; once for each step.
 
-        Raises `CheckpointError` when it cannot be; whether it became durable says `wait`.
+        step: how many optimizer steps are in it, from 1 on. Raises `CheckpointError` when it cannot
+        be saved, ValueError for another step; whether it became durable says `wait`.
         """
+        whole(step)
         if self._idle:
             return
         if not self._save(step, durable=durable and bool(self._root), must=True):
@@ -325,13 +340,13 @@ class Checkpointer:
         return client.durable
 
     def wait(self, step: int | None = None, *, timeout_s: float = ANSWER_S) -> None:
-        """Wait until a step, or all that were to be durable, are.
+        """Wait until a step, or all that were to be durable, are; without a directory none is.
 
-        Raises `CheckpointError` when one failed, or the time is up.
+        Raises `CheckpointError` when one failed, was not to be durable, or the time is up.
         """
         self.join()
-        if not self._idle:
-            self._connect().wait(step, timeout_s)
+        if self._root:
+            self._connect().wait(None if step is None else whole(step), timeout_s)
 
     def close(self) -> None:
         """Wait for what is to be durable, then let the keeper go."""
@@ -354,6 +369,17 @@ class Checkpointer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def whole(step: Any) -> int:
+    """Return a step's number; raises ValueError for what is none."""
+    if (
+        isinstance(step, bool)
+        or not isinstance(step, SupportsIndex)
+        or not 1 <= index(step) <= _MOST_STEPS
+    ):
+        raise ValueError(f"step={step!r}: expected a whole number from 1 to 2**63 - 1")
+    return index(step)
 
 
 def _idle_cores(place: Place) -> int:

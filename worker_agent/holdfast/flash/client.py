@@ -28,6 +28,10 @@ class CheckpointError(Exception):
     """A checkpoint could not be made or kept; training may go on without it."""
 
 
+_MOST_OUTCOMES: Final = 1000
+"""More steps than anybody asks about later."""
+
+
 class Client:
     """The connection to an agent's keeper, or to one of its own that it starts."""
 
@@ -43,6 +47,11 @@ class Client:
         self._process: subprocess.Popen[bytes] | None = None
         self._awaited: set[int] = set()
         self._failures: list[str] = []
+        self._told: set[int] = set()
+        """Steps on their way to storage, awaited or not."""
+        self._outcomes: dict[int, str] = {}
+        """Of the newest steps that were, why one is not there; empty: it is."""
+        self._refused = False
         self._lost = False
         self.durable = 0
         """The newest step that is announced durable."""
@@ -82,6 +91,8 @@ class Client:
 
     def saved(self, version: Version, *, durable: bool, final: str = "") -> None:
         """Tell that a slot has become VALID; final: where it is to be, if not below the root."""
+        if durable:
+            self._told.add(version.step)
         told = Saved(lineage=version.lineage, step=version.step, durable=durable, final=final)
         self._link.send(told)
 
@@ -103,25 +114,43 @@ class Client:
     def _hear(self, message: Message) -> None:
         if isinstance(message, Durable):
             self._awaited.discard(message.step)
-            self.durable = max(self.durable, message.step)
+            self.is_durable(message.step)
         elif isinstance(message, Failed):
             text = f"step {message.step}: {message.error}"
+            self._ended(message.step, text)
             if message.step in self._awaited:
                 self._awaited.discard(message.step)
                 self._failures.append(text)
             else:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
         elif isinstance(message, Refused):
+            self._refused = True
             self._failures.append(message.error)
+
+    def is_durable(self, step: int) -> None:
+        """Take in that a step is on storage."""
+        self.durable = max(self.durable, step)
+        self._ended(step, "")
+
+    def _ended(self, step: int, error: str) -> None:
+        self._told.discard(step)
+        self._outcomes[step] = error
+        if len(self._outcomes) > _MOST_OUTCOMES:
+            del self._outcomes[next(iter(self._outcomes))]
 
     def wait(self, step: int | None, timeout_s: float) -> None:
         """Wait until a step, or all that are awaited, are durable.
 
-        Raises `CheckpointError` when one failed, the keeper is gone, or the time is up.
+        Raises `CheckpointError` when one failed or is not to be durable, the keeper is gone or
+        refuses what it was told, or the time is up.
         """
         deadline = time.monotonic() + timeout_s
         self.listen()
+        if step is not None:
+            self._await_one(step)
         while self._awaited if step is None else step in self._awaited:
+            if self._refused:
+                break
             left = deadline - time.monotonic()
             if self._link.closed:
                 raise CheckpointError(f"the keeper is gone before steps {self._named()}")
@@ -131,9 +160,19 @@ class Client:
         if failures := self.failures():
             raise CheckpointError("; ".join(failures))
 
+    def _await_one(self, step: int) -> None:
+        """Count a step among those that are awaited, unless its end is known."""
+        outcome = self._outcomes.get(step)
+        if outcome is None and step not in self._told:
+            raise CheckpointError(f"step {step} is not on its way to storage: save({step}) first")
+        if outcome is None:
+            self._awaited.add(step)
+        elif outcome and not self._failures:
+            raise CheckpointError(outcome)
+
     def failures(self) -> list[str]:
         """Return what has failed since this was asked last."""
-        failures, self._failures = self._failures, []
+        failures, self._failures, self._refused = self._failures, [], False
         return failures
 
     def is_lost(self) -> bool:

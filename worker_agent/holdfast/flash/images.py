@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from holdfast.flash.arena import Arena
 from holdfast.flash.commit import read_manifest
 from holdfast.flash.disk import PosixDisk
-from holdfast.flash.restoring import Image
+from holdfast.flash.stored import Image
 
 
 def mapped(descriptors: tuple[int, ...]) -> dict[int, Arena]:

@@ -60,6 +60,8 @@ _TOGETHER_S: Final = 600.0
 _ORPHAN_S: Final = 5.0
 """Seconds without any change after which parts are not waited for that nobody waits for either."""
 _LOOK_S: Final = 0.02
+_FAILED: Final = ".failed."
+"""Begins the name of a rank's word that it cannot write its part; its number follows."""
 
 
 def hashed(job: Job) -> Shard:
@@ -114,7 +116,11 @@ class Storage:
             write_shard(self._disk, folder, shard, job.slot.image)
             if alone:
                 self._describe(folder, job, shard)
-        except OSError as error:
+        except (OSError, CommitError) as error:
+            if alone:
+                self._give_up(job, shard.table.rank, str(error))
+            if isinstance(error, CommitError):
+                raise
             raise CommitError(f"step {job.version.step}: {root}: {error}") from error
         return shard
 
@@ -126,7 +132,9 @@ class Storage:
 
     def _describe(self, folder: str, job: Job, shard: Shard) -> None:
         content = encode_manifest(Manifest(version=job.version, shards=(shard,)))
-        name = _description(shard.table.rank)
+        self._put(folder, _description(shard.table.rank), content)
+
+    def _put(self, folder: str, name: str, content: bytes) -> None:
         handle = self._disk.create(f"{folder}/{name}.new", direct=False)
         try:
             self._disk.write(handle, content)
@@ -134,6 +142,22 @@ class Storage:
         finally:
             self._disk.close(handle)
         self._disk.rename(f"{folder}/{name}.new", f"{folder}/{name}")
+
+    def _give_up(self, job: Job, rank: int, error: str) -> None:
+        """Leave word for the other ranks, which would wait; nobody writes this attempt again."""
+        folder = f"{self._where(job)[0]}/{self._attempt(job).folder}"
+        with contextlib.suppress(OSError):  # it may be this directory that fails
+            self._put(folder, f"{_FAILED}{rank}", error.encode())
+
+    def _given_up(self, folder: str) -> str:
+        """Return which rank left word that it cannot, and why; empty: none."""
+        with contextlib.suppress(OSError):
+            for name in self._disk.names(folder):
+                rank = name.removeprefix(_FAILED)
+                if rank != name and rank.isdigit():
+                    error = self._disk.read(f"{folder}/{name}").decode(errors="replace")
+                    return f"rank {rank} could not write its part: {error}"
+        return ""
 
     def commit(self, job: Job, shards: Mapping[int, Shard]) -> None:
         """Commit the step of `job` and delete what retention gives up.
@@ -144,7 +168,11 @@ class Storage:
         if len(shards) == world:
             self._commit(job, shards)
         elif 0 in shards:
-            self._commit(job, self._gather(job, world))
+            try:
+                self._commit(job, self._gather(job, world))
+            except CommitError as error:
+                self._give_up(job, 0, str(error))
+                raise
         else:
             self._await(job)
 
@@ -199,6 +227,8 @@ class Storage:
                     shards[rank] = decode_manifest(content).shards[0]
             if self._attempt(job) not in attempts_of(self._disk, root, self._attempt(job)):
                 raise CommitError(f"{folder} was swept: a newer world has begun")
+            if len(shards) < world and (error := self._given_up(folder)):
+                raise CommitError(f"step {job.version.step}: {error}")
             if len(shards) < world and patience.is_over():
                 missing = sorted(set(range(world)) - shards.keys())
                 raise CommitError(f"step {job.version.step}: no shard of ranks {missing} came")
@@ -209,12 +239,15 @@ class Storage:
         return shards
 
     def _await(self, job: Job) -> None:
-        _, final = self._where(job)
+        root, final = self._where(job)
+        folder = f"{root}/{self._attempt(job).folder}"
         deadline = time.monotonic() + _TOGETHER_S
         while True:
             found = read_manifest_or_none(self._disk, final)
             if found is not None and found.version == job.version:
                 return
+            if error := self._given_up(folder):
+                raise CommitError(f"step {job.version.step}: {error}")
             if time.monotonic() > deadline or not self._awaited():
                 raise CommitError(f"{final}: rank 0 did not commit it in {_TOGETHER_S:g} s")
             time.sleep(_LOOK_S)

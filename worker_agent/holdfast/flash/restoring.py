@@ -8,15 +8,17 @@ world and another one take the same path.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.copying import Piece, Pieces
+from holdfast.flash.giving import Gift, GivingError, give
 from holdfast.flash.planning import Local, Place, locate
-from holdfast.flash.saving import decode_value, is_on_gpu
-from holdfast.flash.state import Leaves, Parts, Stateful, parameter_names
-from holdfast.flash.table import Box, ShardTable, TensorItem, overlap
+from holdfast.flash.saving import decode_value, is_lazy, is_on_gpu
+from holdfast.flash.state import Leaves, Parts, parameter_names
+from holdfast.flash.stored import Stored
+from holdfast.flash.table import Box, TensorItem, overlap
 from holdfast.flash.targets import is_like, narrow, new_like, values_of
 
 if TYPE_CHECKING:
@@ -26,46 +28,7 @@ _SHOWN: Final = 10
 
 
 class RestoreError(Exception):
-    """A checkpoint does not fit the state; nothing was changed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
-    """One rank's image, mapped."""
-
-    table: ShardTable
-    lengths: tuple[int, ...]
-    memory: Any
-    """A buffer that torch may wrap."""
-    tail: bool
-    """It has the tail as well."""
-
-
-@dataclass(slots=True)
-class Stored:
-    """All images of a version, by name."""
-
-    tensors: dict[str, list[tuple[TensorItem, Any]]] = field(default_factory=dict)
-    values: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
-    paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
-    world: int = 0
-
-
-def stored(images: Iterable[Image]) -> Stored:
-    """Return what the images hold together."""
-    found = Stored()
-    for image in images:
-        table = image.table
-        found.world = table.world
-        found.paths.update(table.paths)
-        for item in table.tensors:
-            if image.tail or not item.tail:
-                found.tensors.setdefault(item.name, []).append((item, image.memory))
-        spans = table.spans(image.lengths)[len(table.tensors) :]
-        for value, span in zip(table.byte_items, spans, strict=True):
-            if image.tail or not value.tail:
-                found.values.setdefault(value.name, (image.memory, *span))
-    return found
+    """A checkpoint does not fit the state; no tensor was changed."""
 
 
 @dataclass(slots=True)
@@ -90,6 +53,8 @@ class Restorer:
         self._fresh: dict[int, dict[Any, dict[str, Any]]] = {}
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
         self._values: dict[str, Any] = {}
+        self._unfit: set[int] = set()
+        """Parameters, by id, that the checkpoint has in another form: they stay as they are."""
 
     def run(self, *, partial: bool, threads: int) -> list[str]:
         """Restore; return what was noteworthy.
@@ -113,13 +78,15 @@ class Restorer:
                     f"{len(work.wrong)} differences between checkpoint and state, the first: "
                     f"{'; '.join(work.wrong[:_SHOWN])}. load(partial=True) takes what fits"
                 )
+            notes = self._give()
             self._unshard_nothing()
             for to, source in work.copies:
                 to.copy_(source)
             Pieces(work.pieces).copy(threads)
             if work.uploads:
                 _upload(work.uploads, threads)
-        return self._apply()
+        self._apply(partial=partial)
+        return notes
 
     def _models(self) -> None:
         names = set()
@@ -127,7 +94,8 @@ class Restorer:
             if leaf.path[0] != "model":
                 continue
             names.add(leaf.name)
-            self._fill(leaf.name, locate(leaf.tensor, leaf.name, self._place))
+            if not self._fill(leaf.name, locate(leaf.tensor, leaf.name, self._place)):
+                self._unfit.add(id(leaf.tensor))
         self._missing_or_new(names, "model")
 
     def _missing_or_new(self, names: set[str], part: str) -> None:
@@ -135,36 +103,39 @@ class Restorer:
         wrong = self._work.wrong
         wrong += [f"{name} is not in the state" for name in sorted(there - names)]
 
-    def _fill(self, name: str, local: Local) -> None:
-        """Plan the copies into one local tensor, or note why they cannot be."""
+    def _fill(self, name: str, local: Local) -> bool:
+        """Plan the copies into one local tensor, or note why they cannot be; False then."""
         work, values = self._work, local.values
         items = self._found.tensors.get(name)
         if items is None:
             work.wrong.append(f"{name} is not in the checkpoint")
-            return
+            return False
         dtype = str(values.dtype).removeprefix("torch.")
         there = (items[0][0].dtype, items[0][0].shape)
         if there != (dtype, local.shape):
             work.wrong.append(f"{name} is {dtype} {local.shape}, in the checkpoint {there}")
-            return
+            return False
         if not values.numel():
-            return
+            return True
         wanted: Box = (local.offsets, tuple(values.shape))
-        covered, seen = 0, set[Box]()
+        found: dict[Box, tuple[TensorItem, Any, Box]] = {}
         for item, memory in items:
             common = overlap(item.box, wanted)
-            if common is not None and item.box not in seen:
-                seen.add(item.box)
-                covered += math.prod(common[1])
-                self._copy(item, memory, common, local)
+            if common is not None:
+                found.setdefault(item.box, (item, memory, common))
+        covered = sum(math.prod(common[1]) for _, _, common in found.values())
         if covered != values.numel():
             work.wrong.append(f"{name}: {covered} of {values.numel()} elements are stored")
+            return False
+        for item, memory, common in found.values():
+            self._copy(item, memory, common, local)
+        return True
 
     def _copy(self, item: TensorItem, memory: Any, common: Box, local: Local) -> None:
         source = narrow(values_of(item, memory, local.values.dtype), common, item.offsets)
         to = narrow(local.values, common, local.offsets)
         self._work.kept.append(source)
-        whole = to.is_contiguous() and source.is_contiguous()
+        whole = to.is_contiguous() and source.is_contiguous() and not is_lazy(to)
         if whole and is_on_gpu(to):
             self._work.uploads.append((to, source))
         elif whole and to.device.type == "cpu":
@@ -190,13 +161,17 @@ class Restorer:
                     self._work.wrong.append(f"{name} is not in the state")
                     continue
                 parameter, group = by_name[owner]
+                if id(parameter) in self._unfit:
+                    continue
                 state = fresh.setdefault(parameter, {})
                 if name in self._values:
                     state[key] = self._values[name]
                 elif name in self._found.tensors:
                     here = (optimizer.state.get(parameter) or {}).get(key)
                     state[key] = self._state_tensor(name, key, parameter, group, here)
-            self._fresh[id(optimizer)] = fresh
+            self._fresh[id(optimizer)] = {
+                one: state for one, state in fresh.items() if id(one) not in self._unfit
+            }
             self._compare_groups(path, optimizer, names)
 
     def _state_tensor(
@@ -222,7 +197,8 @@ class Restorer:
             state = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         else:
             state = torch.empty(item.shape, dtype=dtype, device=device)
-        self._fill(name, locate(state, name, self._place))
+        if not self._fill(name, locate(state, name, self._place)):
+            self._unfit.add(id(parameter))
         return state
 
     def _compare_groups(
@@ -274,32 +250,42 @@ class Restorer:
                 if hasattr(module, "reshard") and hasattr(module, "_get_fsdp_state"):
                     module.reshard()  # type: ignore[operator] # checked above
 
-    def _apply(self) -> list[str]:
+    def _apply(self, *, partial: bool) -> None:
         import torch
 
         for optimizer in self._parts.optimizers.values():
+            fresh = self._fresh[id(optimizer)]
+            if partial:
+                fresh = {**optimizer.state, **fresh}
             optimizer.state.clear()
-            optimizer.state.update(self._fresh[id(optimizer)])
+            optimizer.state.update(fresh)
         for group, key, value in self._settings:
             if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
                 group[key].copy_(value)
             else:
                 group[key] = value
-        for key, value in self._parts.extra.items():
-            if f"extra.{key}" in self._values:
-                _give(self._parts.extra, key, value, self._values[f"extra.{key}"])
-        self._extra_states()
-        return self._per_rank()
 
-    def _extra_states(self) -> None:
+    def _give(self) -> list[str]:
+        """Give everything but tensors; before those, because its owner may refuse it."""
+        gifts = [
+            Gift(f"extra.{key}", value, self._values[f"extra.{key}"], self._parts.extra, key)
+            for key, value in self._parts.extra.items()
+            if f"extra.{key}" in self._values
+        ]
         for leaf in self._leaves.values:
             if leaf.path[0] == "model" and leaf.name in self._values:
                 module = getattr(leaf.read, "__self__", None)
                 if module is not None:
-                    module.set_extra_state(self._values[leaf.name])
+                    gifts.append(Gift(leaf.name, module, self._values[leaf.name]))
+        own, notes = self._per_rank()
+        try:
+            give([*gifts, *own])
+        except GivingError as error:
+            raise RestoreError(str(error)) from error
+        return notes
 
-    def _per_rank(self) -> list[str]:
-        rank, notes = self._place.rank, []
+    def _per_rank(self) -> tuple[list[Gift], list[str]]:
+        rank, notes, gifts = self._place.rank, list[str](), list[Gift]()
         same = self._found.world == self._place.world
         for key, value in self._parts.per_rank.items():
             states = [
@@ -307,17 +293,18 @@ class Restorer:
                 for number in range(self._found.world)
                 if f"rank_{number}.{key}" in self._values
             ]
-            reshard = getattr(value, "reshard", None)
-            if same and f"rank_{rank}.{key}" in self._values:
-                _give(self._parts.per_rank, key, value, self._values[f"rank_{rank}.{key}"])
+            name, reshard = f"rank_{rank}.{key}", getattr(value, "reshard", None)
+            if same and name in self._values:
+                gifts.append(Gift(name, value, self._values[name], self._parts.per_rank, key))
             elif reshard is not None and len(states) == self._found.world:
-                value.load_state_dict(reshard(states, rank, self._place.world))
+                whole = reshard(states, rank, self._place.world)
+                gifts.append(Gift(name, value, whole, self._parts.per_rank, key))
             else:
                 notes.append(
                     f"{key} of rank {rank} begins anew: it was saved by a world of "
                     f"{self._found.world}, this one has {self._place.world}"
                 )
-        return notes
+        return gifts, notes
 
 
 def _upload(pairs: list[tuple[torch.Tensor, torch.Tensor]], threads: int) -> None:
@@ -327,10 +314,3 @@ def _upload(pairs: list[tuple[torch.Tensor, torch.Tensor]], threads: int) -> Non
     from holdfast.flash.upload import upload
 
     upload(torch.cuda, pairs, threads)
-
-
-def _give(holder: Any, key: str, value: Any, state: Any) -> None:
-    if isinstance(value, Stateful):
-        value.load_state_dict(state)
-    else:
-        holder[key] = state

@@ -188,7 +188,7 @@ class Saver:
                 continue
             if is_on_gpu(values):
                 on_gpu.append((_view(slot, item.payload, values), values))
-            elif values.device.type == "cpu" and values.is_contiguous() and not _lazy(values):
+            elif values.device.type == "cpu" and values.is_contiguous() and not is_lazy(values):
                 pieces.append(Piece(base + item.payload, values.data_ptr(), item.size))
             else:
                 others.append((_view(slot, item.payload, values), values))
@@ -226,7 +226,8 @@ def _rows(source: Source) -> torch.Tensor:
     return values if source.rows is None else values.narrow(0, source.begin, source.rows)
 
 
-def _lazy(values: torch.Tensor) -> bool:
+def is_lazy(values: torch.Tensor) -> bool:
+    """Tell whether the bytes of a tensor are not what it reads: conjugate and negative views."""
     return values.is_conj() or values.is_neg()
 
 

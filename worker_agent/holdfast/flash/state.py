@@ -120,8 +120,13 @@ def collect(parts: Parts, rank: int) -> Leaves:
 
 
 def _reader(source: Mapping[str, Any], key: str) -> Callable[[], Any]:
+    def read() -> Any:
+        if key not in source:
+            raise StateError(f"{key!r} is no longer in what was given to the Checkpointer")
+        return source[key]
+
     value = source[key]
-    return value.state_dict if isinstance(value, Stateful) else lambda: source[key]
+    return value.state_dict if isinstance(value, Stateful) else read
 
 
 def clean(name: str) -> str:
@@ -147,10 +152,18 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def parameter_names(parts: Parts, prefix: str) -> dict[int, str]:
-    """Return id → name of every parameter an optimizer may hold; the first name if it has two."""
+    """Return id → name of every parameter an optimizer may hold; the first name if it has two.
+
+    Those of its own model have no prefix, unless two parameters had one name then.
+    """
+    names = _names(parts, prefix)
+    return names if len(set(names.values())) == len(names) else _names(parts, None)
+
+
+def _names(parts: Parts, own: str | None) -> dict[int, str]:
     names: dict[int, str] = {}
     for number, model in parts.models.items():
-        begin = f"{number}." if number and number != prefix else ""
+        begin = f"{number}." if number and number != own else ""
         for name, holder, key in parameters(model):
             names.setdefault(id(holder[key]), begin + name)
     return names
