@@ -235,3 +235,41 @@ def test_models_whose_parameters_share_a_name_keep_all_moments(tmp_path: Path) -
         for mine, yours in zip(one.parameters(), other.parameters(), strict=True):
             assert same(mine, yours)
             assert same(dict(optimizers[0].state[mine]), dict(theirs[0].state[yours]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"extra": [1]}, r"extra is a list: expected a mapping"),
+        ({"extra": {1: 2}}, r"extra has the name 1: expected text"),
+        ({"per_rank": {"rng": 1}}, r'per_rank has "rng", which is saved by itself'),
+        ({"schedule": 5}, r"schedule=5: expected holdfast.Schedule"),
+        ({"threads": 0}, r"threads=0: expected a whole number"),
+        ({"model": 3}, r"model=3: expected Module"),
+    ],
+)
+def test_an_argument_that_is_none_is_refused_by_its_name(
+    tmp_path: Path, wrong: dict[str, Any], text: str
+) -> None:
+    """When it is given, not at the first save."""
+    with pytest.raises((TypeError, ValueError), match=text):
+        holdfast.Checkpointer(tmp_path, **wrong)
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """The path is named."""
+    (tmp_path / "ck").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"path=.*ck' is a file: give a directory"):
+        holdfast.Checkpointer(tmp_path / "ck")
+
+
+def test_an_optimizer_state_of_its_own_is_refused_by_its_kind(tmp_path: Path) -> None:
+    """Some optimizers keep counters beside the parameters: nothing would bring them back."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    optimizer.state["calls"] = {"n": 1}
+    with (
+        holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash,
+        pytest.raises(StateError, match=r"has an entry for a str that is no parameter"),
+    ):
+        flash.save(1)

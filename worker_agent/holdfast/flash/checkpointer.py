@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from operator import index
-from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, Self
 
 from holdfast.environment import Environment
+from holdfast.flash import given
 from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.beside import Beside
@@ -27,9 +26,8 @@ from holdfast.flash.link import Granted, Layout, LinkError, Origin, Restore
 from holdfast.flash.pacing import Pacer
 from holdfast.flash.planning import Place, Planner
 from holdfast.flash.restoring import Restorer
-from holdfast.flash.rng import Rng
 from holdfast.flash.saving import Changed, RoomNeeded, Saver
-from holdfast.flash.state import Parts, StateError, collect, numbered
+from holdfast.flash.state import StateError, collect
 from holdfast.flash.stored import stored
 from holdfast.flash.table import encode
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
@@ -38,7 +36,6 @@ _SLOT_S: Final = 600.0
 """Seconds that a save which must not be skipped waits for a slot."""
 _MOST_RESTORING: Final = 4
 """Threads of one rank's restore: more do not make memory faster."""
-_MOST_STEPS: Final = 2**63 - 1
 _TOO_LATE: Final = (
     "load() was called before, and step {} was saved since: a world starts from one step. To go "
     "back while training, read step_N of the directory with torch.distributed.checkpoint, or exit: "
@@ -78,15 +75,7 @@ class Checkpointer:
             before the next `optimizer.step()`. Whoever writes to parameters otherwise, replays CUDA
             graphs or compiles a whole step calls `join()` before.
         """
-        import torch
-        from torch import nn
-
-        self._parts = Parts(
-            models=numbered(model, nn.Module, "model"),
-            optimizers=numbered(optimizer, torch.optim.Optimizer, "optimizer"),
-            extra=extra or {},
-            per_rank={"rng": Rng(), **(per_rank or {})},
-        )
+        self._parts = given.parts(model, optimizer, extra, per_rank)
         environment = Environment.read()
         self._place = Place(
             rank=environment.rank,
@@ -94,10 +83,10 @@ class Checkpointer:
             local_rank=environment.local_rank,
             local_world=environment.local_world_size,
         )
-        self._root = str(Path(path).absolute()) if path else ""
+        self._root = given.directory(path)
         self._keep = chosen(keep_last, keep_every, environment.keep)
-        self._threads, self._overlap = threads, overlap
-        self._pacer = Pacer(schedule or Schedule(), environment.schedule)
+        self._threads, self._overlap = given.threads_of(threads), overlap
+        self._pacer = Pacer(given.schedule_of(schedule), environment.schedule)
         self._planner = Planner(self._place)
         self._lineage = environment.round
         self._agent = environment.arena
@@ -229,7 +218,7 @@ class Checkpointer:
         step: how many optimizer steps are in it, from 1 on. Raises `CheckpointError` when it cannot
         be saved, ValueError for another step; whether it became durable says `wait`.
         """
-        whole(step)
+        step = given.step_of(step)
         if self._idle:
             return
         if not self._save(step, durable=durable and bool(self._root), must=True):
@@ -346,7 +335,7 @@ class Checkpointer:
         """
         self.join()
         if self._root:
-            self._connect().wait(None if step is None else whole(step), timeout_s)
+            self._connect().wait(None if step is None else given.step_of(step), timeout_s)
 
     def close(self) -> None:
         """Wait for what is to be durable, then let the keeper go."""
@@ -369,17 +358,6 @@ class Checkpointer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def whole(step: Any) -> int:
-    """Return a step's number; raises ValueError for what is none."""
-    if (
-        isinstance(step, bool)
-        or not isinstance(step, SupportsIndex)
-        or not 1 <= index(step) <= _MOST_STEPS
-    ):
-        raise ValueError(f"step={step!r}: expected a whole number from 1 to 2**63 - 1")
-    return index(step)
 
 
 def _idle_cores(place: Place) -> int:

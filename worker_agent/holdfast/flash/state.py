@@ -7,7 +7,7 @@ those of torch's `get_state_dict`, so that `dcp.load` finds what it expects. Lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -82,17 +82,6 @@ class Parts:
     optimizers: Mapping[str, torch.optim.Optimizer]
     extra: Mapping[str, Any]
     per_rank: Mapping[str, Any]
-
-
-def numbered(things: Any, kind: type, name: str) -> dict[str, Any]:
-    """Return one thing or a list of them by prefix; TypeError for what is neither."""
-    if things is None:
-        return {}
-    many = list(things) if isinstance(things, Sequence) else [things]
-    for thing in many:
-        if not isinstance(thing, kind):
-            raise TypeError(f"{name}={thing!r}: expected {kind.__name__} or a list of them")
-    return {"": many[0]} if len(many) == 1 else {f"{i}": thing for i, thing in enumerate(many)}
 
 
 def collect(parts: Parts, rank: int) -> Leaves:
@@ -277,6 +266,12 @@ def _optimizer(
     leaves.links += [(held, key, held[key]) for key in ("state", "param_groups") if key in held]
     leaves.links += [(optimizer.state, one, state) for one, state in optimizer.state.items()]
     # By name: a restored optimizer has its state in another order, and shall have the same layout.
+    for one in optimizer.state:
+        if id(one) not in names:
+            raise StateError(
+                f"the state of {type(optimizer).__name__} has an entry for a {type(one).__name__} "
+                "that is no parameter of a given model: keep it in extra"
+            )
     entries = {names[id(one)]: state for one, state in optimizer.state.items()}
     for owner, state in sorted(entries.items()):
         leaves.counts.append((state, len(state)))

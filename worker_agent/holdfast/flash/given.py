@@ -1,0 +1,100 @@
+"""What a script gave a `Checkpointer`, checked: an error names the argument, its value, the remedy.
+
+Does not belong here: what can be saved of it (`state`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from operator import index
+from pathlib import Path
+from typing import Any, Final, SupportsIndex
+
+from holdfast.flash.decide.schedule import Schedule
+from holdfast.flash.rng import Rng
+from holdfast.flash.state import Parts
+
+_MOST_STEPS: Final = 2**63 - 1
+_MOST_THREADS: Final = 1024
+
+
+def parts(model: Any, optimizer: Any, extra: Any, per_rank: Any) -> Parts:
+    """Return what is to be saved; raises TypeError or ValueError for what cannot be named."""
+    import torch
+    from torch import nn
+
+    own = _named(per_rank, "per_rank")
+    if "rng" in own:
+        raise ValueError(
+            'per_rank has "rng", which is saved by itself (the random generators): '
+            "give it another name"
+        )
+    return Parts(
+        models=_numbered(model, nn.Module, "model"),
+        optimizers=_numbered(optimizer, torch.optim.Optimizer, "optimizer"),
+        extra=_named(extra, "extra"),
+        per_rank={"rng": Rng(), **own},
+    )
+
+
+def _numbered(things: Any, kind: type, name: str) -> dict[str, Any]:
+    """Return one thing or a list of them by prefix."""
+    if things is None:
+        return {}
+    many = list(things) if isinstance(things, Sequence) else [things]
+    for thing in many:
+        if not isinstance(thing, kind):
+            raise TypeError(f"{name}={thing!r}: expected {kind.__name__} or a list of them")
+    return {"": many[0]} if len(many) == 1 else {f"{i}": thing for i, thing in enumerate(many)}
+
+
+def _named(things: Any, name: str) -> Mapping[str, Any]:
+    if things is None:
+        return {}
+    if not isinstance(things, Mapping):
+        raise TypeError(
+            f"{name} is a {type(things).__name__}: expected a mapping of names to what is saved"
+        )
+    for key in things:
+        if not isinstance(key, str) or not key:
+            raise TypeError(f"{name} has the name {key!r}: expected text")
+    return things
+
+
+def directory(path: str | os.PathLike[str] | None) -> str:
+    """Return the absolute path; "" for none. Raises NotADirectoryError."""
+    if not path:
+        return ""
+    found = Path(path).absolute()
+    if found.exists() and not found.is_dir():
+        raise NotADirectoryError(f"path={str(path)!r} is a file: give a directory for checkpoints")
+    return str(found)
+
+
+def schedule_of(schedule: Any) -> Schedule:
+    """Return the schedule; by default all of it is the job's. Raises TypeError."""
+    if schedule is None:
+        return Schedule()
+    if not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"schedule={schedule!r}: expected holdfast.Schedule(memory_every=…, storage_every=…)"
+        )
+    return schedule
+
+
+def threads_of(threads: Any) -> int:
+    """Return how many threads copy; raises ValueError."""
+    return _whole(threads, "threads", _MOST_THREADS)
+
+
+def step_of(step: Any) -> int:
+    """Return a step's number; raises ValueError for what is none."""
+    return _whole(step, "step", _MOST_STEPS)
+
+
+def _whole(value: Any, name: str, most: int) -> int:
+    is_whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+    if not is_whole or not 1 <= index(value) <= most:
+        raise ValueError(f"{name}={value!r}: expected a whole number from 1 to {most}")
+    return index(value)
