@@ -144,7 +144,7 @@ SPANS: Mapping[str, tuple[float, float]] = {
     "stop_wish": (0.0, 10.0),
 }
 """Least and greatest span of those that last, s."""
-CROSSED = 0.1
+CROSSED = 0.2
 """Share of the seeds whose schedule has a crossing as well."""
 CROSSINGS: tuple[tuple[tuple[str, float, float, float], ...], ...] = (
     (("stop_job", 0.0, 12.0, 0.0), ("stop_job", 0.0, 0.1, 0.0)),
@@ -155,6 +155,12 @@ CROSSINGS: tuple[tuple[tuple[str, float, float, float], ...], ...] = (
         ("suspend", 2.0, 6.0, 1.0),
         ("freeze_agent", 1.6, 4.1, 3.0),
         ("suspend", 0.0, 1.0, 5.0),
+    ),
+    (
+        # A start breaks while its nodes look through a checkpoint, and the next waits for a store.
+        ("crash_agent", 2.0, 10.0, 0.0),
+        ("stores_fail", 0.05, 0.5, 3.0),
+        ("exit_worker", 0.0, 2.0, 0.0),
     ),
 )
 """Faults that meet in a moment too short for chance, each: what, how long after the one before it
