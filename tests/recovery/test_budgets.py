@@ -76,15 +76,6 @@ def test_a_killed_zygote_is_a_failure(start_job: StartJob) -> None:
     assert "NodeRemoved" not in causes, job.evidence()
 
 
-def test_a_frozen_agent_is_a_failure(start_job: StartJob) -> None:
-    """Silence is laid to the node, also after its pod was deleted because of it."""
-    job = start_job(steps=5000)
-    before = job.wait_step(15)
-    os.kill(job.agent_pid(1), signal.SIGSTOP)
-    job.wait_for("both nodes again", lambda: _trains_with(job, 2, before.round))
-    job.wait_for("the charge", lambda: _used(job, BudgetKind.FAILURES) == 1)
-
-
 def test_a_job_whose_pods_end_at_once_fails_with_the_reason(tmp_path: Path) -> None:
     """Nothing ever trains: each end is told, and soon the job is given up."""
     file = elastic_job("stillborn", [], failurePolicy=_budgets(noProgressRestarts=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_wire.messages import BudgetKind, JobPhase
+from holdfast_wire.messages import JobPhase
 from local_job import STEPS, StartJob, assert_same_curve, event_times, losses
 from loop_script import loop_script
 
@@ -25,19 +25,6 @@ def test_a_crash_in_an_awkward_phase_loses_nothing(
     assert (tmp_path / "once").exists()
     assert "1 in place" in job.output, job.evidence()
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
-
-
-def test_two_ranks_at_once_are_one_incident(start_job: StartJob) -> None:
-    """Both ranks killed in the same moment: one restart, one charge."""
-    job = start_job(steps=2000)
-    before = job.wait_step(15)
-    pids = [job.rank_pid(0), job.rank_pid(1)]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    job.wait_step(before.step, round_above=before.round)
-    job.wait_event("IncidentClosed")
-    assert len(job.goodput().incidents) == 1
-    assert job.status().round == before.round + 1
 
 
 def test_a_crash_during_recovery_starts_another_round(
@@ -118,14 +105,3 @@ def test_ranks_may_end_far_apart(start_job: StartJob, tmp_path: Path) -> None:
     assert job.finish() == 0, job.evidence()
     assert len(event_times(job.output, "WorkerFinished")) == 2
     assert "0 in place" in job.output
-
-
-def test_no_budget_but_failures_is_charged_for_a_crash(start_job: StartJob) -> None:
-    """A crash is not a preemption and not a rescale."""
-    job = start_job(steps=3000)
-    before = job.wait_step(15)
-    os.kill(job.rank_pid(0), signal.SIGKILL)
-    job.wait_step(before.step, round_above=before.round)
-    job.wait_event("BudgetCharged")
-    used = {budget.kind: budget.used for budget in job.status().budgets}
-    assert used[BudgetKind.PREEMPTIONS] == used[BudgetKind.RESCALES] == 0

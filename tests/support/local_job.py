@@ -132,9 +132,14 @@ class RunningJob:
         """Return the nodes by node rank."""
         return {node.node_rank: node for node in self.ask(ListNodesRequest()).nodes}
 
-    def events(self) -> list[JobEvent]:
-        """Return every event so far."""
-        return list(self.ask(ListEventsRequest(limit=10_000)).events)
+    def events(self, after: int = 0) -> list[JobEvent]:
+        """Return every event so far, or those after this sequence."""
+        return list(self.ask(ListEventsRequest(after_sequence=after, limit=10_000)).events)
+
+    def newest_event(self) -> int:
+        """Return the sequence of the newest event."""
+        newest: int = self.ask(ListEventsRequest(limit=1)).newest_sequence
+        return newest
 
     def goodput(self) -> Any:
         """Return the goodput ledger with its incidents."""
@@ -195,11 +200,13 @@ class RunningJob:
         assert status is not None
         return status
 
-    def wait_event(self, reason: str, *, text: str = "", timeout_s: float = 60.0) -> JobEvent:
-        """Wait for the first event of a reason whose text contains `text`."""
+    def wait_event(
+        self, reason: str, *, text: str = "", after: int = 0, timeout_s: float = 60.0
+    ) -> JobEvent:
+        """Wait for the first event of a reason whose text contains `text`, after a sequence."""
 
         def there() -> JobEvent | None:
-            found = [e for e in self.events() if e.reason == reason and text in e.text]
+            found = [e for e in self.events(after) if e.reason == reason and text in e.text]
             return found[0] if found else None
 
         event = self.wait_for(f"event {reason} {text!r}", there, timeout_s)

@@ -1,0 +1,191 @@
+"""One job of two nodes that has to bear one thing after another, and trains on each time.
+
+Belongs here: what leaves two nodes that train, whatever came before. A job takes ten seconds to
+start, and real ones are hit more than once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from holdfast_cli.home import Endpoint
+from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus
+from local_job import TRAIN, RunningJob, elastic_job
+
+pytestmark = pytest.mark.train
+STEPS_BETWEEN = 10
+"""The job has to have got on since the test before: else its failure would be no news."""
+
+
+@pytest.fixture(scope="module")
+def long_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
+    """The job of this file's tests: it would train for days."""
+    directory = tmp_path_factory.mktemp("long")
+    script = [*TRAIN, "--steps=1000000", f"--checkpoint-dir={directory / 'checkpoints'}"]
+    with RunningJob(elastic_job("long", script), directory) as job:
+        job.wait_step(1)
+        yield job
+
+
+@pytest.fixture
+def job(long_job: RunningJob) -> RunningJob:
+    """That job, two nodes training, some steps after the test before."""
+    _both_train(long_job, 0)
+    long_job.wait_step(long_job.status().step + STEPS_BETWEEN)
+    return long_job
+
+
+def _both_train(job: RunningJob, above: int) -> JobStatus:
+    def there() -> JobStatus | None:
+        status = job.status()
+        trains = status.phase is JobPhase.TRAINING and status.round > above
+        return status if trains and status.world_size == 2 else None
+
+    status = job.wait_for("two nodes that train", there)
+    assert status is not None
+    return status
+
+
+def _used(job: RunningJob) -> Mapping[BudgetKind, int]:
+    return {budget.kind: budget.used for budget in job.status().budgets}
+
+
+def _ranks(job: RunningJob) -> set[int]:
+    return {job.rank_pid(0), job.rank_pid(1)}
+
+
+def _master(job: RunningJob) -> Endpoint:
+    endpoint = job.home.endpoint()
+    assert endpoint is not None
+    return endpoint
+
+
+def test_a_second_job_of_the_same_name_is_refused(job: RunningJob) -> None:
+    """Two jobs cannot share a directory: exit code 2, and what to do."""
+    done = job.cli("run", str(job.directory / "job.yaml"))
+    assert done.returncode == 2
+    assert f"holdfast stop {job.name}" in done.stderr
+
+
+def test_a_killed_master_is_replaced_and_the_ranks_train_on(job: RunningJob) -> None:
+    """Kill -9 of the master: its successor reads the journal, no rank is restarted."""
+    before, ranks = job.status(), _ranks(job)
+    os.kill(_master(job).pid, signal.SIGKILL)
+    job.wait_for("a new epoch", lambda: job.status().epoch > before.epoch)
+    after = job.wait_step(before.step + 10)
+    assert after.round == before.round
+    assert _ranks(job) == ranks
+
+
+def test_a_port_taken_by_another_is_waited_for(job: RunningJob) -> None:
+    """A stranger listens where the killed master did: its successor serves there once it may."""
+    before, ranks, old = job.status(), _ranks(job), _master(job)
+    log = job.home.logs / "master.log"
+    refused = log.read_text().count("cannot be listened on")
+    job.process.send_signal(signal.SIGSTOP)  # so that the port can be taken before the successor
+    os.kill(old.pid, signal.SIGKILL)
+    with _listen(old.port):
+        job.process.send_signal(signal.SIGCONT)
+        job.wait_for(
+            "a refused successor",
+            lambda: log.read_text().count("cannot be listened on") > refused,
+        )
+    job.wait_for("a new epoch", lambda: job.status().epoch > before.epoch + 1)
+    after = job.wait_step(before.step + 10)
+    assert after.round == before.round
+    assert _ranks(job) == ranks
+
+
+def _listen(port: int) -> socket.socket:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < deadline, f"port {port} is never free"
+            time.sleep(0.02)
+
+
+def test_a_master_frozen_for_20_s_expires_nobody(job: RunningJob) -> None:
+    """SIGSTOP of the master for 20 s: the ranks train on, and no round is begun."""
+    before, ranks, seen = job.status(), _ranks(job), job.newest_event()
+    _frozen_for(_master(job).pid, 20.0)
+    after = job.wait_step(before.step + 20)
+    assert after.round == before.round
+    assert _ranks(job) == ranks
+    assert all(event.reason != "NodeLost" for event in job.events(seen))
+
+
+def _frozen_for(pid: int, seconds: float) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        threading.Event().wait(seconds)  # the time that passes is what is tested
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_restart_by_a_person_costs_no_budget(job: RunningJob) -> None:
+    """Holdfast restart: new processes in a new round, no budget."""
+    before, ranks, used = job.status(), _ranks(job), _used(job)
+    assert job.cli("restart", job.name).returncode == 0
+    job.wait_step(before.step, round_above=before.round)
+    assert not ranks & _ranks(job)
+    assert _used(job) == used
+
+
+def test_the_culprit_is_named_and_exactly_one_budget_is_charged(job: RunningJob) -> None:
+    """The incident blames the killed rank, not the survivor whose collective broke."""
+    before, used, seen = job.status(), _used(job), job.newest_event()
+    incidents = len(job.goodput().incidents)
+    os.kill(job.rank_pid(1), signal.SIGKILL)
+    job.wait_step(before.step, round_above=before.round)
+    job.wait_event("IncidentClosed", after=seen)
+    (incident,) = job.goodput().incidents[incidents:]
+    assert incident.culprit_rank == "1"
+    assert incident.culprit_node in {str(n) for n, info in job.nodes().items() if info.ranks}
+    assert incident.charged is BudgetKind.FAILURES
+    assert _used(job) == {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
+
+
+def test_two_ranks_at_once_are_one_incident(job: RunningJob) -> None:
+    """Both ranks killed in the same moment: one restart, one charge."""
+    before, used, seen = job.status(), _used(job), job.newest_event()
+    incidents = len(job.goodput().incidents)
+    for pid in _ranks(job):
+        os.kill(pid, signal.SIGKILL)
+    job.wait_step(before.step, round_above=before.round)
+    job.wait_event("IncidentClosed", after=seen)
+    assert len(job.goodput().incidents) == incidents + 1
+    assert job.status().round == before.round + 1
+    assert _used(job)[BudgetKind.FAILURES] == used[BudgetKind.FAILURES] + 1
+
+
+def test_scaling_above_the_first_size_adds_a_node(job: RunningJob) -> None:
+    """Without maxReplicas the bound follows replicas: 2 -> 3, and back."""
+    before = job.status()
+    done = job.cli("scale", job.name, "3")
+    assert done.returncode == 0, done.stderr
+    large = job.wait_step(before.step, round_above=before.round)
+    assert large.world_size == 3
+    assert job.cli("scale", job.name, "2").returncode == 0
+    assert _both_train(job, large.round).step >= large.step
+
+
+def test_a_drained_node_leaves_at_a_boundary_and_costs_no_budget(job: RunningJob) -> None:
+    """Holdfast drain: the world goes on without the node, no step is lost, nothing is charged."""
+    before, used, seen = job.status(), _used(job), job.newest_event()
+    node = max(rank for rank, info in job.nodes().items() if info.ranks)
+    done = job.cli("drain", job.name, str(node))
+    assert done.returncode == 0, done.stderr
+    after = job.wait_step(before.step, round_above=before.round)
+    assert after.world_size == 1
+    job.wait_event("NodeReleased", after=seen)
+    assert all(event.reason != "RolledBack" for event in job.events(seen)), job.evidence()
+    assert _used(job) == used
