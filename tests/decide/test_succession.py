@@ -25,6 +25,10 @@ TABLE = [
     (NEW, OLD, Knowledge(superseded=frozenset({"p1"})), Standing.OUTDATED),
     # an agent that was told to leave comes back
     (None, OLD, Knowledge(dismissed=frozenset({"a1"})), Standing.OUTDATED),
+    # its words come after the end of its pod
+    (None, OLD, Knowledge(ended="p1"), Standing.OUTDATED),
+    (OLD, OLD, Knowledge(ended="p1"), Standing.OUTDATED),
+    (OLD, NEW, Knowledge(ended="p1"), Standing.SUCCESSOR),
     # the operator's newest pod has not said hello yet, this one is neither old nor known
     (OLD, NEW, Knowledge(newest_pod="p3"), Standing.SUCCESSOR),
 ]

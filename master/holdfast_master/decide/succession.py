@@ -47,6 +47,8 @@ class Knowledge:
     """The newest pod of the rank while an operator watches; None: nobody can tell."""
     superseded: frozenset[str] = frozenset()
     """Pods of the rank that were followed by another."""
+    ended: str | None = None
+    """The rank's newest pod where its processes have ended for certain."""
     dismissed: frozenset[str] = frozenset()
     """Agents that were told to leave and must not return."""
 
@@ -58,6 +60,9 @@ def decide(incumbent: Claim | None, hello: Claim, knowledge: Knowledge) -> Succe
     """
     if hello.agent_id in knowledge.dismissed:
         return Succession(Standing.OUTDATED, "this agent was told to leave before")
+    if hello.pod_uid and hello.pod_uid == knowledge.ended:
+        # Its words were still on their way when its end was told.
+        return Succession(Standing.OUTDATED, f"pod {hello.pod_uid} has ended")
     if incumbent is not None and incumbent.agent_id == hello.agent_id:
         return Succession(Standing.RETURNED, "the same agent")
     if hello.pod_uid in knowledge.superseded:

@@ -92,6 +92,7 @@ def _knowledge(desk: Desk, hello: Hello) -> Knowledge:
     return Knowledge(
         newest_pod=desk.operator.newest_pod(rank),
         superseded=frozenset(superseded),
+        ended=desk.operator.ended_pod(rank),
         dismissed=frozenset(dismissed),
     )
 

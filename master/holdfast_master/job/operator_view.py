@@ -51,6 +51,10 @@ class OperatorView:
             return None
         return pod.pod_uid
 
+    def ended_pod(self, rank: int) -> str | None:
+        """Uid of the rank's newest pod where that is over."""
+        return self.pods[rank].pod_uid if rank in self.over else None
+
     def note(self, pod: PodObservation) -> None:
         """Keep an observation; another uid follows the one before."""
         self.listed.add(pod.node_rank)

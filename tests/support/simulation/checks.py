@@ -198,9 +198,18 @@ class Checks:
         An older one may where no member of it can be told: it commits nothing and dies at the
         limit (`masterless`), or when it is reached (`old_workers`). And where an epoch was given
         to two masters an agent that knew neither may follow the wrong one: whoever starts masters
-        must not do that, agents and masters can only notice it.
+        must not do that, agents and masters can only notice it. The world that the newest master
+        has assigned is the newest, also where agents of another have just heard of that master.
         """
-        rounds.sort(key=lambda found: (found.follows, found.number))
+        assigned = self.job.master.core._desk.state.assigned
+        newest = (assigned.round, assigned.world_hash) if assigned is not None else None
+        rounds.sort(
+            key=lambda found: (
+                (found.number, found.world) == newest,
+                found.follows,
+                found.number,
+            )
+        )
         if any(found.master[1].startswith("twin") for found in rounds):
             return
         for older in rounds[:-1]:

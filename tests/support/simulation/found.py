@@ -249,5 +249,33 @@ FOUND = {
             Fault(1.1237, "evict", 1, 3.0),
         ),
     ),
+    "a world was made with an agent whose words came after its pod's end": Scenario(
+        seed=3100000012147,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        commits=0.3,
+        faults=(
+            Fault(1.6911, "stall_master", 0, 19.0),
+            Fault(1.714, "cut", 1, 4.0),
+            Fault(1.8427, "evict", 1, 6.0),
+            Fault(2.0, "kill_master", 0, 1.0),
+            Fault(3.523, "kill_master", 0, 3.0),
+            Fault(4.0, "crash_agent", 0, 0.0),
+            Fault(4.0, "slow_node", 0, 7.0),
+        ),
+    ),
+    "a zombie's world was taken for the newest one by agents that heard of its successor": Scenario(
+        seed=3100000015926,
+        replicas=8,
+        heartbeat=1.0,
+        replace_delay=3.0,
+        skew=0.01,
+        commits=1.0,
+        faults=(
+            Fault(2.5704, "zombie_master", 0, 12.1498),
+            Fault(3.1819, "cut", 5, 3.3257),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
