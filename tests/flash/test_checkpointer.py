@@ -283,6 +283,37 @@ def test_a_module_that_is_replaced_is_saved_as_it_is_now(tmp_path: Path) -> None
     assert same(again.state_dict(), model.state_dict())
 
 
+@pytest.mark.parametrize("cut", ["data", "resize"])
+def test_a_tensor_that_shrinks_where_it_lies_is_saved_as_it_is_now(
+    tmp_path: Path, cut: str
+) -> None:
+    """The same object at the same address, with fewer numbers."""
+    import torch
+    from torch import nn
+
+    def model_of(seen: torch.Tensor) -> nn.Module:
+        model = nn.Linear(4, 4)
+        model.register_buffer("seen", seen)
+        return model
+
+    seen = torch.arange(8.0)
+    model = model_of(seen)
+    with holdfast.Checkpointer(tmp_path, model=model) as flash:
+        flash.save(1)
+        at = seen.data_ptr()
+        if cut == "data":
+            seen.data = seen.data[:3]
+        else:
+            seen.resize_(3)
+        assert (model.seen is seen, seen.data_ptr()) == (True, at)
+        flash.save(2)
+        flash.wait()
+    again = model_of(torch.zeros(3))
+    with holdfast.Checkpointer(tmp_path, model=again) as flash:
+        assert flash.load() == 2
+    assert same(again.state_dict(), model.state_dict())
+
+
 def test_a_value_that_becomes_unloadable_is_refused_and_the_step_before_stays(
     tmp_path: Path,
 ) -> None:

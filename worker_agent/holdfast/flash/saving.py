@@ -75,8 +75,9 @@ class Saver:
         self._plan = plan
         self._leaves = leaves
         self._signature = [
-            (leaf.holder, leaf.key, leaf.tensor, plain(leaf.tensor).data_ptr())
+            (leaf.holder, leaf.key, leaf.tensor, local.data_ptr(), local.nbytes)
             for leaf in leaves.tensors
+            for local in (plain(leaf.tensor),)
         ]
         self._encoded: dict[str, tuple[Any, bytes]] = {}
         self._proven: dict[str, set[type]] = {}
@@ -100,15 +101,19 @@ class Saver:
             self._gpus = _gpus(self.arena)
 
     def check(self) -> None:
-        """Raise `Changed` unless every tensor is the one that was planned for."""
+        """Raise `Changed` unless every tensor is the one that was planned for.
+
+        By object, address and size: the same bytes in another shape are not noticed.
+        """
         for container, count in self._leaves.counts:
             if len(container) != count:
                 raise Changed("an entry came or went")
         for holder, key, thing in self._leaves.links:
             if holder.get(key) is not thing:
                 raise Changed("a part was replaced as a whole")
-        for holder, key, tensor, pointer in self._signature:
-            if holder.get(key) is not tensor or plain(tensor).data_ptr() != pointer:
+        for holder, key, tensor, pointer, size in self._signature:
+            local = plain(tensor)
+            if holder.get(key) is not tensor or local.data_ptr() != pointer or local.nbytes != size:
                 raise Changed(f"{key} is another tensor")
 
     def values(self) -> list[bytes]:
