@@ -15,6 +15,10 @@ LONG := (train or slow) and not kube
 # Those without deadlines of a second or two: two at a time change nothing but how long it takes.
 SIDE_BY_SIDE := tests/agent tests/bench tests/examples tests/flash tests/master tests/packaging \
   tests/simulation tests/wire tests/zygote
+# The tests of a file share a cluster: they stay in one process.
+KUBE = $(PYTEST) -n $(WORKERS) --dist loadfile -m kube $(SLOWEST)
+# Where the 40 minutes go.
+SLOWEST := --durations=12 --durations-min=10
 # Two, also on a big machine: the fast tests watch deadlines of their own processes.
 WORKERS ?= 2
 SOAK_MINUTES ?= 120
@@ -73,15 +77,17 @@ cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pod
 	PYTHONPATH=tests/support $(BIN)/python -m cluster --nodes $(NODES)
 
 .PHONY: test
-test: check ## Check, then run every test but those of the cluster (under 40 minutes on 2 cores)
+test: check cluster-tools ## Check, then run every test (under 40 minutes on 2 cores)
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --cov --phase-write=build/fast-phase.json
-	$(PYTEST) -n $(WORKERS) -m "$(LONG)" --phase-write=build/wide-phase.json $(SIDE_BY_SIDE)
-	$(PYTEST) -m "$(LONG)" $(SIDE_BY_SIDE:%=--ignore=%) \
-	  $(foreach one,fast wide,--phase-read=build/$(one)-phase.json)
+	$(PYTEST) -n $(WORKERS) -m "$(LONG)" $(SLOWEST) --phase-write=build/wide-phase.json \
+	  $(SIDE_BY_SIDE)
+	$(PYTEST) -m "$(LONG)" $(SLOWEST) --phase-write=build/alone-phase.json \
+	  $(SIDE_BY_SIDE:%=--ignore=%)
+	$(KUBE) $(foreach one,fast wide alone,--phase-read=build/$(one)-phase.json)
 
 .PHONY: test-kube
-test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (15 minutes)
-	$(PYTEST) -m kube
+test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (10 minutes)
+	$(KUBE)
 
 .PHONY: test-fast
 test-fast: $(STAMP) ## Run the fast tests only (under 3 minutes)
