@@ -8,6 +8,8 @@ from bench.interval import JOBS, MEANS, Job, automatic, measure
 from holdfast_master.decide.failure_rate import Rates
 from holdfast_master.decide.interval import Every
 
+# Thousands of the same few lines, which tests/decide/test_interval.py covers in seconds.
+pytestmark = pytest.mark.no_cover
 NUMBER, SEEDS = 200, 20
 
 
