@@ -38,7 +38,7 @@ def take_up(desk: Desk, node: Node, hello: Hello) -> None:
     if world is None or desk.broken or not world.holds(node.rank, node.agent_id):
         return
     if _is_anothers(world, hello):
-        _renumber(desk, node, world)
+        _renumber(desk, node, world, hello)
     elif not world.assigned:
         return
     elif hello.round == world.round:
@@ -51,19 +51,22 @@ def take_up(desk: Desk, node: Node, hello: Hello) -> None:
 
 
 def _is_anothers(world: World, hello: Hello) -> bool:
-    """Whether a master that did not know of its successor gave this round's number as well."""
+    """Whether a master that did not know of its successor gave this round's number as well.
+
+    Or one above it, while nobody has been told of this round.
+    """
     if hello.round != world.round:
-        return False
+        return hello.round > world.round and not world.assigned
     place = hello.assignment
     return not world.assigned if place is None else place.world_hash != world.fact.world_hash
 
 
-def _renumber(desk: Desk, node: Node, world: World) -> None:
+def _renumber(desk: Desk, node: Node, world: World, hello: Hello) -> None:
     """Give the world up; the next one's number is above all that were ever heard of.
 
     The agent would take this number for one that it has had, and checkpoints' lineages bear it.
     """
-    text = f"node {node.rank} had a round {world.round} of another master"
+    text = f"node {node.rank} had a round {hello.round} of another master"
     if world.assigned:
         _lost_round(desk, node, world, text)
     else:

@@ -5,6 +5,8 @@ Belongs here: one function for each fault, and what ends it. Does not belong her
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -102,12 +104,12 @@ def _cut(up: int, down: int) -> Callable[[Job, Agent, Fault], None]:
     return happen
 
 
-def _cut_many(share: int) -> Callable[[Job, Fault], None]:
+def _cut_many(share: int, up: int = 1) -> Callable[[Job, Fault], None]:
     def happen(job: Job, fault: Fault) -> None:
         chosen = [a for rank, a in sorted(job.agents.items()) if a.alive and rank % share == 0]
         for agent in chosen:
             job.checks.hurt(agent.rank, Hurt.NETWORK, fault.span)
-        job.cut(chosen, 1, 1, fault.span)
+        job.cut(chosen, up, 1, fault.span)
 
     return happen
 
@@ -162,6 +164,25 @@ def _suspend(job: Job, fault: Fault) -> None:
     if not job.operator.spec.suspend:
         job.operator.change(suspend=True)
         job.time.after(fault.span, job.resume)
+
+
+def _suspend_in_check(job: Job, fault: Fault) -> None:
+    """Suspended while nodes look through what they are to start from, and they do not hear of it.
+
+    For 2 s, or not at all.
+    """
+    _await_check(job, fault, job.time.now + fault.span - 2.0)
+
+
+def _await_check(job: Job, fault: Fault, until: float, since: float = math.inf) -> None:
+    origin, now = job.master.core._desk.checkpoints.origin, job.time.now
+    checking = origin is not None and not origin.go
+    if checking and now > since + 0.04:  # they have heard of it by now
+        _suspend(job, dataclasses.replace(fault, span=2.0))
+        _cut_many(1, up=0)(job, dataclasses.replace(fault, span=1.5))
+    elif now < until:
+        since = min(since, now) if checking else math.inf
+        job.time.after(0.01, _await_check, job, fault, until, since)
 
 
 def _respec(job: Job, fault: Fault) -> None:
@@ -272,6 +293,7 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "stacks": _stacks,
     "checkpoint": _checkpoint,
     "suspend": _suspend,
+    "suspend_in_check": _suspend_in_check,
     "respec": _respec,
     "operator_gone": _operator_gone,
     "operator_late": _operator_late,

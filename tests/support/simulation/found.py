@@ -277,5 +277,15 @@ FOUND = {
             Fault(3.1819, "cut", 5, 3.3257),
         ),
     ),
+    "a world had a lower number than its member's, who had it from a zombie": Scenario(
+        seed=3200000089383,
+        maximum=4,
+        faults=(
+            Fault(2.0, "zombie_master", 0, 13.2387),
+            Fault(2.0, "vanish", 0, 0.0),
+            Fault(2.0, "crash_agent", 0, 0.0),
+            Fault(2.3782, "stall_master", 0, 13.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -116,8 +116,9 @@ WEIGHTS: Mapping[str, float] = {
     "stores_fail": 1,
     "stop_job": 0.2,
     "stop_wish": 0.2,
+    "suspend_in_check": 0.0,
 }
-"""How often each fault is drawn, relative to the others."""
+"""How often each fault is drawn, relative to the others; 0: only in a crossing."""
 SPANS: Mapping[str, tuple[float, float]] = {
     "freeze_agent": (0.5, 14.0),
     "pause_node": (0.5, 14.0),
@@ -151,10 +152,10 @@ CROSSINGS: tuple[tuple[tuple[str, float, float, float], ...], ...] = (
     (("stop_job", 0.0, 12.0, 0.0), ("stop_wish", 0.0, 0.1, 5.0)),
     (("checkpoint", 1.0, 12.0, 0.0), ("suspend", 0.0, 1.0, 5.0)),
     (
-        # The second suspension meets nodes that look through what they are to start from.
-        ("suspend", 2.0, 6.0, 1.0),
-        ("freeze_agent", 1.6, 4.1, 3.0),
-        ("suspend", 0.0, 1.0, 5.0),
+        # The second suspension meets nodes that look through what they are to start from, and have
+        # nothing in memory that would have to be written first.
+        ("suspend", 3.0, 8.0, 1.0),
+        ("suspend_in_check", 1.1, 1.5, 12.0),
     ),
     (
         # A start breaks while its nodes look through a checkpoint, and the next waits for a store.
