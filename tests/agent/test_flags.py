@@ -13,6 +13,7 @@ import pytest
 from holdfast_agent import config, flags
 from holdfast_agent.config import Settings
 from holdfast_agent.errors import InputError
+from holdfast_agent.zygote import DEFAULT_PRELOAD
 from holdfast_operator.build import command
 
 pytest.importorskip("torch")
@@ -181,6 +182,23 @@ def test_flags_without_effect_under_a_master_are_named(
 
 
 @pytest.mark.parametrize(
+    ("text", "preload"),
+    [
+        ("", DEFAULT_PRELOAD),
+        ("mine,also.mine", (*DEFAULT_PRELOAD, "mine", "also.mine")),
+        ("-torch", ()),
+        ("-torch,mine", ("mine",)),
+        ("-torch.distributed,-torch._dynamo", ("torch", "torch.nn.parallel", DEFAULT_PRELOAD[-1])),
+    ],
+)
+def test_the_preload_list_can_be_made_longer_and_shorter(
+    script: str, text: str, preload: tuple[str, ...]
+) -> None:
+    """`-NAME` leaves a module out, and those below it."""
+    assert _load(script, HOLDFAST_PRELOAD=text).preload == preload
+
+
+@pytest.mark.parametrize(
     "environ",
     [
         pytest.param({"PET_RDZV_BACKEND": "holdfast"}, id="backend"),
@@ -227,6 +245,9 @@ def test_a_standalone_run_complains_only_of_what_it_ignores(script: str, pet: ob
         pytest.param([], {"HOLDFAST_GRACE_SECONDS": "x"}, ["GRACE_SECONDS", "'x'"], id="grace"),
         pytest.param([], {"HOLDFAST_GRACE_SECONDS": "nan"}, ["GRACE_SECONDS"], id="grace-nan"),
         pytest.param([], {"HOLDFAST_TOPOLOGY": "zone"}, ["TOPOLOGY", "key=value"], id="topology"),
+        pytest.param(
+            [], {"HOLDFAST_PRELOAD": "a,-b"}, ["HOLDFAST_PRELOAD", "'a,-b'"], id="preload"
+        ),
         pytest.param([], {"HOLDFAST_FORK": "no"}, ["HOLDFAST_FORK", "'no'"], id="fork"),
         pytest.param([], {"HOLDFAST_LOG_LEVEL": "loud"}, ["LOG_LEVEL", "'loud'"], id="level"),
         pytest.param([], {"HOLDFAST_MASTER": "host"}, ["HOLDFAST_MASTER", "host:port"], id="host"),

@@ -30,7 +30,7 @@ def test_a_preload_that_is_not_forkable_ends_forking(tmp_path: Path, kind: str) 
     code, reason = PRELOADS[kind]
     (tmp_path / "unforkable.py").write_text(code)
     environment = {"PYTHONPATH": str(tmp_path)}
-    with agent(tmp_path, environment=environment, user_preload=("unforkable",)) as driver:
+    with agent(tmp_path, environment=environment, preload=("unforkable",)) as driver:
         event = driver.wait(Ready)
         assert not event.fork_ok
         assert reason in event.reason

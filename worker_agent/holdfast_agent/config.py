@@ -13,6 +13,7 @@ from pathlib import Path
 from holdfast_agent import flags
 from holdfast_agent.errors import InputError
 from holdfast_agent.launch import Launch
+from holdfast_agent.zygote.settings import DEFAULT_PRELOAD
 from holdfast_wire import keys, variables
 
 ENV_GRACE = keys.ENV_GRACE
@@ -20,7 +21,7 @@ ENV_GRACE = keys.ENV_GRACE
 ENV_TOPOLOGY = "HOLDFAST_TOPOLOGY"
 """Topology labels as `key=value,key=value`."""
 ENV_PRELOAD = "HOLDFAST_PRELOAD"
-"""Modules to import before the first worker is forked, comma-separated."""
+"""Modules to import before the first worker is forked, comma-separated; -NAME: not this one."""
 ENV_FORK = "HOLDFAST_FORK"
 """0: start every worker as a fresh interpreter."""
 ENV_LOG_LEVEL = "HOLDFAST_LOG_LEVEL"
@@ -56,9 +57,10 @@ class Settings:
     grace period; workers get the last part of it."""
     topology: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """HOLDFAST_TOPOLOGY: labels that order the first world; default none."""
-    preload: tuple[str, ...] = ()
-    """HOLDFAST_PRELOAD: imported once before the first fork, beside torch; default none, because
-    a user's imports may have effects."""
+    preload: tuple[str, ...] = DEFAULT_PRELOAD
+    """HOLDFAST_PRELOAD: imported once before the first fork. The user's own come after the default
+    ones, of which `-NAME` leaves out NAME and all below it: torch reads variables of its compiler
+    when it is imported, which a script could set too late otherwise."""
     fork: bool = True
     """HOLDFAST_FORK: False starts every worker cold, for scripts that do not survive a fork."""
     arena_dir: str = ""
@@ -92,7 +94,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         standalone=standalone,
         grace_seconds=_seconds(environ, ENV_GRACE, 30.0),
         topology=_topology(environ.get(ENV_TOPOLOGY, "")),
-        preload=tuple(name for name in environ.get(ENV_PRELOAD, "").split(",") if name),
+        preload=_preload(environ.get(ENV_PRELOAD, "")),
         fork=_switch(environ, ENV_FORK),
         log_level=_log_level(environ),
         notes=(
@@ -263,6 +265,19 @@ def _topology(text: str) -> Mapping[str, str]:
             raise InputError(ENV_TOPOLOGY, text, "key=value,key=value")
         pairs[key] = value
     return pairs
+
+
+def _preload(text: str) -> tuple[str, ...]:
+    names = [name for name in text.split(",") if name]
+    kept: tuple[str, ...] = DEFAULT_PRELOAD
+    for name in names:
+        if name.startswith("-"):
+            before = kept
+            kept = tuple(one for one in kept if not f"{one}.".startswith(f"{name[1:]}."))
+            if kept == before:
+                expected = f"-NAME for a NAME of {', '.join(DEFAULT_PRELOAD)}, once"
+                raise InputError(ENV_PRELOAD, text, expected)
+    return (*kept, *(name for name in names if not name.startswith("-")))
 
 
 def _switch(environ: Mapping[str, str], name: str) -> bool:

@@ -144,7 +144,7 @@ def _zygote_settings(
     return zygote.ZygoteSettings(
         local_world_size=settings.launch.local_world_size,
         user_variables=variables,
-        user_preload=settings.preload,
+        preload=settings.preload,
         fork=settings.fork,
     )
 

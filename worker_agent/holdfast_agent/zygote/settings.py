@@ -33,8 +33,6 @@ class ZygoteSettings:
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     """Modules to import before the first fork; one that is missing is skipped and named in the
     zygote's log, one that starts a thread, a descriptor or CUDA ends forking."""
-    user_preload: tuple[str, ...] = ()
-    """More of the same, the user's own; default none because their imports may have effects."""
     fork: bool = True
     """False: always start fresh interpreters (slow, for debugging imports)."""
     lease_check_s: float = 0.05

@@ -59,8 +59,7 @@ class Spawner:
         if not self._settings.fork:
             problem = "switched off by the settings"
         if not problem:
-            wanted = (*self._settings.preload, *self._settings.user_preload)
-            for line in preload.import_all(wanted):
+            for line in preload.import_all(self._settings.preload):
                 self._log(line)
             self._openblas = threads.openblas_setter()
             problem = preload.why_not_forkable(known_descriptors)
