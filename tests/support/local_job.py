@@ -22,7 +22,7 @@ import yaml
 from holdfast_cli.chaos.proxy import Proxy
 from holdfast_cli.client import JobClient
 from holdfast_cli.failures import CliError
-from holdfast_cli.home import JobHome, job_home
+from holdfast_cli.home import Endpoint, JobHome, job_home
 from holdfast_cli.runner.processes import descendants
 from holdfast_wire.messages import (
     GetGoodputRequest,
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["examples/train_gpt.py", "--batch=4", "--log-every=1000", "--save-every=10"]
 STEPS = 120
 """Steps of a job whose losses are compared with the unbroken run's."""
-_POLL_S = 0.02
+_POLL_S = 0.05
 _Answer = TypeVar("_Answer")
 
 
@@ -88,6 +88,7 @@ class RunningJob:
         self.name: str = job["metadata"]["name"]
         self.environ = {**os.environ, "HOLDFAST_HOME": str(directory / "home")}
         self.home: JobHome = job_home(self.environ, self.name)
+        self._client: tuple[Endpoint | None, JobClient] | None = None
         self._output = directory / "output.txt"
         file = directory / "job.yaml"
         file.write_text(yaml.safe_dump(dict(job)))
@@ -107,6 +108,7 @@ class RunningJob:
 
     def __exit__(self, *_: object) -> None:
         """End what is left, for certain."""
+        self._hang_up()
         for pid in (self.process.pid, *descendants(self.process.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -119,9 +121,21 @@ class RunningJob:
 
     # --- asking ---------------------------------------------------------------------------------
     def ask(self, request: Any, answer: type[_Answer] | None = None) -> Any:
-        """Send a request to the master."""
-        with JobClient(self.home) as client:
-            return client.call(request)
+        """Send a request to the master, on the connection of the call before if it can be."""
+        where = self.home.endpoint()
+        if self._client is None or self._client[0] != where:
+            self._hang_up()
+            self._client = where, JobClient(self.home)
+        try:
+            return self._client[1].call(request)
+        except CliError:
+            self._hang_up()
+            raise
+
+    def _hang_up(self) -> None:
+        if self._client is not None:
+            self._client[1].close()
+        self._client = None
 
     def status(self) -> JobStatus:
         """Return where the job is."""
