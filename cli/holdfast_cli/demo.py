@@ -23,8 +23,8 @@ from holdfast_cli.watching import FINAL_PHASES, View
 from holdfast_wire.messages import GetJobRequest, JobStatus, ListNodesRequest, NodeInfo, NodeState
 
 _JOB_FILE = Path("examples/00-demo.yaml")
-_KILL_WORKER_AT = 150
-_KILL_NODE_AT = 350
+_KILL_WORKER_AT = 100
+_KILL_NODE_AT = 220
 _POLL_S = 0.2
 _PATIENCE_S = 300.0
 

@@ -29,7 +29,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[StartJob]:
-    """Start a job of the example; ended at the test's end whatever happens."""
+    """Start a job of the example, or of a script without a model; ended at the test's end."""
     jobs: list[RunningJob] = []
 
     def start(
@@ -43,7 +43,8 @@ def start_job(tmp_path: Path) -> Iterator[StartJob]:
             *more,
         ]
         name = f"test-{len(jobs)}"
-        jobs.append(RunningJob(elastic_job(name, script or example, **spec), tmp_path))
+        job = elastic_job(name, script or example, model=script is None, **spec)
+        jobs.append(RunningJob(job, tmp_path))
         return jobs[-1]
 
     yield start

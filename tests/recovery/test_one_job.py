@@ -6,18 +6,21 @@ start, and real ones are hit more than once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from holdfast_cli.home import Endpoint
+from holdfast_cli.runner.processes import descendants
 from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus
-from local_job import TRAIN, RunningJob, elastic_job
+from local_job import TRAIN, RunningJob, alive, elastic_job, loss_lines
 
 pytestmark = pytest.mark.train
 STEPS_BETWEEN = 10
@@ -29,6 +32,7 @@ def long_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
     """The job of this file's tests: it would train for days."""
     directory = tmp_path_factory.mktemp("long")
     script = [*TRAIN, "--steps=1000000", f"--checkpoint-dir={directory / 'checkpoints'}"]
+    script.append(f"--loss-log={directory / 'loss.jsonl'}")
     with RunningJob(elastic_job("long", script), directory) as job:
         job.wait_step(1)
         yield job
@@ -165,6 +169,78 @@ def test_two_ranks_at_once_are_one_incident(job: RunningJob) -> None:
     assert len(job.goodput().incidents) == incidents + 1
     assert job.status().round == before.round + 1
     assert _used(job)[BudgetKind.FAILURES] == used[BudgetKind.FAILURES] + 1
+
+
+def test_sigterm_of_an_agent_is_a_preemption_and_spends_no_failure(job: RunningJob) -> None:
+    """An agent that is told to end leaves at a boundary; the failure budget is untouched."""
+    before, used, seen = job.status(), _used(job), job.newest_event()
+    os.kill(job.agent_pid(1), signal.SIGTERM)
+    _both_train(job, before.round)
+    job.wait_event("BudgetCharged", after=seen)
+    assert _used(job) == {**used, BudgetKind.PREEMPTIONS: used[BudgetKind.PREEMPTIONS] + 1}
+
+
+def test_a_killed_zygote_is_a_failure(job: RunningJob) -> None:
+    """Its agent cannot go on; the pod that is then made anew does not hide it."""
+    before, used = job.status(), _used(job)
+    incidents = len(job.goodput().incidents)
+    node = job.nodes()[1]
+    [zygote] = {_parent(rank.pid) for rank in node.ranks}
+    assert zygote != node.agent_pid
+    os.kill(zygote, signal.SIGKILL)
+    _both_train(job, before.round)
+    spent = {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
+    job.wait_for("the charge", lambda: _used(job) == spent)
+    causes = [incident.cause for incident in job.goodput().incidents[incidents:]]
+    assert "NodeRemoved" not in causes, job.evidence()
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_frozen_agent_is_left_behind_and_its_ranks_are_dead_first(job: RunningJob) -> None:
+    """SIGSTOP of an agent: its lease ends its ranks before the smaller world starts.
+
+    A failure is charged, also where its pod was deleted because of it.
+    """
+    before, used, seen = job.status(), _used(job), job.newest_event()
+    agent, rank = job.agent_pid(1), next(one.pid for one in job.nodes()[1].ranks)
+    os.kill(agent, signal.SIGSTOP)
+    job.wait_for("the frozen agent's rank is dead", lambda: not alive(rank), timeout_s=10)
+    dead_at = time.time()
+    shrunk = job.wait_step(before.step, round_above=before.round)
+    assert shrunk.world_size == 1
+    events = job.events(seen)
+    (decided,) = [e for e in events if e.reason == "WorldDecided" and e.round == shrunk.round]
+    assert dead_at < decided.unix_time, "the new round began before the old rank was dead"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(agent, signal.SIGCONT)
+    _both_train(job, shrunk.round)
+    job.wait_event("BudgetCharged", after=seen)
+    assert _used(job) == {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
+    _no_old_round_writes(job)
+
+
+def test_a_node_frozen_whole_takes_no_step_after_it_wakes(job: RunningJob) -> None:
+    """Agent, zygote and ranks are stopped and continued: no step of the old round follows."""
+    before = job.status()
+    node = job.agent_pid(0)
+    tree = [node, *descendants(node)]
+    for pid in tree:
+        os.kill(pid, signal.SIGSTOP)
+    shrunk = job.wait_step(before.step, round_above=before.round, timeout_s=120)
+    assert shrunk.world_size == 1
+    for pid in tree:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    job.wait_for("the old ranks are gone", lambda: not any(map(alive, tree[2:])), timeout_s=20)
+    _no_old_round_writes(job)
+
+
+def _no_old_round_writes(job: RunningJob) -> None:
+    rounds = [line["round"] for line in loss_lines(job.directory / "loss.jsonl")]
+    assert rounds == sorted(rounds), "an old round's rank wrote after a newer round had begun"
 
 
 def test_scaling_above_the_first_size_adds_a_node(job: RunningJob) -> None:

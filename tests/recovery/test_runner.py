@@ -11,6 +11,7 @@ import pytest
 
 from holdfast_cli.runner.processes import descendants
 from local_job import StartJob, alive
+from loop_script import loop_script
 
 pytestmark = pytest.mark.train
 
@@ -19,13 +20,14 @@ def _shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108 - it is what is tested
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "model"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_an_interrupt_leaves_no_process_and_no_shared_memory(
-    start_job: StartJob, number: signal.Signals
+    start_job: StartJob, tmp_path: Path, number: signal.Signals, *, model: bool
 ) -> None:
     """Ctrl-C: exit code 130, every process of the job gone, nothing left in /dev/shm."""
     before = _shared_memory()
-    job = start_job(steps=5000)
+    script = None if model else loop_script(tmp_path, "--steps=100000")
+    job = start_job(steps=5000, script=script)
     job.wait_step(5)
     tree = descendants(job.process.pid)
     assert len(tree) >= 6
@@ -35,9 +37,9 @@ def test_an_interrupt_leaves_no_process_and_no_shared_memory(
     assert _shared_memory() - before == set()
 
 
-def test_killing_the_runner_ends_the_whole_job(start_job: StartJob) -> None:
+def test_killing_the_runner_ends_the_whole_job(start_job: StartJob, tmp_path: Path) -> None:
     """Kill -9 of `holdfast run`: master, agents, zygotes and ranks end as well."""
-    job = start_job(steps=5000)
+    job = start_job(script=loop_script(tmp_path, "--steps=100000"))
     job.wait_step(5)
     tree = descendants(job.process.pid)
     job.process.kill()

@@ -15,7 +15,11 @@ pytestmark = pytest.mark.train
 
 FAILS = {"05-budgets": "NoProgress"}
 """Samples that show how a job ends without success, with the reason that they show."""
-FILES = sorted((ROOT / "examples").glob("[0-9][0-9]-*.yaml"))
+DEMO = "00-demo"
+"""Runs as `make demo`."""
+FILES = [
+    file for file in sorted((ROOT / "examples").glob("[0-9][0-9]-*.yaml")) if file.stem != DEMO
+]
 
 
 def test_every_sample_is_numbered_once() -> None:
@@ -28,15 +32,29 @@ def test_every_sample_is_numbered_once() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_sample_job_ends_as_it_says(file: Path, tmp_path: Path) -> None:
     """`holdfast run examples/NN-….yaml` from the root of the repository."""
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast_cli.main", "run", str(file.relative_to(ROOT))],
+    done = _holdfast(tmp_path, "-m", "holdfast_cli.main", "run", str(file.relative_to(ROOT)))
+    reason = FAILS.get(file.stem)
+    assert done.returncode == (1 if reason else 0), done.stdout[-6000:] + done.stderr[-2000:]
+    assert (reason or "succeeded after") in done.stdout
+
+
+def test_the_demo_kills_a_worker_and_a_node_and_trains_to_its_end(tmp_path: Path) -> None:
+    """`make demo`: both kills, what they cost, and what the script says of its result."""
+    done = _holdfast(tmp_path, "-m", "holdfast_cli.demo")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "demo: kill -9 of rank 1" in done.stdout
+    assert "demo: kill -9 of node 1" in done.stdout
+    assert "1 in place, 1 nodes replaced" in done.stdout
+    assert "validation loss after 400 steps" in done.stdout
+
+
+def _holdfast(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
         cwd=ROOT,
-        env={**os.environ, "HOLDFAST_HOME": str(tmp_path)},
+        env={**os.environ, "HOLDFAST_HOME": str(home)},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    reason = FAILS.get(file.stem)
-    assert done.returncode == (1 if reason else 0), done.stdout[-6000:] + done.stderr[-2000:]
-    assert (reason or "succeeded after") in done.stdout

@@ -15,49 +15,49 @@ from loop_script import loop_script
 pytestmark = pytest.mark.train
 
 
-@pytest.mark.parametrize("phase", ["init", "first-step", "checkpoint"])
-def test_a_crash_in_an_awkward_phase_loses_nothing(
-    start_job: StartJob, unbroken: dict[int, float], tmp_path: Path, phase: str
-) -> None:
-    """Kill -9 while joining, before the first step or in a checkpoint: the losses stay the same."""
-    job = start_job(f"--crash-in={phase}:1:{tmp_path / 'once'}")
-    assert job.finish() == 0, job.evidence()
-    assert (tmp_path / "once").exists()
-    assert "1 in place" in job.output, job.evidence()
-    assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
-
-
-def test_a_crash_during_recovery_starts_another_round(
+def test_crashes_in_every_awkward_moment_lose_nothing(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
-    """A rank dies, and its successor dies before its first step: the third one trains on."""
-    once = tmp_path / "once"
-    job = start_job(f"--crash-at=40:1:{once}", f"--crash-in=first-step:0:{tmp_path / 'first'}")
+    """Kill -9 while joining, before the first step twice, in a checkpoint, in steps; either rank.
+
+    Each costs one round and one of a budget, and the losses stay the same.
+    """
+    moments = ["in=init:1", "in=first-step:1", "in=first-step:1", "in=checkpoint:1"]
+    moments += ["at=40:0", "at=80:1"]
+    once = [tmp_path / f"once-{number}" for number in range(len(moments))]
+    flags = zip(moments, once, strict=True)
+    job = start_job(*(f"--crash-{moment}:{file}" for moment, file in flags))
     assert job.finish() == 0, job.evidence()
-    assert "2 in place" in job.output
+    assert all(file.exists() for file in once)
+    assert f"{len(moments)} in place" in job.output, job.evidence()
+    assert f"{len(moments) + 1} rounds" in job.output
+    assert job.output.count("; budget: ") == len(moments), job.evidence()
+    assert "signal 9 (SIGKILL)" in job.output
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
 
 
-def test_an_exceptions_text_reaches_the_events(start_job: StartJob, tmp_path: Path) -> None:
-    """A rank that raises is reported with the exception's type and text, from its error file."""
-    job = start_job(f"--raise-at=20:1:{tmp_path / 'once'}", steps=60)
-    assert job.finish() == 0, job.evidence()
-    assert "RuntimeError" in job.output
-    assert "fault on request in step 20" in job.output
-
-
-def test_a_loop_without_progress_is_stopped_with_its_reason(start_job: StartJob) -> None:
-    """A script that fails in the same step each time ends the job, and says NoProgress."""
+def test_a_loop_without_progress_is_stopped_with_its_reason(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """A script that raises in the same step each time: NoProgress, and the exception's text."""
     budgets = {"noProgressRestarts": {"limit": 2}}
-    job = start_job("--raise-at=5:0", failurePolicy={"budgets": budgets})
+    job = start_job(
+        script=loop_script(tmp_path, "--raise-text=no such shard"),
+        failurePolicy={"budgets": budgets},
+    )
     assert job.finish() == 1, job.evidence()
     assert "NoProgress" in job.output
-    assert "fault on request in step 5" in job.output
+    assert "RuntimeError: no such shard" in job.output
 
 
-def test_the_failure_budget_ends_the_job_when_it_is_spent(start_job: StartJob) -> None:
+def test_the_failure_budget_ends_the_job_when_it_is_spent(
+    start_job: StartJob, tmp_path: Path
+) -> None:
     """With one failure allowed the second one fails the job, by name."""
-    job = start_job(steps=5000, failurePolicy={"budgets": {"failures": {"limit": 1}}})
+    job = start_job(
+        script=loop_script(tmp_path, "--steps=100000"),
+        failurePolicy={"budgets": {"failures": {"limit": 1}}},
+    )
     first = job.wait_step(15)
     os.kill(job.rank_pid(0), signal.SIGKILL)
     second = job.wait_step(first.step + 1, round_above=first.round)
@@ -68,10 +68,11 @@ def test_the_failure_budget_ends_the_job_when_it_is_spent(start_job: StartJob) -
     assert "FailureBudgetExhausted" in job.output
 
 
-def test_an_exit_code_rule_fails_the_job_at_once(start_job: StartJob) -> None:
+def test_an_exit_code_rule_fails_the_job_at_once(start_job: StartJob, tmp_path: Path) -> None:
     """A FailJob rule for exit code 42 ends the job without a restart."""
     rules = [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]
-    job = start_job("--exit-at=8:42:1", failurePolicy={"rules": rules})
+    script = loop_script(tmp_path, f"--exit-once=42:1:{tmp_path / 'once'}")
+    job = start_job(script=script, failurePolicy={"rules": rules})
     assert job.finish() == 1, job.evidence()
     assert "0 in place" in job.output, job.evidence()
     assert "42" in job.output

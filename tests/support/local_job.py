@@ -50,17 +50,21 @@ def elastic_job(
     flags: Sequence[str] = ("--nproc-per-node=1",),
     standbys: int = 0,
     through: Sequence[Proxy] = (),
+    model: bool = True,
     **spec: Any,
 ) -> dict[str, Any]:
     """Return an ElasticJob that runs `holdfast-run FLAGS SCRIPT`; `spec` is laid over its spec.
 
     `through`: proxies that the agents take for their master, by node rank; the last one is for
-    all further nodes.
+    all further nodes. `model`: False: the script has none, and its agents import only torch itself,
+    which is half of their start.
     """
     command = ["holdfast-run", *flags, *script]
     if through:
         command = ["sh", "-c", _routes(through), "route", *command]
     container: dict[str, Any] = {"name": "worker", "command": command}
+    if not model:
+        container["env"] = [{"name": "HOLDFAST_PRELOAD", "value": "-torch"}]
     worker: dict[str, Any] = {"template": {"spec": {"containers": [container]}}}
     if standbys:
         worker["standbys"] = standbys
