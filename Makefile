@@ -14,7 +14,7 @@ FAST := not train and not slow and not kube
 LONG := (train or slow) and not kube
 # Those without deadlines of a second or two: two at a time change nothing but how long it takes.
 SIDE_BY_SIDE := tests/agent tests/bench tests/examples tests/flash tests/master tests/packaging \
-  tests/simulation tests/wire tests/zygote
+  tests/recovery/test_sample_jobs.py tests/simulation tests/wire tests/zygote
 # The tests of a file share a cluster: they stay in one process.
 KUBE = $(PYTEST) -n $(WORKERS) --dist loadfile -m kube $(SLOWEST)
 # Where the 40 minutes go.
@@ -78,7 +78,8 @@ cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pod
 
 .PHONY: test
 test: check cluster-tools ## Check, then run every test (under 40 minutes on 2 cores)
-	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --cov --phase-write=build/fast-phase.json
+	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --cov --durations=20 --durations-min=1 \
+	  --phase-write=build/fast-phase.json
 	$(PYTEST) -n $(WORKERS) -m "$(LONG)" $(SLOWEST) --phase-write=build/wide-phase.json \
 	  $(SIDE_BY_SIDE)
 	$(PYTEST) -m "$(LONG)" $(SLOWEST) --phase-write=build/alone-phase.json \

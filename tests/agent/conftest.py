@@ -14,6 +14,15 @@ from scripted_master import AgentStream, Identities, ScriptedMaster
 StartAgent = Callable[..., AgentProcess]
 
 
+@pytest.fixture(autouse=True)
+def short_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents import nothing but torch before the first fork: half of their start.
+
+    No script here has an optimizer, which is what the other modules are for.
+    """
+    monkeypatch.setenv("HOLDFAST_PRELOAD", "-torch")
+
+
 @pytest.fixture
 def identities(tmp_path: Path) -> Identities:
     """Certificates of a job."""

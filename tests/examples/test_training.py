@@ -63,12 +63,11 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(unbroken: Path, tmp_path: Pat
     assert len(steps_in(log)) >= STEPS + 3 + 6, "steps after a checkpoint are done again"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_killed_in_a_checkpoint_leaves_the_one_before(tmp_path: Path, rank: int) -> None:
+def test_a_rank_killed_in_a_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
     """With one rank's part in memory and not on storage, there is no new checkpoint."""
     folder = tmp_path / "checkpoints"
     run = ("--steps=6", "--batch=2", "--save-every=3", f"--checkpoint-dir={folder}")
-    killed = train(*run, f"--crash-in=checkpoint:{rank}", ranks=2)
+    killed = train(*run, "--crash-in=checkpoint:0", ranks=2)
     assert killed.code != 0
     assert not (folder / "step_3").exists()
     again = train(*run)
