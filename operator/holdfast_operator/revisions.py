@@ -16,7 +16,7 @@ from holdfast_operator.build.pod import master_pod, worker_pod
 from holdfast_operator.build.revision import revision_name, revision_object, templates_of
 from holdfast_operator.job_keeper import JobKeeper
 from holdfast_operator.kube import paths
-from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.client import YAML, KubeClient
 from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Role, Slot
@@ -73,7 +73,7 @@ class Revisions:
         path = paths.revisions(keeper.owner)
         body = revision_object(keeper.owner, templates, keeper.generation)
         try:
-            await self._client.call("POST", path, body)
+            await self._client.call("POST", path, body, YAML)
         except RefusedError as error:
             if not error.exists:
                 raise

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final
 
 import aiohttp
+import yaml
 from kubernetes.aio import client as library
 from kubernetes.aio import config as configuration
 
@@ -26,6 +27,9 @@ from holdfast_operator.kube.failures import RefusedError, UnreachableError
 _log = logging.getLogger(__name__)
 JSON: Final = "application/json"
 MERGE: Final = "application/merge-patch+json"
+YAML: Final = "application/yaml"
+"""Of an object whose bytes the API server keeps and compares: it writes them anew, as it will after
+a patch of the object's metadata. JSON it keeps as it came, and then finds that it has changed."""
 APPLY: Final = "application/apply-patch+yaml"
 MANAGER: Final = "holdfast-operator"
 """Field manager of everything that is written."""
@@ -151,6 +155,8 @@ class KubeClient:
         self, method: str, path: str, body: Any, content_type: str, deadline_s: float | None
     ) -> aiohttp.ClientResponse:
         headers = {"Content-Type": content_type, "Accept": JSON}
+        if content_type == YAML:
+            body = yaml.safe_dump(body)
         _, url, headers, body, _ = await self._api.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
