@@ -77,13 +77,14 @@ cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pod
 	PYTHONPATH=tests/support $(BIN)/python -m cluster --nodes $(NODES)
 
 .PHONY: test
-test: check ## Check, then run every test but those of the cluster (40 to 60 minutes on 2 cores)
+test: check cluster-tools ## Check, then run every test (40 to 80 minutes on 2 cores)
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --durations=12 --durations-min=5 \
 	  --phase-write=build/fast-phase.json
 	$(PYTEST) -n $(WORKERS) -m "$(LONG)" $(SLOWEST) --phase-write=build/wide-phase.json \
 	  $(SIDE_BY_SIDE)
-	$(PYTEST) -m "$(LONG)" $(SLOWEST) $(SIDE_BY_SIDE:%=--ignore=%) \
-	  $(foreach one,fast wide,--phase-read=build/$(one)-phase.json)
+	$(PYTEST) -m "$(LONG)" $(SLOWEST) --phase-write=build/alone-phase.json \
+	  $(SIDE_BY_SIDE:%=--ignore=%)
+	$(KUBE) $(foreach one,fast wide alone,--phase-read=build/$(one)-phase.json)
 
 .PHONY: coverage
 coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as long as test-fast)
