@@ -59,7 +59,7 @@ def test_an_orphaned_job_trains_on_and_its_name_stays_taken(
     body = training(tmp_path)
     # Nulls, and what JSON may write in more than one way: the kept templates must not change.
     body["spec"]["worker"]["template"]["spec"]["nodeSelector"] = None
-    container(body)["env"].append({"name": "TEXT", "value": "é <&> \U0001f600 \u2028 \\\"on"})
+    container(body)["env"].append({"name": "TEXT", "value": 'é <&> \U0001f600 \u2028 \\"on'})
     job.create(body)
     job.until_training(1)
     kept = {pod["metadata"]["uid"] for pod in job.pods() + job.pods("master")}
