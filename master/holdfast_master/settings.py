@@ -88,6 +88,11 @@ class CoreSettings:
     rescue_least_seconds: float = 1.0
     """A change of nodes does not wait for less work than this: it is redone in the time that even a
     small checkpoint takes."""
+    gather_ranks: int = 64
+    """A world starts from parts in the memory of several nodes where so many ranks (not seconds) at
+    most have saved them. Each node reads the shard table of each rank, so all together the square
+    of the nodes; what more ranks have saved goes to storage first. 0: nobody reads another's
+    memory."""
     schedule_seconds: float = 30.0
     """Between two looks at how far apart checkpoints should be: what they follow from changes
     slowly."""

@@ -12,6 +12,8 @@ _ANYBODY = frozenset({ROLE_USER, ROLE_OPERATOR, ROLE_AGENT, ROLE_MASTER})
 ALLOWED: Mapping[str, frozenset[str]] = {
     "/holdfast.v1.AgentService/Session": frozenset({ROLE_AGENT}),
     "/holdfast.v1.PeerService/GetRound": frozenset({ROLE_AGENT}),
+    "/holdfast.v1.PeerService/DescribePart": frozenset({ROLE_AGENT}),
+    "/holdfast.v1.PeerService/ReadPart": frozenset({ROLE_AGENT}),
     "/holdfast.v1.OperatorService/Sync": frozenset({ROLE_OPERATOR}),
     "/holdfast.v1.JobService/GetJob": _PEOPLE,
     "/holdfast.v1.JobService/WatchJob": _PEOPLE,

@@ -18,6 +18,7 @@ from holdfast_agent import config
 from holdfast_agent.arenas import Arenas
 from holdfast_agent.errors import ArenasError, InputError
 from holdfast_wire import keys
+from lone_peers import nobody
 from sample_shards import sample_step
 
 _LOOK_S = 0.02
@@ -48,11 +49,11 @@ async def test_a_directory_has_one_agent_and_nothing_is_left_of_it(tmp_path: Pat
     first = Arenas(str(tmp_path), "job")
     with pytest.raises(ArenasError, match=f"in use by another agent, process {os.getpid()}"):
         Arenas(str(tmp_path), "job")
-    first.open(lambda *_: None)
+    first.open(lambda *_: None, nobody)
     await first.close(5.0)
     assert _names(tmp_path) == []
     second = Arenas(str(tmp_path), "job")
-    second.open(lambda *_: None)
+    second.open(lambda *_: None, nobody)
     await second.close(5.0)
 
 
@@ -61,7 +62,7 @@ async def test_what_is_of_no_use_is_swept_even_where_no_trainer_comes(tmp_path: 
     _leave(tmp_path, "another job")
     assert len(_names(tmp_path)) == 2
     arenas = Arenas(str(tmp_path), "job")
-    arenas.open(lambda *_: None)
+    arenas.open(lambda *_: None, nobody)
     await asyncio.to_thread(_until_swept, tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as trainer:
         await asyncio.to_thread(trainer.connect, arenas.path)

@@ -15,6 +15,7 @@ import pytest
 
 from agent_process import AgentProcess, wait_gone
 from holdfast_agent.arenas import Arenas
+from lone_peers import nobody
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
@@ -154,7 +155,7 @@ async def test_a_grant_that_comes_before_the_first_trainer_is_carried_out() -> N
     """Agents that died may have left a step whole: the next ones are told before they train."""
     arenas, heard = Arenas(), asyncio.Event()
     running = asyncio.get_running_loop()
-    arenas.open(lambda *_: None)
+    arenas.open(lambda *_: None, nobody)
 
     def word(_service: object) -> None:
         running.call_soon_threadsafe(heard.set)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.decide.checkpoints import Offer, coordinator, origin
+from holdfast_master.decide.checkpoints import (
+    Offer,
+    Part,
+    coordinator,
+    origin,
+    sources,
+)
 from holdfast_wire.messages import CheckpointVersion
+
+MOST = 64
 
 
 def v(step: int, lineage: int = 1) -> CheckpointVersion:
@@ -41,7 +51,7 @@ def test_the_newest_that_every_node_has_in_one_tier(
     expected: tuple[int | None, bool, bool],
 ) -> None:
     """Memory where it is as new; a damaged copy leads to another tier, then to an older step."""
-    choice = origin(offers, damaged, None if announced is None else v(announced))
+    choice = origin(offers, damaged, None if announced is None else v(announced), MOST)
     step = None if choice.version is None else choice.version.step
     assert (step, choice.memory, choice.older) == expected
     assert choice.reason
@@ -50,8 +60,86 @@ def test_the_newest_that_every_node_has_in_one_tier(
 def test_a_later_world_counts_more_than_a_later_step() -> None:
     """Step 12 of a world that is no more is older than step 11 of the one after it."""
     both = Offer(memory=frozenset([v(12, 1)]), stored=frozenset([v(11, 2)]))
-    choice = origin({0: both}, (), None)
+    choice = origin({0: both}, (), None, MOST)
     assert (choice.version, choice.memory) == (v(11, 2), False)
+
+
+def part(ranks: set[int], world_size: int = 4, memory: tuple[int, ...] = ()) -> Offer:
+    """A node with the parts of some ranks of step 9; `memory`: of steps that suffice alone."""
+    parts = {v(9): Part(world_size=world_size, ranks=frozenset(ranks), world="w")}
+    return Offer(memory=frozenset(map(v, memory)), stored=frozenset([v(5)]), parts=parts)
+
+
+GATHERED = [
+    # what each node has; what is damaged; what step is chosen, and whether it is gathered
+    ({0: part({0, 1}), 1: part({2, 3})}, (), (9, True)),
+    ({0: part({0, 1}), 1: part({2, 3}), 2: offer((), (5,))}, (), (9, True)),
+    ({0: part({0, 1}), 1: part({2})}, (), (5, False)),
+    ({0: part({0, 1}), 1: part({2, 3})}, ((v(9), True),), (5, False)),
+    ({0: part({0, 1}), 1: part({0, 1}, 2)}, (), (5, False)),
+    ({0: part({0, 1}, memory=(9,)), 1: part({2, 3}, memory=(9,))}, (), (9, False)),
+    ({0: part({0, 1}, memory=(9,)), 1: part({2, 3})}, (), (9, True)),
+    ({0: part({0, 1}), 1: dataclasses.replace(part({2, 3}), lends=False)}, (), (5, False)),
+    ({0: part({0, 1, 2, 3}), 1: dataclasses.replace(part({2}), lends=False)}, (), (9, True)),
+    ({0: part(set(range(MOST)), MOST)}, (), (9, True)),
+    ({0: part(set(range(MOST + 1)), MOST + 1)}, (), (5, False)),
+]
+
+
+@pytest.mark.parametrize(("offers", "damaged", "expected"), GATHERED)
+def test_nodes_that_have_all_parts_together_lend_them_to_each_other(
+    offers: dict[int, Offer],
+    damaged: tuple[tuple[CheckpointVersion, bool], ...],
+    expected: tuple[int, bool],
+) -> None:
+    """Where one part is nowhere, or of another version's world, it is storage that counts."""
+    choice = origin(offers, damaged, None, MOST)
+    assert choice.version is not None
+    assert (choice.version.step, choice.gathered) == expected, choice
+
+
+def test_what_two_worlds_have_saved_under_one_number_is_never_mixed() -> None:
+    """Two masters may have given it; where the world is not known, nobody lends."""
+    mine, its = part({0, 1}, memory=(9,)), part({2, 3}, memory=(9,))
+    assert origin({0: mine, 1: its}, (), None, MOST).version == v(9)
+    for name in ("other", ""):
+        other = Part(world_size=4, ranks=frozenset({2, 3}), world=name)
+        offers = {0: mine, 1: dataclasses.replace(its, parts={v(9): other})}
+        assert sources(v(9), offers, MOST) is None
+        chosen = origin(offers, (), None, MOST)
+        assert (chosen.version, chosen.gathered) == ((v(5), False) if name else (v(9), False))
+
+
+def test_a_full_copy_serves_all_who_have_nothing() -> None:
+    """Its holders read nothing, the others all of one of them; what nobody needs may be lost."""
+    full = Part(world_size=3, ranks=frozenset({0}), whole=True, world="w")
+    holder = Offer(parts={v(9): full})
+    another = Offer(parts={v(9): dataclasses.replace(full, ranks=frozenset({1}))})
+    offers = {0: holder, 1: another, 2: Offer(), 3: Offer(), 4: Offer()}
+    choice = origin(offers, (), None, MOST)
+    assert (choice.version, choice.gathered, choice.partial) == (v(9), True, True)
+    assert sources(v(9), offers, MOST) == {0: {}, 1: {}, 2: {0: (0,)}, 3: {1: (1,)}, 4: {0: (0,)}}
+    third = Offer(parts={v(9): dataclasses.replace(full, ranks=frozenset({2}))})
+    assert not origin({**offers, 5: third}, (), None, MOST).partial
+    alone = {0: dataclasses.replace(holder, lends=False), 1: Offer()}
+    assert origin(alone, (), None, MOST).version is None
+
+
+def test_a_node_reads_what_it_lacks_and_no_more() -> None:
+    """Who has all for its ranks, or all parts, reads nothing; others each part from one holder."""
+    offers = {
+        0: part({0, 1}),
+        1: part({1, 2, 3}, memory=(9,)),
+        2: part({0, 1, 2, 3}),
+        3: offer(),
+    }
+    assert sources(v(9), offers, MOST) == {
+        0: {1: (2, 3)},
+        1: {},
+        2: {},
+        3: {0: (0, 1), 1: (2, 3)},
+    }
+    assert sources(v(8), offers, MOST) is None
 
 
 VERSIONS = st.builds(v, st.integers(1, 4), st.integers(1, 2))
@@ -66,7 +154,7 @@ def test_what_is_chosen_is_to_be_had_by_everybody_and_nothing_newer_is(
 ) -> None:
     """Whatever the nodes have."""
     bad = {(one, True) for one in damaged}
-    choice = origin(offers, bad, None)
+    choice = origin(offers, bad, None, MOST)
     tiers = [
         [one.memory - damaged for one in offers.values()],
         [one.stored for one in offers.values()],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from holdfast_master.decide.checkpoints import coordinator
@@ -61,13 +63,23 @@ def test_all_who_held_it_must_be_there_as_the_same_agents() -> None:
 def test_only_a_world_of_the_same_nodes_in_the_same_order_starts_from_memory() -> None:
     """Too few nodes: while all holders could come back, nobody goes apart."""
     memory, all_there = _copy(9), set(HOLDERS)
-    assert not goes_apart(None, all_there, HOLDERS)
-    assert not goes_apart(memory, all_there, HOLDERS)
-    assert goes_apart(memory, all_there, HOLDERS[::-1])
-    assert goes_apart(memory, all_there, HOLDERS[:1])
-    assert goes_apart(memory, all_there, (*HOLDERS, (2, "c")))
-    assert not goes_apart(memory, all_there, ())
-    assert goes_apart(memory, {(0, "a"), (2, "c")}, ())
+    assert not goes_apart(None, all_there, HOLDERS, 64)
+    assert not goes_apart(memory, all_there, HOLDERS, 64)
+    assert goes_apart(memory, all_there, HOLDERS[::-1], 64)
+    assert goes_apart(memory, all_there, HOLDERS[:1], 64)
+    assert goes_apart(memory, all_there, (*HOLDERS, (2, "c")), 64)
+    assert not goes_apart(memory, all_there, (), 64)
+    assert goes_apart(memory, {(0, "a"), (2, "c")}, (), 64)
+
+
+def test_a_world_with_all_holders_reads_the_memory_of_each_other() -> None:
+    """In any order and with newcomers; too many ranks go to storage first, as of old."""
+    small, large = (dataclasses.replace(_copy(9), ranks=ranks) for ranks in (4, 65))
+    for members in (HOLDERS[::-1], (*HOLDERS, (2, "c"))):
+        assert not goes_apart(small, set(members), members, 64)
+        assert goes_apart(large, set(members), members, 64)
+    assert goes_apart(small, set(HOLDERS), HOLDERS[:1], 64)
+    assert goes_apart(small, set(HOLDERS), (HOLDERS[0], (1, "another agent")), 64)
 
 
 @pytest.mark.parametrize(

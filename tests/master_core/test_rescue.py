@@ -415,7 +415,7 @@ def test_memory_of_the_round_before_counts_until_the_new_round_has_begun(last_tr
     words.hold(V9)
     desk = job.core._desk
     memory = desk.checkpoints.memory
-    desk.checkpoints.enter(2, desk.checkpoints.members)
+    desk.checkpoints.enter(2, desk.checkpoints.members, 2)
     assert desk.checkpoints.complete is None
     assert desk.checkpoints.memory == memory
 

@@ -36,6 +36,7 @@ from holdfast_agent.watch import Watch
 from holdfast_wire.messages import (
     Arm,
     DumpStacks,
+    Fence,
     Goodbye,
     HeartbeatInterval,
     Leave,
@@ -134,6 +135,10 @@ class Agent:
         self.statements.note(message, round_number or 0, time.monotonic())
         request = SessionRequest(fence=self.accepted.fence(round_number), message=message)
         self.session.send(request)
+
+    def accepted_fence(self, round_number: int) -> Fence:
+        """Return the fence of what this agent says about a round."""
+        return self.accepted.fence(round_number)
 
     def on_signal(self, number: int) -> None:
         """A signal that ends the agent came."""

@@ -15,7 +15,7 @@ import collections
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.flash.sockets import listen
 from holdfast_agent import scratch
@@ -23,8 +23,10 @@ from holdfast_agent.errors import ArenasError
 
 if TYPE_CHECKING:
     from holdfast.flash.decide.slots import Version
+    from holdfast.flash.gathering import Described, Peers
     from holdfast.flash.lead import Answer, Question, Written
     from holdfast.flash.led import LedService
+    from holdfast.flash.lending import Loan
     from holdfast.flash.persisting import Grant
     from holdfast.flash.volume import Volume
 
@@ -32,9 +34,12 @@ log = logging.getLogger(__name__)
 
 HELD_SHARE = 0.2
 """Of the heartbeat interval: what is in memory is told so often at most. At 0.5 s that is 0.1 s."""
+MOST_WORLDS = 32
+"""Rounds whose worlds are known by name: memory holds the newest three versions at most."""
 MOST_UNTOLD = 64
 """Words of masters that wait for a first trainer: a grant for each step that dead agents left."""
 
+_T = TypeVar("_T")
 Report = Callable[[Any, int | None], None]
 """Sends a message to the master, about a round where one is named."""
 
@@ -59,15 +64,16 @@ class Arenas:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._report: Report = lambda *_: None
-        self._attempts: dict[int, str] = {}
-        self._held: tuple[int, frozenset[Version]] | None = None
+        self._peers: Callable[[], Peers] | None = None
+        self._worlds: dict[int, str] = {}
+        self._held: tuple[int, frozenset[Version], bool] | None = None
         self._held_timer: asyncio.TimerHandle | None = None
         self.interval_seconds = 0.5
         """Between heartbeats."""
 
-    def open(self, report: Report) -> None:
-        """Begin to wait for trainers; `report` sends to the master."""
-        self._report = report
+    def open(self, report: Report, peers: Callable[[], Peers]) -> None:
+        """Begin to wait for trainers; report: sends to the master; peers: the way to others."""
+        self._report, self._peers = report, peers
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._listener.fileno(), self._begin)
         if self._volume is not None and not self._volume.is_empty:
@@ -75,7 +81,8 @@ class Arenas:
 
     def begin_round(self, number: int, world_hash: str) -> None:
         """A round was assigned; its hash names what its nodes write together."""
-        self._attempts = {number: world_hash[:16] or f"r{number}"}
+        newest = list(self._worlds.items())[-MOST_WORLDS:]
+        self._worlds = {**dict(newest), number: world_hash[:16]}
 
     def _begin(self) -> None:
         assert self._loop is not None, "open was called"  # noqa: S101
@@ -88,7 +95,8 @@ class Arenas:
             self._listener.close()  # who waits there is told
             return
         keeper = Keeper(led=True, volume=self._volume)
-        service = LedService(keeper, self._listener, _Lead(self, self._loop))
+        assert self._peers is not None, "open was called"  # noqa: S101
+        service = LedService(keeper, self._listener, _Lead(self, self._loop, self._peers()))
         self._service = service
         while self._untold:
             self.tell(self._untold.popleft())
@@ -110,17 +118,58 @@ class Arenas:
         if self._service is not None:  # else there is nothing, and grants need the room
             self.tell(lambda service: service.restate())
 
+    async def describe(self, version: Version, rank: int) -> Described | None:
+        """Return what a part in memory here consists of; None: it is not here."""
+        return await self._ask(
+            lambda service, taken: service.lender.describe(version, rank, taken), lambda _: None
+        )
+
+    async def lend(self, version: Version, rank: int) -> Loan | None:
+        """Return a part in memory here, which stays until `take_back`; None: it is not here."""
+        return await self._ask(
+            lambda service, taken: taken(service.lender.lend(version, rank)),
+            lambda loan: None if loan is None else self.take_back(loan),
+        )
+
+    def take_back(self, loan: Loan) -> None:
+        """Nobody reads a part any more."""
+        self.tell(lambda service: service.lender.take_back(loan))
+
+    async def _ask(
+        self,
+        word: Callable[[LedService, Callable[[_T | None], None]], None],
+        too_late: Callable[[_T | None], None],
+    ) -> _T | None:
+        """Ask the keeper on its own thread; too_late: what if nobody waits for it any more."""
+        loop = self._loop
+        if self._service is None or loop is None:
+            return None
+        answer: asyncio.Future[_T | None] = loop.create_future()
+
+        def end(value: _T | None) -> None:
+            if answer.done():
+                too_late(value)
+            else:
+                answer.set_result(value)
+
+        self.tell(lambda service: word(service, lambda one: _soon(loop, end, one)))
+        return await answer
+
     def attempt(self, number: int) -> str:
         """Return the name of a round's attempts; from any thread."""
-        return self._attempts.get(number) or f"r{number}"
+        return self._worlds.get(number) or f"r{number}"
+
+    def world(self, number: int) -> str:
+        """Return what names the world of a round; empty: not known. From any thread."""
+        return self._worlds.get(number, "")
 
     def say(self, message: Any, number: int | None) -> None:
         """Send to the master."""
         self._report(message, number)
 
-    def say_held(self, number: int, versions: frozenset[Version]) -> None:
+    def say_held(self, number: int, versions: frozenset[Version], *, whole: bool) -> None:
         """Send what is in memory, the newest word of several within a moment."""
-        self._held = (number, versions)
+        self._held = (number, versions, whole)
         if self._held_timer is None and self._loop is not None:
             pause = HELD_SHARE * self.interval_seconds
             self._send_held()
@@ -129,15 +178,16 @@ class Arenas:
     def _held_due(self) -> None:
         self._held_timer = None
         if self._held is not None:
-            self.say_held(*self._held)
+            number, versions, whole = self._held
+            self.say_held(number, versions, whole=whole)
 
     def _send_held(self) -> None:
         from holdfast_agent import checkpoint_words
 
         if self._held is not None:
-            number, versions = self._held
+            number, versions, whole = self._held
             self._held = None
-            self.say(checkpoint_words.held(versions), number)
+            self.say(checkpoint_words.held(versions, whole=whole), number)
 
     async def close(self, seconds: float) -> None:
         """Let work in flight end, for so long at most; afterwards the memory is free."""
@@ -180,14 +230,18 @@ def _serve(service: LedService) -> None:
 class _Lead:
     """The way from the keeper's thread to the master; see `holdfast.flash.lead.Lead`."""
 
-    def __init__(self, arenas: Arenas, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, arenas: Arenas, loop: asyncio.AbstractEventLoop, peers: Peers) -> None:
         self._arenas, self._loop = arenas, loop
+        self.peers = peers
 
     def attempt(self, round_number: int) -> str:
         return self._arenas.attempt(round_number)
 
-    def held(self, round_number: int, versions: frozenset[Version]) -> None:
-        self._call(self._arenas.say_held, round_number, versions)
+    def world(self, round_number: int) -> str:
+        return self._arenas.world(round_number)
+
+    def held(self, round_number: int, versions: frozenset[Version], *, whole: bool) -> None:
+        self._call(lambda: self._arenas.say_held(round_number, versions, whole=whole))
 
     def written(self, parts: Written) -> None:
         from holdfast_agent import checkpoint_words
@@ -210,7 +264,11 @@ class _Lead:
         self._call(self._arenas.say, checkpoint_words.checked(answer, error), round_number)
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the agent has ended: nobody is left to be told
-            log.debug("the event loop is closed")
+        _soon(self._loop, function, *args)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:  # the agent has ended: nobody is left to be told
+        log.debug("the event loop is closed")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.flash.decide.slots import Version
+from holdfast.flash.gathering import Source
 from holdfast.flash.lead import Answer, Question, Written
 from holdfast.flash.led import LedService
 from holdfast.flash.persisting import Grant
@@ -18,6 +19,7 @@ from holdfast_wire.messages import (
     CheckpointShard,
     CheckpointVersion,
     CommitStep,
+    HeldPart,
     Origin,
     OriginChecked,
     ReleaseBefore,
@@ -33,10 +35,10 @@ Word = Callable[[LedService], None]
 """What a master's message comes to, on the keeper's thread."""
 
 
-def held(versions: Collection[Version]) -> CheckpointHeld:
+def held(versions: Collection[Version], *, whole: bool) -> CheckpointHeld:
     """Return what is in memory, the newest first."""
     newest = sorted(versions, reverse=True)[:MOST_HELD]
-    return CheckpointHeld(versions=tuple(map(_to_wire, newest)))
+    return CheckpointHeld(versions=tuple(map(_to_wire, newest)), whole=whole)
 
 
 def shard(parts: Written) -> CheckpointShard:
@@ -64,6 +66,16 @@ def asked(question: Question) -> RestoreAsked:
         memory=tuple(map(_to_wire, question.memory)),
         stored=tuple(map(_to_wire, question.stored)),
         told=None if told is None else _origin(told),
+        parts=tuple(
+            HeldPart(
+                version=_to_wire(one.version),
+                world_size=one.world,
+                ranks=one.ranks,
+                whole=one.whole,
+                world=one.saved_by,
+            )
+            for one in question.parts
+        ),
     )
 
 
@@ -72,6 +84,7 @@ def _origin(told: Answer) -> Origin:
         origin_id=told.number,
         version=None if told.version is None else _to_wire(told.version),
         memory=told.memory,
+        partial=told.partial,
         go=True,
     )
 
@@ -96,6 +109,11 @@ def _on_origin(message: Origin, number: int) -> Word:
         share=message.share,
         shares=max(1, message.shares),
         notes=message.notes,
+        partial=message.partial,
+        sources=tuple(
+            Source(node_rank=one.node_rank, address=one.address, ranks=one.ranks)
+            for one in message.sources
+        ),
     )
     return lambda service: service.start_from(number, answer)
 

@@ -1,18 +1,20 @@
 """Agent to agent: answer which round runs here, ask others while there is no master.
 
-What the answers lead to is `decide.masterless`. Imports grpc.
+What the answers lead to is `decide.masterless`; parts of checkpoints are `parts`, which is imported
+where it is first needed. Imports grpc.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from holdfast_agent.arenas import Arenas
 from holdfast_wire import channel, codec, keys
 from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress
 from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
@@ -30,9 +32,9 @@ Known = Callable[[], GetRoundResponse]
 class PeerServer(peer_pb2_grpc.PeerServiceServicer):
     """Answers other agents of the job, on a port of its own."""
 
-    def __init__(self, known: Known) -> None:
-        """`known` says what this agent knows."""
-        self._known = known
+    def __init__(self, known: Known, arenas: Arenas) -> None:
+        """`known` says what this agent knows, `arenas` has what it keeps in memory."""
+        self._known, self._arenas = known, arenas
         self._server: grpc.aio.Server | None = None
         self.refused = 0
         """Calls by something else than an agent."""
@@ -55,12 +57,36 @@ class PeerServer(peer_pb2_grpc.PeerServiceServicer):
 
     async def GetRound(self, request: Any, context: Any) -> peer_pb2.GetRoundResponse:
         """Return what this agent knows."""
+        await self._admit(context)
+        response: peer_pb2.GetRoundResponse = codec.to_proto(self._known())
+        return response
+
+    async def DescribePart(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Say what a part of a checkpoint in memory here consists of."""
+        from holdfast_agent import parts
+
+        await self._admit(context, request.fence)
+        async for piece in parts.describe(self._arenas, request, context):
+            yield piece
+
+    async def ReadPart(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """Send bytes of a part of a checkpoint in memory here."""
+        from holdfast_agent import parts
+
+        await self._admit(context, request.fence)
+        async for piece in parts.read(self._arenas, request, context):
+            yield piece
+
+    async def _admit(self, context: Any, fence: Any = None) -> None:
+        """Refuse strangers, and who asks for a round that is over."""
         peer = channel.peer_identity(context.auth_context())
         if peer is None or peer.role != keys.ROLE_AGENT:
             self.refused += 1
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "agents only")
-        response: peer_pb2.GetRoundResponse = codec.to_proto(self._known())
-        return response
+        known = self._known().fence
+        if fence is not None and known is not None and fence.round < known.round:
+            text = f"round {fence.round} is over: this agent has accepted round {known.round}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
 
 async def ask(

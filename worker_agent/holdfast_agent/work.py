@@ -30,6 +30,7 @@ from holdfast_agent.tools import Tools
 from holdfast_wire.messages import GetRoundResponse
 
 if TYPE_CHECKING:
+    from holdfast_agent.parts import PartReader
     from holdfast_agent.standalone import Standalone
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ async def work(
     )
     own_address = await asyncio.to_thread(_address, settings)
     served: list[Agent] = []
-    peers = PeerServer(lambda: _known(served[0]))
+    peers = PeerServer(lambda: _known(served[0]), arenas)
     own = Self(
         agent_id=secrets.token_hex(8),
         address=own_address,
@@ -80,13 +81,20 @@ async def work(
     agent = Agent(tools, own, dial, random.Random(os.urandom(8)))  # noqa: S311 - only jitter
     served.append(agent)
     guard = asyncio.create_task(_keep_master(own_master, agent)) if own_master else None
-    arenas.open(agent.report)
+    arenas.open(agent.report, lambda: _reader(agent, settings))
     try:
         return await _until_end(agent, tools, peers)
     finally:
         if guard is not None:
             guard.cancel()
         await arenas.close(ARENAS_END_SECONDS)
+
+
+def _reader(agent: Agent, settings: Settings) -> PartReader:
+    """Return the way to other agents' memory; most agents never need it."""
+    from holdfast_agent.parts import PartReader
+
+    return PartReader(agent.accepted_fence, settings.job_uid, settings.tls_dir)
 
 
 def _known(agent: Agent) -> GetRoundResponse:

@@ -36,6 +36,12 @@ class Copy:
     version: Version
     holders: tuple[Holder, ...]
     """In rank order."""
+    ranks: int = 0
+    """That it consists of; 0: not known."""
+    whole: Collection[Holder] = ()
+    """Who has all that any world needs, alone."""
+    partial: bool = False
+    """Parts of it are nowhere: a world may start from it, but it cannot be written to storage."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,8 @@ def _problem(memory: Copy, stock: Stock, present: Collection[Holder]) -> str:
     """Why it cannot be saved; empty: it can."""
     if memory.version in stock.failed:
         return "it could not be written or committed before"
+    if memory.partial:
+        return "a part of it was lost with its node"
     gone = [rank for rank, agent in memory.holders if (rank, agent) not in present]
     if gone:
         more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
@@ -101,15 +109,21 @@ def _problem(memory: Copy, stock: Stock, present: Collection[Holder]) -> str:
 
 
 def goes_apart(
-    memory: Copy | None, candidates: Collection[Holder], members: tuple[Holder, ...]
+    memory: Copy | None, candidates: Collection[Holder], members: tuple[Holder, ...], most: int
 ) -> bool:
     """Tell whether the world to come cannot start from memory, because its nodes differ.
 
-    candidates: nodes that could be in it. members: those that will be, in rank order; none: too
-    few are there, so it is not known yet.
+    Where all holders are among them, or one who has everything, the others read their memory.
+
+    candidates: nodes that could be in it. members: those that will be, in rank order, none: too
+    few are there, so it is not known yet. most: as in `checkpoints.origin`.
     """
     if memory is None:
         return False
+    if most and not set(members or candidates).isdisjoint(memory.whole):
+        return False
+    if members and 0 < memory.ranks <= most:
+        return not set(members) >= set(memory.holders)
     if members:
         return members != memory.holders
     return any(holder not in candidates for holder in memory.holders)

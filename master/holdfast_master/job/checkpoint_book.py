@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from holdfast_master.decide.rescue import Copy, Holder
 from holdfast_wire.messages import CheckpointVersion as Version
-from holdfast_wire.messages import Origin, RestoreAsked
+from holdfast_wire.messages import Origin, PartSource, RestoreAsked
 
 _DONE = 64
 """Ends of commits that are remembered for agents which did not hear of them."""
@@ -70,10 +70,14 @@ class Book:
     """What the fields about memory and origin are about."""
     members: tuple[Holder, ...] = ()
     """Its nodes in rank order."""
+    ranks: int = 0
+    """Its processes."""
     before: Copy | None = None
     """What was complete when the round began: it is in memory until the round has begun."""
     held: dict[int, frozenset[Version]] = dataclasses.field(default_factory=dict)
     """Versions in memory by node rank."""
+    whole: set[int] = dataclasses.field(default_factory=set)
+    """Nodes that have all that any world needs of each of them."""
     counts: dict[Version, int] = dataclasses.field(default_factory=dict)
     """Nodes that hold each of them."""
     complete: Version | None = None
@@ -86,6 +90,8 @@ class Book:
     """What they were told to check, or to start from."""
     reason: str = ""
     """Why that one."""
+    sources: dict[int, tuple[PartSource, ...]] = dataclasses.field(default_factory=dict)
+    """By node, whose memory it reads what it lacks from."""
     checked: set[int] = dataclasses.field(default_factory=set)
     """Nodes that found their share of it intact."""
     damaged: set[tuple[Version, bool]] = dataclasses.field(default_factory=set)
@@ -106,16 +112,23 @@ class Book:
         """The newest that every node of its world has, or had, in memory."""
         if self.complete is None:
             return self.before
-        return Copy(version=self.complete, holders=self.members)
+        return Copy(
+            version=self.complete,
+            holders=self.members,
+            ranks=self.ranks,
+            whole=[one for one in self.members if one[0] in self.whole],
+        )
 
-    def enter(self, round_number: int, members: tuple[Holder, ...]) -> None:
+    def enter(self, round_number: int, members: tuple[Holder, ...], ranks: int) -> None:
         """Forget what was about another round, but for what its memory still has."""
         if round_number == self.round:
             return
         self.before = self.memory
-        self.round, self.members = round_number, members
+        self.round, self.members, self.ranks = round_number, members, ranks
         self.held, self.counts, self.complete, self.passed_over = {}, {}, None, set()
-        self.asked, self.origin, self.reason, self.checked = {}, None, "", set()
+        self.whole = set()
+        self.asked, self.origin, self.reason = {}, None, ""
+        self.sources, self.checked = {}, set()
         self.damaged, self.notes = set(), []
 
     def hold(self, rank: int, versions: frozenset[Version], size: int) -> bool:
@@ -134,9 +147,16 @@ class Book:
         newest = max((one for one in versions if self.counts[one] >= size), default=None)
         if newest is not None and (self.complete is None or newest > self.complete):
             self.complete = newest
-        if self.complete is not None:
-            self.passed_over = {one for one in self.passed_over if one > self.complete}
+        floor = self._floor()
+        if floor is not None:
+            self.passed_over = {one for one in self.passed_over if one > floor}
         return (self.complete, frozenset(self.passed_over)) != before
+
+    def _floor(self) -> Version | None:
+        """What stays in memory until something newer is complete, whoever has a part of it."""
+        if self.complete is not None or self.before is None:
+            return self.complete
+        return self.before.version
 
     def _count(self, before: frozenset[Version], after: frozenset[Version]) -> None:
         for one in after - before:
@@ -154,8 +174,21 @@ class Book:
     def started(self, origin: Origin) -> None:
         """All nodes of the round start from this: memory has nothing else any more."""
         self.before = None
-        if origin.memory and origin.version is not None:
-            self.before = Copy(version=origin.version, holders=self.members)
+        if not origin.memory or origin.version is None:
+            return
+        parts = {
+            node: part
+            for node, said in self.asked.items()
+            for part in said.parts
+            if part.version == origin.version
+        }
+        self.before = Copy(
+            version=origin.version,
+            holders=tuple(one for one in self.members if not parts or one[0] in parts),
+            ranks=max((part.world_size for part in parts.values()), default=self.ranks),
+            whole=[one for one in self.members if one[0] in parts and parts[one[0]].whole],
+            partial=origin.partial,
+        )
 
     @property
     def failed(self) -> frozenset[Version]:

@@ -1,8 +1,8 @@
 """Checkpoints: what agents report of them, and what follows from it.
 
-Belongs here: one handler for each message, the grant of a commit, the start of a world. Does not
-belong here: which version counts (`decide.checkpoints`), what is held where (`checkpoint_book`),
-when a boundary is armed (`stopping`).
+Belongs here: one handler for each message of memory and storage, the grant of a commit. Does not
+belong here: what a world starts from (`origins`), which version counts (`decide.checkpoints`), what
+is held where (`checkpoint_book`), when a boundary is armed (`stopping`).
 
 Nothing is committed without a grant, and only one agent has it at a time: a later grant names the
 attempt anew, and whoever takes that name leaves nothing to commit for the one before.
@@ -10,28 +10,21 @@ attempt anew, and whoever takes that name leaves nothing to commit for the one b
 
 from __future__ import annotations
 
-import dataclasses
-
 from holdfast_master.decide import checkpoints as policy
-from holdfast_master.decide.checkpoints import Offer
-from holdfast_master.decide.rescue import Holder
-from holdfast_master.job import saving
+from holdfast_master.job import origins, saving
 from holdfast_master.job.checkpoint_book import Book, Pending
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
+from holdfast_master.job.round_nodes import holders, send_all
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.wording import listing, short
-from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     CheckpointCommitted,
     CheckpointHeld,
     CheckpointShard,
     CheckpointVersion,
     CommitStep,
-    Origin,
-    OriginChecked,
     ReleaseBefore,
-    RestoreAsked,
     StepAnnounced,
     StepCommitted,
 )
@@ -52,8 +45,9 @@ def held(desk: Desk, node: Node, number: int, message: CheckpointHeld) -> None:
     if world is None or world.round != number or not world.holds(node.rank, node.agent_id):
         return
     book, size = desk.checkpoints, len(world.places)
-    book.enter(number, _holders(world))
+    book.enter(number, holders(world), world.size)
     versions = frozenset(message.versions[:_MOST_VERSIONS])
+    (book.whole.add if message.whole else book.whole.discard)(node.rank)
     changed = book.hold(node.rank, versions, size)
     desk.dirty |= bool(desk.broken)
     # Where there is one node, it sees for itself what is complete.
@@ -61,24 +55,7 @@ def held(desk: Desk, node: Node, number: int, message: CheckpointHeld) -> None:
         order = ReleaseBefore(
             complete=book.complete, passed_over=tuple(sorted(book.passed_over, reverse=True))
         )
-        _send_all(desk, world, order)
-
-
-def _holders(world: World) -> tuple[Holder, ...]:
-    return tuple((one.node_rank, one.agent_id) for one in world.fact.members)
-
-
-def _world(desk: Desk, node: Node, number: int) -> World | None:
-    """The running world, if it is the one that the node speaks of."""
-    world = desk.member(node)
-    return world if world is not None and world.round == number else None
-
-
-def _send_all(desk: Desk, world: World, message: object) -> None:
-    for rank in world.places:
-        node = desk.roster.nodes.get(rank)
-        if node is not None:
-            desk.send(node, message, world.round)
+        send_all(desk, world, order)
 
 
 # ----------------------------------------------------------------------------------------- storage
@@ -218,122 +195,10 @@ def _announce_to(desk: Desk, node: Node, version: CheckpointVersion, error: str)
     desk.send(node, StepAnnounced(version=version, error=error))
 
 
-# ------------------------------------------------------------------------------------------- start
-
-
-def asked(desk: Desk, node: Node, number: int, message: RestoreAsked) -> None:
-    """All ranks of a node wait to be told what to start from."""
-    world = _world(desk, node, number)
-    if world is None:
-        return
-    book = desk.checkpoints
-    book.enter(number, _holders(world))
-    before = book.asked.get(node.rank)
-    book.asked[node.rank] = message
-    if before is not None and book.origin is not None and message.told is None:
-        _tell(desk, node, book.origin)  # it may not have heard of it
-    desk.dirty = True
-
-
-def choose_origin(desk: Desk) -> None:
-    """Once every node of the world asks, choose what it starts from."""
-    book, world = desk.checkpoints, desk.running()
-    if world is None or world.round != book.round or book.origin is not None or not book.asked:
-        return
-    if any(rank not in book.asked for rank in world.places):
-        return
-    told = next((one.told for one in book.asked.values() if one.told is not None), None)
-    if told is not None:
-        _go(desk, world, told)  # an earlier master has told some of them
-        return
-    if any(pending.whole for pending in book.pending.values()):
-        return  # it is being committed, and would be the newest
-    _choose(desk, world)
-
-
-def _choose(desk: Desk, world: World) -> None:
-    book = desk.checkpoints
-    offers = {
-        rank: Offer(memory=frozenset(one.memory), stored=frozenset(one.stored) | _new(desk, one))
-        for rank, one in book.asked.items()
-    }
-    fact = desk.state.checkpoint
-    choice = policy.origin(offers, book.damaged, fact.version if fact is not None else None)
-    if choice.older and fact is not None and fact.version is not None:
-        lost = f"step {fact.version.step} was durable and is not to be had"
-        book.notes.append(lost)
-        desk.event(EventReason.CHECKPOINT_LOST, lost, Warn)
-    book.reason = choice.reason
-    book.checked = set()
-    book.origin = Origin(
-        origin_id=desk.command("origin", 0),
-        version=choice.version,
-        memory=choice.memory,
-        go=choice.version is None,
-        notes=tuple(book.notes[-_MOST_VERSIONS:]),
-    )
-    if book.origin.go:
-        _go(desk, world, book.origin)
-        return
-    for share, rank in enumerate(world.places):
-        part = dataclasses.replace(book.origin, share=share, shares=len(world.places))
-        node = desk.roster.nodes.get(rank)
-        if node is not None:
-            desk.send(node, part, world.round)
-
-
-def _new(desk: Desk, said: RestoreAsked) -> frozenset[CheckpointVersion]:
-    """What was committed since an agent looked at the directory."""
-    fact = desk.state.checkpoint
-    if fact is None or fact.version is None or not desk.checkpoints.committed_since(fact.version):
-        return frozenset()
-    return frozenset() if fact.version in said.stored else frozenset([fact.version])
-
-
-def _tell(desk: Desk, node: Node, origin: Origin) -> None:
-    world = desk.running()
-    if world is None or node.rank not in world.places:
-        return
-    share = list(world.places).index(node.rank)
-    part = dataclasses.replace(origin, share=share, shares=len(world.places))
-    desk.send(node, part, world.round)
-
-
-def checked(desk: Desk, node: Node, number: int, message: OriginChecked) -> None:
-    """A node has looked at its share of the origin."""
-    world, book = _world(desk, node, number), desk.checkpoints
-    origin = book.origin
-    if world is None or origin is None or origin.go or message.origin_id != origin.origin_id:
-        return
-    if message.error and origin.version is not None:
-        text = f"step {origin.version.step} is passed over: node {node.rank}: {message.error}"
-        desk.event(EventReason.CHECKPOINT_DAMAGED, text, Warn, node=node.rank)
-        book.notes.append(short(text))
-        book.damaged.add((origin.version, origin.memory))
-        book.origin = None
-        desk.dirty = True
-        return
-    book.checked.add(node.rank)
-    if all(rank in book.checked for rank in world.places):
-        _go(desk, world, dataclasses.replace(origin, go=True))
-
-
-def _go(desk: Desk, world: World, origin: Origin) -> None:
-    book = desk.checkpoints
-    origin = dataclasses.replace(origin, go=True)
-    book.origin = origin
-    book.started(origin)
-    _send_all(desk, world, origin)
-    if origin.version is not None:
-        tier = "memory" if origin.memory else "storage"
-        text = f"round {world.round} starts from step {origin.version.step} in {tier}"
-        desk.event(EventReason.CHECKPOINT_RESTORED, f"{text} ({book.reason or 'told before'})")
-
-
 def settle(desk: Desk) -> None:
     """What follows from what was reported; asked whenever something changed."""
     book = desk.checkpoints
     if book.pending or desk.timers.running(Timer.COMMIT):
         grant_commits(desk)
     if book.asked:
-        choose_origin(desk)
+        origins.choose(desk)

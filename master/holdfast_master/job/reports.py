@@ -19,6 +19,7 @@ from holdfast_master.job import (
     heartbeats,
     incidents,
     losses,
+    origins,
     saving,
     starting,
     stopping,
@@ -290,6 +291,6 @@ _HANDLERS: dict[type, Callable[[Desk, Node, int, Any], None]] = {
     CheckpointHeld: checkpoints.held,
     CheckpointShard: checkpoints.shard,
     StepCommitted: checkpoints.committed,
-    RestoreAsked: checkpoints.asked,
-    OriginChecked: checkpoints.checked,
+    RestoreAsked: origins.asked,
+    OriginChecked: origins.checked,
 }

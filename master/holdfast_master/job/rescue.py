@@ -55,7 +55,7 @@ def for_world(desk: Desk, members: tuple[Holder, ...]) -> bool:
     book, stock, settings = desk.checkpoints, _stock(desk), desk.settings
     nodes = desk.roster.nodes
     candidates = {(rank, nodes[rank].agent_id) for rank in desk.roster.candidates}
-    if not policy.goes_apart(stock.memory, candidates, members):
+    if not policy.goes_apart(stock.memory, candidates, members, settings.gather_ranks):
         _end(desk)
         return False
     seconds = policy.patience(

@@ -20,6 +20,10 @@ class CheckpointHeld:
 
     versions: tuple[CheckpointVersion, ...] = ()
     """Newest first, at most 8."""
+    whole: bool = False
+    """True: of each of them all that any world needs is here, as where every node has the whole
+    state. What ranks have each for itself may be lacking where a new world begins that anew: the
+    random generators."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,24 @@ class RestoreAsked:
     """What is committed in the directory, newest first, at most 16."""
     told: Origin | None = None
     """Set: a master has told already, and they have begun."""
+    parts: tuple[HeldPart, ...] = ()
+    """What lies in its memory, whoever saved it, newest first, at most 8."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPart:
+    """HeldPart: parts of a version that a node has in memory."""
+
+    version: CheckpointVersion | None = None
+    world_size: int = 0
+    """Ranks that the version consists of."""
+    ranks: tuple[int, ...] = ()
+    """Those whose parts lie here."""
+    whole: bool = False
+    """True: these are all that any world needs, as in CheckpointHeld."""
+    world: str = ""
+    """Names the world that saved it: two masters may have given one number to two worlds. Empty:
+    not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +177,22 @@ class Origin:
     shares: int = 0
     notes: tuple[str, ...] = ()
     """For people: what was passed over, and why."""
+    sources: tuple[PartSource, ...] = ()
+    """With memory: where the parts are that this node lacks."""
+    partial: bool = False
+    """With memory: parts of it are nowhere, and nobody needs them, so it cannot be written to
+    storage."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PartSource:
+    """PartSource: whose memory has parts of the version."""
+
+    node_rank: int = 0
+    address: str = ""
+    """Of the agent's PeerService, host:port."""
+    ranks: tuple[int, ...] = ()
+    """Ranks whose parts lie there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

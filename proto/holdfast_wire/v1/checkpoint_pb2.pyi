@@ -48,6 +48,11 @@ class CheckpointHeld(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSIONS_FIELD_NUMBER: builtins.int
+    WHOLE_FIELD_NUMBER: builtins.int
+    whole: builtins.bool
+    """True: of each of them all that any world needs is here, as where every node has the whole state. What ranks have each
+    for itself may be lacking where a new world begins that anew: the random generators.
+    """
     @property
     def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckpointVersion]:
         """Newest first, at most 8."""
@@ -56,8 +61,9 @@ class CheckpointHeld(google.protobuf.message.Message):
         self,
         *,
         versions: collections.abc.Iterable[Global___CheckpointVersion] | None = ...,
+        whole: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["versions", b"versions", "whole", b"whole"]) -> None: ...
 
 Global___CheckpointHeld: typing_extensions.TypeAlias = CheckpointHeld
 
@@ -333,6 +339,7 @@ class RestoreAsked(google.protobuf.message.Message):
     MEMORY_FIELD_NUMBER: builtins.int
     STORED_FIELD_NUMBER: builtins.int
     TOLD_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     @property
     def memory(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckpointVersion]:
         """What all ranks of this node could take from its memory, newest first."""
@@ -345,17 +352,59 @@ class RestoreAsked(google.protobuf.message.Message):
     def told(self) -> Global___Origin:
         """Set: a master has told already, and they have begun."""
 
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldPart]:
+        """What lies in its memory, whoever saved it, newest first, at most 8: other nodes may read it."""
+
     def __init__(
         self,
         *,
         memory: collections.abc.Iterable[Global___CheckpointVersion] | None = ...,
         stored: collections.abc.Iterable[Global___CheckpointVersion] | None = ...,
         told: Global___Origin | None = ...,
+        parts: collections.abc.Iterable[Global___HeldPart] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["told", b"told"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["memory", b"memory", "stored", b"stored", "told", b"told"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["memory", b"memory", "parts", b"parts", "stored", b"stored", "told", b"told"]) -> None: ...
 
 Global___RestoreAsked: typing_extensions.TypeAlias = RestoreAsked
+
+@typing.final
+class HeldPart(google.protobuf.message.Message):
+    """HeldPart: parts of a version that a node has in memory."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    WHOLE_FIELD_NUMBER: builtins.int
+    WORLD_FIELD_NUMBER: builtins.int
+    world_size: builtins.int
+    """Ranks that the version consists of."""
+    whole: builtins.bool
+    """True: these are all that any world needs, as in CheckpointHeld."""
+    world: builtins.str
+    """Names the world that saved it: two masters may have given one number to two worlds. Empty: not known."""
+    @property
+    def version(self) -> Global___CheckpointVersion: ...
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those whose parts lie here."""
+
+    def __init__(
+        self,
+        *,
+        version: Global___CheckpointVersion | None = ...,
+        world_size: builtins.int = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        whole: builtins.bool = ...,
+        world: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "version", b"version", "whole", b"whole", "world", b"world", "world_size", b"world_size"]) -> None: ...
+
+Global___HeldPart: typing_extensions.TypeAlias = HeldPart
 
 @typing.final
 class Origin(google.protobuf.message.Message):
@@ -370,6 +419,8 @@ class Origin(google.protobuf.message.Message):
     SHARE_FIELD_NUMBER: builtins.int
     SHARES_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    SOURCES_FIELD_NUMBER: builtins.int
+    PARTIAL_FIELD_NUMBER: builtins.int
     origin_id: builtins.int
     memory: builtins.bool
     """True: from the nodes' memory; false: from storage."""
@@ -378,6 +429,8 @@ class Origin(google.protobuf.message.Message):
     share: builtins.int
     """This node's share of what there is to check on storage: files i with i % shares == share."""
     shares: builtins.int
+    partial: builtins.bool
+    """With memory: parts of it are nowhere, and nobody needs them, so it cannot be written to storage."""
     @property
     def version(self) -> Global___CheckpointVersion:
         """Absent: nothing is there to start from."""
@@ -385,6 +438,10 @@ class Origin(google.protobuf.message.Message):
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """For people: what was passed over, and why."""
+
+    @property
+    def sources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PartSource]:
+        """With memory: where the parts are that this node lacks."""
 
     def __init__(
         self,
@@ -396,11 +453,40 @@ class Origin(google.protobuf.message.Message):
         share: builtins.int = ...,
         shares: builtins.int = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        sources: collections.abc.Iterable[Global___PartSource] | None = ...,
+        partial: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["go", b"go", "memory", b"memory", "notes", b"notes", "origin_id", b"origin_id", "share", b"share", "shares", b"shares", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["go", b"go", "memory", b"memory", "notes", b"notes", "origin_id", b"origin_id", "partial", b"partial", "share", b"share", "shares", b"shares", "sources", b"sources", "version", b"version"]) -> None: ...
 
 Global___Origin: typing_extensions.TypeAlias = Origin
+
+@typing.final
+class PartSource(google.protobuf.message.Message):
+    """PartSource: whose memory has parts of the version."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    node_rank: builtins.int
+    address: builtins.str
+    """Of the agent's PeerService, host:port."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Ranks whose parts lie there."""
+
+    def __init__(
+        self,
+        *,
+        node_rank: builtins.int = ...,
+        address: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "node_rank", b"node_rank", "ranks", b"ranks"]) -> None: ...
+
+Global___PartSource: typing_extensions.TypeAlias = PartSource
 
 @typing.final
 class OriginChecked(google.protobuf.message.Message):

@@ -4,9 +4,12 @@ isort:skip_file
 Agent to agent."""
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.message
 import holdfast_wire.v1.agent_pb2
+import holdfast_wire.v1.checkpoint_pb2
 import holdfast_wire.v1.fence_pb2
 import sys
 import typing
@@ -70,3 +73,132 @@ class GetRoundResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["arm", b"arm", "fence", b"fence", "has_master", b"has_master"]) -> None: ...
 
 Global___GetRoundResponse: typing_extensions.TypeAlias = GetRoundResponse
+
+@typing.final
+class DescribePartRequest(google.protobuf.message.Message):
+    """DescribePartRequest names a part. The fence is of the round that is to start from it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FENCE_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    @property
+    def fence(self) -> holdfast_wire.v1.fence_pb2.Fence: ...
+    @property
+    def version(self) -> holdfast_wire.v1.checkpoint_pb2.CheckpointVersion: ...
+    def __init__(
+        self,
+        *,
+        fence: holdfast_wire.v1.fence_pb2.Fence | None = ...,
+        version: holdfast_wire.v1.checkpoint_pb2.CheckpointVersion | None = ...,
+        rank: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["fence", b"fence", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fence", b"fence", "rank", b"rank", "version", b"version"]) -> None: ...
+
+Global___DescribePartRequest: typing_extensions.TypeAlias = DescribePartRequest
+
+@typing.final
+class DescribePartResponse(google.protobuf.message.Message):
+    """DescribePartResponse: pieces of a description, to be put together in their order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: builtins.int
+    BYTES_ROOM_FIELD_NUMBER: builtins.int
+    LENGTHS_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    table: builtins.bytes
+    """The shard table, as the rank wrote it."""
+    bytes_room: builtins.int
+    """Bytes that the arena has for values that are no tensors."""
+    @property
+    def lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of these values, in the table's order, bytes."""
+
+    @property
+    def hashes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """xxh3-64 of each item, in the table's order."""
+
+    def __init__(
+        self,
+        *,
+        table: builtins.bytes = ...,
+        bytes_room: builtins.int = ...,
+        lengths: collections.abc.Iterable[builtins.int] | None = ...,
+        hashes: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_room", b"bytes_room", "hashes", b"hashes", "lengths", b"lengths", "table", b"table"]) -> None: ...
+
+Global___DescribePartResponse: typing_extensions.TypeAlias = DescribePartResponse
+
+@typing.final
+class ReadPartRequest(google.protobuf.message.Message):
+    """ReadPartRequest names bytes of a part."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FENCE_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    RANGES_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    @property
+    def fence(self) -> holdfast_wire.v1.fence_pb2.Fence: ...
+    @property
+    def version(self) -> holdfast_wire.v1.checkpoint_pb2.CheckpointVersion: ...
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ByteRange]:
+        """In the image of the part, in the order in which they are sent."""
+
+    def __init__(
+        self,
+        *,
+        fence: holdfast_wire.v1.fence_pb2.Fence | None = ...,
+        version: holdfast_wire.v1.checkpoint_pb2.CheckpointVersion | None = ...,
+        rank: builtins.int = ...,
+        ranges: collections.abc.Iterable[Global___ByteRange] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["fence", b"fence", "version", b"version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fence", b"fence", "ranges", b"ranges", "rank", b"rank", "version", b"version"]) -> None: ...
+
+Global___ReadPartRequest: typing_extensions.TypeAlias = ReadPartRequest
+
+@typing.final
+class ByteRange(google.protobuf.message.Message):
+    """ByteRange: bytes from a begin on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: builtins.int
+    LENGTH_FIELD_NUMBER: builtins.int
+    begin: builtins.int
+    length: builtins.int
+    def __init__(
+        self,
+        *,
+        begin: builtins.int = ...,
+        length: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin", b"begin", "length", b"length"]) -> None: ...
+
+Global___ByteRange: typing_extensions.TypeAlias = ByteRange
+
+@typing.final
+class ReadPartResponse(google.protobuf.message.Message):
+    """ReadPartResponse: the next bytes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data"]) -> None: ...
+
+Global___ReadPartResponse: typing_extensions.TypeAlias = ReadPartResponse

@@ -40,6 +40,16 @@ class PeerServiceStub(object):
                 request_serializer=holdfast__wire_dot_v1_dot_peer__pb2.GetRoundRequest.SerializeToString,
                 response_deserializer=holdfast__wire_dot_v1_dot_peer__pb2.GetRoundResponse.FromString,
                 _registered_method=True)
+        self.DescribePart = channel.unary_stream(
+                '/holdfast.v1.PeerService/DescribePart',
+                request_serializer=holdfast__wire_dot_v1_dot_peer__pb2.DescribePartRequest.SerializeToString,
+                response_deserializer=holdfast__wire_dot_v1_dot_peer__pb2.DescribePartResponse.FromString,
+                _registered_method=True)
+        self.ReadPart = channel.unary_stream(
+                '/holdfast.v1.PeerService/ReadPart',
+                request_serializer=holdfast__wire_dot_v1_dot_peer__pb2.ReadPartRequest.SerializeToString,
+                response_deserializer=holdfast__wire_dot_v1_dot_peer__pb2.ReadPartResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer(object):
@@ -54,6 +64,20 @@ class PeerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribePart(self, request, context):
+        """DescribePart says what one rank's part of a version consists of, in the memory of the asked agent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadPart(self, request, context):
+        """ReadPart reads bytes of such a part. Who reads compares the hashes of what it was told.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +85,16 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.GetRound,
                     request_deserializer=holdfast__wire_dot_v1_dot_peer__pb2.GetRoundRequest.FromString,
                     response_serializer=holdfast__wire_dot_v1_dot_peer__pb2.GetRoundResponse.SerializeToString,
+            ),
+            'DescribePart': grpc.unary_stream_rpc_method_handler(
+                    servicer.DescribePart,
+                    request_deserializer=holdfast__wire_dot_v1_dot_peer__pb2.DescribePartRequest.FromString,
+                    response_serializer=holdfast__wire_dot_v1_dot_peer__pb2.DescribePartResponse.SerializeToString,
+            ),
+            'ReadPart': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadPart,
+                    request_deserializer=holdfast__wire_dot_v1_dot_peer__pb2.ReadPartRequest.FromString,
+                    response_serializer=holdfast__wire_dot_v1_dot_peer__pb2.ReadPartResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +125,60 @@ class PeerService(object):
             '/holdfast.v1.PeerService/GetRound',
             holdfast__wire_dot_v1_dot_peer__pb2.GetRoundRequest.SerializeToString,
             holdfast__wire_dot_v1_dot_peer__pb2.GetRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribePart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/holdfast.v1.PeerService/DescribePart',
+            holdfast__wire_dot_v1_dot_peer__pb2.DescribePartRequest.SerializeToString,
+            holdfast__wire_dot_v1_dot_peer__pb2.DescribePartResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadPart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/holdfast.v1.PeerService/ReadPart',
+            holdfast__wire_dot_v1_dot_peer__pb2.ReadPartRequest.SerializeToString,
+            holdfast__wire_dot_v1_dot_peer__pb2.ReadPartResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,7 +41,39 @@ _PeerServiceGetRoundType = typing_extensions.TypeVar(
     ],
 )
 
-class PeerServiceStub(typing.Generic[_PeerServiceGetRoundType]):
+_PeerServiceDescribePartType = typing_extensions.TypeVar(
+    '_PeerServiceDescribePartType',
+    grpc.UnaryStreamMultiCallable[
+        holdfast_wire.v1.peer_pb2.DescribePartRequest,
+        holdfast_wire.v1.peer_pb2.DescribePartResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        holdfast_wire.v1.peer_pb2.DescribePartRequest,
+        holdfast_wire.v1.peer_pb2.DescribePartResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        holdfast_wire.v1.peer_pb2.DescribePartRequest,
+        holdfast_wire.v1.peer_pb2.DescribePartResponse,
+    ],
+)
+
+_PeerServiceReadPartType = typing_extensions.TypeVar(
+    '_PeerServiceReadPartType',
+    grpc.UnaryStreamMultiCallable[
+        holdfast_wire.v1.peer_pb2.ReadPartRequest,
+        holdfast_wire.v1.peer_pb2.ReadPartResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        holdfast_wire.v1.peer_pb2.ReadPartRequest,
+        holdfast_wire.v1.peer_pb2.ReadPartResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        holdfast_wire.v1.peer_pb2.ReadPartRequest,
+        holdfast_wire.v1.peer_pb2.ReadPartResponse,
+    ],
+)
+
+class PeerServiceStub(typing.Generic[_PeerServiceGetRoundType, _PeerServiceDescribePartType, _PeerServiceReadPartType]):
     """PeerService is served by agents for agents of the same job (certificate role "agent")."""
 
     @typing.overload
@@ -49,6 +81,14 @@ class PeerServiceStub(typing.Generic[_PeerServiceGetRoundType]):
         grpc.UnaryUnaryMultiCallable[
             holdfast_wire.v1.peer_pb2.GetRoundRequest,
             holdfast_wire.v1.peer_pb2.GetRoundResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            holdfast_wire.v1.peer_pb2.DescribePartRequest,
+            holdfast_wire.v1.peer_pb2.DescribePartResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            holdfast_wire.v1.peer_pb2.ReadPartRequest,
+            holdfast_wire.v1.peer_pb2.ReadPartResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -58,6 +98,14 @@ class PeerServiceStub(typing.Generic[_PeerServiceGetRoundType]):
             holdfast_wire.v1.peer_pb2.GetRoundRequest,
             holdfast_wire.v1.peer_pb2.GetRoundResponse,
         ],
+        grpc.aio.UnaryStreamMultiCallable[
+            holdfast_wire.v1.peer_pb2.DescribePartRequest,
+            holdfast_wire.v1.peer_pb2.DescribePartResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
+            holdfast_wire.v1.peer_pb2.ReadPartRequest,
+            holdfast_wire.v1.peer_pb2.ReadPartResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetRound: _PeerServiceGetRoundType
@@ -65,10 +113,24 @@ class PeerServiceStub(typing.Generic[_PeerServiceGetRoundType]):
     the ranks of mine asked to stop?
     """
 
+    DescribePart: _PeerServiceDescribePartType
+    """DescribePart says what one rank's part of a version consists of, in the memory of the asked agent."""
+
+    ReadPart: _PeerServiceReadPartType
+    """ReadPart reads bytes of such a part. Who reads compares the hashes of what it was told."""
+
 PeerServiceAsyncStub: typing_extensions.TypeAlias = PeerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         holdfast_wire.v1.peer_pb2.GetRoundRequest,
         holdfast_wire.v1.peer_pb2.GetRoundResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        holdfast_wire.v1.peer_pb2.DescribePartRequest,
+        holdfast_wire.v1.peer_pb2.DescribePartResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        holdfast_wire.v1.peer_pb2.ReadPartRequest,
+        holdfast_wire.v1.peer_pb2.ReadPartResponse,
     ],
 ]
 
@@ -84,5 +146,21 @@ class PeerServiceServicer(metaclass=abc.ABCMeta):
         """GetRound is asked by an agent that has no master: is there a newer round than mine, and were
         the ranks of mine asked to stop?
         """
+
+    @abc.abstractmethod
+    def DescribePart(
+        self,
+        request: holdfast_wire.v1.peer_pb2.DescribePartRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[holdfast_wire.v1.peer_pb2.DescribePartResponse], collections.abc.AsyncIterator[holdfast_wire.v1.peer_pb2.DescribePartResponse]]:
+        """DescribePart says what one rank's part of a version consists of, in the memory of the asked agent."""
+
+    @abc.abstractmethod
+    def ReadPart(
+        self,
+        request: holdfast_wire.v1.peer_pb2.ReadPartRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[holdfast_wire.v1.peer_pb2.ReadPartResponse], collections.abc.AsyncIterator[holdfast_wire.v1.peer_pb2.ReadPartResponse]]:
+        """ReadPart reads bytes of such a part. Who reads compares the hashes of what it was told."""
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

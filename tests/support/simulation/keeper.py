@@ -16,6 +16,7 @@ from holdfast_wire.messages import (
     CheckpointShard,
     CheckpointVersion,
     CommitStep,
+    HeldPart,
     Origin,
     OriginChecked,
     ReleaseBefore,
@@ -44,6 +45,8 @@ FAILS = 0.03
 HANGS = 0.02
 """Chance that a disk answers so late that another agent is asked, or nobody waits any more; half of
 them never do."""
+COPIES = 0.5
+"""Share of the jobs in which every node holds the whole state, as under DDP."""
 LARGE = 0.2
 """Share of the jobs whose checkpoints take seconds to look through."""
 
@@ -59,6 +62,8 @@ class Keeper:
         large = random.Random(f"{scenario.seed}/checks").random() < LARGE
         self.check_seconds = 3.0 if large else 0.3
         """Longest, of looking through what a round is to start from."""
+        self.whole = random.Random(f"{scenario.seed}/copies").random() < COPIES
+        """Any world could start from what this node alone has."""
         self.memory: dict[CheckpointVersion, WorldAssignment] = {}
         """With the place of the ranks that saved it."""
         self.told: tuple[CheckpointHeld, int] | None = None
@@ -90,12 +95,13 @@ class Keeper:
 
     def _save(self, current: LocalRound, version: CheckpointVersion) -> None:
         place = self.memory[version] = current.assignment
+        self.storage.sizes[version, place.world_hash] = place.world_size
         self._say_held(current.number)
         if version.step // EVERY % STORED == 0:
             self._write(version, f"{place.world_hash}-{version.step}")
 
     def _say_held(self, number: int) -> None:
-        self.told = (CheckpointHeld(versions=tuple(self._newest())), number)
+        self.told = (CheckpointHeld(versions=tuple(self._newest()), whole=self.whole), number)
         self.agent.report(*self.told)
 
     def _write(self, version: CheckpointVersion, attempt: str) -> None:
@@ -103,11 +109,28 @@ class Keeper:
         shard = CheckpointShard(
             version=version,
             world_size=place.world_size,
-            ranks=tuple(range(place.base_rank, place.base_rank + self.agent.local)),
+            ranks=self._ranks(version),
             root=ROOT,
             attempt=attempt,
         )
         self.agent.later(self._delay(0.8), self._written, shard)
+
+    def _ranks(self, version: CheckpointVersion) -> tuple[int, ...]:
+        """Those whose parts of a version lie here."""
+        place = self.memory[version]
+        return tuple(range(place.base_rank, place.base_rank + self.agent.local))
+
+    def _parts(self) -> tuple[HeldPart, ...]:
+        return tuple(
+            HeldPart(
+                version=one,
+                world_size=self.memory[one].world_size,
+                ranks=self._ranks(one),
+                whole=self.whole,
+                world=self.memory[one].world_hash,
+            )
+            for one in self._newest()
+        )
 
     def _delay(self, most: float) -> float:
         """Seconds that a disk takes."""
@@ -143,7 +166,9 @@ class Keeper:
         if not self.pause:
             return
         stored = sorted(self.storage.committed, reverse=True)[:MOST_STORED]
-        asked = RestoreAsked(memory=self._usable(current.assignment), stored=tuple(stored))
+        asked = RestoreAsked(
+            memory=self._usable(current.assignment), stored=tuple(stored), parts=self._parts()
+        )
         self.question = (current, asked)
         self.agent.report(asked, current.number)
 
@@ -164,21 +189,58 @@ class Keeper:
             return
         current, asked = self.question
         if not origin.go:
-            error = "a bit is flipped" if self.luck.random() < FAILS else ""
+            error = "a bit is flipped" if self.luck.random() < FAILS else self._lacking(origin)
             answer = OriginChecked(origin_id=origin.origin_id, error=error)
             pause = self.luck.uniform(0.01, self.check_seconds)
             self.agent.later(pause, self.agent.report, answer, number)
             return
         self.storage.started(number, current.assignment.world_hash, origin)
         if origin.memory:
-            text = f"{self.agent.agent_id} is to start from {origin.version}, which it has not"
-            require(origin.version in asked.memory, "origin_is_there", text)
+            self._has_all(asked, origin, number, current.assignment)
         self.question = (current, dataclasses.replace(asked, told=origin))
         start = origin.version if origin.memory else None
         self.memory = {
             one: place for one, place in self.memory.items() if start is not None and one <= start
         }
         self._say_held(number)
+
+    def _lacking(self, origin: Origin) -> str:
+        """Whose memory cannot be read, or has not what the master says; empty: nobody's."""
+        for source in origin.sources:
+            peer = self.agent.job.peer(self.agent, source.node_rank)
+            held = peer.keeper.memory if peer is not None else {}
+            if origin.version not in held:
+                return f"node {source.node_rank} does not answer"
+        return ""
+
+    def _has_all(
+        self, asked: RestoreAsked, origin: Origin, number: int, assignment: WorldAssignment
+    ) -> None:
+        """A world starts from memory where each node has, or reads, all that it needs."""
+        assert origin.version is not None
+        own = [part for part in asked.parts if part.version == origin.version]
+        there = {rank for part in own for rank in part.ranks}
+        there.update(rank for source in origin.sources for rank in source.ranks)
+        worlds = {part.world for part in own} | self._lent_by(origin)
+        text = f"{self.agent.agent_id} mixes what {len(worlds)} worlds have saved"
+        require(len(worlds) <= 1, "one_origin", text)
+        for world in worlds:
+            self.storage.contents(number, assignment.world_hash, world)
+            size = self.storage.sizes[origin.version, world]
+            enough = any(part.whole for part in own) or (self.whole and bool(there))
+            text = f"{self.agent.agent_id} is to start from {origin.version}, which it has not"
+            fine = origin.version in asked.memory or enough or there == set(range(size))
+            require(fine, "origin_is_there", text)
+
+    def _lent_by(self, origin: Origin) -> set[str]:
+        """Whose saving the sources lend, as far as they live and have it still."""
+        peers = [self.agent.job.agents.get(source.node_rank) for source in origin.sources]
+        held = [peer.keeper.memory for peer in peers if peer is not None]
+        return {
+            memory[origin.version].world_hash
+            for memory in held
+            if origin.version is not None and origin.version in memory
+        }
 
     # -------------------------------------------------------------------------------------- orders
 

@@ -78,6 +78,7 @@ class Master:
             commit_seconds=5.0,
             rescue_seconds=20.0,
             rescue_least_seconds=0.2,
+            gather_ranks=job.gather_ranks,
         )
         self.identity = CoreIdentity(
             job_name="job",

@@ -49,6 +49,16 @@ def _anybodys_memory() -> list[Patch]:
     return [(policy, "_newest", newest)]
 
 
+def _parts_are_lacking() -> list[Patch]:
+    """Nodes that have some parts of a version between them count as having all."""
+    right = policy._put_together
+
+    def put_together(version: Any, offers: Any, parts: Any, most: int) -> Any:
+        return right(version, offers, parts, most) or {node: {} for node in offers}
+
+    return [(policy, "_put_together", put_together)]
+
+
 def _leaves_at_once() -> list[Patch]:
     """Agents are sent away with what only their memory has."""
     return [(rescue, "for_end", lambda *_: False)]
@@ -99,6 +109,7 @@ BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("granted early", "a commit is granted before all is there", _granted_early),
     ("announced early", "a step is announced that may be lost", _announced_early),
     ("one name", "two coordinators commit under one name", _one_name),
+    ("parts are lacking", "a world starts from parts that nobody has", _parts_are_lacking),
     ("leaves at once", "a job ends without what is in memory", _leaves_at_once),
     ("rescues for ever", "a disk that hangs keeps a job from its end", _rescues_for_ever),
     ("rescued early", "one node's part counts as a step", _rescued_early),

@@ -21,12 +21,16 @@ class Storage:
     def __init__(self) -> None:
         self.parts: dict[Key, set[int]] = collections.defaultdict(set)
         """Ranks whose parts are durable."""
+        self.sizes: dict[tuple[CheckpointVersion, str], int] = {}
+        """Ranks that each world saved a version with."""
         self.committed: set[CheckpointVersion] = set()
         self._taken: dict[Key, str] = {}
         """The name that the newest coordinator has given to the attempt."""
         self._coordinators: dict[str, str] = {}
         """Such a name to the agent that was granted it."""
-        self._origins: dict[tuple[int, str], tuple[CheckpointVersion | None, bool]] = {}
+        self._contents: dict[tuple[int, str], str] = {}
+        """Round and world to the world that saved what it started from in memory."""
+        self._origins: dict[tuple[int, str], CheckpointVersion | None] = {}
 
     def write(self, shard: CheckpointShard) -> None:
         """A node's parts of a version are durable."""
@@ -59,9 +63,15 @@ class Storage:
         text = f"step {version.step} of lineage {version.lineage} was announced and is not there"
         require(version in self.committed, "announced_is_durable", text)
 
+    def contents(self, number: int, world: str, saved_by: str) -> None:
+        """A node's ranks start a round from what a world has saved to memory."""
+        first = self._contents.setdefault((number, world), saved_by)
+        text = f"nodes of round {number} start from what {first[:8]} and {saved_by[:8]} saved"
+        require(first == saved_by, "one_origin", text)
+
     def started(self, number: int, world: str, origin: Origin) -> None:
         """A node's ranks start a round from this."""
-        chosen = (origin.version, origin.memory)
+        chosen = origin.version
         first = self._origins.setdefault((number, world), chosen)
         text = f"nodes of round {number} start from {first} and from {chosen}"
         require(first == chosen, "one_origin", text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic_ns
 from typing import Any, Final, Self
 
@@ -22,7 +22,7 @@ from holdfast.flash.decide.retention import chosen
 from holdfast.flash.decide.schedule import Schedule
 from holdfast.flash.decide.slots import Version, choose
 from holdfast.flash.images import mapped, of_arenas, of_files
-from holdfast.flash.link import Granted, Layout, LinkError, Origin, Restore
+from holdfast.flash.link import Fetch, Fetched, Granted, Layout, LinkError, Origin, Restore
 from holdfast.flash.pacing import Pacer
 from holdfast.flash.planning import Place, Planner
 from holdfast.flash.restoring import Restorer
@@ -155,12 +155,15 @@ class Checkpointer:
     def _restore(self, origin: Origin, descriptors: tuple[int, ...], *, partial: bool) -> None:
         leaves = collect(self._parts, self._place.rank)
         self._mapped = mapped(descriptors)
-        arenas = self._mapped.values()
-        images = of_arenas(arenas, origin.slots) if not origin.path else of_files(origin.path)
-        restorer = Restorer(self._parts, leaves, self._place, stored(images))
+        images = of_arenas(self._mapped.values(), origin.slots, origin.lent)
+        images += of_files(origin.path) if origin.path else []
+        restorer = Restorer(self._parts, leaves, self._place, stored(images), self._fetch)
         threads = max(self._threads, _idle_cores(self._place))
         for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)
+
+    def _fetch(self, items: Iterable[tuple[int, int]]) -> None:
+        self._connect().ask(Fetch(items=tuple(items)), Fetched)
 
     def step(self, step: int, *, samples: int = 0, loss: Any = None) -> Action:
         """Say that a step is complete, and save it if it is due; returns what `Job.step` does.

@@ -6,7 +6,7 @@ What is done with them is `restoring`; which of them a world starts from, the ke
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from holdfast.flash.arena import Arena
 from holdfast.flash.commit import read_manifest
@@ -24,13 +24,21 @@ def mapped(descriptors: tuple[int, ...]) -> dict[int, Arena]:
     return arenas
 
 
-def of_arenas(arenas: Iterable[Arena], slots: tuple[int, ...]) -> list[Image]:
-    """Return the images of a version in memory."""
+def of_arenas(
+    arenas: Iterable[Arena], slots: tuple[int, ...], lent: Collection[int] = ()
+) -> list[Image]:
+    """Return the images of a version in memory; lent: ranks whose memory is on another node."""
     images = []
     for arena, index in zip(arenas, slots, strict=True):
-        slot = arena.slots[index]
+        slot, away = arena.slots[index], arena.table.rank in lent
         images.append(
-            Image(table=arena.table, lengths=tuple(slot.lengths), memory=slot.image, tail=True)
+            Image(
+                table=arena.table,
+                lengths=tuple(slot.lengths),
+                memory=slot.image,
+                tail=True,
+                lent=away,
+            )
         )
     return images
 

@@ -26,9 +26,9 @@ from holdfast.flash.decide.slots import (
 )
 from holdfast.flash.header import SlotWord
 from holdfast.flash.link import Hello, Layout
-from holdfast.flash.manifest import hash_items
+from holdfast.flash.manifest import Manifest, Shard, hash_items
 from holdfast.flash.room import memory_left
-from holdfast.flash.table import TableError, decode, lacking
+from holdfast.flash.table import TableError, decode, lacking, whole
 from holdfast.flash.volume import Volume, VolumeError
 
 _NEVER: Final = Version(-1, -1)
@@ -84,7 +84,7 @@ class Keeper:
         self.here: set[int] = set()
         """Ranks of the newest world that have said hello."""
         self._passed_over: frozenset[Version] = frozenset()
-        self._room = room
+        self.room = room
         self._settings = settings
         self._held: dict[int, list[Held]] = {}
         self.world = 0
@@ -92,6 +92,8 @@ class Keeper:
         self.kept = 0
         """Ranks that this keeper holds together, of those in the world."""
         self.token = unique()
+        self._wholes: dict[tuple[int, ...], bool] = {}
+        """Whether the newest layouts together are whole: it is asked at every save."""
         self.complete: Version | None = None
         """The newest version that is VALID on every rank here."""
 
@@ -135,7 +137,7 @@ class Keeper:
         except TableError as error:
             raise KeeperError(f"rank {rank}: {error}") from error
         self.release()
-        reason = refusal(geometry.total, self._room(), self._settings)
+        reason = refusal(geometry.total, self.room(), self._settings)
         if reason is not None:
             raise KeeperError(f"rank {rank}: {reason}")
         held = self._make(rank, body, geometry)
@@ -249,6 +251,26 @@ class Keeper:
                 found.append(version)
         return sorted(found, reverse=True)
 
+    def parts(self) -> dict[Version, tuple[int, tuple[int, ...]]]:
+        """Return what lies in memory here, whoever saved it: world size and ranks by version."""
+        found: dict[Version, tuple[int, tuple[int, ...]]] = {}
+        for version in set().union(*(self.versions(rank) for rank in self._held)):
+            places = self.places(version)
+            sizes = {held.arena.table.world for held, _ in places}
+            if len(sizes) == 1:
+                found[version] = (sizes.pop(), tuple(held.rank for held, _ in places))
+        return found
+
+    def is_whole(self, versions: Iterable[Version]) -> bool:
+        """Tell whether all that any world needs of each of these versions lies here."""
+        return all(self._is_whole(tuple(self.places(one))) for one in versions)
+
+    def _is_whole(self, places: tuple[tuple[Held, Slot], ...]) -> bool:
+        layouts = tuple(held.arena.layout for held, _ in places)
+        if layouts not in self._wholes:
+            self._wholes = {layouts: whole(held.arena.table for held, _ in places)}
+        return self._wholes[layouts]
+
     def memory_version(self) -> Version | None:
         """Return the newest version that a world could resume from out of memory."""
         return self._resumable()
@@ -267,6 +289,18 @@ class Keeper:
                     f"in memory is damaged"
                 )
         return notes
+
+    def drop_unlike(self, manifest: Manifest) -> None:
+        """Empty the slots of a committed version that do not hold what was committed, bit for bit.
+
+        Another world of the same number may have saved them, or they are damaged.
+        """
+        stored = {shard.table.rank: shard for shard in manifest.shards}
+        for held, slot in self.places(manifest.version):
+            shard, table = stored.get(held.rank), held.arena.table
+            spans = table.spans(tuple(slot.lengths))
+            if shard is None or shard.table != table or not _is_same(slot, shard, spans):
+                slot.give_back(Move.RELEASE)
 
     def resume(self, *, memory: bool) -> Version | None:
         """Return the version to resume from out of memory, and empty what is newer or half done.
@@ -333,6 +367,15 @@ class Keeper:
 
 def _is_empty(held: Held) -> bool:
     return not held.reading and all(slot.state is SlotState.EMPTY for slot in held.arena.slots)
+
+
+def _is_same(slot: Slot, shard: Shard, spans: list[tuple[int, int]]) -> bool:
+    """Tell whether a slot has the bytes of a committed shard; tails are on no storage."""
+    if tuple(slot.lengths) != shard.lengths:
+        return False
+    hashes = hash_items(slot.image, spans)
+    items = zip(shard.table.items, hashes, shard.hashes, strict=True)
+    return all(item.tail or mine == its for item, mine, its in items)
 
 
 def was_hashed(slot: Slot) -> bool:

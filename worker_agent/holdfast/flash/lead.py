@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.flash.decide.slots import Version
+from holdfast.flash.gathering import Peers, Source
 from holdfast.flash.persisting import Grant
 
 
@@ -34,7 +35,24 @@ class Question:
     round: int
     memory: tuple[Version, ...]
     stored: tuple[Version, ...]
+    parts: tuple[HeldPart, ...] = ()
+    """What lies in memory here, whoever saved it."""
     told: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPart:
+    """Parts of a version in memory here."""
+
+    version: Version
+    world: int
+    """Ranks that the version consists of."""
+    ranks: tuple[int, ...]
+    """Those whose parts lie here."""
+    whole: bool
+    """These are all that any world needs."""
+    saved_by: str
+    """Names the world; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +67,30 @@ class Answer:
     share: int = 0
     shares: int = 1
     notes: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+    """With memory: other nodes whose memory has what this one lacks."""
+    partial: bool = False
+    """Parts of it are nowhere: it cannot be written to storage."""
 
 
 class Lead(Protocol):
     """The way to the master; called from the service's thread, and returns at once."""
 
+    @property
+    def peers(self) -> Peers:
+        """The way to other agents."""
+
     def attempt(self, round_number: int) -> str:
         """Return the name of a world's attempts, the same on all of its nodes."""
 
-    def held(self, round_number: int, versions: frozenset[Version]) -> None:
-        """Say what every rank here has in memory, after it changed."""
+    def world(self, round_number: int) -> str:
+        """Return what names the world of a round, the same on all of its nodes; empty: unknown."""
+
+    def held(self, round_number: int, versions: frozenset[Version], *, whole: bool) -> None:
+        """Say what every rank here has in memory, after it changed.
+
+        whole: Of each of them all that any world needs is here.
+        """
 
     def written(self, parts: Written) -> None:
         """Say that a step's parts here are on storage, or will not be."""

@@ -9,25 +9,31 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import logging
+import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.flash.commit import CommitError, read_manifest_or_none
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
+from holdfast.flash.gathering import Gatherer, GatherError
 from holdfast.flash.keeper import Job, Keeper
-from holdfast.flash.lead import Answer, Lead, Question, Written
-from holdfast.flash.link import Hello, LinkError, Origin, Saved
+from holdfast.flash.lead import Answer, HeldPart, Lead, Question, Written
+from holdfast.flash.lending import Lender
+from holdfast.flash.link import Fetch, Fetched, Hello, LinkError, Origin, Refused, Saved
 from holdfast.flash.manifest import ManifestError, Shard
 from holdfast.flash.persisting import Grant, Storage
 from holdfast.flash.reading import committed, verify
-from holdfast.flash.rescuing import Order, Outcome, Rescuer
+from holdfast.flash.rescuing import Order, Rescuer
 from holdfast.flash.service import Member, Service, lineage_of
 
 log: Final = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _MOST_STORED: Final = 16
+_MOST_PARTS: Final = 8
 _KEPT_ENDS: Final = 8
 
 
@@ -47,6 +53,12 @@ class LedService(Service):
         """Errors of the newest grants by own name; None: it is being carried out."""
         self._ended: list[tuple[Grant, str]] = []
         self._question: Question | None = None
+        self.lender = Lender(keeper, self._aside)
+        self._gatherer = Gatherer(lead.peers, keeper.room)
+        self._gathering = 0
+        """Threads that read other nodes' memory."""
+        self._verified = 0
+        """The answer from storage that memory was compared with."""
         self._begun = -1
         """The newest round whose ranks know what they start from."""
 
@@ -68,11 +80,13 @@ class LedService(Service):
         now = (keeper.lineage, keeper.common(keeper.here))
         if now != self._held:
             self._held = now
-            self._lead.held(*now)
+            self._lead.held(*now, whole=keeper.is_whole(now[1]))
 
     def release(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
         """Take the master's word on what need not be kept."""
         self.keeper.note_complete(complete, hopeless)
+        if complete is not None and complete.lineage >= self._begun and not self._gathering:
+            self._gatherer.close()  # all ranks have saved since: they have what they read
 
     def _saved(self, member: Member, saved: Saved) -> None:
         if saved.final:
@@ -151,8 +165,8 @@ class LedService(Service):
         else:
             self._say(parts)
 
-    def _aside(self, work: Callable[[], Outcome], taken: Callable[[Outcome], None]) -> None:
-        def back(outcome: Outcome) -> None:
+    def _aside(self, work: Callable[[], _T], taken: Callable[[_T], None]) -> None:
+        def back(outcome: _T) -> None:
             self._in_flight -= 1
             taken(outcome)
 
@@ -221,10 +235,21 @@ class LedService(Service):
     def _ask(self, number: int, asking: list[Member]) -> Question:
         ranks = [member.hello.rank for member in asking if member.hello is not None]
         root = self._storage.root if self._storage else ""
+        parts = sorted(self.keeper.parts().items(), reverse=True)[:_MOST_PARTS]
         question = Question(
             round=number,
             memory=tuple(self.keeper.usable(ranks, self.keeper.world)),
             stored=tuple(committed(self._disk, root, _MOST_STORED)) if root else (),
+            parts=tuple(
+                HeldPart(
+                    version=one,
+                    world=size,
+                    ranks=own,
+                    whole=self.keeper.is_whole([one]),
+                    saved_by=self._lead.world(one.lineage),
+                )
+                for one, (size, own) in parts
+            ),
         )
         self._lead.asks(question)
         return question
@@ -234,29 +259,44 @@ class LedService(Service):
         known = self._question
         if known is None or known.round != round_number or known.told is not None:
             return
+        version, sources = answer.version, answer.sources
         if not answer.go:
             self._hand_out(lambda: self._check(round_number, answer))
+        elif version is None or not sources or self._gatherer.has(round_number, version):
+            self._go(known, answer)
+        else:  # an earlier master had let the others look
+            self._gather(
+                lambda: self._gatherer.describe(round_number, version, sources),
+                lambda error: self._go_or_refuse(known, answer, error),
+            )
+
+    def _go_or_refuse(self, known: Question, answer: Answer, error: str) -> None:
+        if self._question is not known:
             return
-        self._question = Question(
-            round=round_number, memory=known.memory, stored=known.stored, told=answer
-        )
-        self.keeper.resume_from(answer.version if answer.memory else None)
+        if error:
+            self._refuse([member for member in self._members if member.asks], error)
+        else:
+            self._go(known, answer)
+
+    def _go(self, known: Question, answer: Answer) -> None:
+        round_number = known.round
+        self._question = dataclasses.replace(known, told=answer)
+        self.keeper.resume_from(answer.version if answer.memory or self._alike(answer) else None)
         self._begun = round_number
         if self._storage is not None and not self._in_flight:
             with contextlib.suppress(OSError):  # another node may be at it too
                 self._storage.clear_up()
         self._begin([member for member in self._members if member.asks], answer)
-        if answer.memory and answer.version is not None and answer.version not in known.stored:
-            self._write_beside(answer.version)
+        version = answer.version if answer.memory and not answer.partial else None
+        if version is not None and version not in known.stored:
+            self._write_beside(version)
 
     def _write_beside(self, version: Version) -> None:
         """Write what a world starts from to storage while it starts: only memory had it so far."""
-        if self._storage is None:
-            return
-        for rank in sorted(self.keeper.here):
-            job = self.keeper.saved(rank, version, durable=True)
-            if job is not None:
-                self._work_on(job)
+        storage = self._storage
+        if storage is not None and self.keeper.places(version):
+            order = Order(version=version, attempt=storage.token, root=storage.root)
+            self._rescuer.order(order)
 
     def _check(self, round_number: int, answer: Answer) -> None:
         """Work on the worker's thread; nobody trains, so the keeper is nobody else's meanwhile."""
@@ -266,9 +306,13 @@ class LedService(Service):
                 notes = self.keeper.drop_damaged(version)
             elif version is not None and self._storage is not None:
                 path = f"{self._storage.root}/step_{version.step}"
-                found = verify(self._disk, path, answer.share, answer.shares).version
-                if found != version:
-                    notes = [f"{path} is of lineage {found.lineage}, not {version.lineage}"]
+                found = verify(self._disk, path, answer.share, answer.shares)
+                if found.version == version:
+                    self.keeper.drop_unlike(found)
+                    self._verified = answer.number
+                else:
+                    lineage = found.version.lineage
+                    notes = [f"{path} is of lineage {lineage}, not {version.lineage}"]
         except ManifestError as error:
             notes = [str(error)]
         except Exception as error:  # the top of the worker's loop
@@ -278,24 +322,81 @@ class LedService(Service):
 
     def _looked(self, round_number: int, answer: Answer, error: str) -> None:
         self._in_flight -= 1
-        self._lead.checked(round_number, answer, error)
+        version, sources = answer.version, answer.sources
+        if error or version is None or not sources:
+            self._lead.checked(round_number, answer, error)
+            return
+        self._gather(
+            lambda: self._gatherer.describe(round_number, version, sources),
+            lambda failure: self._lead.checked(round_number, answer, failure),
+        )
 
     def _begin(self, asking: list[Member], answer: Answer) -> None:
         version, notes = answer.version, answer.notes
         if version is None:
             self._tell(asking, Origin(notes=notes))
             return
-        places = self.keeper.places(version) if answer.memory else []
+        places = self.keeper.places(version) if answer.memory or self._alike(answer) else []
+        lent = self._gatherer.lent if answer.sources else {}
         root = self._storage.root if self._storage else ""
         origin = Origin(
             lineage=version.lineage,
             step=version.step,
             path="" if answer.memory else f"{root}/step_{version.step}",
-            ranks=tuple(held.rank for held, _ in places),
-            slots=tuple(slot.index for _, slot in places),
+            ranks=(*(held.rank for held, _ in places), *lent),
+            slots=(*(slot.index for _, slot in places), *(0 for _ in lent)),
+            lent=tuple(lent),
             notes=notes,
         )
-        self._tell(asking, origin)
+        descriptors = [held.fd for held, _ in places] + [one.fd for one in lent.values()]
+        self._tell(asking, origin, descriptors)
+
+    def _alike(self, answer: Answer) -> bool:
+        """Whether what is in memory of a version on storage was found to be the same."""
+        return answer.number == self._verified
+
+    def _take(self, member: Member, message: object) -> None:
+        if isinstance(message, Fetch):
+            self._fetch(member, message)
+        else:
+            super()._take(member, message)
+
+    def _fetch(self, member: Member, wanted: Fetch) -> None:
+        self._gather(
+            lambda: self._gatherer.fetch((rank, index) for rank, index in wanted.items),
+            lambda error: self._fetched(member, error),
+        )
+
+    def _fetched(self, member: Member, error: str) -> None:
+        if member in self._members:
+            member.link.send(Refused(error=error) if error else Fetched())
+
+    def _gather(self, work: Callable[[], None], then: Callable[[str], None]) -> None:
+        """Do on a thread of its own what waits for other nodes; `then` hears why it failed.
+
+        The worker's thread may be what the other node waits for.
+        """
+
+        def end(error: str) -> None:
+            self._gathering -= 1
+            then(error)
+
+        def run() -> None:
+            error = ""
+            try:
+                work()
+            except GatherError as failure:
+                error = str(failure)
+            except Exception as failure:  # the top of the thread
+                log.exception("reading other nodes' memory failed")
+                error = f"{type(failure).__name__}: {failure}"
+            self.post(lambda: end(error))
+
+        self._gathering += 1
+        threading.Thread(target=run, name="holdfast-gather", daemon=True).start()
+
+    def _finished(self) -> bool:
+        return super()._finished() and not self._gathering
 
     def restate(self) -> None:
         """Tell a master that may know nothing of it what it has to know."""
@@ -310,4 +411,4 @@ class LedService(Service):
         if self._question is not None:
             self._lead.asks(self._question)
         if self._held[0]:
-            self._lead.held(*self._held)
+            self._lead.held(*self._held, whole=self.keeper.is_whole(self._held[1]))

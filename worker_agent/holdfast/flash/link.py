@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 _DATAGRAM: Final = 32_768
 _MOST_DESCRIPTORS: Final = 250
@@ -60,8 +60,22 @@ class Origin:
     """A committed step's directory; empty: from memory."""
     ranks: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
+    lent: tuple[int, ...] = ()
+    """Of the ranks, those whose memory is on other nodes: to be fetched before it is read."""
     notes: tuple[str, ...] = ()
     """What was passed over, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """The trainer asks for items of what other nodes lend, by rank and index in its table."""
+
+    items: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """The items are there, as they were written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +126,20 @@ class Failed:
     error: str
 
 
-Message = Hello | Restore | Origin | Layout | Granted | Refused | Saved | Durable | Failed
-_KINDS: Final[dict[str, Any]] = {
-    kind.__name__: kind
-    for kind in (Hello, Restore, Origin, Layout, Granted, Refused, Saved, Durable, Failed)
-}
+Message = (
+    Hello
+    | Restore
+    | Origin
+    | Fetch
+    | Fetched
+    | Layout
+    | Granted
+    | Refused
+    | Saved
+    | Durable
+    | Failed
+)
+_KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 class Link:

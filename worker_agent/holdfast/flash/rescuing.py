@@ -88,7 +88,11 @@ class Rescuer:
     def _problem(self, order: Order, ranks: list[int]) -> str:
         if not order.root:
             return "its ranks named no directory for checkpoints"
-        if not ranks or len(ranks) < self._keeper.kept:
+        sizes = {
+            size for version, (size, _) in self._keeper.parts().items() if version == order.version
+        }
+        same = sizes == {self._keeper.world}  # else another world saved it, on other ranks
+        if not ranks or (same and len(ranks) < self._keeper.kept):
             return (
                 f"step {order.version.step} of round {order.version.lineage} is in the memory of "
                 f"{len(ranks)} of its {self._keeper.kept} ranks"

@@ -8,7 +8,7 @@ world and another one take the same path.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,14 +17,18 @@ from holdfast.flash.giving import Gift, GivingError, give
 from holdfast.flash.planning import Local, Place, locate
 from holdfast.flash.saving import decode_value, is_lazy, is_on_gpu
 from holdfast.flash.state import Leaves, Parts, parameter_names
-from holdfast.flash.stored import Stored
-from holdfast.flash.table import Box, TensorItem, overlap
+from holdfast.flash.stored import Part, Stored
+from holdfast.flash.table import Box, overlap
 from holdfast.flash.targets import is_like, narrow, new_like, values_of
 
 if TYPE_CHECKING:
     import torch
 
 _SHOWN: Final = 10
+
+
+Fetch = Callable[[Iterable[tuple[int, int]]], None]
+"""Brings items of other nodes' memory, by rank and index; raises when one cannot be had."""
 
 
 class RestoreError(Exception):
@@ -40,15 +44,20 @@ class _Work:
     uploads: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Into GPUs, without gaps on either side."""
     kept: list[Any] = field(default_factory=list)
+    wanted: set[tuple[int, int]] = field(default_factory=set)
+    """What is to be fetched first, by rank and index of the item."""
     wrong: list[str] = field(default_factory=list)
 
 
 class Restorer:
     """One restore of one state."""
 
-    def __init__(self, parts: Parts, leaves: Leaves, place: Place, found: Stored) -> None:
-        """Take the state as it is, and what is stored."""
+    def __init__(
+        self, parts: Parts, leaves: Leaves, place: Place, found: Stored, fetch: Fetch
+    ) -> None:
+        """Take the state as it is, what is stored, and how to get what another node has."""
         self._parts, self._leaves, self._place, self._found = parts, leaves, place, found
+        self._fetch = fetch
         self._work = _Work()
         self._fresh: dict[int, dict[Any, dict[str, Any]]] = {}
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
@@ -78,6 +87,8 @@ class Restorer:
                     f"{len(work.wrong)} differences between checkpoint and state, the first: "
                     f"{'; '.join(work.wrong[:_SHOWN])}. load(partial=True) takes what fits"
                 )
+            if work.wanted:
+                self._fetch(sorted(work.wanted))
             notes = self._give()
             self._unshard_nothing()
             for to, source in work.copies:
@@ -106,33 +117,32 @@ class Restorer:
     def _fill(self, name: str, local: Local) -> bool:
         """Plan the copies into one local tensor, or note why they cannot be; False then."""
         work, values = self._work, local.values
-        items = self._found.tensors.get(name)
-        if items is None:
+        parts = self._found.tensors.get(name)
+        if parts is None:
             work.wrong.append(f"{name} is not in the checkpoint")
             return False
         dtype = str(values.dtype).removeprefix("torch.")
-        there = (items[0][0].dtype, items[0][0].shape)
+        there = (parts[0].item.dtype, parts[0].item.shape)
         if there != (dtype, local.shape):
             work.wrong.append(f"{name} is {dtype} {local.shape}, in the checkpoint {there}")
             return False
         if not values.numel():
             return True
         wanted: Box = (local.offsets, tuple(values.shape))
-        found: dict[Box, tuple[TensorItem, Any, Box]] = {}
-        for item, memory in items:
-            common = overlap(item.box, wanted)
-            if common is not None:
-                found.setdefault(item.box, (item, memory, common))
-        covered = sum(math.prod(common[1]) for _, _, common in found.values())
+        found = _tiling(parts, wanted, values.numel())
+        covered = _covered(found)
         if covered != values.numel():
             work.wrong.append(f"{name}: {covered} of {values.numel()} elements are stored")
             return False
-        for item, memory, common in found.values():
-            self._copy(item, memory, common, local)
+        for part, common in found:
+            self._copy(part, common, local)
         return True
 
-    def _copy(self, item: TensorItem, memory: Any, common: Box, local: Local) -> None:
-        source = narrow(values_of(item, memory, local.values.dtype), common, item.offsets)
+    def _copy(self, part: Part, common: Box, local: Local) -> None:
+        item = part.item
+        if part.lent is not None:
+            self._work.wanted.add(part.lent)
+        source = narrow(values_of(item, part.memory, local.values.dtype), common, item.offsets)
         to = narrow(local.values, common, local.offsets)
         self._work.kept.append(source)
         whole = to.is_contiguous() and source.is_contiguous() and not is_lazy(to)
@@ -185,7 +195,7 @@ class Restorer:
         """
         import torch
 
-        item = self._found.tensors[name][0][0]
+        item = self._found.tensors[name][0].item
         dtype = getattr(torch, item.dtype)
         whole = item.shape == tuple(parameter.shape)
         on_device = whole or key != "step" or group.get("capturable") or group.get("fused")
@@ -219,7 +229,7 @@ class Restorer:
             for key, value in group.items():
                 name = settings.get((number, key))
                 if name in self._found.tensors and name is not None:
-                    group_value = new_like(self._found.tensors[name][0][0], value)
+                    group_value = new_like(self._found.tensors[name][0].item, value)
                     self._fill(name, locate(group_value, name, self._place))
                     self._settings.append((group, key, group_value))
                 elif name is not None and key != "params":
@@ -305,6 +315,36 @@ class Restorer:
                     f"{self._found.world}, this one has {self._place.world}"
                 )
         return gifts, notes
+
+
+def _tiling(parts: list[Part], wanted: Box, size: int) -> list[tuple[Part, Box]]:
+    """Return parts that fill a box of so many elements; others where there is no such choice.
+
+    What lies in memory here goes first. Else files tile exactly, and so do the files and tails of a
+    node that has everything.
+    """
+    near = [part for part in parts if part.near]
+    files = [part for part in parts if not part.item.tail]
+    choices = (_overlapping(kind, wanted) for kind in (near, files, parts))
+    found: list[tuple[Part, Box]] = []
+    for found in choices:
+        if _covered(found) == size:
+            break
+    return found
+
+
+def _overlapping(parts: Iterable[Part], wanted: Box) -> list[tuple[Part, Box]]:
+    """Return the parts with an element of a box, and what they have of it; each box once."""
+    found: dict[Box, tuple[Part, Box]] = {}
+    for part in parts:
+        common = overlap(part.item.box, wanted)
+        if common is not None:
+            found.setdefault(part.item.box, (part, common))
+    return list(found.values())
+
+
+def _covered(found: Iterable[tuple[Part, Box]]) -> int:
+    return sum(math.prod(common[1]) for _, common in found)
 
 
 def _upload(pairs: list[tuple[torch.Tensor, torch.Tensor]], threads: int) -> None:

@@ -15,7 +15,7 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -333,14 +333,16 @@ class Service:
             except OSError as error:
                 self._refuse(asking, str(error))
                 return
-        self._tell(asking, self._origin[1])
-
-    def _tell(self, members: list[Member], origin: Origin) -> None:
+        origin = self._origin[1]
         version = Version(origin.lineage, origin.step)
         held = [held for held, _ in self.keeper.places(version)] if origin.ranks else []
+        self._tell(asking, origin, [one.fd for one in held])
+
+    @staticmethod
+    def _tell(members: list[Member], origin: Origin, descriptors: Sequence[int] = ()) -> None:
         for member in members:
             member.asks = False
-            member.link.send(origin, tuple(one.fd for one in held))
+            member.link.send(origin, tuple(descriptors))
 
     @staticmethod
     def _refuse(members: list[Member], error: str) -> None:

@@ -22,28 +22,48 @@ class Image:
     """A buffer that torch may wrap."""
     tail: bool
     """It has the tail as well."""
+    lent: bool = False
+    """Of another node's memory: what is not fetched first is zeros; its values are there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Where one box of a tensor is."""
+
+    item: TensorItem
+    memory: Any
+    near: bool
+    """In this node's own memory, which goes before all other places."""
+    lent: tuple[int, int] | None = None
+    """(rank, index of the item): it is to be fetched before it is read."""
 
 
 @dataclass(slots=True)
 class Stored:
     """All images of a version, by name."""
 
-    tensors: dict[str, list[tuple[TensorItem, Any]]] = field(default_factory=dict)
+    tensors: dict[str, list[Part]] = field(default_factory=dict)
     values: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     world: int = 0
 
 
 def stored(images: Iterable[Image]) -> Stored:
-    """Return what the images hold together."""
+    """Return what the images hold together; of equal ones the first counts."""
     found = Stored()
     for image in images:
         table = image.table
         found.world = table.world
         found.paths.update(table.paths)
-        for item in table.tensors:
+        for index, item in enumerate(table.tensors):
             if image.tail or not item.tail:
-                found.tensors.setdefault(item.name, []).append((item, image.memory))
+                part = Part(
+                    item=item,
+                    memory=image.memory,
+                    near=image.tail and not image.lent,
+                    lent=(table.rank, index) if image.lent else None,
+                )
+                found.tensors.setdefault(item.name, []).append(part)
         spans = table.spans(image.lengths)[len(table.tensors) :]
         for value, span in zip(table.byte_items, spans, strict=True):
             if image.tail or not value.tail:

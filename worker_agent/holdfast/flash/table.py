@@ -17,6 +17,8 @@ FORMAT: Final = 1
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes inside a global tensor."""
 Path = tuple[str | int, ...]
+BEGUN_ANEW: Final = frozenset({"rng"})
+"""Per-rank values that a world of another size does not take over."""
 
 
 class TableError(Exception):
@@ -244,6 +246,32 @@ def lacking(tables: Iterable[ShardTable]) -> list[str]:
             for name, box in table.needs.items()
             if _covered(box, boxes[name]) != math.prod(box[1])
         }
+    )
+
+
+def whole(tables: Iterable[ShardTable]) -> bool:
+    """Tell whether the images of these tables, tails included, are all that any world needs.
+
+    What each rank has for itself may be lacking where a new world begins it anew: the random
+    generators (`BEGUN_ANEW`).
+    """
+    tables = list(tables)
+    boxes: dict[str, set[Box]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in (item for table in tables for item in table.tensors):
+        boxes.setdefault(item.name, set()).add(item.box)
+        shapes[item.name] = item.shape
+    there = {value.name for table in tables for value in table.byte_items}
+    names = {name: path for table in tables for name, path in table.paths.items()}
+    own = {str(path[1]) for path in names.values() if str(path[0]).startswith("rank_")}
+    size = tables[0].world if tables else 0
+    return (
+        (len(tables) == size or own <= BEGUN_ANEW)
+        and all(name in there or name in boxes for name in names)
+        and all(
+            _covered(((0,) * len(shapes[name]), shapes[name]), parts) == math.prod(shapes[name])
+            for name, parts in boxes.items()
+        )
     )
 
 

@@ -1,0 +1,339 @@
+"""Parts in the memory of other nodes: described, read, compared; real keepers, no network."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.flash.arena import Arena, Slot
+from holdfast.flash.decide.slots import SlotState, Version
+from holdfast.flash.gathering import Described, GatherError, Source
+from holdfast.flash.images import of_arenas
+from holdfast.flash.lead import Answer
+from holdfast.flash.link import Fetch, Fetched, Granted, Hello, Layout, Origin, Refused, Restore
+from holdfast.flash.sockets import connect
+from holdfast.flash.table import ByteItem, ShardTable, TensorItem, encode, whole
+from led_nodes import WAIT_S, Node, Rank, rank_of, served
+from sample_shards import sample_shard
+
+SAVED = Version(1, 7)
+
+
+class Wire:
+    """What is between the nodes of a test."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.cut: set[str] = set()
+        """Nodes that do not answer."""
+        self.flip: Callable[[memoryview], None] = lambda _: None
+        """Changes bytes on their way."""
+        self.read_bytes = 0
+
+    def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
+        """As an agent does over its network."""
+        assert number == 2
+        found: Described | None = self._ask(
+            address, lambda service, taken: service.lender.describe(version, rank, taken)
+        )
+        if found is None:
+            raise GatherError(f"{address} has no part of rank {rank}")
+        return found
+
+    def read(
+        self,
+        address: str,
+        _: int,
+        version: Version,
+        rank: int,
+        ranges: Sequence[tuple[int, int]],
+        into: memoryview,
+    ) -> None:
+        """As an agent does over its network."""
+        loan = self._ask(address, lambda service, taken: taken(service.lender.lend(version, rank)))
+        for begin, length in ranges:
+            into[begin : begin + length] = loan.image[begin : begin + length]
+            self.flip(into[begin : begin + length])
+            self.read_bytes += length
+        self.nodes[address].word("release", None, frozenset())  # whatever else goes on there
+        self.nodes[address].service.post(lambda: self._back(address, loan))
+
+    def _back(self, address: str, loan: Any) -> None:
+        self.nodes[address].service.lender.take_back(loan)
+
+    def _ask(self, address: str, word: Callable[[Any, Callable[[Any], None]], None]) -> Any:
+        if address in self.cut:
+            raise GatherError(f"{address} does not answer")
+        answers, there = list[Any](), threading.Event()
+
+        def taken(value: Any) -> None:
+            answers.append(value)
+            there.set()
+
+        node = self.nodes[address]
+        node.service.post(lambda: word(node.service, taken))
+        assert there.wait(WAIT_S)
+        return answers[0]
+
+
+@contextmanager
+def _saved(folder: Path, wire: Wire, ranks: int = 2) -> Iterator[list[tuple[Node, Rank]]]:
+    """Nodes of one rank each, whose ranks have saved step 7 and are gone."""
+    if not ranks:
+        yield []
+        return
+    name, root = f"n{ranks - 1}", folder / "root"
+    root.mkdir(exist_ok=True)
+    with _saved(folder, wire, ranks - 1) as others, served(folder, name, wire) as node:
+        wire.nodes[name] = node
+        with rank_of(node, root, ranks - 1) as rank:
+            rank.save(SAVED)
+            rank.comes_to_hold({7})
+            node.word("release", None, frozenset())
+        yield [*others, (node, rank)]
+
+
+@contextmanager
+def _newcomer(folder: Path, node: Node, world: int = 3) -> Iterator[tuple[Any, int]]:
+    """A trainer of round 2 on a node; it asks what to start from. With the question's number."""
+    link = connect(node.path)
+    link.send(
+        Hello(
+            rank=world - 1, world=world, kept=1, lineage=2, root=str(folder / "root"),
+            keep_last=3, keep_every=0,
+        )
+    )  # fmt: skip
+    link.send(Restore())
+    try:
+        yield link, 2
+    finally:
+        link.close()
+
+
+def _answer(*ranks: int, go: bool = False, partial: bool = True) -> Answer:
+    sources = tuple(Source(node_rank=one, address=f"n{one}", ranks=(one,)) for one in ranks)
+    return Answer(number=5, version=SAVED, memory=True, go=go, sources=sources, partial=partial)
+
+
+def _begun(node: Node, link: Any, *ranks: int) -> tuple[Origin, list[Arena]]:
+    """Let a node look and go; return what its rank is told, with the arenas."""
+    node.master.hears("asks")
+    node.word("start_from", 2, _answer(*ranks))
+    assert node.master.hears("checked")[2] == ""
+    node.word("start_from", 2, _answer(*ranks, go=True))
+    origin, descriptors, _ = link.expect(Origin, timeout_s=WAIT_S)
+    arenas = [Arena(fd) for fd in descriptors]
+    for fd in descriptors:
+        os.close(fd)
+    return origin, arenas
+
+
+def _content(slot: Slot, table: ShardTable) -> list[bytes]:
+    return [bytes(slot.image[a : a + n]) for a, n in table.spans(tuple(slot.lengths))]
+
+
+def test_a_node_without_memory_reads_what_its_ranks_ask_for(tmp_path: Path) -> None:
+    """Values come at once, a tensor when it is asked for; what nobody asks for takes no memory."""
+    wire = Wire()
+    with (
+        _saved(tmp_path, wire) as olds,
+        served(tmp_path, "new", wire) as node,
+        _newcomer(tmp_path, node) as (link, _),
+    ):
+        origin, arenas = _begun(node, link, 0, 1)
+        assert (origin.step, origin.ranks, origin.lent, origin.slots) == (7, (0, 1), (0, 1), (0, 0))
+        tables = [arena.table for arena in arenas]
+        wanted = [_content(_slot(rank), rank.arena.table) for _, rank in olds]
+        found = [_content(arena.slots[0], arena.table) for arena in arenas]
+        assert [one[1] for one in found] == [one[1] for one in wanted], "the values are there"
+        assert not any(any(one[0]) for one in found), "the tensors are not"
+        link.send(Fetch(items=((1, 0),)))
+        link.expect(Fetched, timeout_s=WAIT_S)
+        assert _content(arenas[1].slots[0], tables[1]) == wanted[1]
+        assert not any(_content(arenas[0].slots[0], tables[0])[0])
+        before = wire.read_bytes
+        link.send(Fetch(items=((1, 0),)))
+        link.expect(Fetched, timeout_s=WAIT_S)
+        assert wire.read_bytes == before, "nothing is read twice"
+        assert [image.lent for image in of_arenas(arenas, origin.slots, origin.lent)] == [True] * 2
+
+
+def _slot(rank: Rank) -> Slot:
+    return next(slot for slot in rank.arena.slots if slot.state is SlotState.VALID)
+
+
+def test_a_node_with_a_part_reads_only_the_others(tmp_path: Path) -> None:
+    """Its own part is given as it lies there, in front of those that are lent."""
+    wire = Wire()
+    with _saved(tmp_path, wire) as olds:
+        node, _ = olds[0]
+        with _newcomer(tmp_path, node) as (link, _):
+            origin, arenas = _begun(node, link, 1)
+            assert (origin.ranks, origin.lent) == ((0, 1), (1,))
+            assert [arena.table.rank for arena in arenas] == [0, 1]
+
+
+def test_all_parts_are_asked_for_with_what_is_whole_alone(tmp_path: Path) -> None:
+    """A question names every part in memory; two halves are not whole."""
+    wire = Wire()
+    with _saved(tmp_path, wire) as olds:
+        node, _ = olds[1]
+        with _newcomer(tmp_path, node):
+            (question,) = node.master.hears("asks")
+        (part,) = question.parts
+        assert (part.version, part.world, part.ranks, part.whole) == (SAVED, 2, (1,), False)
+        assert question.memory == ()
+
+
+@pytest.mark.parametrize("fault", ["cut", "gone", "flipped"])
+def test_a_part_that_cannot_be_had_is_told_before_anybody_begins(
+    tmp_path: Path, fault: str
+) -> None:
+    """A node that does not answer, has it no more, or sends other bytes: the master hears why."""
+    wire = Wire()
+    with (
+        _saved(tmp_path, wire) as olds,
+        served(tmp_path, "new", wire) as node,
+        _newcomer(tmp_path, node),
+    ):
+        if fault == "cut":
+            wire.cut.add("n1")
+        elif fault == "gone":
+            olds[1][0].word("release", Version(1, 8), frozenset())
+        else:
+            wire.flip = _flip
+        node.master.hears("asks")
+        node.word("start_from", 2, _answer(0, 1))
+        error = node.master.hears("checked")[2]
+        words = {"cut": "n1 does not answer", "gone": "no part of rank 1", "flipped": "is damaged"}
+        assert words[fault] in error
+
+
+def _flip(piece: memoryview) -> None:
+    piece[len(piece) // 2] ^= 1
+
+
+def test_damage_on_the_way_is_refused_and_a_second_try_may_do_better(tmp_path: Path) -> None:
+    """The rank gets an error and no bytes that pass for the tensor's."""
+    wire = Wire()
+    with (
+        _saved(tmp_path, wire),
+        served(tmp_path, "new", wire) as node,
+        _newcomer(tmp_path, node) as (link, _),
+    ):
+        _begun(node, link, 0, 1)
+        wire.flip = _flip
+        link.send(Fetch(items=((0, 0),)))
+        refused = link.expect(Refused, timeout_s=WAIT_S)[0]
+        assert "model.weight of rank 0 on node 0 is damaged" in refused.error
+        wire.flip = lambda _: None
+        link.send(Fetch(items=((0, 0),)))
+        link.expect(Fetched, timeout_s=WAIT_S)
+
+
+@pytest.mark.parametrize("item", [(0, 9), (5, 0)])
+def test_what_is_not_lent_is_refused(tmp_path: Path, item: tuple[int, int]) -> None:
+    """An index that the table has not, a rank that nobody lends."""
+    wire = Wire()
+    with (
+        _saved(tmp_path, wire),
+        served(tmp_path, "new", wire) as node,
+        _newcomer(tmp_path, node) as (link, _),
+    ):
+        _begun(node, link, 0, 1)
+        link.send(Fetch(items=(item,)))
+        assert "is not lent" in link.expect(Refused, timeout_s=WAIT_S)[0].error
+
+
+def test_holders_write_what_the_others_start_from_and_others_do_not(tmp_path: Path) -> None:
+    """Under one name for all, so that one commit makes a step of it; not where parts are lost."""
+    wire = Wire()
+    with _saved(tmp_path, wire) as olds:
+        attempts = []
+        for number, (node, _) in enumerate(olds):
+            with _newcomer(tmp_path, node):
+                node.master.hears("asks")
+                node.word("start_from", 2, _answer(1 - number))
+                assert node.master.hears("checked")[2] == ""
+                node.word("start_from", 2, _answer(1 - number, go=True, partial=number == 1))
+                if number == 1:
+                    break
+                (written,) = node.master.hears("written")
+                assert (written.version, written.ranks, written.world) == (SAVED, (number,), 2)
+                attempts.append(written.attempt)
+        assert attempts == ["w2"]
+        node.word("release", None, frozenset())
+        assert olds[1][0].master.heard_nothing("written")
+
+
+def test_a_new_master_s_word_to_go_is_obeyed_without_a_look(tmp_path: Path) -> None:
+    """The one before had let the others look; a source that is gone by then ends the start."""
+    wire = Wire()
+    with (
+        _saved(tmp_path, wire),
+        served(tmp_path, "new", wire) as node,
+        _newcomer(tmp_path, node) as (link, _),
+    ):
+        node.master.hears("asks")
+        wire.cut.add("n0")
+        node.word("start_from", 2, _answer(0, 1, go=True))
+        assert "n0 does not answer" in link.expect(Refused, timeout_s=WAIT_S)[0].error
+        wire.cut.clear()
+        link.send(Restore())
+        node.word("start_from", 2, _answer(0, 1, go=True))
+        assert link.expect(Origin, timeout_s=WAIT_S)[0].lent == (0, 1)
+
+
+def _piece(name: str, begin: int, rows: int, *, tail: bool) -> TensorItem:
+    return TensorItem(
+        name=name, dtype="float32", shape=(4, 2), offsets=(begin, 0), sizes=(rows, 2),
+        at=0, length=8 * rows, payload=0, size=8 * rows, tail=tail,
+    )  # fmt: skip
+
+
+def test_a_full_copy_is_whole_but_for_what_only_a_lost_rank_had() -> None:
+    """DDP: a node has each tensor and value, as its part or as the rest; a data position not."""
+    own = sample_shard(0, 2, random.Random(0))[0].table
+    assert not whole([own]), "half of a sharded tensor"
+    assert whole([own, sample_shard(1, 2, random.Random(0))[0].table])
+
+    def node(key: str, *pieces: TensorItem, values: tuple[ByteItem, ...]) -> ShardTable:
+        paths = {
+            "model.w": ("model", "w"),
+            "extra.lr": ("extra", "lr"),
+            f"rank_0.{key}": ("rank_0", key),
+        }
+        name = f"rank_0.{key}"
+        return ShardTable(
+            rank=0, world=2, tensor_bytes=32, tensors=pieces,
+            byte_items=(*values, ByteItem(name=name)), paths={**paths, name: ("rank_0", key)},
+        )  # fmt: skip
+
+    halves = (_piece("model.w", 0, 2, tail=False), _piece("model.w", 2, 2, tail=True))
+    rest = (ByteItem(name="extra.lr", tail=True),)
+    assert whole([node("rng", *halves, values=rest)])
+    assert not whole([node("data", *halves, values=rest)]), "the other rank's position is lost"
+    assert not whole([node("rng", halves[0], values=rest)])
+    assert not whole([node("rng", *halves, values=())]), "a value is nowhere"
+
+
+def test_a_layout_of_another_world_does_not_disturb_what_is_lent(tmp_path: Path) -> None:
+    """The newcomer asks for an arena of its own beside; both ranks' parts stay as they were."""
+    wire = Wire()
+    with _saved(tmp_path, wire) as olds:
+        node, rank = olds[0]
+        with _newcomer(tmp_path, node) as (link, _):
+            _begun(node, link, 1)
+            table = sample_shard(2, 3, random.Random(0))[0].table
+            link.send(Layout(table=encode(table).decode(), bytes_room=4096, slots=3))
+            _, descriptors, _ = link.expect(Granted, timeout_s=WAIT_S)
+            for fd in descriptors:
+                os.close(fd)
+            assert rank.holds() == {7}
