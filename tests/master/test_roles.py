@@ -33,7 +33,12 @@ STREAMED = {
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 }
-NOT_SERVED = {"/holdfast.v1.PeerService/GetRound", "/grpc.health.v1.Health/List"}
+NOT_SERVED = {
+    "/holdfast.v1.PeerService/GetRound",
+    "/holdfast.v1.PeerService/DescribePart",
+    "/holdfast.v1.PeerService/ReadPart",
+    "/grpc.health.v1.Health/List",
+}
 
 
 async def outcome(served: Served, method: str, role: str, *, sends: bool = True) -> tuple[str, str]:

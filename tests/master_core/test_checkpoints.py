@@ -14,8 +14,10 @@ from holdfast_wire.messages import (
     CheckpointVersion,
     CommitStep,
     Fence,
+    HeldPart,
     Origin,
     OriginChecked,
+    PartSource,
     ReleaseBefore,
     RestoreAsked,
     StepAnnounced,
@@ -192,6 +194,76 @@ def test_nobody_starts_before_everybody_has_asked_and_looked(training: Start) ->
         1: (v(8), True),
     }
     assert "CheckpointRestored" in job.reasons()
+
+
+def _part(step: int, ranks: tuple[int, ...], *, whole: bool = False) -> HeldPart:
+    return HeldPart(version=v(step), world_size=2, ranks=ranks, whole=whole, world="w1")
+
+
+def test_nodes_are_told_whose_memory_has_what_they_lack(training: Start) -> None:
+    """Each the address of the others' agents, to look and to go; who has all, nobody."""
+    job = training(3)
+    say(job, 0, RestoreAsked(parts=(_part(9, (0,)),), stored=(v(5),)))
+    say(job, 1, RestoreAsked(parts=(_part(9, (1,)),), stored=(v(5),)))
+    sent = say(job, 2, RestoreAsked(stored=(v(5),)))
+    lent = [PartSource(node_rank=n, address=f"10.0.0.{n}:1", ranks=(n,)) for n in range(2)]
+    wanted = {0: (lent[1],), 1: (lent[0],), 2: tuple(lent)}
+    assert {rank: (o.version, o.memory, o.go, o.sources) for rank, o in _origins(sent)} == {
+        rank: (v(9), True, False, sources) for rank, sources in wanted.items()
+    }
+    number = _origins(sent)[0][1].origin_id
+    for rank in (0, 1):
+        say(job, rank, OriginChecked(origin_id=number))
+    sent = say(job, 2, OriginChecked(origin_id=number))
+    assert {rank: (o.go, o.partial, o.sources) for rank, o in _origins(sent)} == {
+        rank: (True, False, sources) for rank, sources in wanted.items()
+    }
+    again = say(job, 2, RestoreAsked(stored=(v(5),)))
+    assert [o.sources for _, o in _origins(again)] == [wanted[2]], "who asks again hears it again"
+
+
+def _origins(sent: list[tuple[int, object]]) -> list[tuple[int, Origin]]:
+    return [(rank, word) for rank, word in sent if isinstance(word, Origin)]
+
+
+def test_a_part_that_cannot_be_read_leads_to_storage(training: Start) -> None:
+    """A source that does not answer is as bad as damage; the event names it."""
+    job = training(2)
+    say(job, 0, RestoreAsked(parts=(_part(9, (0,), whole=True),), stored=(v(5),)))
+    sent = say(job, 1, RestoreAsked(stored=(v(5),)))
+    assert {(o.memory, o.partial) for _, o in _origins(sent)} == {(True, True)}
+    found = _looked(job, sent, error="node 0 does not answer")
+    assert (found.version, found.memory, found.sources) == (v(5), False, ())
+    assert "CheckpointDamaged" in job.reasons()
+
+
+def test_a_new_master_names_the_sources_again(training: Start) -> None:
+    """Of what an earlier one has told some nodes, from what all say that they hold."""
+    job = training(2)
+    told = Origin(origin_id=77, version=v(6), memory=True, go=True)
+    say(job, 0, RestoreAsked(parts=(_part(6, (0,), whole=True),), told=told))
+    sent = say(job, 1, RestoreAsked(stored=(v(9),)))
+    source = PartSource(node_rank=0, address="10.0.0.0:1", ranks=(0,))
+    assert {rank: (o.version, o.go, o.sources) for rank, o in _origins(sent)} == {
+        0: (v(6), True, ()),
+        1: (v(6), True, (source,)),
+    }
+
+
+def test_what_a_world_started_from_is_not_passed_over_by_those_who_have_no_part(
+    training: Start,
+) -> None:
+    """A slow node still reads it while others save already."""
+    job = training(2)
+    say(job, 0, RestoreAsked(parts=(_part(9, (0,), whole=True),)))
+    sent = say(job, 1, RestoreAsked())
+    _looked(job, sent)
+    say(job, 0, CheckpointHeld(versions=(v(9),), whole=True))
+    say(job, 1, CheckpointHeld(versions=(v(1, 3),)))
+    book = job.core._desk.checkpoints
+    assert book.passed_over == set()
+    say(job, 0, CheckpointHeld(versions=(v(2, 3), v(9))))
+    assert book.passed_over == {v(1, 3)}, "that one can never be complete"
 
 
 def _looked(job: SimulatedJob, sent: list[tuple[int, object]], error: str = "") -> Origin:

@@ -94,7 +94,7 @@ def test_a_world_that_shrinks_without_a_boundary_starts_from_the_newest_step_of_
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
     """A rank dies while all are to save and stop: both agents still have what was complete."""
-    job = start_job(ONLY_MEMORY, "--extra-work-ms=100")
+    job = start_job("--parallel=fsdp2", ONLY_MEMORY, "--extra-work-ms=100")
     before = job.wait_step(30)
     victim = job.rank_pid(1)
     os.kill(victim, signal.SIGSTOP)

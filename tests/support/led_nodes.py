@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.flash.arena import Arena
 from holdfast.flash.decide.slots import SlotState, Version
@@ -24,7 +24,7 @@ from holdfast.flash.led import LedService
 from holdfast.flash.link import Granted, Hello, Layout, Link, Saved
 from holdfast.flash.persisting import Grant
 from holdfast.flash.sockets import connect, listen
-from holdfast.flash.table import encode
+from holdfast.flash.table import ShardTable, encode
 from lone_peers import Nobody
 from sample_shards import sample_shard
 
@@ -61,6 +61,14 @@ class Script:
     def heard_nothing(self, name: str) -> bool:
         """Whether no word of a kind waits."""
         return self._queue(name).empty()
+
+
+class Served(Protocol):
+    """Who has a keeper that trainers can connect to."""
+
+    @property
+    def path(self) -> str:
+        """Of its socket."""
 
 
 @dataclass
@@ -128,7 +136,12 @@ class Rank:
 
 @contextmanager
 def rank_of(
-    node: Node, root: Path, rank: int, world: int = 2, round_number: int = 1
+    node: Served,
+    root: Path,
+    rank: int,
+    world: int = 2,
+    round_number: int = 1,
+    table: ShardTable | None = None,
 ) -> Iterator[Rank]:
     """Connect a trainer of a node, with an arena."""
     link = connect(node.path)
@@ -138,7 +151,7 @@ def rank_of(
             keep_last=3, keep_every=0,
         )
     )  # fmt: skip
-    table = sample_shard(rank, world, random.Random(0))[0].table
+    table = table or sample_shard(rank, world, random.Random(0))[0].table
     link.send(Layout(table=encode(table).decode(), bytes_room=4096, slots=3))
     _, (fd,), _ = link.expect(Granted, timeout_s=WAIT_S)
     arena = Arena(fd)
