@@ -19,11 +19,13 @@ JOB = "j1"
 
 
 class WokenMaster:
-    """Serves `Sync` on loopback; each stream gets all of `says`, and then nothing."""
+    """Serves `Sync` on loopback; each stream gets all of `says`, the newest also `later`."""
 
     def __init__(self, says: Sequence[SyncResponse]) -> None:
         """Take the words; `serve` begins."""
         self.says = list(says)
+        self.later: asyncio.Queue[SyncResponse] = asyncio.Queue()
+        """What is said on the open stream as soon as it lies here."""
         self.port = 0
         self.streams = 0
         """Streams that have begun."""
@@ -36,7 +38,8 @@ class WokenMaster:
             await context.read()
             for response in self.says:
                 yield codec.encode(response)
-            await asyncio.Event().wait()
+            while True:
+                yield codec.encode(await self.later.get())
         finally:
             self.hung_up += 1
 
