@@ -162,13 +162,15 @@ class Checkpointer:
         for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)
 
-    def step(self, step: int, *, samples: int = 0, loss: Any = None) -> Action:
+    def step(
+        self, step: int, *, samples: int = 0, loss: Any = None, fingerprint: int | None = None
+    ) -> Action:
         """Say that a step is complete, and save it if it is due; returns what `Job.step` does.
 
         A scheduled save that fails is a warning: training goes on.
         """
         job = init()
-        action = job.step(step, samples=samples, loss=loss)
+        action = job.step(step, samples=samples, loss=loss, fingerprint=fingerprint)
         if self._idle:
             return action
         what = self._pacer.begin(job, step, writing=self._is_writing())
