@@ -141,15 +141,12 @@ class MasterLink:
             watching: list[asyncio.Task[None]] = []
             try:
                 async for data in call:
+                    response = self._understood(SyncResponse, data)
+                    if response is not None and self._drops(response):
+                        return  # a zombie: hang up, the next stream may lead to the newer one
                     if not watching:
                         watching.append(asyncio.create_task(self._watch(channel)))
-                    response = self._understood(SyncResponse, data)
-                    if response is None:
-                        continue
-                    if refusal := self._refusal(response.fence):
-                        self._drop(response, refusal)
-                        return  # a zombie: hang up, the next stream may lead to the newer one
-                    if response.message is not None:
+                    if response is not None and response.message is not None:
                         yield response.message
             finally:
                 call.cancel()
@@ -157,13 +154,17 @@ class MasterLink:
                     task.cancel()
                 await asyncio.gather(*watching, return_exceptions=True)
 
-    def _drop(self, response: SyncResponse, refusal: str) -> None:
-        """Count a message of a master that is none any more; log the first one."""
+    def _drops(self, response: SyncResponse) -> bool:
+        """Whether its master is none any more: that is counted, and the first one logged."""
+        refusal = self._refusal(response.fence)
+        if not refusal:
+            return False
         OTHER_MASTERS.inc()
         if refusal != self._refused:
             what = type(response.message).__name__
             _log.warning("%s of master %s dropped: %s", what, self._target, refusal)
         self._refused = refusal
+        return True
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         open_watch: Any = channel.unary_stream(_WATCH)
