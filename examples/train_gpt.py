@@ -69,7 +69,8 @@ def train(args: argparse.Namespace) -> None:
         loss = train_step(model, optimizer, share.windows, args.batch)
         done.step, done.samples = done.step + 1, done.samples + args.batch
         log.step(done, share, loss)  # before it is saved: what is saved is never done again
-        answer = flash.step(done.step, samples=share.bytes, loss=share.mean(loss))
+        mean, taken = share.mean(loss), share.fingerprint()
+        answer = flash.step(done.step, samples=share.bytes, loss=mean, fingerprint=taken)
         if answer is holdfast.SAVE_AND_STOP:
             return  # the job goes on from here in a world of another size
         if args.eval_every and done.step % args.eval_every == 0 and done.step < args.steps:

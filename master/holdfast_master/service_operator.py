@@ -32,7 +32,14 @@ from holdfast_master.outbox import Outbox
 from holdfast_master.spec_check import spec_problem
 from holdfast_wire import codec, messages
 from holdfast_wire.errors import Refusal
-from holdfast_wire.messages import FinishDecision, JobStatus, MasterSpec, SyncRequest, SyncResponse
+from holdfast_wire.messages import (
+    Fence,
+    FinishDecision,
+    JobStatus,
+    MasterSpec,
+    SyncRequest,
+    SyncResponse,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +60,7 @@ class OperatorService:
         put: Callable[[Input], Awaitable[None]],
         push: Callable[[Input], None],
         status: Callable[[], JobStatus],
+        fence: Fence,
         counters: CallCounters,
     ) -> None:
         """Make the service.
@@ -61,11 +69,13 @@ class OperatorService:
             put: hands an input to the loop; waits for room.
             push: hands it over at once.
             status: the core's, now.
+            fence: this master's, for what the service says by itself.
             counters: takes what is refused.
         """
         self._put = put
         self._push = push
         self._status = status
+        self._fence = fence
         self._counters = counters
         self._current: _Sync | None = None
 
@@ -131,7 +141,7 @@ class OperatorService:
         compared = dataclasses.replace(status, job_seconds=0.0)
         if compared != sync.reported:
             sync.reported = compared
-            sync.send(SyncResponse(message=status))
+            sync.send(SyncResponse(fence=self._fence, message=status))
 
     async def _listen(
         self, sync: _Sync, context: Context, write: asyncio.Task[None]

@@ -43,7 +43,7 @@ from holdfast_master.service_operator import OperatorService
 from holdfast_master.service_watch import WatchService
 from holdfast_master.sessions import SessionTable
 from holdfast_wire import channel
-from holdfast_wire.messages import SpecAccepted
+from holdfast_wire.messages import Fence, SpecAccepted
 from holdfast_wire.reasons import EventReason
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,10 @@ class Master:
         """Called once a batch's records are written and shown."""
         put, push = self._loop.put, self._loop.push
         self._questions = Questions(put)
-        self._operator = OperatorService(put, push, lambda: core.status(now()), self.counters)
+        fence = Fence(epoch=config.epoch, incarnation=config.incarnation)
+        self._operator = OperatorService(
+            put, push, lambda: core.status(now()), fence, self.counters
+        )
         self._agents = AgentService(config.job_uid, self.sessions, put, push, self.counters)
         ancestors = {(past.epoch, past.incarnation): past.newest_event for past in history.masters}
         own = (config.epoch, config.incarnation)

@@ -138,6 +138,8 @@ class Applier:
             return True
         keeper.refused.pop(action.slot, None)
         keeper.expect(action.name, time.monotonic() + EXPECT_S)
+        if action.slot.role is Role.MASTER:  # not before: a pod that is refused follows nobody
+            keeper.master = keeper.master.started(_first_epoch(keeper))
         _log.info("job %s: made pod %s: %s", keeper.key, action.name, action.reason)
         return True
 
@@ -160,7 +162,7 @@ class Applier:
         allocated = int((found.get("status") or {}).get("masterPods", 0)) + 1
         version = found["metadata"]["resourceVersion"]
         await self._note(keeper, version, masterPods=allocated, templateRevision=keeper.revision)
-        return allocated * EPOCHS_PER_POD + 1
+        return _first_epoch(keeper)
 
     async def _note_revision(self, keeper: JobKeeper) -> None:
         """Write down what the pods are made from before there is one: a successor must know."""
@@ -230,3 +232,8 @@ class Applier:
         }
         # One that is gone already is refused, which has the reconciler forget it.
         await self._client.call("DELETE", paths.job(keeper.owner), body)
+
+
+def _first_epoch(keeper: JobKeeper) -> int:
+    """The first of the epochs that the newest master pod owns."""
+    return int(keeper.status["masterPods"]) * EPOCHS_PER_POD + 1

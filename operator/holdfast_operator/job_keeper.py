@@ -19,13 +19,14 @@ from holdfast_operator.master_link import MasterLink, Upward
 from holdfast_operator.master_spec import master_spec
 from holdfast_operator.plan.actions import Action, CreatePod, DeletePod
 from holdfast_operator.plan.history import History
+from holdfast_operator.plan.masters import KnownMaster
 from holdfast_operator.plan.pods import MASTER_SLOT, Role, Slot
 from holdfast_operator.plan.refusals import Refusal, refused
 from holdfast_operator.plan.situation import Job
 from holdfast_operator.plan.view import MasterView, Said
 from holdfast_operator.spec import ElasticJob, JobSpec, from_object
 from holdfast_wire import keys
-from holdfast_wire.messages import PodListDone, PodPhase, StopWish
+from holdfast_wire.messages import Fence, PodListDone, PodPhase, StopWish
 
 EXPECT_S: Final = 30.0
 """What was asked for and has not shown after this long is asked for again."""
@@ -52,6 +53,10 @@ class JobKeeper:
     view: MasterView = dataclasses.field(default_factory=MasterView)
     history: History = dataclasses.field(default_factory=dict)
     link: MasterLink | None = None
+    master: KnownMaster = dataclasses.field(default_factory=KnownMaster)
+    """The newest master that was started or heard: only its words count."""
+    master_ends: tuple[str, int] = ("", 0)
+    """Uid of the master's pod, and how often its container was seen to end."""
     prepared: bool = False
     """Its Secrets and Services were made or found by this process."""
     certified: set[int] = dataclasses.field(default_factory=set)
@@ -155,6 +160,9 @@ class JobKeeper:
             self.expected.pop(pod.uid, None)
         if gone:
             self.deletions.discard(pod.uid)
+        if pod.slot.role is Role.MASTER and pod.ends and (pod.uid, pod.ends) != self.master_ends:
+            self.master_ends = (pod.uid, pod.ends)
+            self.master = self.master.ended()
 
     def expects(self, action: Action, now: float) -> float:
         """How long to wait for what an action led to a moment ago; 0: it is to be carried out."""
@@ -205,6 +213,13 @@ class JobKeeper:
             first_seen_at=self.first_seen_at,
             master_endpoint=endpoint,
         )
+
+    def refusal(self, fence: Fence | None) -> str:
+        """Why a message of a master is not acted on; empty: it is, and its sender is known now."""
+        refusal = self.master.refusal(fence)
+        if not refusal:
+            self.master = self.master.heard(fence)
+        return refusal
 
     def hear(self, said: Said | None, now: float) -> None:
         """Take in what the master said; None: the stream to it has ended."""

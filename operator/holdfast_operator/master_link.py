@@ -19,6 +19,7 @@ from holdfast_operator.plan.view import Said
 from holdfast_wire import codec
 from holdfast_wire.channel import channel_credentials, master_channel_options
 from holdfast_wire.messages import (
+    Fence,
     JobEvent,
     JobSnapshot,
     MasterSpec,
@@ -43,6 +44,10 @@ _LONGEST_RETRY_S: Final = 1.0
 LINK_ERRORS: Final = prometheus.Counter(
     "holdfast_operator_link_errors_total", "Faults of this program on a stream to a master."
 )
+OTHER_MASTERS: Final = prometheus.Counter(
+    "holdfast_operator_other_masters_total",
+    "Messages that were not acted on because there is a newer master.",
+)
 Response = TypeVar("Response", SyncResponse, WatchJobResponse)
 Upward = MasterSpec | PodObservation | ScaleResult | StopWish | PodListDone
 
@@ -58,6 +63,7 @@ class MasterLink:
         first: Callable[[], Iterable[Upward]],
         heard: Callable[[Said | None], None],
         told: Callable[[Sequence[JobEvent]], None],
+        refusal: Callable[[Fence | None], str],
     ) -> None:
         """Begin to connect.
 
@@ -68,6 +74,7 @@ class MasterLink:
             first: What a new stream begins with.
             heard: Called with each message; with None when the stream has ended.
             told: Called with what happened, some of it again after a connection broke.
+            refusal: Why a message with this fence is not acted on; empty: it is.
         """
         self._target = target
         self._job_uid = job_uid
@@ -75,9 +82,11 @@ class MasterLink:
         self._first = first
         self._heard = heard
         self._told = told
+        self._refusal = refusal
         self._resume_token = ""
         self._outgoing: asyncio.Queue[Upward] | None = None
         self._trouble = ""
+        self._refused = ""
         self._task = asyncio.create_task(self._run(), name=f"link {target}")
 
     def send(self, message: Upward) -> None:
@@ -132,9 +141,11 @@ class MasterLink:
             watching: list[asyncio.Task[None]] = []
             try:
                 async for data in call:
+                    response = self._understood(SyncResponse, data)
+                    if response is not None and self._drops(response):
+                        return  # a zombie: hang up, the next stream may lead to the newer one
                     if not watching:
                         watching.append(asyncio.create_task(self._watch(channel)))
-                    response = self._understood(SyncResponse, data)
                     if response is not None and response.message is not None:
                         yield response.message
             finally:
@@ -142,6 +153,18 @@ class MasterLink:
                 for task in watching:
                     task.cancel()
                 await asyncio.gather(*watching, return_exceptions=True)
+
+    def _drops(self, response: SyncResponse) -> bool:
+        """Whether its master is none any more: that is counted, and the first one logged."""
+        refusal = self._refusal(response.fence)
+        if not refusal:
+            return False
+        OTHER_MASTERS.inc()
+        if refusal != self._refused:
+            what = type(response.message).__name__
+            _log.warning("%s of master %s dropped: %s", what, self._target, refusal)
+        self._refused = refusal
+        return True
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         open_watch: Any = channel.unary_stream(_WATCH)

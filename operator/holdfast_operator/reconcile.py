@@ -27,6 +27,7 @@ from holdfast_operator.news.report import Reporter
 from holdfast_operator.plan.actions import Action, CreatePod, Hold, Plan, in_steps
 from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import SETTLED_S
+from holdfast_operator.plan.masters import KnownMaster
 from holdfast_operator.plan.pods import MASTER_SLOT, ObservedPod, Role
 from holdfast_operator.plan.refusals import FIRST_WAIT_S
 from holdfast_operator.plan.view import Said
@@ -274,6 +275,7 @@ class Reconciler:
             status=body.get("status") or {},
             credentials=JobCredentials(self._root_key, owner, lifetime),
             pods_now=self._pods.of,
+            master=_master_before(body.get("status") or {}),
             sure_at=time.monotonic(),
             first_seen_at=time.time(),
         )
@@ -299,6 +301,7 @@ class Reconciler:
             first=keeper.first_messages,
             heard=heard,
             told=told,
+            refusal=keeper.refusal,
         )
 
     async def _forget(self, keeper: JobKeeper) -> None:
@@ -307,6 +310,11 @@ class Reconciler:
         if keeper.link is not None:
             await keeper.link.close()
         keeper.credentials.close()
+
+
+def _master_before(status: Mapping[str, Any]) -> KnownMaster:
+    """The newest master that an operator before this one heard."""
+    return KnownMaster(epoch=int((status.get("world") or {}).get("epoch", 0)))
 
 
 def _observed(pod: PodRecord, keeper: JobKeeper, now: float) -> ObservedPod:

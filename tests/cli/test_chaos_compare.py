@@ -8,9 +8,24 @@ from pathlib import Path
 from holdfast_cli.chaos.compare import Line, compare, read
 
 
-def world(step: int, size: int, number: int = 1, loss: float = 2.0, samples: int = 8) -> list[Line]:
-    """Return the lines of a world's ranks for one step."""
-    return [Line(step, rank, number, size, samples // size, loss) for rank in range(size)]
+def world(
+    step: int,
+    size: int,
+    number: int = 1,
+    loss: float = 2.0,
+    samples: int = 8,
+    fingerprint: int | None = None,
+) -> list[Line]:
+    """Return the lines of a world's ranks for one step; the fingerprint is shared out as well."""
+    shares = [
+        None
+        if fingerprint is None
+        else fingerprint * (rank + 1) // size - fingerprint * rank // size
+        for rank in range(size)
+    ]
+    return [
+        Line(step, rank, number, size, samples // size, loss, shares[rank]) for rank in range(size)
+    ]
 
 
 def run(*steps: list[Line]) -> list[Line]:
@@ -46,7 +61,36 @@ def test_samples_that_were_left_out_are_found() -> None:
     """The same loss from fewer samples is other work."""
     found = compare(run(PEACE[:4], world(3, 2, loss=1.0, samples=6)), PEACE)
     assert not found.same
-    assert "step 3 saw 6 samples, in the whole run 8" in found.reason
+    assert "step 3 saw 6 samples in round 1, in the whole run 8" in found.reason
+
+
+KNOWN = run(*(world(step, 2, fingerprint=1000 + step) for step in (1, 2, 3)))
+
+
+def test_as_many_wrong_samples_are_found() -> None:
+    """Each step saw 8 samples and came to the same loss; only the fingerprint tells."""
+    found = compare(run(KNOWN[:4], world(3, 2, fingerprint=1004)), KNOWN)
+    assert not found.same
+    assert "step 3 saw other samples in round 1 than in the whole run" in found.reason
+
+
+def test_wrong_samples_of_a_step_that_was_done_again_are_found() -> None:
+    """A checkpoint may have been taken after them."""
+    chaos = run(KNOWN[:2], world(2, 2, fingerprint=1), world(2, 2, number=2, fingerprint=1002))
+    found = compare(run(chaos, world(3, 4, number=2, fingerprint=1003)), KNOWN)
+    assert not found.same
+    assert "step 2 saw other samples in round 1" in found.reason
+
+
+def test_what_was_compared_is_said() -> None:
+    """By fingerprint, in any world; without one only their number. One run's alone is no proof."""
+    same = compare(run(KNOWN[:4], world(3, 4, number=2, fingerprint=1003)), KNOWN)
+    assert (same.same, same.redone) == (True, 0)
+    assert "3 steps saw the same samples (compared by their fingerprints)" in same.reason
+    assert "3 steps saw as many samples (the script gives no" in compare(PEACE, PEACE).reason
+    unknown = run(*(world(step, 2) for step in (1, 2, 3)))
+    assert not compare(unknown, KNOWN).same
+    assert not compare(KNOWN, unknown).same
 
 
 def test_another_loss_is_found() -> None:

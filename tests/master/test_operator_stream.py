@@ -21,6 +21,7 @@ from holdfast_master.inputs import (
 from holdfast_master.instructions import Instruction, Tell
 from holdfast_wire import messages
 from holdfast_wire.messages import (
+    Fence,
     FinishDecision,
     JobStatus,
     MasterSpec,
@@ -197,8 +198,10 @@ async def test_the_operator_is_told_the_status_while_the_core_says_nothing(
         await stream.send(SPEC)
         for step in (core.step, core.step + 1):
             core.step = step
-            said = (await stream.receive()).message
+            response = await stream.receive()
+            said = response.message
             assert isinstance(said, JobStatus)
+            assert response.fence == Fence(epoch=1, incarnation="m1")
             assert said.step == step
 
 

@@ -15,8 +15,8 @@ from holdfast_operator.job_keeper import EXPECT_S, JobKeeper
 from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.kube.pods import PodRecord, read_pod
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
-from holdfast_operator.plan.pods import WORKER, Slot
-from holdfast_wire.messages import PodListDone, PodObservation, StopWish
+from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Slot
+from holdfast_wire.messages import Fence, PodListDone, PodObservation, StopWish
 from job_files import job, read
 
 SLOT = Slot(WORKER, 1)
@@ -200,3 +200,19 @@ def test_the_planner_is_told_since_when_the_job_is_known() -> None:
     keeper = _keeper([])
     keeper.first_seen_at = 5.0
     assert keeper.planned("").first_seen_at == 5.0
+
+
+def test_a_container_that_starts_again_may_keep_its_epoch() -> None:
+    """Without a journal it does: once its end was seen, its successor is no second master."""
+    keeper = _keeper([])
+    first, second = (Fence(epoch=5, incarnation=name) for name in "ab")
+    assert keeper.refusal(first) == ""
+    assert keeper.refusal(second)
+    master = dataclasses.replace(_pod(), slot=MASTER_SLOT)
+    keeper.shows(dataclasses.replace(_pod(), ends=1), gone=False)
+    keeper.shows(master, gone=False)
+    assert keeper.refusal(second)
+    keeper.shows(dataclasses.replace(master, ends=1), gone=False)
+    assert keeper.refusal(second) == ""
+    keeper.shows(dataclasses.replace(master, ends=1), gone=False)
+    assert keeper.refusal(first)

@@ -86,6 +86,7 @@ async def _linked(
         first=first,
         heard=heard,
         told=told,
+        refusal=lambda _: "",
     )
     try:
         yield link

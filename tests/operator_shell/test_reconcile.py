@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.news.report import Reporter
 from holdfast_operator.reconcile import Reconciler
 from holdfast_operator.settings import read_settings
-from holdfast_wire.messages import PodPhase
+from holdfast_wire.messages import Fence, PodPhase
 from job_files import job, read
 
 KEY = ("team", "t")
@@ -70,9 +70,13 @@ class Server(KubeClient):
         self.job: dict[str, Any] | None = None
         self.conflict = False
         """Every write of the job finds that it was changed meanwhile."""
+        self.has_pods = False
+        """Every pod that is to be made is there already."""
 
     async def call(self, method: str, path: str, body: Any = None, content_type: str = "") -> Any:
         """Answer a request; without the job everything about it is 404."""
+        if self.has_pods and method == "POST" and path.endswith("/pods"):
+            raise RefusedError(f"{method} {path}", 409, "AlreadyExists", "it is there")
         if "/elasticjobs/" not in path:
             return {"metadata": {}, **(body or {})}
         if self.job is None:
@@ -88,7 +92,8 @@ class Server(KubeClient):
 class Link:
     """A link to a master that is never there; keeps what it should send."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, **given: Any) -> None:
+        self.refusal: Callable[[Fence], str] = given["refusal"]
         self.sent: list[Any] = []
         self.closed = False
         LINKS.append(self)
@@ -157,6 +162,26 @@ async def test_only_its_own_pods_are_told_to_a_master(shell: Shell, owner: str) 
     assert shell.woken == [KEY]
     shell.reconciler.pod_changed(_pod(), True)
     assert [(one.pod_uid, one.phase) for one in link.sent] == [("p-1", PodPhase.GONE)]
+
+
+async def test_a_master_that_is_given_up_is_not_obeyed_any_more(shell: Shell) -> None:
+    """From the moment its successor's pod is there, and before that one has said a word."""
+    body = _body()
+    body["status"] = {"masterPods": 1, "world": {"epoch": 1001}}
+    link = await _kept(shell, body)
+    assert "epoch 2001" in link.refusal(Fence(epoch=1001, incarnation="a"))
+    assert link.refusal(Fence(epoch=2001, incarnation="b")) == ""
+    assert "another master" in link.refusal(Fence(epoch=2001, incarnation="c"))
+
+
+async def test_a_master_that_an_earlier_operator_heard_is_the_least(shell: Shell) -> None:
+    """Its epoch stands in the status; the pod of the newest master is there already."""
+    body = _body()
+    body["status"] = {"masterPods": 2, "world": {"epoch": 2001}}
+    shell.server.has_pods = True
+    link = await _kept(shell, body)
+    assert "epoch 2001" in link.refusal(Fence(epoch=1001, incarnation="a"))
+    assert link.refusal(Fence(epoch=2001, incarnation="b")) == ""
 
 
 async def test_a_job_that_went_without_a_word_is_forgotten(shell: Shell) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from holdfast_cli.chaos.proxy import Proxy
-from holdfast_wire.messages import JobPhase, JobStatus
+from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus
 from local_job import RunningJob, elastic_job
 from loop_script import loop_script
 
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.train
 NODES = 4
 SHORT_S = 2.5
 """Half of what the master takes for silence."""
+LONG_S = 6.5
+"""More than that."""
 
 
 class Network:
@@ -28,7 +31,9 @@ class Network:
     def __init__(self, directory: Path, proxies: list[Proxy]) -> None:
         self.proxies = proxies
         self._steps = directory / "steps"
-        script = loop_script(directory, "--steps=1000000", "--step-seconds=0.1")
+        script = loop_script(
+            directory, "--steps=1000000", "--step-seconds=0.1", "--steps-per-round=10000"
+        )
         file = elastic_job(
             "far", script, model=False, through=proxies, replicas=len(proxies), minReplicas=1
         )
@@ -46,14 +51,15 @@ class Network:
         assert status is not None
         return status
 
-    def lines(self) -> list[tuple[int, int]]:
-        """Return round and step of every line that a rank wrote."""
+    def lines(self) -> list[tuple[int, int, int]]:
+        """Return round, step and rank of every line that a rank wrote."""
         texts = [file.read_text().splitlines() for file in self._steps.glob("rank-*.jsonl")]
-        return [(line["round"], line["step"]) for text in texts for line in map(json.loads, text)]
+        lines = [line for text in texts for line in map(json.loads, text)]
+        return [(line["round"], line["step"], line["rank"]) for line in lines]
 
     def steps_in(self, round_number: int) -> int:
         """Return how many lines a round has."""
-        return sum(at == round_number for at, _ in self.lines())
+        return sum(at == round_number for at, _, _ in self.lines())
 
     @contextlib.contextmanager
     def held(self, *nodes: int, up: bool = True, down: bool = True) -> Iterator[None]:
@@ -139,3 +145,67 @@ def test_a_master_that_reaches_nobody_lets_them_train(network: Network) -> None:
         network.job.wait_for("steps", lambda: network.steps_in(before.round) > done + 8 * NODES)
     after = network.settled(NODES)
     assert after.round <= before.round + 2, network.job.evidence()
+
+
+def _used(status: JobStatus) -> Mapping[BudgetKind, int]:
+    return {budget.kind: budget.used for budget in status.budgets}
+
+
+def _all_closed(network: Network) -> bool:
+    return not any(incident.open for incident in network.job.goodput().incidents)
+
+
+def test_a_node_that_is_heard_keeps_its_place(network: Network) -> None:
+    """It hears nothing for longer than the silence limit: the same round, ranks and budgets."""
+    network.job.wait_for("the incidents before", lambda: _all_closed(network))
+    before, seen = network.settled(NODES), network.job.newest_event()
+    ranks = {rank: network.job.rank_pid(rank) for rank in range(NODES)}
+    with network.held(1, up=False):
+        threading.Event().wait(LONG_S)  # the length of the cut is what is tested
+        held = network.job.status()
+    after = network.job.wait_step(held.step + 10)
+    network.job.wait_for("every node", lambda: _all_ready(network))
+    assert after.round == before.round, network.job.evidence()
+    assert {rank: network.job.rank_pid(rank) for rank in range(NODES)} == ranks
+    assert all(event.reason != "NodeLost" for event in network.job.events(seen))
+    assert _used(after) == _used(before)
+
+
+def _without(network: Network, *nodes: int, down: bool) -> None:
+    """Hold back what these nodes say, and what they are told: the others go on alone meanwhile.
+
+    One smaller round, nobody of the old one writes any more, and one whole round afterwards.
+    """
+    before, begin = network.settled(NODES), time.monotonic()
+    old = {rank: network.job.rank_pid(rank) for rank in range(NODES)}
+    with network.held(*nodes, down=down):
+        small = network.settled(NODES - len(nodes), before.round)
+        network.job.wait_for(
+            "the ends of the old ranks, and the time to pass",
+            lambda: (
+                time.monotonic() > begin + LONG_S
+                and not any(Path(f"/proc/{pid}").exists() for pid in old.values())
+            ),
+        )
+        done = network.steps_in(before.round)
+        network.job.wait_step(network.job.status().step + 10, round_above=before.round)
+        assert network.steps_in(before.round) == done
+    after = network.settled(NODES, small.round)
+    assert (small.round, after.round) == (before.round + 1, before.round + 2), (
+        network.job.evidence()
+    )
+
+
+def test_nodes_that_are_not_heard_are_lost_once(network: Network) -> None:
+    """One cut off, one and then half of which nothing arrives: a failure each, nothing doubled."""
+    network.job.wait_for("the incidents before", lambda: _all_closed(network))
+    before = network.settled(NODES)
+    _without(network, 1, down=True)
+    _without(network, 3, down=False)
+    _without(network, 0, 1, down=False)
+    network.job.wait_for("the incidents' ends", lambda: _all_closed(network))
+    used = _used(network.settled(NODES))
+    expected = {**_used(before), BudgetKind.FAILURES: _used(before)[BudgetKind.FAILURES] + 3}
+    assert used == expected, network.job.evidence()
+    lines = network.lines()
+    assert len(lines) == len(set(lines))

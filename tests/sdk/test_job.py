@@ -167,6 +167,7 @@ def test_a_wrong_step_is_named(
         ({"samples": True}, TypeError, r"samples=True\): expected a whole number"),
         ({"loss": "1.5"}, ValueError, r"loss='1.5'\): expected one number"),
         ({"loss": 10**400}, ValueError, "expected one number"),
+        ({"fingerprint": 1.5}, TypeError, r"fingerprint=1.5\): expected a whole number"),
         ({"samples": 1.5}, TypeError, r"samples=1.5\): expected a whole number"),
         ({"loss": "much"}, ValueError, r"loss='much'\): expected one number"),
         ({"loss": _Tensor(RuntimeError("2 elements"))}, ValueError, "expected one number"),
@@ -327,13 +328,16 @@ def test_a_step_log_has_a_line_for_each_step(
     for number, name in (("4", "HOLDFAST_ROUND"), ("1", "RANK"), ("2", "WORLD_SIZE")):
         monkeypatch.setenv(name, number)
     monkeypatch.setenv("HOLDFAST_STEP_LOG", str(tmp_path / "steps"))
-    for step, loss in ((7, 0.5), (8, None)):
-        Job(Environment.read(), None).step(step, samples=3, loss=loss)
+    for step, loss, taken in ((7, 0.5, None), (8, None, 5)):
+        Job(Environment.read(), None).step(step, samples=3, loss=loss, fingerprint=taken)
     lines = [
         json.loads(line) for line in (tmp_path / "steps/rank-1.jsonl").read_text().splitlines()
     ]
     same = {"rank": 1, "round": 4, "world_size": 2, "samples": 3}
-    assert lines == [{"step": 7, "loss": 0.5, **same}, {"step": 8, "loss": None, **same}]
+    assert lines == [
+        {"step": 7, "loss": 0.5, **same},
+        {"step": 8, "loss": None, "fingerprint": 5, **same},
+    ]
 
 
 def test_samples_never_overflow_their_word() -> None:

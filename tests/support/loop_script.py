@@ -12,12 +12,14 @@ _LOOP = """
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--step-seconds", type=float, default=0.05)
+    parser.add_argument("--steps-per-round", type=int, default=0)
     parser.add_argument("--loss", type=float, default=1.5)
     parser.add_argument("--raise-text", default="")
     parser.add_argument("--exit-once", default="", help="CODE:RANK:FILE, in step 5")
     args = parser.parse_args()
     job = holdfast.init()
-    for step in range(1, args.steps + 1):
+    first = 1 + job.round * args.steps_per_round
+    for step in range(first, first + args.steps):
         time.sleep(args.step_seconds)
         if args.raise_text and step == 5:
             raise RuntimeError(args.raise_text.encode().decode("unicode_escape"))
@@ -34,8 +36,9 @@ _LOOP = """
 def loop_script(directory: Path, *flags: str) -> list[str]:
     """Write the script into `directory`; return the words that start it.
 
-    Flags: --steps, --step-seconds, --loss (nan too), --raise-text (with escapes, in step 5),
-    --exit-once=CODE:RANK:FILE (in step 5, unless FILE exists).
+    Flags: --steps, --step-seconds, --steps-per-round (a round begins that much later than the one
+    before: it gets further, as with a checkpoint), --loss (nan too), --raise-text (with escapes, in
+    step 5), --exit-once=CODE:RANK:FILE (in step 5, unless FILE exists).
     """
     script = directory / "loop.py"
     script.write_text(textwrap.dedent(_LOOP))

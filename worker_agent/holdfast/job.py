@@ -78,7 +78,12 @@ class Job:
         return self._environment.restart_count
 
     def step(
-        self, n: SupportsIndex, *, samples: SupportsIndex = 0, loss: SupportsFloat | None = None
+        self,
+        n: SupportsIndex,
+        *,
+        samples: SupportsIndex = 0,
+        loss: SupportsFloat | None = None,
+        fingerprint: SupportsIndex | None = None,
     ) -> Action:
         """Report that `n` steps are completed; call it once after each optimizer step.
 
@@ -87,6 +92,9 @@ class Job:
         samples: samples that this rank processed since the last call.
         loss: a number or a one-element tensor. Reading a CUDA tensor waits for the device; pass it
             every so many steps if that hurts.
+        fingerprint: a whole number that says which samples those were, by a rule whose sum over
+            all ranks does not depend on how they share a batch. It goes into the step log only,
+            for who compares two runs (`holdfast run --chaos`).
 
         Returns SAVE_AND_STOP once per request, at the same step on all ranks, else CONTINUE.
         Raises ValueError (TypeError for a value that is no number) that names the bad argument.
@@ -97,9 +105,11 @@ class Job:
             samples = _checked_samples(samples)
         if loss is not None and loss.__class__ is not float:
             loss = _number(loss)
+        if fingerprint is not None and fingerprint.__class__ is not int:
+            fingerprint = _whole("fingerprint", fingerprint)
         self._step = n
         if self._log is not None:
-            self._log.write(n, samples, loss)
+            self._log.write(n, samples, loss, fingerprint)
         writer = self._writer
         if writer is not None and (asked := writer.step(n, samples, loss)):
             return _ACTIONS[Answer(asked)]

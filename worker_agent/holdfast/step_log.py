@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import SupportsIndex
 
 from holdfast.environment import Environment
 
@@ -31,7 +32,11 @@ class StepLog:
             "world_size": environment.world_size,
         }
 
-    def write(self, step: int, samples: int, loss: float | None) -> None:
+    def write(
+        self, step: int, samples: int, loss: float | None, fingerprint: SupportsIndex | None
+    ) -> None:
         """Append one line."""
-        line = json.dumps({"step": step, "samples": samples, "loss": loss, **self._fixed})
-        os.write(self._fd, line.encode() + b"\n")
+        figures: dict[str, object] = {"step": step, "samples": samples, "loss": loss}
+        if fingerprint is not None:
+            figures["fingerprint"] = fingerprint
+        os.write(self._fd, json.dumps({**figures, **self._fixed}).encode() + b"\n")

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast_cli.chaos.proxy import Proxy
 from holdfast_cli.chaos.schedule import Fault, FaultKind, Options, schedule
@@ -31,6 +31,7 @@ _SIGNALS: Mapping[FaultKind, signal.Signals] = {
     FaultKind.KILL_AGENT: signal.SIGKILL,
     FaultKind.KILL_NODE: signal.SIGKILL,
     FaultKind.KILL_MASTER: signal.SIGKILL,
+    FaultKind.LOSE_MASTER: signal.SIGKILL,
     FaultKind.PREEMPT: signal.SIGTERM,
     FaultKind.FREEZE_WORKER: signal.SIGSTOP,
     FaultKind.FREEZE_AGENT: signal.SIGSTOP,
@@ -41,9 +42,11 @@ _HELD: Mapping[FaultKind, tuple[bool, bool]] = {
     FaultKind.PARTITION: (True, True),
     FaultKind.PARTITION_UP: (True, False),
     FaultKind.PARTITION_DOWN: (False, True),
+    FaultKind.PARTITION_HALF: (True, True),
     FaultKind.PARTITION_ALL: (True, True),
 }
 """What is held back: (up to the master, down to the agent)."""
+_OF_MASTER = frozenset({FaultKind.KILL_MASTER, FaultKind.LOSE_MASTER, FaultKind.FREEZE_MASTER})
 
 
 @dataclasses.dataclass(slots=True)
@@ -125,6 +128,10 @@ class Chaos:
     def _signal(self, fault: Fault, census: Census) -> str:
         who, pids = _targets(fault, census)
         victims = hold(pids)
+        if victims and fault.kind is FaultKind.LOSE_MASTER:
+            # Stopped first: it would write on, or find that its files are gone and step down.
+            victims[0].signal(signal.SIGSTOP)
+            census.remove_journal()
         for victim in victims:
             victim.signal(_SIGNALS[fault.kind])
         if fault.seconds:
@@ -134,13 +141,8 @@ class Chaos:
         return f"{who} (pid {', '.join(str(victim.pid) for victim in victims)})" if victims else ""
 
     def _cut(self, fault: Fault, census: Census) -> str:
-        node = pick(census.nodes(), fault.whom)
-        if fault.kind is FaultKind.PARTITION_ALL:
-            proxies, who = list(self._proxies.values()), "every node"
-        elif node is not None and node.node_rank in self._proxies:
-            proxies, who = [self._proxies[node.node_rank]], f"node {node.node_rank}"
-        else:
-            return ""
+        ranks = _cut_off(fault, [node.node_rank for node in census.nodes()], list(self._proxies))
+        proxies = [self._proxies[rank] for rank in ranks if rank in self._proxies]
         for proxy in proxies:
             if fault.kind is FaultKind.RESET:
                 proxy.reset()
@@ -148,12 +150,25 @@ class Chaos:
                 up, down = _HELD[fault.kind]
                 proxy.hold(up=up, down=down)
                 self._later(fault.seconds, proxy.heal)
-        return who
+        if fault.kind is FaultKind.PARTITION_ALL:
+            return "every node" if proxies else ""
+        return "node " + ", ".join(map(str, ranks)) if proxies else ""
+
+
+def _cut_off(fault: Fault, there: Sequence[int], all_ranks: Sequence[int]) -> list[int]:
+    """Return the node ranks that a cut is for."""
+    if fault.kind is FaultKind.PARTITION_ALL:
+        return sorted(all_ranks)
+    if not there:
+        return []
+    first = int(fault.whom * len(there))
+    many = len(there) // 2 if fault.kind is FaultKind.PARTITION_HALF else 1
+    return sorted([*there[first:], *there[:first]][:many])
 
 
 def _targets(fault: Fault, census: Census) -> tuple[str, Iterable[int]]:
     """Return whom a signal is for, in words and as pids."""
-    if fault.kind in {FaultKind.KILL_MASTER, FaultKind.FREEZE_MASTER}:
+    if fault.kind in _OF_MASTER:
         return "the master", census.master()
     if fault.kind in {FaultKind.KILL_WORKER, FaultKind.KILL_TWO, FaultKind.FREEZE_WORKER}:
         ranks = census.ranks()

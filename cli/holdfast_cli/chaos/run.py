@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast_cli.chaos.compare import Comparison, Line, compare, read
+from holdfast_cli.chaos.compare import TOLERANCE, Comparison, Line, compare, read
 from holdfast_cli.chaos.inject import Chaos, Struck
 from holdfast_cli.chaos.schedule import Options, parse
 from holdfast_cli.home import JobHome, find_job, job_home
@@ -89,7 +89,8 @@ def comparison_text(found: Comparison) -> str:
     verdict = "the same work" if found.same else "NOT the same work"
     figures = (
         f"; {found.redone} steps were done again, largest difference of a loss "
-        f"{found.worst:.2%}, {found.torn} steps not compared (a rank died before it wrote)"
+        f"{found.worst:.2%} (up to {TOLERANCE:.0%} is the same), {found.torn} steps not "
+        "compared (a rank died before it wrote)"
         if found.steps
         else ""
     )

@@ -39,6 +39,8 @@ class FaultKind(enum.Enum):
     """SIGSTOP of one agent and everything below it, later SIGCONT."""
     KILL_MASTER = "kill-master"
     """SIGKILL of the master."""
+    LOSE_MASTER = "lose-master"
+    """SIGKILL of the master, and its journal is gone: its successor has only what agents say."""
     FREEZE_MASTER = "freeze-master"
     """SIGSTOP of the master, later SIGCONT."""
     RESET = "reset"
@@ -49,6 +51,8 @@ class FaultKind(enum.Enum):
     """Nothing passes from one agent to the master for a while."""
     PARTITION_DOWN = "partition-down"
     """Nothing passes from the master to one agent for a while."""
+    PARTITION_HALF = "partition-half"
+    """Nothing passes between one half of the agents and the master for a while."""
     PARTITION_ALL = "partition-all"
     """Nothing passes between any agent and the master for a while."""
 
@@ -61,6 +65,7 @@ LASTING: Mapping[FaultKind, tuple[float, float]] = {
     FaultKind.PARTITION: (0.2, 9.0),
     FaultKind.PARTITION_UP: (0.2, 9.0),
     FaultKind.PARTITION_DOWN: (0.2, 9.0),
+    FaultKind.PARTITION_HALF: (0.2, 9.0),
     FaultKind.PARTITION_ALL: (0.2, 6.0),
 }
 """How long a fault lasts, least and most, s: both sides of the detection time of 5 s."""

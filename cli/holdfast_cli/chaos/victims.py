@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -83,6 +84,10 @@ class Census:
         """Return the master's process."""
         endpoint = self._home.endpoint()
         return [endpoint.pid] if endpoint else []
+
+    def remove_journal(self) -> None:
+        """Remove the master's files, as a lost disk does; its successor makes the directory."""
+        shutil.rmtree(self._home.journal, ignore_errors=True)
 
 
 _GONE = frozenset({NodeState.LOST, NodeState.MISSING})

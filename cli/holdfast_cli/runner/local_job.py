@@ -12,11 +12,13 @@ from holdfast_operator.master_spec import master_spec
 from holdfast_operator.plan.actions import Plan, ScaleJob
 from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import History
+from holdfast_operator.plan.masters import KnownMaster
 from holdfast_operator.plan.pods import ObservedPod, Role, Slot
 from holdfast_operator.plan.situation import Job
 from holdfast_operator.plan.view import MasterView, Said
 from holdfast_operator.spec import ElasticJob, InvalidJobError, change_job
 from holdfast_wire.messages import (
+    Fence,
     MasterSpec,
     PodListDone,
     PodObservation,
@@ -104,6 +106,8 @@ class LocalJob:
         self.uid = uid
         self.generation = 1
         self.view = MasterView()
+        self.master = KnownMaster()
+        """The newest that was started or heard: only its words count."""
         self.stopping = False
         """Nobody makes pods any more."""
         self._pods: dict[str, LocalPod] = {}
@@ -148,6 +152,13 @@ class LocalJob:
         made = plan(job, [pod.observed() for pod in self.pods], self.view, now)
         self._status, self._history = made.status, made.history
         return made
+
+    def refusal(self, fence: Fence | None) -> str:
+        """Why a message of a master is not acted on; empty: it is, and its sender is known now."""
+        refusal = self.master.refusal(fence)
+        if not refusal:
+            self.master = self.master.heard(fence)
+        return refusal
 
     def hear(self, said: Said, now: float) -> None:
         """Take in what the master said."""

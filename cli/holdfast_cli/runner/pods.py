@@ -102,7 +102,8 @@ class PodProcesses:
 
     async def _start_master(self, pod: LocalPod) -> processes.Running:
         try:
-            await self._master.start()
+            endpoint = await self._master.start()
+            self._job.master = self._job.master.started(endpoint.epoch)
             pod.ready = True
         except MasterUnreachableError as error:
             _log.error("%s", error)

@@ -76,7 +76,7 @@ class Supervisor:
         self._processes = PodProcesses(
             job, home, record, identities, self._pod_changed, surroundings
         )
-        self._sync = MasterSync(home, record.uid, job.first_messages, self._heard)
+        self._sync = MasterSync(home, record.uid, job.first_messages, self._heard, job.refusal)
 
     async def main(self, view: watching.View, director: Director | None) -> int:
         """Run the job to its end; return the exit code."""

@@ -17,12 +17,14 @@ from holdfast_cli.home import Endpoint, JobHome
 from holdfast_wire import codec, keys
 from holdfast_wire.channel import channel_credentials, master_channel_options
 from holdfast_wire.messages import (
+    Fence,
     MasterSpec,
     PodListDone,
     PodObservation,
     ScaleResult,
     StopWish,
     SyncRequest,
+    SyncResponse,
 )
 from holdfast_wire.v1.operator_pb2_grpc import OperatorServiceStub
 
@@ -39,12 +41,15 @@ _TRANSIENT = (
 Upward = MasterSpec | PodObservation | ScaleResult | StopWish | PodListDone
 First = Callable[[], Iterable[Upward]]
 Handler = Callable[[Any], None]
+Refusal = Callable[[Fence | None], str]
 
 
 class MasterSync:
     """Keeps one stream to the master open until it is closed."""
 
-    def __init__(self, home: JobHome, job_uid: str, first: First, handle: Handler) -> None:
+    def __init__(
+        self, home: JobHome, job_uid: str, first: First, handle: Handler, refusal: Refusal
+    ) -> None:
         """Make a stream that is not open yet.
 
         Args:
@@ -52,11 +57,16 @@ class MasterSync:
             job_uid: Uid of the job.
             first: What a new stream begins with: the spec, all pods, PodListDone.
             handle: Called with each decision and status of the master.
+            refusal: Why a message with this fence is not acted on; empty: it is.
         """
         self._home = home
         self._job_uid = job_uid
         self._first = first
         self._handle = handle
+        self._refusal = refusal
+        self.dropped = 0
+        """Messages that were not acted on because there is a newer master."""
+        self._refused = ""
         self._outgoing: asyncio.Queue[Upward] = asyncio.Queue()
         self._connected = asyncio.Event()
 
@@ -88,14 +98,24 @@ class MasterSync:
             writing = asyncio.create_task(self._write(call), name="sync-writer")
             try:
                 while (answer := await call.read()) is not grpc.aio.EOF:
-                    message = codec.from_proto(answer).message
-                    if message is not None:
-                        self._handle(message)
+                    response: SyncResponse = codec.from_proto(answer)
+                    if refusal := self._refusal(response.fence):
+                        self._drop(response, refusal)
+                        return  # a zombie: hang up, the next stream may lead to the newer one
+                    if response.message is not None:
+                        self._handle(response.message)
             finally:
                 writing.cancel()
                 # A write that crossed the end of the stream fails in one of several ways.
                 await asyncio.gather(writing, return_exceptions=True)
                 call.cancel()
+
+    def _drop(self, response: SyncResponse, refusal: str) -> None:
+        """Count a message of a master that is none any more; log the first one."""
+        self.dropped += 1
+        if refusal != self._refused:
+            _log.warning("%s dropped: %s", type(response.message).__name__, refusal)
+        self._refused = refusal
 
     async def _write(self, call: Any) -> None:
         self._outgoing = asyncio.Queue()

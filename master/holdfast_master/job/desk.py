@@ -250,7 +250,8 @@ class Desk:
     def tell(self, message: object) -> None:
         """Send to the operator, if one is connected."""
         if self.operator.connected:
-            self._rest.append(Tell(SyncResponse(message=message)))  # type: ignore[arg-type]
+            response = SyncResponse(fence=self.fence(), message=message)  # type: ignore[arg-type]
+            self._rest.append(Tell(response))
 
     def put(self, instruction: Instruction) -> None:
         """Add any other instruction to the batch."""

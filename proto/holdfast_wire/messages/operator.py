@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from holdfast_wire.messages.fence import Fence
 from holdfast_wire.messages.job import JobStatus
 from holdfast_wire.messages.spec import MasterSpec
 
@@ -93,6 +94,8 @@ class SyncResponse:
         | FinishDecision
         | None
     ) = None
+    fence: Fence | None = None
+    """The master that says it; its round is 0. Of a master that sends none nothing is known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

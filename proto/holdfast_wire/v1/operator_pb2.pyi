@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import holdfast_wire.v1.fence_pb2
 import holdfast_wire.v1.job_pb2
 import holdfast_wire.v1.spec_pb2
 import sys
@@ -219,6 +220,7 @@ class SyncResponse(google.protobuf.message.Message):
     SCALE_FIELD_NUMBER: builtins.int
     EXCLUDE_FIELD_NUMBER: builtins.int
     FINISH_FIELD_NUMBER: builtins.int
+    FENCE_FIELD_NUMBER: builtins.int
     @property
     def status(self) -> holdfast_wire.v1.job_pb2.JobStatus: ...
     @property
@@ -231,6 +233,10 @@ class SyncResponse(google.protobuf.message.Message):
     def exclude(self) -> Global___ExcludeDecision: ...
     @property
     def finish(self) -> Global___FinishDecision: ...
+    @property
+    def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
+        """The master that says it; its round is 0. Of a master that sends none nothing is known."""
+
     def __init__(
         self,
         *,
@@ -240,9 +246,10 @@ class SyncResponse(google.protobuf.message.Message):
         scale: Global___ScaleDecision | None = ...,
         exclude: Global___ExcludeDecision | None = ...,
         finish: Global___FinishDecision | None = ...,
+        fence: holdfast_wire.v1.fence_pb2.Fence | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["exclude", b"exclude", "finish", b"finish", "message", b"message", "release", b"release", "replace", b"replace", "scale", b"scale", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["exclude", b"exclude", "finish", b"finish", "message", b"message", "release", b"release", "replace", b"replace", "scale", b"scale", "status", b"status"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["exclude", b"exclude", "fence", b"fence", "finish", b"finish", "message", b"message", "release", b"release", "replace", b"replace", "scale", b"scale", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["exclude", b"exclude", "fence", b"fence", "finish", b"finish", "message", b"message", "release", b"release", "replace", b"replace", "scale", b"scale", "status", b"status"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["status", "replace", "release", "scale", "exclude", "finish"] | None: ...
 
 Global___SyncResponse: typing_extensions.TypeAlias = SyncResponse

@@ -19,6 +19,7 @@ from holdfast_agent.decide.fence import Accepted
 from holdfast_agent.decide.hearing import Opening
 from holdfast_master.instructions import Instruction, Send, StepDown, Tell
 from holdfast_master.job.state import JobState
+from holdfast_operator.plan.masters import KnownMaster
 from holdfast_wire.messages import (
     Arm,
     BudgetCharge,
@@ -28,6 +29,7 @@ from holdfast_wire.messages import (
     SessionResponse,
     StopRound,
     SuccessPolicy,
+    SyncResponse,
     WorldAssignment,
     WorldDecided,
     WorldMember,
@@ -158,6 +160,17 @@ def fence_obeyed(who: str, known: Accepted, response: SessionResponse) -> None:
     if isinstance(response.message, WorldAssignment | StopRound | Arm):
         text = f"{who} is in round {known.round} and obeyed {what} of round {got.round}"
         require(got.round >= known.round, "fence_obeyed", text)
+
+
+def operator_obeys_newest(known: KnownMaster, response: SyncResponse) -> None:
+    """The operator acts on nothing of a master older than one that it knows, or of a twin."""
+    got, what = response.fence, type(response.message).__name__
+    if got is None:
+        raise Broken("operator_obeys_newest", f"a master said {what} without a fence")
+    text = f"the operator knows {known} and obeyed {what} of {got}"
+    require(got.epoch >= known.epoch, "operator_obeys_newest", text)
+    twin = got.epoch == known.epoch and known.incarnation not in {"", got.incarnation}
+    require(not twin, "operator_obeys_newest", text)
 
 
 def charges_grow(before: Sequence[BudgetCharge], after: Sequence[BudgetCharge]) -> None:

@@ -225,6 +225,8 @@ class Job:
             epoch = self.master.identity.epoch
             twin = Master(self, epoch, f"twin{self.count()}", records, own_disk=False)
             self.others.append(twin)
+            if self.operator.up and self.operator.known.incarnation:
+                self.operator.call(twin)  # a stream that broke may lead to it
             self.time.after(min(span, 3.5), self._end_other, twin)
 
     def _end_other(self, master: Master) -> None:

@@ -170,7 +170,7 @@ class Master:
             if isinstance(item, Send):
                 self._send(item)
             elif isinstance(item, Tell):
-                self.job.operator.told(self, item.response.message)
+                self.job.operator.told(self, item.response)
             elif isinstance(item, CloseSession):
                 self._close(item.session)
             elif isinstance(item, Reply | Refuse):

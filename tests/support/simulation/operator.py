@@ -1,7 +1,8 @@
 """The simulated operator: pods, what it sees of them, and what it does for the master.
 
 Belongs here: making, deleting and observing pods; epochs of masters. Does not belong here: the
-real operator's plan (`holdfast_operator.plan`), which has its own tests.
+real operator's plan (`holdfast_operator.plan`), which has its own tests; but whose words count, of
+several masters, is decided by its own `plan.masters`.
 
 It is late, repeats itself, and its words about different pods overtake each other; about one pod
 the first word comes before later ones.
@@ -20,10 +21,12 @@ from holdfast_master.inputs import (
     ScaleAnswered,
     SpecArrived,
 )
+from holdfast_operator.plan.masters import KnownMaster
 from holdfast_wire.messages import (
     Budget,
     BudgetKind,
     FinishDecision,
+    JobStatus,
     MasterSpec,
     PodObservation,
     PodPhase,
@@ -32,7 +35,9 @@ from holdfast_wire.messages import (
     ScaleDecision,
     ScaleResult,
     SuccessPolicy,
+    SyncResponse,
 )
+from simulation import invariants
 
 if TYPE_CHECKING:
     from simulation.agent import Agent
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
     from simulation.master import Master
     from simulation.scenario import Scenario
 
+FIRST_WORD = 0.5
+"""After this long the shell of a master has said its status on a new stream, s."""
 GRACE = 8.0
 """Of a pod that is deleted, s."""
 KINDS = (
@@ -68,13 +75,15 @@ def first_spec(scenario: Scenario) -> MasterSpec:
 
 
 class Operator:
-    """Pods by node rank, and the stream to the newest master."""
+    """Pods by node rank, and the streams to masters; one that was not given up stays open."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.up = True
         self.lateness = 0.0
         self.spec = first_spec(job.scenario)
+        self.known = KnownMaster()
+        """The newest master that was started or heard."""
         self.pods: dict[int, PodObservation] = {}
         self.said: list[PodObservation] = []
         """What was observed before, to be repeated."""
@@ -170,19 +179,30 @@ class Operator:
         if not self.up:
             return
         self._lists += 1
-        master = self.job.master
+        self.known = self.known.started(self.job.master.identity.epoch)
+        self.call(self.job.master)
+
+    def call(self, master: Master) -> None:
+        """Open a stream to a master; soon it says its status, and with that who it is."""
         master.push(OperatorConnected())
         master.push(SpecArrived(self.spec))
         for rank in sorted(self.pods):
             self.said.append(self.pods[rank])
             master.push(PodSeen(self.pods[rank]))
         master.push(PodListDone())
+        self.job.time.after(FIRST_WORD, self._hear_first, master)
+
+    def _hear_first(self, master: Master) -> None:
+        if master.acting and not master.frozen:
+            fence = master.core._desk.fence()
+            self.told(master, SyncResponse(fence=fence, message=JobStatus(epoch=fence.epoch)))
 
     def leave(self) -> None:
         """The operator's process ends."""
         if self.up:
             self.up = False
-            self.job.master.push(OperatorDisconnected())
+            for master in (self.job.master, *self.job.others):
+                master.push(OperatorDisconnected())
 
     def come_back(self) -> None:
         """The operator is there again."""
@@ -209,10 +229,16 @@ class Operator:
                 if source:
                     self.job.master.push(PodSeen(self.job.luck.choice(source)))
 
-    def told(self, master: Master, message: object) -> None:
-        """A decision of a master; of an older one nobody reads the stream."""
-        if master is not self.job.master or not self.up:
+    def told(self, master: Master, response: SyncResponse) -> None:
+        """A word of any master that has a stream: the fence says whether it is acted on."""
+        if not self.up:
             return
+        if self.known.refusal(response.fence):
+            self.job.time.after(0.001, master.push, OperatorDisconnected())  # it hangs up
+            return
+        invariants.operator_obeys_newest(self.known, response)
+        self.known = self.known.heard(response.fence)
+        message = response.message
         if isinstance(message, ReplaceDecision):
             self.job.time.after(self.job.scenario.replace_delay, self._replace, message)
         elif isinstance(message, ReleaseDecision):

@@ -253,23 +253,7 @@ def _digest_ignored() -> list[Patch]:
 
 
 _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
-    ("skipped fence", "an agent obeys any master", planted_agent.skip_fence),
-    (
-        "twin accepted",
-        "an equal epoch with another incarnation is obeyed",
-        planted_agent.twin_accepted,
-    ),
-    ("zombie goes on", "a master ignores that a newer one exists", planted_agent.zombie_goes_on),
-    (
-        "old round lives",
-        "workers of a round that the master gave up live on",
-        planted_agent.old_round_obeyed,
-    ),
-    (
-        "masterless for ever",
-        "workers without a master never die",
-        planted_agent.masterless_for_ever,
-    ),
+    *planted_agent.BUGS,
     ("max ignored", "six joiners, max 4: a world of 6 (DLRover 2.1)", _max_ignored),
     ("unit ignored", "min 5, unit 4, 7 joiners: no whole units (DLRover 2.1)", _unit_above_min),
     ("min ignored", "a world below the minimum is formed", _min_ignored),
@@ -288,12 +272,10 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("survivor blamed", "the first to be heard is the culprit", _survivor_blamed),
     ("charges forgotten", "a budget forgets", _charges_forgotten),
     ("stale pod kills", "an old pod's event kills the new pod's node", _stale_pod_kills),
-    ("lease ignored", "workers live on although their lease ran out", planted_agent.lease_ignored),
     ("stall expires", "a master that stood still expires everybody", _stall_expires),
     ("any success", "any one success ends the job (DLRover 2.4)", _any_success),
     ("effect first", "assignments go out before their record is durable", _effect_first),
     ("unwritten", "the state changes without a record", _unwritten),
-    ("digest first", "a digest goes before the Welcome", planted_agent.digest_first),
     *planted_checkpoints.BUGS,
     ("digest ignored", "a master without a journal forgets what agents keep", _digest_ignored),
 )

@@ -1,7 +1,8 @@
-"""Planted bugs in who obeys whom: the agent's decisions, and a master that should give way."""
+"""Planted bugs in who obeys whom: agents, the operator, and a master that should give way."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from holdfast_agent.decide import fence, lease, masterless, orders
@@ -11,6 +12,7 @@ from holdfast_agent.decide.masterless import MasterlessVerdict
 from holdfast_agent.decide.orders import Order, Verdict
 from holdfast_master import core
 from holdfast_master.job import desk
+from holdfast_operator.plan.masters import KnownMaster
 from holdfast_wire.messages import Welcome
 
 Patch = tuple[Any, str, Any]
@@ -72,3 +74,56 @@ def masterless_for_ever() -> list[Patch]:
 def lease_ignored() -> list[Patch]:
     """A lease that ran out is renewed as if nothing had been."""
     return [(lease, "judge", lambda **_: LeaseVerdict.RENEW)]
+
+
+def operator_obeys_zombie() -> list[Patch]:
+    """The operator does what a master says that another one has followed."""
+    right = KnownMaster.refusal
+
+    def refusal(self: KnownMaster, got: Any) -> str:
+        return right(self, got) if got and got.epoch == self.epoch else ""
+
+    return [(KnownMaster, "refusal", refusal)]
+
+
+def operator_obeys_twin() -> list[Patch]:
+    """The operator takes an equal epoch with another incarnation for the master that it knows."""
+    right = KnownMaster.refusal
+
+    def refusal(self: KnownMaster, got: Any) -> str:
+        return right(self, got) if got and got.epoch < self.epoch else ""
+
+    return [(KnownMaster, "refusal", refusal)]
+
+
+BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
+    ("skipped fence", "an agent obeys any master", skip_fence),
+    (
+        "twin accepted",
+        "an equal epoch with another incarnation is obeyed",
+        twin_accepted,
+    ),
+    ("zombie goes on", "a master ignores that a newer one exists", zombie_goes_on),
+    (
+        "old round lives",
+        "workers of a round that the master gave up live on",
+        old_round_obeyed,
+    ),
+    (
+        "masterless for ever",
+        "workers without a master never die",
+        masterless_for_ever,
+    ),
+    ("lease ignored", "workers live on although their lease ran out", lease_ignored),
+    ("digest first", "a digest goes before the Welcome", digest_first),
+    (
+        "operator obeys a zombie",
+        "a master that was followed has pods deleted and made",
+        operator_obeys_zombie,
+    ),
+    (
+        "operator obeys a twin",
+        "of two masters with one epoch the operator obeys both",
+        operator_obeys_twin,
+    ),
+)

@@ -165,13 +165,15 @@ class Checkpointer:
     def _fetch(self, items: Iterable[tuple[int, int]]) -> None:
         self._connect().ask(Fetch(items=tuple(items)), Fetched)
 
-    def step(self, step: int, *, samples: int = 0, loss: Any = None) -> Action:
+    def step(
+        self, step: int, *, samples: int = 0, loss: Any = None, fingerprint: int | None = None
+    ) -> Action:
         """Say that a step is complete, and save it if it is due; returns what `Job.step` does.
 
         A scheduled save that fails is a warning: training goes on.
         """
         job = init()
-        action = job.step(step, samples=samples, loss=loss)
+        action = job.step(step, samples=samples, loss=loss, fingerprint=fingerprint)
         if self._idle:
             return action
         what = self._pacer.begin(job, step, writing=self._is_writing())

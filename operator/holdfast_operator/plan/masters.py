@@ -1,0 +1,51 @@
+"""Which master's words count: those of the newest that was started or heard.
+
+Only the ordering rule. A master that stood still while its successor began does not know that it
+is none any more; whoever acts on both could delete what the newer one needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_wire.messages import Fence
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KnownMaster:
+    """The newest master that this side knows of; without arguments, none."""
+
+    epoch: int = 0
+    incarnation: str = ""
+    """Of the one that was heard; empty: nobody of this epoch was."""
+
+    def refusal(self, fence: Fence | None) -> str:
+        """Why a message must not be acted on; empty: it may be.
+
+        A message without a fence is of a master one minor release older, which knows of none here.
+        """
+        if fence is None or fence.epoch == 0:
+            return ""
+        if fence.epoch < self.epoch:
+            return f"its epoch is {fence.epoch}, there is a master of epoch {self.epoch}"
+        other = fence.epoch == self.epoch and fence.incarnation != self.incarnation
+        if other and self.incarnation:
+            return f"another master has its epoch, {fence.epoch}, and was heard first"
+        return ""
+
+    def heard(self, fence: Fence | None) -> KnownMaster:
+        """What is known after a message that was acted on."""
+        if fence is None or fence.epoch == 0:
+            return self
+        return KnownMaster(epoch=fence.epoch, incarnation=fence.incarnation)
+
+    def started(self, epoch: int) -> KnownMaster:
+        """What is known once a master of this epoch was started: older ones are given up."""
+        return KnownMaster(epoch=epoch) if epoch > self.epoch else self
+
+    def ended(self) -> KnownMaster:
+        """What is known once the process of this epoch is seen to have ended.
+
+        In a pod without a journal its container starts again with the same epoch.
+        """
+        return dataclasses.replace(self, incarnation="")
