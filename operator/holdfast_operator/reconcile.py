@@ -149,6 +149,12 @@ class Reconciler:
             self._wake(key)
         return uid
 
+    def round(self, key: Key) -> int | None:
+        """The newest round that the master of a job has told of; None: none yet."""
+        keeper = self._keepers.get(key)
+        said = None if keeper is None else keeper.view.status
+        return None if said is None else said.round
+
     async def close(self) -> None:
         """End every stream; nothing in the cluster changes."""
         for keeper in list(self._keepers.values()):
