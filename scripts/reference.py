@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast_operator.crd import load_crd
-from holdfast_operator.spec.availability import BUILT, NOT_BUILT
+from holdfast_operator.spec.availability import NOT_BUILT
 from holdfast_operator.spec.schema import Crd, Kind, Schema, parse_crd, walk
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/reference/elasticjob.md"
@@ -34,21 +34,18 @@ line, field, value and remedy, before anything starts.
 - **YAML reads** an unquoted `yes`, `no`, `on`, `off` as a boolean and `3e-4` as a number: quote
   them where a text is meant, in `command` and `env` too.
 - **Required** fields are in bold; `[]` stands for each item of a list.
-- **No default** means that nothing is set. Defaults marked with a dagger (†) are not in effect:
-  see the next section.
+- **No default** means that nothing is set.
 
 ## Not in this version
 
 These fields are part of the format, so files need no change later, but what they ask for is not
 there yet. Writing one of them with a value that asks for it is refused by name; where it is
-absent, its feature is off. In a cluster the operator refuses it: before anything is made for it
-the job ends with the condition Failed, reason NotSupported, and an edit of a job that has pods
-already is answered by a warning (`kubectl events`). A cluster's API server fills in defaults
-before anybody can tell a wish from a default, so there a value that is a default is just not in
-effect.
+absent, its feature is off: no default asks for it. In a cluster the operator refuses it: before
+anything is made for it the job ends with the condition Failed, reason NotSupported, and an edit
+of a job that has pods already is answered by a warning (`kubectl events`) and does nothing.
 
-| field | missing | may be written | in effect |
-|---|---|---|---|
+| field | missing | may be written |
+|---|---|---|
 {missing}
 
 """
@@ -95,14 +92,13 @@ def _missing(crd: Crd) -> Iterator[str]:
         for step in row.steps[1:]:
             node = node.properties[str(step)]
         allowed = ", ".join(map(_code, row.allowed)) or (
-            "the defaults" if node.has_default else "nothing"
+            f"text without {_code(row.without)}"
+            if row.without
+            else "the defaults"
+            if node.has_default
+            else "nothing"
         )
-        there = [one for one in sorted(BUILT) if one.startswith(f"{row.path}.")]
-        if there:
-            allowed += "; all of " + ", ".join(map(_code, there))
-        effect = row.effective or (node.default if node.choices else None)
-        shown = _code(effect) if effect else "nothing"
-        yield f"| {_code(row.path)} | {row.feature} | {allowed} | {shown} |"
+        yield f"| {_code(row.path)} | {row.feature} | {allowed} |"
 
 
 def _sections(spec: Schema) -> Iterator[str]:
@@ -140,7 +136,7 @@ def _table(
         last = str(path[-1])
         shown = ".".join(map(str, path))
         field = f"**`{shown}`**" if last in names else f"`{shown}`"
-        cells = [field, _type(last, node), _default(path, node), _allowed(node), _what(node)]
+        cells = [field, _type(last, node), _default(node), _allowed(node), _what(node)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -156,13 +152,8 @@ def _type(name: str, node: Schema) -> str:
     return TYPES[node.kind] + (f", {unit}" if unit else "")
 
 
-def _default(path: tuple[str | int, ...], node: Schema) -> str:
-    if not node.has_default or node.default == {}:
-        return ""
-    off = any(
-        row.path == ".".join(map(str, path)) and row.effective is not None for row in NOT_BUILT
-    )
-    return _code(node.default) + (" †" if off else "")
+def _default(node: Schema) -> str:
+    return _code(node.default) if node.has_default and node.default != {} else ""
 
 
 def _allowed(node: Schema) -> str:

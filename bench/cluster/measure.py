@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from bench.cluster.stage import Stage
+from cluster.audit import most_in_a_second, uses
 from cluster.churn import Witness
 from cluster.jobs import container, manifest, training
 from cluster.killing import Killing
@@ -135,7 +133,7 @@ def lost_master(stage: Stage, count: int = 10) -> Figures:
 
 def writes(stage: Stage, workers: int = 4) -> Figures:
     """Requests of the operator's account over one job's life, from the API server's audit log."""
-    begin = len(stage.plane.audit_log.read_text().splitlines())
+    begin = time.time()
     job = stage.job("life")
     folder = stage.folder / "writes"
     folder.mkdir()
@@ -144,18 +142,18 @@ def writes(stage: Stage, workers: int = 4) -> Figures:
     job.until("no pods", lambda: not job.pods() + job.pods("master"))
     job.delete()
     time.sleep(1.0)  # the log is written behind
-    found = list(_operator(stage.plane.audit_log, begin))
-    pods = Counter(one["verb"] for one in found if _about(one) == "pods" and not _is_trial(one))
-    status = sorted(_at(one) for one in found if _about(one) == "elasticjobs/status")
+    found = [one for one in uses(stage.plane.audit_log, ACCOUNT) if one.at >= begin]
+    pods = Counter(one.verb for one in found if one.resource == "pods" and not one.trial)
+    status = sorted(one.at for one in found if one.resource == "elasticjobs/status")
     return {
         "workers": workers,
         "creates_per_worker": round((pods["create"] - 1) / workers, 2),
         "deletes_per_worker": round((pods["delete"] - 1) / workers, 2),
         "status_writes": len(status),
         "status_writes_per_s": round(len(status) / max(1.0, status[-1] - status[0]), 2),
-        "most_status_writes_in_a_second": _most_in_a_second(status),
+        "most_status_writes_in_a_second": most_in_a_second(status),
         "all_writes": sum(
-            one["verb"] in {"create", "patch", "delete"} and "leases" not in _about(one)
+            one.verb in {"create", "patch", "delete"} and "leases" not in one.resource
             for one in found
         ),
     }
@@ -234,28 +232,3 @@ def _quantile(ordered: list[float], part: float) -> float:
 
 def _begins(stage: Stage, pod: str) -> int:
     return stage.kubectl.run("logs", pod).count(" begins after step ")
-
-
-def _operator(log: Path, begin: int) -> Iterator[Mapping[str, Any]]:
-    for line in log.read_text().splitlines()[begin:]:
-        event = json.loads(line)
-        if event["user"].get("username") == ACCOUNT:
-            yield event
-
-
-def _about(event: Mapping[str, Any]) -> str:
-    about = event.get("objectRef") or {}
-    part = about.get("subresource")
-    return f"{about.get('resource', '')}/{part}" if part else str(about.get("resource", ""))
-
-
-def _is_trial(event: Mapping[str, Any]) -> bool:
-    return "dryRun" in event["requestURI"]
-
-
-def _at(event: Mapping[str, Any]) -> float:
-    return datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
-
-
-def _most_in_a_second(times: list[float]) -> int:
-    return max(sum(one <= other < one + 1 for other in times) for one in times)

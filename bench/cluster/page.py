@@ -69,9 +69,9 @@ _ROWS: Final[tuple[Row, ...]] = (
     (
         "writes",
         "status writes of a job",
-        "≤ 1/s",
-        "{status_writes_per_s}/s ({status_writes} of {all_writes} writes of every kind)",
-        lambda one: one["status_writes_per_s"] <= 1,
+        "≤ 1 in any second",
+        "{most_status_writes_in_a_second} at most, {status_writes_per_s}/s on average",
+        lambda one: one["most_status_writes_in_a_second"] <= 1,
     ),
 )
 

@@ -81,9 +81,9 @@ class Applier:
             "status": status,
         }
         path = f"{paths.job(keeper.owner)}/status?fieldManager={MANAGER}&force=true"
-        await self._client.call("PATCH", path, body, APPLY)
+        await self._patch(keeper, path, body, APPLY)
         notes = {name: keeper.status[name] for name in _NOTES if name in keeper.status}
-        keeper.status, keeper.written_at = {**status, **notes}, time.monotonic()
+        keeper.status = {**status, **notes}
 
     async def create(self, keeper: JobKeeper, actions: Sequence[CreatePod]) -> set[str]:
         """Make pods side by side.
@@ -174,9 +174,14 @@ class Applier:
         if version is not None:
             metadata["resourceVersion"] = version
         path = f"{paths.job(keeper.owner)}/status?fieldManager={MANAGER}"
-        await self._client.call("PATCH", path, {"metadata": metadata, "status": fields}, MERGE)
+        await self._patch(keeper, path, {"metadata": metadata, "status": fields}, MERGE)
         keeper.status = {**keeper.status, **fields}
-        keeper.written_at = time.monotonic()
+
+    async def _patch(self, keeper: JobKeeper, path: str, body: dict[str, Any], kind: str) -> None:
+        try:
+            await self._client.call("PATCH", path, body, kind)
+        finally:  # what was refused, or not answered, was a request all the same
+            keeper.written_at = time.monotonic()
 
     async def _set_finalizer(self, keeper: JobKeeper, *, held: bool) -> None:
         metadata = keeper.body["metadata"]

@@ -6,6 +6,7 @@ Touches nothing outside; `reconcile` reads the cluster and writes to it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -88,8 +89,10 @@ class JobKeeper:
     """Uids of pods that this side has deleted."""
     sure_at: float = 0.0
     """Monotonic time when its object was known to be there."""
-    written_at: float = 0.0
-    """Monotonic time of the last write of the status."""
+    written_at: float = -math.inf
+    """Monotonic time of the last write of the status, whoever needed it and whatever came of it."""
+    leaves_since: float | None = None
+    """Monotonic time since when the pods of its master are being deleted; None: one stays."""
 
     @property
     def key(self) -> Key:
@@ -177,6 +180,29 @@ class JobKeeper:
         if left <= 0:
             self.expected.pop(what, None)
         return max(0.0, left)
+
+    def needs_note(self, action: Action) -> bool:
+        """Whether an action begins with a write of the status: an epoch or the templates."""
+        return isinstance(action, CreatePod) and (
+            action.slot == MASTER_SLOT or self.status.get("templateRevision") != self.revision
+        )
+
+    def may_write_in(self, period_s: float, now: float) -> float:
+        """How long to wait before the status is written again, s."""
+        return max(0.0, self.written_at + period_s - now)
+
+    def holds_back(self, period_s: float, now: float) -> float:
+        """How long what is no note lets one pass that is about to be needed, s.
+
+        A master's pod goes: its successor's epoch shall not have to wait for the next period.
+        """
+        masters = [pod for pod in self.pods() if pod.slot == MASTER_SLOT]
+        if not masters or not all(pod.deleting for pod in masters):
+            self.leaves_since = None
+            return 0.0
+        if self.leaves_since is None:
+            self.leaves_since = now
+        return max(0.0, self.leaves_since + period_s - now)
 
     def refuse(self, slot: Slot, text: str, now: float) -> None:
         """The API server does not let a place's pod be made now."""

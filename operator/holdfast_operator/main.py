@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import sys
 import time
 from typing import Final
 
+from holdfast_operator import logs
 from holdfast_operator.credentials import load_root_key
 from holdfast_operator.election import Election, LeaseLostError
 from holdfast_operator.job_keeper import Key
@@ -25,7 +27,7 @@ from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.news.report import Reporter
 from holdfast_operator.probing import LOOK_SECONDS, LOOKS, QUEUE_DEPTH, serve_probes
 from holdfast_operator.reconcile import Reconciler
-from holdfast_operator.settings import LogLevel, OperatorSettings, SettingsError, read_settings
+from holdfast_operator.settings import OperatorSettings, SettingsError, read_settings
 from holdfast_operator.watching import watch_jobs
 from holdfast_operator.work_queue import WorkQueue
 from holdfast_wire import keys
@@ -145,24 +147,28 @@ class Operator:
         while True:
             key = await self._queue.take()
             QUEUE_DEPTH.set(self._queue.depth)
-            try:
-                with LOOK_SECONDS.time():
-                    again = await reconciler.look(key)
-            except KubeError as error:
-                LOOKS.labels("refused").inc()
-                wait = self._queue.failed(key)
-                _log.warning("job %s: %s; again in %.1f s", key, error, wait)
-            except Exception:  # noqa: BLE001 - one job must not stop the others
-                LOOKS.labels("failed").inc()
-                wait = self._queue.failed(key)
-                _log.exception("job %s: a look failed; again in %.1f s", key, wait)
+            with logs.about("/".join(key), functools.partial(reconciler.round, key)):
+                await self._look(reconciler, key)
+
+    async def _look(self, reconciler: Reconciler, key: Key) -> None:
+        try:
+            with LOOK_SECONDS.time():
+                again = await reconciler.look(key)
+        except KubeError as error:
+            LOOKS.labels("refused").inc()
+            wait = self._queue.failed(key)
+            _log.warning("job %s: %s; again in %.1f s", key, error, wait)
+        except Exception:  # noqa: BLE001 - one job must not stop the others
+            LOOKS.labels("failed").inc()
+            wait = self._queue.failed(key)
+            _log.exception("job %s: a look failed; again in %.1f s", key, wait)
+        else:
+            LOOKS.labels("done").inc()
+            self._queue.done(key)
+            if again is None:
+                self._queue.forget(key)
             else:
-                LOOKS.labels("done").inc()
-                self._queue.done(key)
-                if again is None:
-                    self._queue.forget(key)
-                else:
-                    self._queue.add_after(key, again)
+                self._queue.add_after(key, again)
 
     def _healthy(self) -> bool:
         if not self._pods.synced.is_set():
@@ -173,15 +179,6 @@ class Operator:
         return not self._leads or self._pods.synced.is_set()
 
 
-def _log_from(level: LogLevel) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    # kopf has a line for each event that it hands on.
-    if level is not LogLevel.DEBUG:
-        logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
-
-
 def main() -> int:
     """Run an operator; return the exit code."""
     try:
@@ -189,7 +186,7 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"holdfast-operator: {error}\n")
         return EXIT_USAGE
-    _log_from(settings.log_level)
+    logs.start(settings.log_level, sys.stderr)
     codes: list[int] = []
     try:
         asyncio.run(Operator(settings).run())

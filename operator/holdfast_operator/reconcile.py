@@ -150,6 +150,12 @@ class Reconciler:
             self._wake(key)
         return uid
 
+    def round(self, key: Key) -> int | None:
+        """The newest round that the master of a job has told of; None: none yet."""
+        keeper = self._keepers.get(key)
+        said = None if keeper is None else keeper.view.status
+        return None if said is None else said.round
+
     async def close(self) -> None:
         """End every stream; nothing in the cluster changes."""
         for keeper in list(self._keepers.values()):
@@ -180,7 +186,10 @@ class Reconciler:
         for action in actions:
             if isinstance(action, CreatePod) and not keeper.prepared:
                 continue  # what its pods need is not there yet
-            wait = keeper.expects(action, time.monotonic())
+            now = time.monotonic()
+            wait = keeper.expects(action, now)
+            if not wait and keeper.needs_note(action):
+                wait = keeper.may_write_in(self._settings.status_period_s, now)
             if wait:
                 waits.append(wait)
             else:
@@ -253,12 +262,12 @@ class Reconciler:
 
     async def _write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> float | None:
         status = without_notes(status)  # an ended job's is made from the last one
+        period_s, now = self._settings.status_period_s, time.monotonic()
+        wait = max(keeper.may_write_in(period_s, now), keeper.holds_back(period_s, now))
         if status == without_notes(keeper.status):
             return None
-        since = time.monotonic() - keeper.written_at
-        is_end = "completionTime" in status and "completionTime" not in keeper.status
-        if since < self._settings.status_period_s and not is_end:
-            return self._settings.status_period_s - since
+        if wait:
+            return wait
         news = transitions(keeper.status, status, time.time())
         await self._applier.write_status(keeper, status)
         self._reporter.tell(keeper.owner, news)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from cluster.commands import Commands
 from cluster.control_plane import ClusterError, ControlPlane
+from cluster.jobs import SHARED, Job, container, manifest
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
@@ -70,7 +72,7 @@ def training(
 def test_every_command_works_as_with_a_local_job(
     plane: ControlPlane, kubectl: Kubectl, holdfast: Commands, training: str
 ) -> None:
-    """Look, follow, scale, restart, drain, stop, and look again after the end."""
+    """Look, follow, scale, restart, replace a node, drain, stop, and look again after the end."""
     assert holdfast.json("status", training)["world_size"] == 2
     assert "loop" in holdfast.run("status")
     assert [node["node_rank"] for node in holdfast.json("nodes", training)] == [0, 1]
@@ -85,6 +87,8 @@ def test_every_command_works_as_with_a_local_job(
         round_ = holdfast.json("status", training)["round"]
         holdfast.run("restart", training)
         plane.until("a round", lambda: holdfast.json("status", training)["round"] > round_)
+        _replace(plane, kubectl, holdfast, training)
+        _drain(plane, holdfast, training)
         holdfast.run("stop", training, "--now")
         lines, complaint = watch.communicate(timeout=60)
     finally:
@@ -94,13 +98,90 @@ def test_every_command_works_as_with_a_local_job(
     assert "job loop failed" in complaint
     seen = [json.loads(line) for line in lines.splitlines()]
     assert seen[-1]["status"]["phase"] == "FAILED"
+    assert "NodeDraining" in {line["event"]["reason"] for line in seen if "event" in line}
     plane.until(
         "the end", lambda: "completionTime" in kubectl.json("get", "ej", training)["status"]
     )
-    assert holdfast.json("status", training)["phase"] == "FAILED"
-    assert "WorldTraining" in {event["reason"] for event in holdfast.json("events", training)}
-    assert "has ended" in holdfast.run("scale", training, "2", code=5)
-    assert "has ended" in holdfast.run("nodes", training, code=5)
+    _check_ended(holdfast, training)
+
+
+def _check_ended(holdfast: Commands, job: str) -> None:
+    assert holdfast.json("status", job)["phase"] == "FAILED"
+    assert "WorldTraining" in {event["reason"] for event in holdfast.json("events", job)}
+    assert "has ended" in holdfast.run("scale", job, "2", code=5)
+    assert "has ended" in holdfast.run("nodes", job, code=5)
+
+
+def _replace(plane: ControlPlane, kubectl: Kubectl, holdfast: Commands, job: str) -> None:
+    """Have one node replaced: its place has another pod, and all three train."""
+    round_ = holdfast.json("status", job)["round"]
+    holdfast.run("restart", job, "--node", "1")
+    new = ("get", "pod", f"{job}-worker-1-1")
+    plane.until("another pod", lambda: kubectl.try_run(*new).returncode == 0)
+
+    def trains() -> bool:
+        status = holdfast.json("status", job)
+        return bool(status["round"] > round_ and status["world_size"] == 3)
+
+    plane.until("three again", trains)
+
+
+def _drain(plane: ControlPlane, holdfast: Commands, job: str) -> None:
+    """Have one node leave at a step boundary: the others train on, nothing is charged."""
+    before = holdfast.json("status", job)
+    assert "node 2" in holdfast.json("drain", job, "2")["text"]
+
+    def trains() -> bool:
+        status = holdfast.json("status", job)
+        return bool(status["round"] > before["round"] and status["step"] > before["step"])
+
+    plane.until("the next round", trains)
+    reasons = {event["reason"] for event in holdfast.json("events", job)}
+    assert {"NodeDraining", "NodeReleased"} <= reasons
+
+
+_SAVES = '''
+    """Saves a small model when it is asked to."""
+    import sys, time
+    import torch, torch.distributed as dist
+    import holdfast
+    from holdfast.flash.decide.schedule import Schedule
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    schedule = Schedule(storage_every=100000)
+    flash = holdfast.Checkpointer(sys.argv[1], model=torch.nn.Linear(3, 2), schedule=schedule)
+    for step in range(flash.load() + 1, 100000):
+        time.sleep(0.05)
+        dist.barrier()
+        if flash.step(step) is holdfast.SAVE_AND_STOP:
+            break
+    flash.close()
+'''
+
+
+def test_a_checkpoint_on_request_is_on_storage_when_the_command_ends(
+    make_job: Callable[[str], Job], holdfast: Commands, tmp_path: Path
+) -> None:
+    """All ranks save after one step and train on; the answer names the step and its directory."""
+    (tmp_path / "saves.py").write_text(textwrap.dedent(_SAVES))
+    words = ("holdfast-run", "--nproc-per-node=1", f"{SHARED}/saves.py", f"{SHARED}/kept")
+    body = manifest(*words, replicas=2)
+    body["spec"]["worker"]["template"]["spec"]["volumes"] = [
+        {"name": "shared", "hostPath": {"path": str(tmp_path)}}
+    ]
+    container(body)["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
+    job = make_job("saves")
+    job.create(body)
+    job.until_training(2)
+    before = job.world
+    answer = holdfast.json("checkpoint", "saves", "--reason", "an upgrade")
+    assert answer["step"] > before["step"]
+    assert answer["path"] == f"{SHARED}/kept/step_{answer['step']}"
+    assert (tmp_path / "kept" / f"step_{answer['step']}" / "holdfast.json").is_file()
+    job.until_steps(5)
+    assert job.world["round"] == before["round"]
+    job.delete()
 
 
 def test_watching_survives_the_masters_pod(

@@ -129,14 +129,38 @@ def test_a_job_that_the_api_server_does_not_take_fails_in_its_words(
 
 def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make) -> None:
     """Before anything is made for it; what the API server itself fills in asks for nothing."""
-    job = make_job("gang")
-    job.create(manifest("sleep", "1", scheduling={"gang": {"backend": "Volcano"}, "queue": "q"}))
-    assert _ended(job) == ("Failed", "NotSupported")
-    told = job.condition("Failed")["message"]
-    assert told.startswith('spec.scheduling.gang.backend: "Volcano" asks for gang scheduling')
-    assert 'spec.scheduling.queue: "q"' in told
-    assert job.pods() + job.pods("master") == []
-    job.delete()
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "gang": (
+            {"scheduling": {"gang": {"backend": "Volcano"}, "queue": "q"}},
+            'spec.scheduling.gang.backend: "Volcano" asks for gang scheduling',
+        ),
+        "preflight": (
+            {"health__preflight__mode": "Act"},
+            'spec.health.preflight.mode: "Act" asks for checks before a node joins',
+        ),
+        "hang": (
+            {"health__hang__mode": "Act"},
+            'spec.health.hang.mode: "Act" asks for acting on hangs',
+        ),
+        "store": (
+            {"checkpoint__path": "s3://b/x"},
+            'spec.checkpoint.path: "s3://b/x" asks for checkpoints in an object store',
+        ),
+    }
+    jobs = {name: make_job(name) for name in cases}
+    for name, (spec, _) in cases.items():
+        jobs[name].create(manifest("sleep", "1", **spec))
+    for name, (_, said) in cases.items():
+        job = jobs[name]
+        assert _ended(job) == ("Failed", "NotSupported")
+        told = job.condition("Failed")["message"]
+        assert told.startswith(said)
+        assert "which this version does not have; " in told
+        assert job.pods() + job.pods("master") == []
+        if name == "gang":
+            assert 'spec.scheduling.queue: "q"' in told
+    for job in jobs.values():
+        job.delete()
 
 
 def test_a_deleted_job_saves_first_where_it_is_told_to(

@@ -55,7 +55,7 @@ def test_the_phase_follows_from_the_containers(
 def test_a_container_s_own_rules_come_first(
     manifest: dict[str, Any], policy: str, code: int, *, again: bool
 ) -> None:
-    """Then its own policy, then the pod's: `ContainerShouldRestart` of Kubernetes 1.36."""
+    """Then its own policy, then the pod's: `ContainerShouldRestart` of Kubernetes 1.37."""
     if "restartPolicyRules" in manifest:
         codes = {"operator": "In", "values": [int(manifest["restartPolicyRules"])]}
         manifest = {**manifest, "restartPolicyRules": [{"action": "Restart", "exitCodes": codes}]}

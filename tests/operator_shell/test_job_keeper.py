@@ -216,3 +216,40 @@ def test_a_container_that_starts_again_may_keep_its_epoch() -> None:
     assert keeper.refusal(second) == ""
     keeper.shows(dataclasses.replace(master, ends=1), gone=False)
     assert keeper.refusal(first)
+
+
+def test_the_status_is_written_once_in_a_period() -> None:
+    """The first time at once; who writes it does not matter."""
+    keeper = _keeper([])
+    assert keeper.may_write_in(1.0, 100.0) == 0
+    keeper.written_at = 100.0
+    assert keeper.may_write_in(1.0, 100.25) == 0.75
+    assert keeper.may_write_in(1.0, 101.0) == 0
+
+
+def test_a_masters_pod_and_the_first_of_a_template_need_a_write_of_the_status() -> None:
+    """Its epoch, and what it is made from, are written down before."""
+    keeper = _keeper([])
+    master = CreatePod(slot=MASTER_SLOT, incarnation=1, name="t-master-1", reason="")
+    keeper.revision, keeper.status = "t-2", {"templateRevision": "t-2"}
+    needs = [keeper.needs_note(action) for action in (master, CREATE, DELETE)]
+    assert needs == [True, False, False]
+    keeper.status = {"templateRevision": "t-1"}
+    assert keeper.needs_note(CREATE)
+
+
+def test_the_status_waits_a_period_for_a_master_that_goes() -> None:
+    """Its successor's epoch is about to be written; one that does not go keeps nobody waiting."""
+    there = {"holdfast.dev/job": "t", "holdfast.dev/role": "master", "holdfast.dev/index": "0"}
+    labels = {**there, "holdfast.dev/incarnation": "0"}
+    pods = [_pod(labels=labels)]
+    keeper = _keeper(pods)
+    assert keeper.holds_back(1.0, 100.0) == 0
+    pods[0] = _pod(labels=labels, deletionTimestamp="2026-01-01T00:01:00Z")
+    assert keeper.holds_back(1.0, 101.0) == 1.0
+    assert keeper.holds_back(1.0, 101.25) == 0.75
+    assert keeper.holds_back(1.0, 102.0) == 0
+    pods.append(_pod(labels={**labels, "holdfast.dev/incarnation": "1"}))
+    assert keeper.holds_back(1.0, 103.0) == 0
+    pods.pop()
+    assert keeper.holds_back(1.0, 104.0) == 1.0

@@ -17,7 +17,7 @@ from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.news.report import Reporter
 from holdfast_operator.reconcile import Reconciler
 from holdfast_operator.settings import read_settings
-from holdfast_wire.messages import Fence, PodPhase
+from holdfast_wire.messages import Fence, FinishDecision, PodPhase
 from job_files import job, read
 
 KEY = ("team", "t")
@@ -41,15 +41,15 @@ def _body(uid: str = "u-1", created: str = "2026-01-01T00:00:00Z", **fields: Any
     return body
 
 
-def _pod(uid: str = "p-1", owner: str = "u-1") -> PodRecord:
+def _pod(uid: str = "p-1", owner: str = "u-1", role: str = "worker", index: int = 1) -> PodRecord:
     labels = {
         "holdfast.dev/job": "t",
-        "holdfast.dev/role": "worker",
-        "holdfast.dev/index": "1",
+        "holdfast.dev/role": role,
+        "holdfast.dev/index": str(index),
         "holdfast.dev/incarnation": "0",
     }
     metadata = {
-        "name": "t-worker-1-0",
+        "name": f"t-{role}-{index}-0",
         "namespace": "team",
         "uid": uid,
         "labels": labels,
@@ -72,9 +72,13 @@ class Server(KubeClient):
         """Every write of the job finds that it was changed meanwhile."""
         self.has_pods = False
         """Every pod that is to be made is there already."""
+        self.asked: list[tuple[str, str, str]] = []
+        """Method, path and name of the object of each request."""
 
     async def call(self, method: str, path: str, body: Any = None, content_type: str = "") -> Any:
         """Answer a request; without the job everything about it is 404."""
+        name = ((body or {}).get("metadata") or {}).get("name", "")
+        self.asked.append((method, path, name))
         if self.has_pods and method == "POST" and path.endswith("/pods"):
             raise RefusedError(f"{method} {path}", 409, "AlreadyExists", "it is there")
         if "/elasticjobs/" not in path:
@@ -94,6 +98,7 @@ class Link:
 
     def __init__(self, **given: Any) -> None:
         self.refusal: Callable[[Fence], str] = given["refusal"]
+        self.heard = given["heard"]
         self.sent: list[Any] = []
         self.closed = False
         LINKS.append(self)
@@ -127,13 +132,16 @@ class Shell:
 async def shell(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[Shell]:
-    """A reconciler that keeps nothing yet and writes at once; its parameter: the resync, s."""
+    """A reconciler that keeps nothing yet and writes at once.
+
+    Its parameter: settings that are not the default.
+    """
     LINKS.clear()
     monkeypatch.setattr(reconcile, "MasterLink", Link)
     server, woken = Server(), list[Key]()
-    resync_s: float = getattr(request, "param", 600.0)
+    settings = {"status_period_s": 0.0, **getattr(request, "param", {})}
     reconciler = Reconciler(
-        dataclasses.replace(read_settings(NEEDED), status_period_s=0.0, resync_s=resync_s),
+        dataclasses.replace(read_settings(NEEDED), **settings),
         server,
         PodReflector(server, "", lambda _pod, _gone: None),
         Reporter(server, "a"),
@@ -197,7 +205,7 @@ async def test_a_job_that_went_without_a_word_is_forgotten(shell: Shell) -> None
     assert shell.open_links() == 0
 
 
-@pytest.mark.parametrize("shell", [0.0], indirect=True)
+@pytest.mark.parametrize("shell", [{"resync_s": 0.0}], indirect=True)
 async def test_a_suspended_job_that_went_is_asked_for_now_and_then(shell: Shell) -> None:
     """It has no pods, and so nothing that is missed."""
     await _kept(shell, _body(suspend=True))
@@ -254,3 +262,39 @@ async def test_a_deleted_job_is_not_looked_after(shell: Shell) -> None:
     shell.reconciler.seen(KEY, _body(), True)
     assert await shell.reconciler.look(KEY) is None
     assert shell.open_links() == 0
+
+
+_MAKES = ("POST", "/pods")
+
+
+def _status_writes(shell: Shell) -> int:
+    return sum(method == "PATCH" and "/status" in path for method, path, _ in shell.server.asked)
+
+
+def _masters_made(shell: Shell) -> int:
+    pods = [name for method, path, name in shell.server.asked if (method, path[-5:]) == _MAKES]
+    return sum("-master-" in name for name in pods)
+
+
+@pytest.mark.parametrize(
+    ("shell", "masters", "writes"),
+    [
+        pytest.param({"status_period_s": 0.0}, 2, 4, id="no period"),
+        pytest.param({"status_period_s": 600.0}, 1, 1, id="a long one"),
+    ],
+    indirect=["shell"],
+)
+async def test_no_two_writes_of_a_status_share_a_period(
+    shell: Shell, masters: int, writes: int
+) -> None:
+    """An epoch's note, the next one's, the status and the end: all of them wait for it."""
+    link = await _kept(shell, _body())
+    assert _masters_made(shell) == 1
+    shell.reconciler.pod_changed(_pod("m-0", role="master", index=0), True)
+    waits = await shell.reconciler.look(KEY)
+    assert _masters_made(shell) == masters
+    link.heard(FinishDecision(succeeded=False, reason="Stopped", text="by hand"))
+    await shell.reconciler.look(KEY)
+    assert waits is not None
+    assert waits <= 600.0
+    assert _status_writes(shell) == writes

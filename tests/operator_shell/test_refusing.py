@@ -75,7 +75,7 @@ async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_ma
     (status,) = server.written
     (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "NotSupported")
-    assert "spec.checkpoint.memory.copies: 3 asks for flash" in failed["message"]
+    assert "spec.checkpoint.memory.copies: 3 asks for copies of checkpoints" in failed["message"]
     assert 'spec.scheduling.gang.backend: "Volcano" asks for gang' in failed["message"]
     assert "write None or leave it out" in failed["message"]
     assert status["phase"] == "Failed"

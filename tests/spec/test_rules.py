@@ -146,9 +146,9 @@ def test_scaling_a_finished_job_is_refused() -> None:
 
 
 def test_an_object_of_the_api_server_is_taken_as_it_is() -> None:
-    """What is not built is off; whether it was asked for is another question."""
+    """Whether it asks for what is not built is another question."""
     body = dict(read(job()).body)
     body["spec"] = {**body["spec"], "health": {**body["spec"]["health"], "hang": {"mode": "Act"}}}
-    assert from_object(body).spec.health.hang.value == "Report"
+    assert from_object(body).spec.health.hang.value == "Act"
     body["spec"]["health"]["hang"] = {"mode": "Disabled"}
     assert from_object(body).spec.health.hang.value == "Disabled"

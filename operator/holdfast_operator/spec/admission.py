@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from holdfast_operator.spec.availability import check_availability, with_available
+from holdfast_operator.spec.availability import check_availability
 from holdfast_operator.spec.defaults import with_defaults
 from holdfast_operator.spec.documents import Document, read_documents
 from holdfast_operator.spec.job import JobSpec
@@ -78,7 +78,7 @@ def read_job(text: str, crd: str, source: str = "job file") -> ElasticJob:
         f"{one.body['kind']} on line {one.line} is not used: only a cluster knows it"
         for one in foreign
     )
-    return _job(with_available(body), notices)
+    return _job(body, notices)
 
 
 def change_job(
@@ -116,17 +116,14 @@ def change_job(
 def from_object(body: Mapping[str, Any]) -> ElasticJob:
     """The job of an object from the API server, which has checked it and filled in its defaults.
 
-    Nothing is refused here; what this version does not have is off. `not_supported` tells it.
+    Nothing is refused here: `not_supported` tells what this version does not have.
     """
-    return _job(with_available(body), ())
+    return _job(body, ())
 
 
 def not_supported(body: Mapping[str, Any], crd: str) -> list[Problem]:
-    """What an object of the API server asks for that this version does not have.
-
-    A value that is the CRD's own default cannot be told from none there: it is off, and no fault.
-    """
-    return list(check_availability(body, parse_crd(crd).schema, defaulted=True))
+    """What an object of the API server asks for that this version does not have."""
+    return list(check_availability(body, parse_crd(crd).schema))
 
 
 def check_update(new: Mapping[str, Any], old: Mapping[str, Any], crd: str) -> list[Problem]:

@@ -1,18 +1,17 @@
 """Fields of features that this version does not have yet: refused by name when asked for.
 
-One table. A feature that arrives removes its rows, and nothing else changes. The schema keeps the
-fields, so that files need no change then. What a row's default would ask for is turned off for
-everybody who does not write the field.
+One table. A feature that arrives removes its rows, and may change the CRD's defaults. The schema
+keeps the fields, so that files need no change then. No default asks for what is not there: an API
+server fills them in, and afterwards nobody can tell a wish from a default.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from holdfast_operator.spec.problems import Path, Problem, ProblemKind, show_value, value_at
+from holdfast_operator.spec.problems import Path, Problem, ProblemKind, show_value
 from holdfast_operator.spec.schema import Schema
 
 
@@ -26,15 +25,20 @@ class Row:
     """What is missing, for people."""
     allowed: tuple[Any, ...] = ()
     """Values that may be written; empty: only the default may."""
-    effective: Any = None
-    """What holds instead of a value that is not allowed, such as the schema's default; None: that
-    default does nothing."""
+    without: str = ""
+    """Where it is not empty: texts that do not have this in them may be written."""
     remedy: str
 
     @property
     def steps(self) -> Path:
         """The full path."""
         return ("spec", *self.path.split("."))
+
+    def allows(self, value: Any, default: Any) -> bool:
+        """Whether a value asks for nothing that is missing; `default`: the schema's."""
+        if self.without:
+            return self.without not in str(value)
+        return value in (self.allowed or (default,))
 
 
 NOT_BUILT: Final[tuple[Row, ...]] = (
@@ -48,7 +52,6 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
         path="health.preflight.mode",
         feature="checks before a node joins",
         allowed=("Disabled",),
-        effective="Disabled",
         remedy="write Disabled or leave it out",
     ),
     Row(
@@ -60,7 +63,6 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
         path="health.hang.mode",
         feature="acting on hangs",
         allowed=("Disabled", "Report"),
-        effective="Report",
         remedy="write Report (stalls are shown) or leave it out",
     ),
     Row(
@@ -80,14 +82,27 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
         remedy="leave it out: step times are only shown",
     ),
     Row(
-        path="checkpoint",
-        feature="flash checkpoints",
-        remedy="leave it out, and say it to the Checkpointer in the training script",
+        path="checkpoint.path",
+        feature="checkpoints in an object store",
+        without="://",
+        remedy="give a directory on a file system that all workers mount",
+    ),
+    Row(
+        path="checkpoint.memory.copies",
+        feature="copies of checkpoints on other nodes",
+        allowed=(0,),
+        remedy="write 0 or leave it out, and give checkpoint.path",
+    ),
+    Row(
+        path="checkpoint.onSuspend",
+        feature="suspending without a checkpoint",
+        allowed=(True,),
+        remedy="write true or leave it out",
     ),
     Row(
         path="scheduling.gang.backend",
         feature="gang scheduling",
-        allowed=("Auto", "None"),
+        allowed=("None",),
         remedy="write None or leave it out",
     ),
     Row(
@@ -107,40 +122,18 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
     ),
 )
 
-BUILT: Final = frozenset(
-    {
-        "checkpoint.path",
-        "checkpoint.memory.interval",
-        "checkpoint.storage.interval",
-        "checkpoint.storage.keepEverySteps",
-        "checkpoint.storage.keepLast",
-        "checkpoint.onDelete",
-        "checkpoint.onDeleteTimeoutSeconds",
-    }
-)
-"""Fields that may be written although the group that they stand in is not there. The intervals
-and what is kept hold for scripts that use `holdfast.Checkpointer` and say nothing else themselves.
-Until the rest is there, the path is the training script's own affair; a last checkpoint is the one
-that the script saves when it is told to save and stop."""
 
-
-def check_availability(
-    given: Mapping[str, Any], schema: Schema, *, defaulted: bool = False
-) -> Iterator[Problem]:
-    """A problem for every field that is written and asks for what is not there.
+def check_availability(given: Mapping[str, Any], schema: Schema) -> Iterator[Problem]:
+    """A problem for every field that asks for what is not there.
 
     Args:
-        given: The object as written, without defaults.
+        given: The object, with its defaults or without.
         schema: The CRD's, for the defaults.
-        defaulted: The object has its defaults, as from the API server: a value that is one may be
-            nobody's wish, and is no fault even where it would be off.
     """
     told: set[Path] = set()
     for row in NOT_BUILT:
         for path, value, default in _fields(given, schema, row.steps, ()):
-            harmless = (*row.allowed, default) if defaulted else row.allowed or (default,)
-            allowed = value in harmless or _dotted(path) in BUILT
-            if path not in told and not allowed:
+            if path not in told and not row.allows(value, default):
                 told.add(path)
                 yield Problem(
                     path=path,
@@ -150,16 +143,6 @@ def check_availability(
                     remedy=row.remedy,
                 )
             told.add(path)
-
-
-def with_available(defaulted: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of an object with its defaults in which nothing asks for what is not there."""
-    result = copy.deepcopy(dict(defaulted))
-    for row in NOT_BUILT:
-        group = value_at(result, row.steps[:-1])
-        if row.effective is not None and group.get(row.steps[-1]) not in row.allowed:
-            group[row.steps[-1]] = row.effective
-    return result
 
 
 def _fields(
@@ -177,14 +160,8 @@ def _fields(
         yield path, value, schema.default
 
 
-def _dotted(path: Path) -> str:
-    return ".".join(str(step) for step in path[1:])
-
-
 def describe(path: str) -> str | None:
     """What is not there of a field under `spec`, for the reference page; None where all is."""
-    if path in BUILT:
-        return None
     for row in NOT_BUILT:
         if path == row.path or path.startswith(f"{row.path}."):
             return row.feature

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,13 @@ class Use:
     refused: bool
     """By the authorizer: an admission that says no is none of it."""
     uri: str
+    at: float
+    """When the API server received it; Unix time, s."""
+
+    @property
+    def trial(self) -> bool:
+        """Whether it was to change nothing."""
+        return "dryRun" in self.uri
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -69,7 +77,13 @@ def _use(event: Mapping[str, Any]) -> Use:
         name=about.get("name", ""),
         refused=refused or code == _UNAUTHORIZED,
         uri=f"{event['verb']} {event['requestURI']}",
+        at=datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp(),
     )
+
+
+def most_in_a_second(times: Sequence[float]) -> int:
+    """How many of some moments (Unix time, s) lie in one second, wherever that begins."""
+    return max((sum(one <= other < one + 1 for other in times) for one in times), default=0)
 
 
 def grants(roles: Iterable[Mapping[str, Any]]) -> Iterator[Grant]:

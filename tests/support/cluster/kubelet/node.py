@@ -182,7 +182,7 @@ class Node:
             "nvidia.com/gpu": str(self._gpus),
         }
         info = {
-            "kubeletVersion": "v1.36.3",
+            "kubeletVersion": "v1.37.2",
             "kubeProxyVersion": "",
             "architecture": "amd64",
             "operatingSystem": "linux",
