@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from bench.interval import JOBS, MEANS, Job, automatic, measure
+from bench.interval import (
+    BEFORE,
+    JOBS,
+    LEARNING,
+    MEANS,
+    Job,
+    automatic,
+    best_fixed,
+    failures,
+    goodput,
+    learning,
+    measure,
+)
 from holdfast_master.decide.failure_rate import Rates
 from holdfast_master.decide.interval import Every
 
@@ -22,6 +34,21 @@ def test_it_is_as_good_as_the_best_fixed_interval(job: Job) -> None:
         good = [value for value in row.learned_goodput if value >= 0.97 * row.best_goodput]
         assert len(good) >= 0.9 * SEEDS, row
         assert sum(row.learned_goodput) / SEEDS >= 0.98 * row.best_goodput, row
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_a_job_that_learns_is_within_3_percent_from_its_fifth_failure_on(job: Job) -> None:
+    """Each seed, where failures are most frequent and so cost most: the master looks after each."""
+    for seed in range(12):
+        value, best = learning(job, MEANS[0], seed, LEARNING)
+        assert value >= 0.97 * best, (seed, value, best)
+
+
+def test_a_job_that_never_learns_is_not() -> None:
+    """The comparison above can fail: the schedule from before anything was measured is worse."""
+    story = failures(5, LEARNING, JOBS[2].losses)
+    kept = goodput(JOBS[2], BEFORE, MEANS[0], story)
+    assert kept < 0.97 * best_fixed(JOBS[2], MEANS[0], story)[1]
 
 
 def _times(factor: float) -> object:
