@@ -22,6 +22,7 @@ from cluster.rights import needs_pods
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
+    pytest.mark.usefixtures("witness"),
     needs_pods,
 ]
 Make = Callable[[str], Job]

@@ -10,13 +10,13 @@ import pytest
 
 from cluster.churn import Witness
 from cluster.control_plane import ControlPlane
-from cluster.crd import install_crd
 from cluster.jobs import Job, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
 from cluster.rights import needs_pods
 from cluster.rough_api import RoughApi
+from cluster.watched import watched
 
 pytestmark = [
     pytest.mark.kube,
@@ -29,12 +29,8 @@ Make = Callable[[str], Job]
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane of their own: it is killed here, and what follows stands in its audit log."""
-    started = ControlPlane(tmp_path_factory.mktemp("outages"))
-    try:
-        started.start(lambda: install_crd(started))
+    with watched(ControlPlane(tmp_path_factory.mktemp("outages"))) as started:
         yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +50,6 @@ def nodes(plane: ControlPlane, rough: RoughApi) -> Iterator[Nodes]:
         yield started
     finally:
         started.stop()
-
-
-@pytest.fixture
-def witness(kubectl: Kubectl) -> Iterator[Witness]:
-    """Sees every pod of the test's namespace."""
-    made = Witness(kubectl)
-    yield made
-    made.stop()
-    assert len(made.pods) > 2, "it has not seen the pods of the test"
 
 
 def _sleeping(replicas: int) -> dict[str, object]:

@@ -15,8 +15,8 @@ from holdfast_operator.job_keeper import EXPECT_S, JobKeeper
 from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.kube.pods import PodRecord, read_pod
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
-from holdfast_operator.plan.pods import WORKER, Slot
-from holdfast_wire.messages import PodListDone, PodObservation, StopWish
+from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Slot
+from holdfast_wire.messages import JobStatus, PodListDone, PodObservation, StopWish
 from job_files import job, read
 
 SLOT = Slot(WORKER, 1)
@@ -200,3 +200,34 @@ def test_the_planner_is_told_since_when_the_job_is_known() -> None:
     keeper = _keeper([])
     keeper.first_seen_at = 5.0
     assert keeper.planned("").first_seen_at == 5.0
+
+
+def _master(*, serving: bool, uid: str = "m-1") -> PodRecord:
+    conditions = ("ContainersReady=True",) if serving else ()
+    pod = dataclasses.replace(_pod(), uid=uid, slot=MASTER_SLOT, conditions=conditions, node="n1")
+    return dataclasses.replace(pod, incarnation=int(uid[2:]))
+
+
+def test_it_is_known_which_pod_the_master_speaks_from() -> None:
+    """The newest that stays; one that its node starts again has to be reached once more."""
+    pods = [_master(serving=True), dataclasses.replace(_master(serving=True, uid="m-2"))]
+    keeper = _keeper(pods)
+    keeper.hear(JobStatus(round=1), 5.0)
+    assert (keeper.view.speaker, keeper.met_at) == ("m-2", "n1")
+    keeper.hear(None, 6.0)
+    assert (keeper.view.speaker, keeper.view.silent_since) == ("m-2", 6.0)
+    keeper.shows(_master(serving=True, uid="m-2"), gone=False)
+    assert keeper.view.speaker == "m-2"
+    keeper.shows(_master(serving=False, uid="m-2"), gone=False)
+    assert (keeper.view.speaker, keeper.met_at) == ("", None)
+
+
+def test_a_master_that_its_node_starts_again_was_seen_to_end() -> None:
+    """That shows before the stream breaks, or after: it is not taken for lost either way."""
+    pods = [_master(serving=True)]
+    keeper = _keeper(pods)
+    keeper.hear(JobStatus(round=1), 5.0)
+    pods[:] = [_master(serving=False)]
+    keeper.shows(pods[0], gone=False)
+    keeper.hear(None, 6.0)
+    assert keeper.view.speaker == ""
