@@ -144,6 +144,39 @@ def test_pods_that_others_take_away_never_spend_the_failure_budget(
     job.delete()
 
 
+def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
+    make_job: Make, nodes: Nodes, kubectl: Kubectl, release: Release, tmp_path: Path
+) -> None:
+    """Its Lease stops while its processes live, and goes on; then a kubelet runs out of memory."""
+    job = make_job("quiet")
+    job.create(_spread(tmp_path))
+    job.until_training(2)
+    pod, node = _node_of(job, release)
+    nodes.tell("silence", node=node)
+    job.until("the cluster's verdict", lambda: pod not in _staying(job))
+    job.until("its successor", lambda: len(job.live()) == 2)
+    job.until_training(2)
+    nodes.tell("return", node=node)
+    job.until("the old pod's end", lambda: len(job.pods()) == 2)
+    kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=30s")
+    job.until_training(2)
+    job.until("its account", lambda: _used(job).get("preemptions", 0) >= 1)
+
+    before = _used(job)["preemptions"]
+    evicted = job.live()[-1]
+    nodes.tell("evict", namespace=kubectl.namespace, pod=evicted)
+    job.until("its successor", lambda: evicted not in job.live() and len(job.live()) == 2)
+    job.until("its account", lambda: _used(job)["preemptions"] == before + 1)
+    job.until_training(2)
+    assert "failures" not in _used(job), job.seen()
+    assert "Evicted" in kubectl.run("describe", "ej", "quiet")
+    job.delete()
+
+
+def _staying(job: Job) -> set[str]:
+    return {pod["metadata"]["name"] for pod in job.pods() if _stays(pod)}
+
+
 def _preempt(kubectl: Kubectl, job: Job) -> None:
     """Make pods of a higher priority that fill every node."""
     urgent = {
