@@ -6,7 +6,7 @@ Touches nothing outside; `reconcile` reads the cluster and writes to it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -46,6 +46,9 @@ class JobKeeper:
     status: Mapping[str, Any]
     """As last written, which may be newer than the object's."""
     credentials: JobCredentials
+    conditions: Sequence[Mapping[str, Any]] | None = None
+    """As last planned; None: not yet. The status is written once a second, and what was so between
+    two writes counts all the same: a scaling goes on until a world of the new size trains."""
     pods_now: Callable[[Key], Iterable[PodRecord]]
     first_seen_at: float = 0.0
     """When this process first looked at it; Unix time, s."""
@@ -199,7 +202,7 @@ class JobKeeper:
             uid=self.owner.uid,
             generation=self.generation,
             spec=self.spec,
-            status=self.status,
+            status=self._planned_status(),
             history=self.history,
             refused=self.refused,
             stopping=self.deleted,
@@ -209,6 +212,11 @@ class JobKeeper:
             cut_off=cut_off,
             master_endpoint=endpoint,
         )
+
+    def _planned_status(self) -> Mapping[str, Any]:
+        if self.conditions is None or "completionTime" in self.status:
+            return self.status
+        return {**self.status, "conditions": self.conditions}
 
     def hear(self, said: Said | None, now: float) -> None:
         """Take in what the master said; None: the stream to it has ended."""

@@ -249,7 +249,7 @@ class Reconciler:
         endpoint = keeper.source(self._settings.image).master
         alone = keeper.view.silent_since is not None and self._reaches_nobody()
         made = plan(keeper.planned(endpoint, cut_off=alone), pods, keeper.view, now)
-        keeper.history = made.history
+        keeper.history, keeper.conditions = made.history, made.status.get("conditions")
         return made
 
     def _reaches_nobody(self) -> bool:

@@ -215,7 +215,8 @@ def test_a_namespace_goes_with_its_jobs(
         jobs.append(Job(plane, inside, name, release.operator_log))
         jobs[-1].create(training(tmp_path / name, **more))
     stubborn = make_job("stubborn")
-    stubborn.create(manifest("sleep", "600", checkpoint={**wish, "onDeleteTimeoutSeconds": 6}))
+    late = {**wish, "onDeleteTimeoutSeconds": 6}
+    stubborn.create(manifest("sleep", "600", replicas=2, checkpoint=late))
     for job in jobs:
         job.until_training(1)
     kubectl.run("delete", "namespace", "leaves", "--timeout=55s")

@@ -195,6 +195,15 @@ def test_a_quota_that_is_counted_twice_at_once_is_no_deleted_job(
     assert (error.is_gone, error.is_trouble) == (gone, trouble)
 
 
+def test_the_planner_goes_on_from_what_it_said_although_that_is_not_written_yet() -> None:
+    """A pod that comes to be between two writes of the status is still part of a scaling."""
+    keeper = _keeper([])
+    keeper.status = {"phase": "Running", "conditions": [{"type": "Scaling", "status": "False"}]}
+    assert keeper.planned("").status == keeper.status
+    keeper.conditions = [{"type": "Scaling", "status": "True"}]
+    assert keeper.planned("").status == {"phase": "Running", "conditions": keeper.conditions}
+
+
 def test_the_planner_is_told_since_when_the_job_is_known() -> None:
     """Only a planner that has just begun believes what its predecessor wrote."""
     keeper = _keeper([])
