@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, container, manifest, training
+from cluster.jobs import Job, container, manifest, training, until_stands
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
 from cluster.rights import needs_pods
+from holdfast_operator.kube.pods import read_pod
 
 pytestmark = [
     pytest.mark.kube,
@@ -82,7 +83,7 @@ def test_a_lost_node_costs_seconds_and_the_job_grows_again(
     pod, node = _node_of(job, release)
     nodes.tell("lose", node=node)
     lost = time.monotonic()
-    stood = _until_stands(file)
+    stood = until_stands(file)
     job.until("the smaller world", lambda: file.stat().st_mtime_ns > stood)
     assert time.monotonic() - lost < 7.5  # the bar is measured on a quiet machine
     job.until_training(2)
@@ -92,17 +93,6 @@ def test_a_lost_node_costs_seconds_and_the_job_grows_again(
     assert len(job.live()) == 2
     kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=30s")
     job.delete()
-
-
-def _until_stands(file: Path) -> int:
-    """Wait until no step is written for a second; return when the last one was."""
-    last, since = file.stat().st_mtime_ns, time.monotonic()
-    while time.monotonic() - since < 1.0:
-        now = file.stat().st_mtime_ns
-        if now != last:
-            last, since = now, time.monotonic()
-        time.sleep(0.02)
-    return last
 
 
 def _stays(pod: dict[str, Any]) -> bool:
@@ -153,6 +143,8 @@ def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
     job.until_training(2)
     pod, node = _node_of(job, release)
     nodes.tell("silence", node=node)
+    # What an operator that has just begun knows of a lost master, too: as a real cluster says it.
+    job.until("the cluster's first word", lambda: _unheard(job) == [pod])
     job.until("the cluster's verdict", lambda: pod not in _staying(job))
     job.until("its successor", lambda: len(job.live()) == 2)
     job.until_training(2)
@@ -171,6 +163,11 @@ def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
     assert "failures" not in _used(job), job.seen()
     assert "Evicted" in kubectl.run("describe", "ej", "quiet")
     job.delete()
+
+
+def _unheard(job: Job) -> list[str]:
+    read = [record for record in map(read_pod, job.pods()) if record is not None]
+    return [record.name for record in read if record.unheard]
 
 
 def _staying(job: Job) -> set[str]:

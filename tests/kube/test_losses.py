@@ -11,7 +11,7 @@ import pytest
 
 from cluster.churn import Witness
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, container, training
+from cluster.jobs import Job, container, training, until_stands
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -50,17 +50,6 @@ def _node_of(pods: list[dict[str, Any]]) -> str:
     return str(node)
 
 
-def _until_stands(file: Path) -> int:
-    """Wait until no step is written for a second; return when the last one was."""
-    last, since = file.stat().st_mtime_ns, time.monotonic()
-    while time.monotonic() - since < 1.0:
-        now = file.stat().st_mtime_ns
-        if now != last:
-            last, since = now, time.monotonic()
-        time.sleep(0.02)
-    return last
-
-
 def test_the_node_of_the_master_and_of_a_worker_is_lost(
     make_job: Make,
     nodes: Nodes,
@@ -81,7 +70,7 @@ def test_the_node_of_the_master_and_of_a_worker_is_lost(
     assert [_node_of([one]) for one in job.pods()].count(node) == 1
     nodes.tell("lose", node=node)
     lost = time.monotonic()
-    stood = _until_stands(file)
+    stood = until_stands(file)
     job.until("the smaller world", lambda: file.stat().st_mtime_ns > stood)
     took = time.monotonic() - lost
     assert took < 60, f"{took:.1f} s\n{job.seen()}"  # Kubernetes alone: 340 s
