@@ -21,13 +21,14 @@ from bench.cluster.stage import Stage, stage
 from bench.record import ROOT
 
 PAGE = ROOT / "docs" / "benchmarks" / "cluster.md"
+NAMES = "replacement, many, node, node-defaults, master, writes, kills"
 RECORD = PAGE.with_suffix(".jsonl")
 
 
 def main() -> int:
     """Measure what is named, or everything; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
-    parser.add_argument("names", nargs="*", help="replacement, many, node, master, writes, kills")
+    parser.add_argument("names", nargs="*", help=NAMES)
     parser.add_argument("--kills", type=int, default=210)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--publish", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
@@ -37,6 +38,7 @@ def main() -> int:
         "replacement": lambda one: measure.replacement(one, seed),
         "many": measure.many,
         "node": measure.lost_node,
+        "node-defaults": lambda one: measure.lost_node(one, count=2),
         "master": measure.lost_master,
         "writes": measure.writes,
         "kills": lambda one: measure.kills(one, seed, options.kills),
@@ -44,7 +46,7 @@ def main() -> int:
     lines = []
     for name in options.names or all_of_them:
         load = os.getloadavg()[0]
-        with stage() as ready:
+        with stage(own_times=name == "node-defaults") as ready:
             figures = all_of_them[name](ready)
         line = {"kind": name, "load_before": round(load, 1), **figures}
         print(json.dumps(line), flush=True)

@@ -19,6 +19,7 @@ from cluster.nodes import Nodes
 from cluster.release import Release
 
 NAMESPACE = "bench"
+_DEFAULTS = {"node_grace_s": 40, "toleration_s": 300}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,15 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage() -> Iterator[Stage]:
-    """Begin with an idle cluster; everything is gone afterwards."""
+def stage(*, own_times: bool = False) -> Iterator[Stage]:
+    """Begin with an idle cluster; everything is gone afterwards.
+
+    Args:
+        own_times: It gives a silent node up as late as Kubernetes does by default.
+    """
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        plane = ControlPlane(Path(folder))
+        times = _DEFAULTS if own_times else {}
+        plane = ControlPlane(Path(folder), **times)
         try:
             plane.start(lambda: install_crd(plane))
             nodes = Nodes(plane, count=4)

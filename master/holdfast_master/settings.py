@@ -73,6 +73,9 @@ class CoreSettings:
     """Assumed cost of a rescale before the first one has been measured."""
     adopt_seconds: float = 5.0
     """After a start with a journal: how long members of the old world may take to come back."""
+    return_seconds: float = 10.0
+    """How long the first world of a master without a journal waits for nodes of the world before
+    it: an attempt to connect that was made while the predecessor was lost may take so long."""
     goodput_mark_seconds: float = 60.0
     """Between two goodput records in the journal: what a crash of the master may misplace."""
     commit_seconds: float = 60.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -48,6 +48,9 @@ class JobKeeper:
     status: Mapping[str, Any]
     """As last written, which may be newer than the object's."""
     credentials: JobCredentials
+    conditions: Sequence[Mapping[str, Any]] | None = None
+    """As last planned; None: not yet. The status is written once a second, and what was so between
+    two writes counts all the same: a scaling goes on until a world of the new size trains."""
     pods_now: Callable[[Key], Iterable[PodRecord]]
     first_seen_at: float = 0.0
     """When this process first looked at it; Unix time, s."""
@@ -158,6 +161,9 @@ class JobKeeper:
 
     def shows(self, pod: PodRecord, *, gone: bool) -> None:
         """A pod was seen: nothing about it is expected any more that it shows."""
+        if pod.uid == self.view.speaker and not pod.serving and not self.view.connected:
+            # Its node lives and starts it again: it has to be reached once more.
+            self.view = self.view.met("")
         self.expected.pop(pod.name, None)
         if pod.deleting or gone:
             self.expected.pop(pod.uid, None)
@@ -222,21 +228,22 @@ class JobKeeper:
         spec = self.job.spec if newest else self.spec
         return PodSource(owner=self.owner, spec=spec, body=self.job.body, image=image)
 
-    def planned(self, endpoint: str) -> Job:
-        """The job as a planner sees it."""
+    def planned(self, endpoint: str, *, cut_off: bool = False) -> Job:
+        """The job as a planner sees it; `cut_off`: this side may reach no master at all."""
         metadata = self.body["metadata"]
         return Job(
             name=self.owner.name,
             uid=self.owner.uid,
             generation=self.generation,
             spec=self.spec,
-            status=self.status,
+            status=self._planned_status(),
             history=self.history,
             refused=self.refused,
             stopping=self.deleted,
             held=self.held,
             deleted_at=_unix(metadata.get("deletionTimestamp")),
             first_seen_at=self.first_seen_at,
+            cut_off=cut_off,
             master_endpoint=endpoint,
         )
 
@@ -247,12 +254,36 @@ class JobKeeper:
             self.master = self.master.heard(fence)
         return refusal
 
+    def _planned_status(self) -> Mapping[str, Any]:
+        if self.conditions is None or "completionTime" in self.status:
+            return self.status
+        return {**self.status, "conditions": self.conditions}
+
     def hear(self, said: Said | None, now: float) -> None:
         """Take in what the master said; None: the stream to it has ended."""
         if said is None:
-            self.view = self.view.disconnected()
-        else:
-            self.view = self.view.hear(said, now=now, generation=self.spec_sent)
+            self.view = self.view.disconnected(now)
+            if self.met_at is None:  # it was started again, and shows that before the stream does
+                self.view = self.view.met("")
+            return
+        begins = not self.view.connected
+        self.view = self.view.hear(said, now=now, generation=self.spec_sent)
+        if begins:
+            self.view = self.view.met(self._newest_master())
+
+    def _newest_master(self) -> str:
+        """Uid of the pod behind the master's address; empty: it was not seen yet."""
+        masters = [pod for pod in self.pods() if pod.slot.role is Role.MASTER and not pod.deleting]
+        newest = max(masters, key=lambda pod: pod.incarnation, default=None)
+        return "" if newest is None else newest.uid
+
+    @property
+    def met_at(self) -> str | None:
+        """The node of a master that was reached once and should be there; None: there is none."""
+        if not self.view.speaker:
+            return None
+        spoke = (pod for pod in self.pods() if pod.uid == self.view.speaker and pod.serving)
+        return next((pod.node for pod in spoke), None)
 
     def first_messages(self) -> Iterable[Upward]:
         """What a new stream to the master begins with."""

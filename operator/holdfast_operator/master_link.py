@@ -17,7 +17,7 @@ import prometheus_client as prometheus
 
 from holdfast_operator.plan.view import Said
 from holdfast_wire import codec
-from holdfast_wire.channel import channel_credentials, master_channel_options
+from holdfast_wire.channel import channel_credentials, operator_channel_options
 from holdfast_wire.messages import (
     Fence,
     JobEvent,
@@ -134,7 +134,7 @@ class MasterLink:
         async with grpc.aio.secure_channel(
             self._target,
             channel_credentials(self._tls()),
-            options=master_channel_options(self._job_uid),
+            options=operator_channel_options(self._job_uid),
         ) as channel:
             open_stream: Any = channel.stream_stream(_METHOD)
             call = open_stream(self._requests())

@@ -30,6 +30,7 @@ from holdfast_operator.plan.history import SETTLED_S
 from holdfast_operator.plan.masters import KnownMaster
 from holdfast_operator.plan.pods import MASTER_SLOT, ObservedPod, Role
 from holdfast_operator.plan.refusals import FIRST_WAIT_S
+from holdfast_operator.plan.silence import cut_off
 from holdfast_operator.plan.view import Said
 from holdfast_operator.revisions import Revisions
 from holdfast_operator.settings import OperatorSettings
@@ -256,9 +257,17 @@ class Reconciler:
         now = time.time()
         pods = [_observed(pod, keeper, now) for pod in keeper.pods()]
         endpoint = keeper.source(self._settings.image).master
-        made = plan(keeper.planned(endpoint), pods, keeper.view, now)
-        keeper.history = made.history
+        alone = keeper.view.silent_since is not None and self._reaches_nobody()
+        made = plan(keeper.planned(endpoint, cut_off=alone), pods, keeper.view, now)
+        keeper.history, keeper.conditions = made.history, made.status.get("conditions")
         return made
+
+    def _reaches_nobody(self) -> bool:
+        keepers = self._keepers.values()
+        nodes = (keeper.met_at for keeper in keepers)
+        return cut_off(
+            (keeper.view.connected for keeper in keepers), (one for one in nodes if one is not None)
+        )
 
     async def _write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> float | None:
         status = without_notes(status)  # an ended job's is made from the last one

@@ -93,6 +93,16 @@ def master_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Optio
     return list(options.items())
 
 
+def operator_channel_options(job_uid: str) -> Options:
+    """Return the options of the operator's channel to the master of `job_uid`.
+
+    There is one for each job, and what it does not reach is judged: its peer's end is noticed after
+    2 + 2 s, and an attempt that goes nowhere keeps no other one waiting for long.
+    """
+    options = dict(master_channel_options(job_uid, connect_seconds=3.0))
+    return list((options | {"grpc.keepalive_time_ms": 2_000}).items())
+
+
 def agent_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
     """Return the options of an agent's channel to the master of `job_uid`; see above.
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from cluster.churn import Witness
 from cluster.control_plane import ControlPlane
-from cluster.crd import install_crd
 from cluster.jobs import Job
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
+from cluster.watched import watched
 
 _NUMBERS = itertools.count(1)
 
@@ -20,12 +21,8 @@ _NUMBERS = itertools.count(1)
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A running control plane with the CRD, without nodes."""
-    started = ControlPlane(tmp_path_factory.mktemp("cluster"))
-    try:
-        started.start(lambda: install_crd(started))
+    with watched(ControlPlane(tmp_path_factory.mktemp("cluster"))) as started:
         yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture
@@ -42,6 +39,16 @@ def namespace(plane: ControlPlane) -> Iterator[str]:
 def kubectl(plane: ControlPlane, namespace: str) -> Kubectl:
     """The admin's kubectl in the test's namespace."""
     return Kubectl(plane.kubeconfig, namespace)
+
+
+@pytest.fixture
+def witness(kubectl: Kubectl) -> Iterator[Witness]:
+    """Sees every pod of the test's namespace; what must never be fails the test."""
+    made = Witness(kubectl)
+    yield made
+    made.stop()
+    assert made.faults == []
+    assert len(made.pods) > 2, "it has not seen the pods of the test"
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, container, manifest, training
+from cluster.jobs import Job, container, manifest, training, until_stands
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
 from cluster.rights import needs_pods
+from holdfast_operator.kube.pods import read_pod
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
+    pytest.mark.usefixtures("witness"),
     needs_pods,
 ]
 Make = Callable[[str], Job]
@@ -81,7 +83,7 @@ def test_a_lost_node_costs_seconds_and_the_job_grows_again(
     pod, node = _node_of(job, release)
     nodes.tell("lose", node=node)
     lost = time.monotonic()
-    stood = _until_stands(file)
+    stood = until_stands(file)
     job.until("the smaller world", lambda: file.stat().st_mtime_ns > stood)
     assert time.monotonic() - lost < 7.5  # the bar is measured on a quiet machine
     job.until_training(2)
@@ -91,17 +93,6 @@ def test_a_lost_node_costs_seconds_and_the_job_grows_again(
     assert len(job.live()) == 2
     kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=30s")
     job.delete()
-
-
-def _until_stands(file: Path) -> int:
-    """Wait until no step is written for a second; return when the last one was."""
-    last, since = file.stat().st_mtime_ns, time.monotonic()
-    while time.monotonic() - since < 1.0:
-        now = file.stat().st_mtime_ns
-        if now != last:
-            last, since = now, time.monotonic()
-        time.sleep(0.02)
-    return last
 
 
 def _stays(pod: dict[str, Any]) -> bool:
@@ -141,6 +132,46 @@ def test_pods_that_others_take_away_never_spend_the_failure_budget(
     job.until_training(2)
     assert "failures" not in _used(job), job.seen()
     job.delete()
+
+
+def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
+    make_job: Make, nodes: Nodes, kubectl: Kubectl, release: Release, tmp_path: Path
+) -> None:
+    """Its Lease stops while its processes live, and goes on; then a kubelet runs out of memory."""
+    job = make_job("quiet")
+    job.create(_spread(tmp_path))
+    job.until_training(2)
+    pod, node = _node_of(job, release)
+    nodes.tell("silence", node=node)
+    # What an operator that has just begun knows of a lost master, too: as a real cluster says it.
+    job.until("the cluster's first word", lambda: _unheard(job) == [pod])
+    job.until("the cluster's verdict", lambda: pod not in _staying(job))
+    job.until("its successor", lambda: len(job.live()) == 2)
+    job.until_training(2)
+    nodes.tell("return", node=node)
+    job.until("the old pod's end", lambda: len(job.pods()) == 2)
+    kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=30s")
+    job.until_training(2)
+    job.until("its account", lambda: _used(job).get("preemptions", 0) >= 1)
+
+    before = _used(job)["preemptions"]
+    evicted = job.live()[-1]
+    nodes.tell("evict", namespace=kubectl.namespace, pod=evicted)
+    job.until("its successor", lambda: evicted not in job.live() and len(job.live()) == 2)
+    job.until("its account", lambda: _used(job)["preemptions"] == before + 1)
+    job.until_training(2)
+    assert "failures" not in _used(job), job.seen()
+    assert "Evicted" in kubectl.run("describe", "ej", "quiet")
+    job.delete()
+
+
+def _unheard(job: Job) -> list[str]:
+    read = [record for record in map(read_pod, job.pods()) if record is not None]
+    return [record.name for record in read if record.unheard]
+
+
+def _staying(job: Job) -> set[str]:
+    return {pod["metadata"]["name"] for pod in job.pods() if _stays(pod)}
 
 
 def _preempt(kubectl: Kubectl, job: Job) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.jobs import Job, container, training
+from cluster.control_plane import ControlPlane
+from cluster.jobs import Job, container, manifest, training
 from cluster.kubectl import Kubectl
+from cluster.release import Release
 from cluster.rights import needs_pods
 
 pytestmark = [
     pytest.mark.kube,
     pytest.mark.timeout(300),
+    pytest.mark.usefixtures("witness"),
     needs_pods,
 ]
 Make = Callable[[str], Job]
@@ -56,19 +60,13 @@ def test_a_job_follows_its_size_and_pauses_when_it_is_told(
     job = make_job("life")
     body = training(tmp_path, replicas=2, minReplicas=1, maxReplicas=3)
     job.create(body)
+    kubectl.run("wait", "ej/life", "--for=condition=QuorumReady", "--timeout=50s")
     job.until_training(2)
     assert job.status["masterPods"] == 1
     assert "f:masterPods" not in _applied(kubectl)  # see `apply`: it would be taken back
     for condition in ("MasterReady", "QuorumReady"):
         kubectl.run("wait", "ej/life", f"--for=condition={condition}", "--timeout=5s")
-    kubectl.run("scale", "ej", "life", "--replicas=3")
-    job.until_training(3)
-    kubectl.run("wait", "ej/life", "--for=condition=Scaling=False", "--timeout=30s")
-    with job.awaited("Scaling"):
-        kubectl.run("scale", "ej", "life", "--replicas=1")
-    job.until_training(1)
-    job.until("one pod", lambda: job.live() == ["life-worker-0-0"])
-    assert _says(kubectl, "life-worker-0-0", "saves and stops after step")
+    _scale(job, kubectl)
     job.patch(suspend=True)
     kubectl.run("wait", "ej/life", "--for=condition=Suspended", "--timeout=60s")
     job.until("no pods", lambda: not job.pods() + job.pods("master"))
@@ -77,12 +75,28 @@ def test_a_job_follows_its_size_and_pauses_when_it_is_told(
     before = job.world["step"]
     _edit(job, body, "while suspended")
     job.patch(suspend=False)
+    kubectl.run("wait", "ej/life", "--for=condition=Suspended=False", "--timeout=50s")
+    assert job.status["phase"] != "Suspended"
     job.until_training(1)
     assert job.world["step"] >= before
     assert _environment(job.pods()[0])["EDITED"] == "while suspended"
     assert job.condition("Suspended")["reason"] == "Resumed"
     assert "failures" not in {one["name"] for one in job.status["budgets"]}
     job.delete()
+
+
+def _scale(job: Job, kubectl: Kubectl) -> None:
+    """Up to three and down to one, as a person does who waits for it."""
+    kubectl.run("scale", "ej", "life", "--replicas=3")
+    # Scaling is False from before: kubectl wait has to see that it is not about this size yet.
+    kubectl.run("wait", "ej/life", "--for=condition=Scaling=False", "--timeout=50s")
+    assert (job.world["activeReplicas"], job.status["replicas"]) == (3, 3)
+    job.until_training(3)
+    with job.awaited("Scaling"):
+        kubectl.run("scale", "ej", "life", "--replicas=1")
+    job.until_training(1)
+    job.until("one pod", lambda: job.live() == ["life-worker-0-0"])
+    assert _says(kubectl, "life-worker-0-0", "saves and stops after step")
 
 
 def test_pods_that_are_taken_away_come_back_as_they_were(
@@ -151,3 +165,65 @@ def test_a_job_with_an_extra_role_ends_and_is_cleaned_up_by_the_clock(
     gone = kubectl.try_run("wait", "ej/ends", "--for=delete", "--timeout=30s")
     assert gone.returncode == 0
     job.until_gone()
+
+
+def test_a_job_that_is_applied_again_changes_only_where_it_was_edited(
+    make_job: Make, kubectl: Kubectl
+) -> None:
+    """Kubectl apply, client-side and on the server, while the operator writes the status."""
+    for name, flags in (("client", ()), ("server", ("--server-side",))):
+        job = make_job(name)
+        body = manifest("sleep", "600", maxReplicas=3)
+        body["metadata"]["name"] = name
+        body["spec"]["elasticPolicy"] = {"scaleDownGraceSeconds": 0}
+        kubectl.run("apply", *flags, "-f", "-", stdin=body)
+        job.until("its pod", lambda job=job: len(job.live()) == 1)  # type: ignore[misc]
+        job.until("its word", lambda job=job: job.status.get("replicas") == 1)  # type: ignore[misc]
+        kept = job.body["metadata"]["generation"], _uids(job)
+        said = kubectl.run("apply", *flags, "-f", "-", stdin=body)
+        assert ("unchanged" if not flags else "serverside-applied") in said
+        assert (job.body["metadata"]["generation"], _uids(job)) == kept
+        body["spec"]["replicas"] = 2
+        kubectl.run("apply", *flags, "-f", "-", stdin=body)
+        job.until("two pods", lambda job=job: len(job.live()) == 2)  # type: ignore[misc]
+        job.until("its word", lambda job=job: job.status["replicas"] == 2)  # type: ignore[misc]
+        assert job.body["metadata"]["generation"] == kept[0] + 1
+        assert kept[1] < _uids(job)
+        del body["spec"]["maxReplicas"]
+        body["spec"]["replicas"] = 1
+        kubectl.run("apply", *flags, "-f", "-", stdin=body)
+        job.until("one pod", lambda job=job: len(job.pods()) == 1)  # type: ignore[misc]
+        assert "maxReplicas" not in job.body["spec"]
+        job.delete()
+
+
+def _uids(job: Job) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in job.pods()}
+
+
+def test_a_namespace_goes_with_its_jobs(
+    plane: ControlPlane, make_job: Make, kubectl: Kubectl, release: Release, tmp_path: Path
+) -> None:
+    """Mid-run, without a finalizer and with one; a worker that does not save has its deadline."""
+    kubectl.run("create", "namespace", "leaves")
+    inside = Kubectl(kubectl.kubeconfig, "leaves")
+    wish = {"path": "/x", "onDelete": True, "onDeleteTimeoutSeconds": 60}
+    jobs = []
+    cases: dict[str, dict[str, Any]] = {"plain": {}, "saves": {"checkpoint": wish}}
+    for name, more in cases.items():
+        (tmp_path / name).mkdir()
+        jobs.append(Job(plane, inside, name, release.operator_log))
+        jobs[-1].create(training(tmp_path / name, **more))
+    stubborn = make_job("stubborn")
+    late = {**wish, "onDeleteTimeoutSeconds": 6}
+    stubborn.create(manifest("sleep", "600", replicas=2, checkpoint=late))
+    for job in jobs:
+        job.until_training(1)
+    kubectl.run("delete", "namespace", "leaves", "--timeout=55s")
+
+    stubborn.until("its finalizer", lambda: "finalizers" in stubborn.body["metadata"])
+    stubborn.until("its worker", lambda: bool(stubborn.live()))
+    asked = time.monotonic()
+    kubectl.run("delete", "ej", "stubborn", "--timeout=50s")
+    assert 5 < time.monotonic() - asked < 30
+    stubborn.until_gone()

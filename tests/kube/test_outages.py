@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.churn import Witness
 from cluster.control_plane import ControlPlane
-from cluster.crd import install_crd
 from cluster.jobs import Job, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
 from cluster.rights import needs_pods
 from cluster.rough_api import RoughApi
+from cluster.watched import watched
 
 pytestmark = [
     pytest.mark.kube,
@@ -29,12 +32,8 @@ Make = Callable[[str], Job]
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane of their own: it is killed here, and what follows stands in its audit log."""
-    started = ControlPlane(tmp_path_factory.mktemp("outages"))
-    try:
-        started.start(lambda: install_crd(started))
+    with watched(ControlPlane(tmp_path_factory.mktemp("outages"))) as started:
         yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +53,6 @@ def nodes(plane: ControlPlane, rough: RoughApi) -> Iterator[Nodes]:
         yield started
     finally:
         started.stop()
-
-
-@pytest.fixture
-def witness(kubectl: Kubectl) -> Iterator[Witness]:
-    """Sees every pod of the test's namespace."""
-    made = Witness(kubectl)
-    yield made
-    made.stop()
-    assert len(made.pods) > 2, "it has not seen the pods of the test"
 
 
 def _sleeping(replicas: int) -> dict[str, object]:
@@ -196,4 +186,46 @@ def test_another_replica_takes_over_from_a_leader_that_is_gone(
     assert release.kubectl.json(*lease)["spec"]["holderIdentity"] != leader
     job.delete()
     assert witness.faults == []
+
+
+def test_a_leader_that_wakes_from_a_freeze_ends_without_a_write(
+    make_job: Make, plane: ControlPlane, nodes: Nodes, release: Release, kubectl: Kubectl
+) -> None:
+    """Another one has led meanwhile; whatever it finds in its queues, it does nothing of it."""
+    release.upgrade("replicas=2")
+    job = make_job("frozen")
+    job.create(_sleeping(2))
+    _until_exactly(job, 2)
+    holder = ("get", "lease", "holdfast-operator", "-o", "jsonpath={.spec.holderIdentity}")
+    leader = release.kubectl.run(*holder)
+    pod = {"namespace": release.kubectl.namespace, "pod": leader}
+    nodes.tell("kill", **pod, signal=signal.SIGSTOP)
+    kubectl.run("delete", "pod", "frozen-worker-1-0", "--wait=false")
+    job.patch(replicas=3)  # both are what it hears of when it wakes
+    job.until("the next leader", lambda: release.kubectl.run(*holder) != leader)
+    begin = len(plane.audit_log.read_text().splitlines())
+    nodes.tell("kill", **pod, signal=signal.SIGCONT)
+    job.until("its end", lambda: _last_exit(release, leader) is not None)
+    assert _last_exit(release, leader) == 3
+    _until_exactly(job, 3)
+    lines = map(json.loads, plane.audit_log.read_text().splitlines()[begin:])
+    assert [one["requestURI"] for one in lines if _is_write_of(one, leader)] == []
+    job.delete()
     release.upgrade("replicas=1")
+
+
+def _last_exit(release: Release, pod: str) -> int | None:
+    """The exit code of the operator's last end in a pod; None: it has not ended."""
+    (one,) = release.kubectl.json("get", "pod", pod)["status"]["containerStatuses"]
+    for state in (one.get("state") or {}, one.get("lastState") or {}):
+        if "terminated" in state:
+            return int(state["terminated"]["exitCode"])
+    return None
+
+
+def _is_write_of(event: dict[str, Any], pod: str) -> bool:
+    """Whether a request would change something, made from this pod; its Lease is its own affair."""
+    extra = event["user"].get("extra") or {}
+    mine = pod in (extra.get("authentication.kubernetes.io/pod-name") or ())
+    changes = event["verb"] not in {"get", "list", "watch"}
+    return mine and changes and event["objectRef"]["resource"] != "leases"

@@ -200,3 +200,21 @@ def test_a_death_before_the_adoption_is_not_forgotten(training: Start) -> None:
     assert "WorldAdopted" in job.reasons()
     assert job.is_in("TRAINING")
     assert job.assignments[-1][2] == 2
+
+
+def test_what_was_lost_with_the_master_is_not_waited_for_as_at_a_beginning(training: Start) -> None:
+    """The survivors' processes have ended as well: ten seconds, not the whole join window."""
+    job = training(3, min_replicas=1, join_window_seconds=60.0)
+    job.replaces = False
+    job.raises = 0.0
+    job.kill_master()
+    job.agents[2].crash(told=False)
+    for agent in (job.agents[0], job.agents[1]):
+        agent.crash_worker()
+    job.run(1.0)
+    job.start_master(journal=False)
+    job.run(8.0)
+    assert job.is_in("WAITING")
+    job.run(6.0)
+    assert job.is_in("TRAINING")
+    assert job.assignments[-1][3].group_world_size == 2

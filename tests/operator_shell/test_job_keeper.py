@@ -16,7 +16,7 @@ from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.kube.pods import PodRecord, read_pod
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Slot
-from holdfast_wire.messages import Fence, PodListDone, PodObservation, StopWish
+from holdfast_wire.messages import Fence, JobStatus, PodListDone, PodObservation, StopWish
 from job_files import job, read
 
 SLOT = Slot(WORKER, 1)
@@ -195,6 +195,15 @@ def test_a_quota_that_is_counted_twice_at_once_is_no_deleted_job(
     assert (error.is_gone, error.is_trouble) == (gone, trouble)
 
 
+def test_the_planner_goes_on_from_what_it_said_although_that_is_not_written_yet() -> None:
+    """A pod that comes to be between two writes of the status is still part of a scaling."""
+    keeper = _keeper([])
+    keeper.status = {"phase": "Running", "conditions": [{"type": "Scaling", "status": "False"}]}
+    assert keeper.planned("").status == keeper.status
+    keeper.conditions = [{"type": "Scaling", "status": "True"}]
+    assert keeper.planned("").status == {"phase": "Running", "conditions": keeper.conditions}
+
+
 def test_the_planner_is_told_since_when_the_job_is_known() -> None:
     """Only a planner that has just begun believes what its predecessor wrote."""
     keeper = _keeper([])
@@ -253,3 +262,34 @@ def test_the_status_waits_a_period_for_a_master_that_goes() -> None:
     assert keeper.holds_back(1.0, 103.0) == 0
     pods.pop()
     assert keeper.holds_back(1.0, 104.0) == 1.0
+
+
+def _master(*, serving: bool, uid: str = "m-1") -> PodRecord:
+    conditions = ("ContainersReady=True",) if serving else ()
+    pod = dataclasses.replace(_pod(), uid=uid, slot=MASTER_SLOT, conditions=conditions, node="n1")
+    return dataclasses.replace(pod, incarnation=int(uid[2:]))
+
+
+def test_it_is_known_which_pod_the_master_speaks_from() -> None:
+    """The newest that stays; one that its node starts again has to be reached once more."""
+    pods = [_master(serving=True), dataclasses.replace(_master(serving=True, uid="m-2"))]
+    keeper = _keeper(pods)
+    keeper.hear(JobStatus(round=1), 5.0)
+    assert (keeper.view.speaker, keeper.met_at) == ("m-2", "n1")
+    keeper.hear(None, 6.0)
+    assert (keeper.view.speaker, keeper.view.silent_since) == ("m-2", 6.0)
+    keeper.shows(_master(serving=True, uid="m-2"), gone=False)
+    assert keeper.view.speaker == "m-2"
+    keeper.shows(_master(serving=False, uid="m-2"), gone=False)
+    assert (keeper.view.speaker, keeper.met_at) == ("", None)
+
+
+def test_a_master_that_its_node_starts_again_was_seen_to_end() -> None:
+    """That shows before the stream breaks, or after: it is not taken for lost either way."""
+    pods = [_master(serving=True)]
+    keeper = _keeper(pods)
+    keeper.hear(JobStatus(round=1), 5.0)
+    pods[:] = [_master(serving=False)]
+    keeper.shows(pods[0], gone=False)
+    keeper.hear(None, 6.0)
+    assert keeper.view.speaker == ""

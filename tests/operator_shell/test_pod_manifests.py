@@ -174,6 +174,21 @@ def test_nodes_to_avoid_are_added_to_every_alternative() -> None:
     assert term == {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
 
 
+def test_nodes_to_shun_are_only_a_preference() -> None:
+    """The template's own stay; where there is no other node, the pod is made there."""
+    wish = {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
+    spec = {"containers": [{"name": "worker", "image": "x"}], "affinity": affinity}
+    source = _source(worker__template__spec=spec)
+    pod = worker_pod(source, _action(Slot(WORKER, 0), shun_nodes=("n7",)))
+    node = pod["spec"]["affinity"]["nodeAffinity"]
+    kept, ours = node.pop("preferredDuringSchedulingIgnoredDuringExecution")
+    assert (kept, node) == (wish, {})
+    assert ours["weight"] == 100
+    (found,) = ours["preference"]["matchExpressions"]
+    assert found == {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n7"]}
+
+
 def test_a_pod_of_an_extra_role_has_no_part_in_the_world() -> None:
     """It learns whose it is, and gets no certificate."""
     source = _source(extraRoles=[{"name": "eval", "template": TEMPLATE}])

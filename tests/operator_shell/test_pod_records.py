@@ -195,3 +195,22 @@ def test_an_end_that_no_rule_answers_is_not_one_of_them() -> None:
     record = read_pod(_pod(containerStatuses=[{"name": "worker", "state": _KILLED}]))
     assert record is not None
     assert record.observation(wanted=False).ends == 0
+
+
+@pytest.mark.parametrize(
+    ("ready", "containers", "unheard", "serving"),
+    [
+        ({"status": "True"}, "True", False, True),
+        ({"status": "False"}, "True", True, True),
+        ({"status": "False", "reason": "ReadinessGatesNotReady"}, "True", False, True),
+        ({"status": "False", "reason": "ContainersNotReady"}, "False", False, False),
+    ],
+)
+def test_a_pod_whose_node_is_not_heard_of_is_told_from_one_that_is_not_ready(
+    ready: dict[str, str], containers: str, *, unheard: bool, serving: bool
+) -> None:
+    """The node controller takes Ready away, without a reason and without its containers' word."""
+    stated = [{"type": "Ready", **ready}, {"type": "ContainersReady", "status": containers}]
+    record = read_pod(_pod(conditions=stated))
+    assert record is not None
+    assert (record.unheard, record.serving) == (unheard, serving)

@@ -16,6 +16,7 @@ _LOOP = """
     parser.add_argument("--loss", type=float, default=1.5)
     parser.add_argument("--raise-text", default="")
     parser.add_argument("--exit-once", default="", help="CODE:RANK:FILE, in step 5")
+    parser.add_argument("--last-words", default="", help="said before that exit")
     args = parser.parse_args()
     job = holdfast.init()
     first = 1 + job.round * args.steps_per_round
@@ -27,6 +28,7 @@ _LOOP = """
         rank, _, file = where.partition(":")
         if code and step == 5 and os.environ["RANK"] == rank and not os.path.exists(file):
             pathlib.Path(file).touch()
+            print(args.last_words, file=sys.stderr, flush=True)
             sys.exit(int(code))
         if job.step(step, samples=4, loss=args.loss) is holdfast.SAVE_AND_STOP:
             break
@@ -38,7 +40,8 @@ def loop_script(directory: Path, *flags: str) -> list[str]:
 
     Flags: --steps, --step-seconds, --steps-per-round (a round begins that much later than the one
     before: it gets further, as with a checkpoint), --loss (nan too), --raise-text (with escapes, in
-    step 5), --exit-once=CODE:RANK:FILE (in step 5, unless FILE exists).
+    step 5), --exit-once=CODE:RANK:FILE (in step 5, unless FILE exists), --last-words (said before
+    that).
     """
     script = directory / "loop.py"
     script.write_text(textwrap.dedent(_LOOP))

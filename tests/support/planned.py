@@ -55,6 +55,7 @@ class World:
     deleted_at: float = 0.0
     first_seen_at: float = 0.0
     """0: long ago."""
+    cut_off: bool = False
     named: int = 0
     """Pods made so far, for their uids."""
 
@@ -84,6 +85,7 @@ class World:
             held=self.held,
             deleted_at=self.deleted_at,
             first_seen_at=self.first_seen_at,
+            cut_off=self.cut_off,
         )
 
     def carry_out(self, action: Action) -> None:

@@ -49,7 +49,7 @@ def form(desk: Desk) -> None:
             bounds=desk.bounds,
             recovering=desk.recovering,
             enough_since=desk.enough_since,
-            join_window=desk.spec.join_window_seconds if _may_grow(desk, present) else 0.0,
+            join_window=_window(desk) if _may_grow(desk, present) else 0.0,
         ),
         desk.now,
     )
@@ -64,6 +64,18 @@ def form(desk: Desk) -> None:
         members = _arranged(desk, verdict.size)
         if not rescue.for_world(desk, tuple((m.node_rank, m.agent_id) for m in members)):
             _decide(desk, verdict, members)
+
+
+def _window(desk: Desk) -> float:
+    """How long a world waits for more nodes, s.
+
+    A master without memory whose nodes tell of an earlier world does not begin the job: it waits
+    for those of them that find their way to it, and not for what was lost together with its
+    predecessor.
+    """
+    window, digest = desk.spec.join_window_seconds, desk.claims.digest
+    follows = desk.state.assigned is None and digest is not None and bool(digest.world_members)
+    return min(window, desk.settings.return_seconds) if follows else window
 
 
 def _may_grow(desk: Desk, present: int) -> bool:

@@ -27,6 +27,9 @@ _MARGIN_S: Final = 5.0
 _TLS_VOLUME: Final = "holdfast-tls"
 _JOURNAL_VOLUME: Final = "holdfast-journal"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+_HEAVIEST: Final = 100
+"""Of what a preference can weigh."""
 _LONGEST_LABEL: Final = 63
 """Of DNS, and so of a host name."""
 _HOSTNAME: Final = "kubernetes.io/hostname"
@@ -148,6 +151,8 @@ def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) ->
         spec.setdefault("priorityClassName", priority)
     if action.avoid_nodes:
         _avoid(spec, action.avoid_nodes)
+    if action.shun_nodes:
+        _shun(spec, action.shun_nodes)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -211,6 +216,14 @@ def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     required["nodeSelectorTerms"] = required.get("nodeSelectorTerms") or [{}]
     for term in required["nodeSelectorTerms"]:
         _append(term, "matchExpressions", wish)
+
+
+def _shun(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Add nodes that are the last choice to the template's own preferences."""
+    wish = {"key": _HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    affinity = _inside(_inside(spec, "affinity"), "nodeAffinity")
+    one = {"weight": _HEAVIEST, "preference": {"matchExpressions": [wish]}}
+    _append(affinity, _PREFERRED, one)
 
 
 def _inside(place: dict[str, Any], name: str) -> dict[str, Any]:

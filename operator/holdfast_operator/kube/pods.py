@@ -59,6 +59,8 @@ class PodRecord:
     gone_by: float | None
     """When its deletion should be over; Unix time, s."""
     ready: bool
+    unheard: bool
+    """Ready was taken from it by the cluster, which hears nothing of its node."""
     node: str
     conditions: tuple[str, ...]
     """The true ones, as Type=Status."""
@@ -75,6 +77,11 @@ class PodRecord:
     def key(self) -> tuple[str, str]:
         """Namespace and name of its job."""
         return self.namespace, self.job
+
+    @property
+    def serving(self) -> bool:
+        """Whether all its containers were ready when its node was last heard of."""
+        return "ContainersReady=True" in self.conditions
 
     @property
     def lost(self) -> bool:
@@ -96,6 +103,8 @@ class PodRecord:
             lost=self.lost,
             ready=ready,
             proven=proven,
+            serving=self.serving,
+            unheard=self.unheard,
             node=self.node,
             created_at=self.created_at,
             ended_at=self.ended_at,
@@ -159,6 +168,7 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         deleting="deletionTimestamp" in metadata,
         gone_by=_unix(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         ready=_is_true(conditions, "Ready"),
+        unheard=_unheard(conditions),
         node=spec.get("nodeName", ""),
         conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
         created_at=_unix(metadata["creationTimestamp"]),
@@ -245,6 +255,18 @@ def _unreachable(conditions: Any) -> bool:
         and one.get("reason") == "DeletionByTaintManager"
         for one in conditions
     ) and not _is_true(conditions, "Ready")
+
+
+def _unheard(conditions: Any) -> bool:
+    """Whether the node controller has taken Ready away.
+
+    It gives no reason. A kubelet does, and takes it from the containers too, unless a readiness
+    gate is missing, of which it says so.
+    """
+    return _is_true(conditions, "ContainersReady") and any(
+        one["type"] == "Ready" and one["status"] == "False" and not one.get("reason")
+        for one in conditions
+    )
 
 
 def _unix(text: str) -> float:

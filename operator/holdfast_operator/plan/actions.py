@@ -43,6 +43,9 @@ class CreatePod:
     name: str
     avoid_nodes: tuple[str, ...] = ()
     """Kubernetes nodes that it must not run on."""
+    shun_nodes: tuple[str, ...] = ()
+    """Kubernetes nodes that it had better not run on: the cluster may not know yet that they do not
+    answer, and where there is no other one they are waited for."""
     reason: str
     """For people."""
 

@@ -7,7 +7,7 @@ carries them out. The local runner and the operator share it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from holdfast_operator.plan.actions import (
@@ -35,6 +35,7 @@ from holdfast_operator.plan.pods import (
     wanted_slots,
 )
 from holdfast_operator.plan.shrink import suspend, trim
+from holdfast_operator.plan.silence import AGAIN_S, judged, verdict_at
 from holdfast_operator.plan.situation import Job, Situation, Steps, Wake
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.status.known import kept_until
@@ -60,7 +61,8 @@ def plan(job: Job, pods: Iterable[ObservedPod], master: MasterView, now: float) 
         master: What its master last said.
         now: Unix time, s.
     """
-    existing = by_slot(overdue(pods, now))
+    seen = tuple(pods)
+    existing = by_slot(judged(overdue(seen, now), job, master, now))
     wanted = tuple(_wanted(job))
     situation = Situation(
         job=job,
@@ -76,6 +78,7 @@ def plan(job: Job, pods: Iterable[ObservedPod], master: MasterView, now: float) 
             wakes.append(step.at)
         else:
             actions.append(step)
+    wakes += _verdicts(seen, job, master, now)
     kept = kept_until(situation)
     if kept is not None:
         wakes.append(kept)
@@ -87,6 +90,15 @@ def plan(job: Job, pods: Iterable[ObservedPod], master: MasterView, now: float) 
         history=situation.history,
         requeue_after=max(0.0, min(wakes) - now) if wakes else None,
     )
+
+
+def _verdicts(
+    pods: Iterable[ObservedPod], job: Job, master: MasterView, now: float
+) -> Iterator[float]:
+    """When a master may have to be judged that cannot be reached."""
+    for at in (verdict_at(pod, job, master) for pod in pods):
+        if at is not None and (at > now or job.cut_off):
+            yield max(at, now + AGAIN_S) if job.cut_off else at
 
 
 def _wanted(job: Job) -> Iterable[Slot]:

@@ -38,6 +38,7 @@ def fill(situation: Situation, slot: Slot) -> Steps:
         incarnation=entry.incarnation + 1,
         name=slot.pod_name(situation.job.name, entry.incarnation + 1),
         avoid_nodes=_avoid(situation),
+        shun_nodes=tuple(dict.fromkeys(pod.node for pod in pods if pod.lost and pod.node)),
         reason=reason,
     )
 

@@ -77,6 +77,10 @@ class ObservedPod:
     proven: bool = True
     """That it is ready shows that pods of its place can start. A pod without a probe is ready as
     soon as its container runs, which shows nothing."""
+    serving: bool = False
+    """All its containers were ready when its node was last heard of."""
+    unheard: bool = False
+    """The cluster has not heard of its node for a while."""
     node: str = ""
     """The Kubernetes node; locally the pod's own name."""
     created_at: float = 0.0

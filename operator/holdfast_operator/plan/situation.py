@@ -45,6 +45,8 @@ class Job:
     """When it was deleted, Unix time, s; means something while it is stopping and held."""
     first_seen_at: float = 0.0
     """When this planner first saw it, Unix time, s; 0: unknown, as if long ago."""
+    cut_off: bool = False
+    """It is rather this side that reaches no master: what is silent proves nothing."""
     master_endpoint: str = ""
     """host:port of the master; empty while nobody knows."""
 

@@ -41,6 +41,10 @@ class MasterView:
 
     connected: bool = False
     """Whether a stream to it is open."""
+    silent_since: float | None = None
+    """When the last stream ended; Unix time, s; None before that."""
+    speaker: str = ""
+    """Uid of the pod that was at its other end; empty: nobody knows, or it was started again."""
     status: JobStatus | None = None
     """Its newest status; None before the first."""
     replace: Mapping[int, ReplaceDecision] = dataclasses.field(default_factory=dict)
@@ -87,9 +91,13 @@ class MasterView:
             return self
         return dataclasses.replace(self, scale=None)
 
-    def disconnected(self) -> MasterView:
+    def met(self, uid: str) -> MasterView:
+        """The view once it is known which pod speaks."""
+        return dataclasses.replace(self, speaker=uid)
+
+    def disconnected(self, now: float | None = None) -> MasterView:
         """The view after the stream ended: what was said still holds."""
-        return dataclasses.replace(self, connected=False)
+        return dataclasses.replace(self, connected=False, silent_since=now)
 
     def _finish(self, said: FinishDecision, now: float) -> MasterView:
         since = now if self.outcome is None else self.outcome.decided_at

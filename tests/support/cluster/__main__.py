@@ -20,6 +20,20 @@ from cluster.tools import tools_folder
 _CRD = Path(__file__).resolve().parents[3] / "manifests" / "crd" / "elasticjobs.yaml"
 
 
+_MOST_NODES = 64
+"""All of them are one process of this machine, which renews a Lease for each every second."""
+
+
+def _nodes(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= _MOST_NODES:
+        raise argparse.ArgumentTypeError(
+            f"{count} is not between 1 and {_MOST_NODES}: all nodes are one process here; "
+            "set NODES to fewer"
+        )
+    return count
+
+
 def _install(kubectl: Kubectl) -> None:
     kubectl.run("apply", "-f", str(_CRD))
 
@@ -27,7 +41,7 @@ def _install(kubectl: Kubectl) -> None:
 def main() -> int:
     """Start it, say how to use it, wait, and take it away."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--nodes", type=_nodes, default=3)
     options = parser.parse_args()
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

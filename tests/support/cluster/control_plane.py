@@ -77,9 +77,17 @@ class Ports:
 class ControlPlane:
     """One control plane with its data in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Choose its ports and write its papers; nothing runs yet."""
+    def __init__(self, folder: Path, *, node_grace_s: int = 4, toleration_s: int = 2) -> None:
+        """Choose its ports and write its papers; nothing runs yet.
+
+        Args:
+            folder: Of its data.
+            node_grace_s: How long a node may be silent; Kubernetes' own: 40 to 50.
+            toleration_s: How long pods stay on a node that is; Kubernetes' own: 300.
+        """
         self.folder = folder
+        self._node_grace_s = node_grace_s
+        self._toleration_s = toleration_s
         self.ports = Ports.free()
         self.token = write_papers(folder, self.ports.api)
         self.kubeconfig = folder / "kubeconfig"
@@ -178,8 +186,8 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--kubelet-preferred-address-types=InternalIP",
-            "--default-not-ready-toleration-seconds=2",
-            "--default-unreachable-toleration-seconds=2",
+            f"--default-not-ready-toleration-seconds={self._toleration_s}",
+            f"--default-unreachable-toleration-seconds={self._toleration_s}",
             "--audit-policy-file=audit.yaml",
             "--audit-log-path=audit.log",
             "--profiling=false",
@@ -196,8 +204,8 @@ class ControlPlane:
             "--cert-dir=controllers",
             f"--secure-port={self.ports.controllers}",
             "--bind-address=127.0.0.1",
-            # Minutes in production; a node that is lost here is lost within 4 s.
-            "--node-monitor-grace-period=4s",
+            # Minutes in production; a node that is lost here is mostly lost within 4 s.
+            f"--node-monitor-grace-period={self._node_grace_s}s",
             "--node-monitor-period=500ms",
             "--node-startup-grace-period=10s",
             # 15 s by default, which each test of an autoscaler would wait for.

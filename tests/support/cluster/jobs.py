@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -254,6 +255,17 @@ def training(folder: Path, *flags: str, nproc: int = 1, **spec: Any) -> dict[str
     pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
     pod["containers"][0]["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
     return body
+
+
+def until_stands(file: Path) -> int:
+    """Wait until no step is written for a second; return when the last one was."""
+    last, since = file.stat().st_mtime_ns, time.monotonic()
+    while time.monotonic() - since < 1.0:
+        now = file.stat().st_mtime_ns
+        if now != last:
+            last, since = now, time.monotonic()
+        time.sleep(0.02)
+    return last
 
 
 def container(body: dict[str, Any]) -> dict[str, Any]:

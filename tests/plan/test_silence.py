@@ -1,0 +1,112 @@
+"""A master whose node is gone is made anew elsewhere; one that is merely not heard is left."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from holdfast_operator import election
+from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.silence import AGAIN_S, SILENT_S, cut_off
+from holdfast_wire.messages import JobStatus, PodPhase
+from planned import World, creates, deletes, running
+
+MASTER = "t-master-0-0"
+
+
+def _silent(*, serving: bool = True, unheard: bool = False, met: bool = True) -> World:
+    """A job whose master was heard and is not any more, from now on."""
+    world = running(replicas=2)
+    world.hear(JobStatus(round=1))
+    pod = world.change(MASTER, serving=serving, unheard=unheard)
+    world.master = world.master.met(pod.uid if met else "").disconnected(world.now)
+    return world
+
+
+def test_a_master_that_was_reached_and_is_not_any_more_is_made_anew_elsewhere() -> None:
+    """After the wait and no sooner; its successor does not wait for its end, and shuns its node."""
+    world = _silent()
+    made = world.look()
+    assert made.actions == ()
+    assert made.requeue_after == SILENT_S
+    world.now += SILENT_S
+    made = world.look()
+    assert deletes(made) == {MASTER: "NodeLost"}
+    (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
+    assert (new.name, new.shun_nodes, new.avoid_nodes) == ("t-master-0-1", ("node-0",), ())
+    assert new.reason == f"{MASTER} is on node-0, which does not answer"
+    for action in made.actions:
+        world.carry_out(action)
+    world.change("t-master-0-1", phase=PodPhase.RUNNING, serving=True)
+    assert world.look().actions == ()
+
+
+def test_a_successor_that_was_not_made_yet_is_not_forgotten() -> None:
+    """The deletion has shown, the creation was refused: the old pod still counts as gone."""
+    world = _silent()
+    world.now += SILENT_S
+    world.look()
+    world.change(MASTER, deleting=True, gone_by=world.now + 1)
+    assert creates(world.look()) == ["t-master-0-1"]
+
+
+def test_a_master_that_was_never_reached_is_not_made_anew() -> None:
+    """A network policy may be in the way: one verdict for each stream that there was."""
+    world = _silent(met=False)
+    world.now += 100 * SILENT_S
+    assert world.look().actions == ()
+
+
+def test_a_master_that_is_reached_or_starts_again_is_left_alone() -> None:
+    """Whatever the cluster says of its node; and a kubelet that starts it again lives."""
+    world = _silent(serving=False)
+    world.now += 100 * SILENT_S
+    assert world.look().actions == ()
+    world = _silent(unheard=True)
+    world.hear(JobStatus(round=1))
+    world.now += 100 * SILENT_S
+    assert world.look().actions == ()
+
+
+def test_an_operator_that_has_just_begun_believes_the_cluster() -> None:
+    """It has never reached the master, of whose node the cluster hears nothing; it tries first."""
+    world = _silent(met=False, unheard=True)
+    world.master = dataclasses.replace(world.master, silent_since=None)
+    world.first_seen_at = world.now
+    assert world.look().requeue_after == SILENT_S
+    world.now += SILENT_S
+    assert deletes(world.look()) == {MASTER: "NodeLost"}
+
+
+def test_an_operator_that_reaches_nobody_judges_nobody() -> None:
+    """It looks again soon, and judges once it reaches another master."""
+    world = _silent()
+    world.cut_off = True
+    world.now += 10 * SILENT_S
+    made = world.look()
+    assert (made.actions, made.requeue_after) == ((), AGAIN_S)
+    world.cut_off = False
+    assert deletes(world.look()) == {MASTER: "NodeLost"}
+
+
+def test_an_operator_without_its_lease_ends_before_it_judges() -> None:
+    """Cut off from the API server too, it must not kill a master when both come back at once."""
+    assert SILENT_S >= election._RENEW_S
+
+
+@pytest.mark.parametrize(
+    ("reached", "nodes", "expected"),
+    [
+        ((False,), ("a",), False),
+        ((False, False), ("a", "a"), False),
+        ((False, False), ("a", "b"), True),
+        ((False, True), ("a", "b"), False),
+        ((), (), False),
+    ],
+)
+def test_masters_on_several_nodes_do_not_fall_silent_together(
+    reached: tuple[bool, ...], nodes: tuple[str, ...], *, expected: bool
+) -> None:
+    """Those of one node do, with it; and one that answers shows that the way is open."""
+    assert cut_off(reached, nodes) is expected
