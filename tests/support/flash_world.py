@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import flash_matrix
+import flash_overlap
 from flash_models import backward, evaluate, model_of
 
 
@@ -88,6 +89,7 @@ class Keeping:
 def _serve() -> None:
     import torch
     import torch._dynamo  # what the first optimizer imports: a second, in each rank
+    import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel
 
@@ -210,6 +212,7 @@ def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
 _JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": _train,
     "save": lambda world, pipe: flash_matrix.save(world, pipe, digest),
+    "overlap": flash_overlap.run,
     "load": lambda world, pipe: flash_matrix.load(world, pipe, digest),
 }
 
