@@ -167,11 +167,15 @@ def commit(
 def _tidy(disk: Disk, folder: str) -> None:
     """Remove what is no part of the checkpoint: descriptions, and what others died while writing.
 
-    With any of it in the step, retention would take the step for somebody else's.
+    With any of it in the step, also after a power cut, retention would take the step for somebody
+    else's, and nobody could replace it.
     """
-    for name in foreign_names(disk, folder):
+    names = foreign_names(disk, folder)
+    for name in names:
         with contextlib.suppress(OSError):
             disk.unlink(f"{folder}/{name}")
+    if names:
+        disk.sync_dir(folder)
 
 
 def _rank(shard: Shard) -> int:
