@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-PLACEMENTS = {"columns": "1", "grid": "01", "hybrid": "R0", "fsdp-tp": "0"}
-"""Kinds of worlds whose parameters are DTensors: the dimension that each of the mesh's shards."""
+import flash_matrix
+import flash_overlap
+from flash_models import backward, evaluate, model_of
 
 
 class Worlds:
@@ -88,8 +89,9 @@ class Keeping:
 def _serve() -> None:
     import torch
     import torch._dynamo  # what the first optimizer imports: a second, in each rank
+    import torch.distributed.checkpoint
     import torch.distributed.fsdp
-    import torch.distributed.tensor
+    import torch.distributed.tensor.parallel
 
     import holdfast.flash.checkpointer  # noqa: F401 - forked ranks find it imported
 
@@ -140,7 +142,7 @@ def _rank(rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
             dist.init_process_group(
                 "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count
             )
-        _train(world, pipe)
+        _JOBS[world.get("job", "train")](world, pipe)
     except Exception:  # noqa: BLE001 - it is what the test is to see
         pipe.send({"error": traceback.format_exc()})
     finally:
@@ -154,7 +156,7 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     from holdfast.flash.checkpointer import Checkpointer
 
     torch.manual_seed(world.get("seed", 0))
-    model = _model(world)
+    model = model_of(world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     flash = Checkpointer(
@@ -171,11 +173,11 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     inputs = torch.randn(8, 1024, generator=torch.Generator().manual_seed(5))
     for step in range(start, start + world["steps"]):
         optimizer.zero_grad()
-        _backward(world, model, inputs)
+        backward(world, model, inputs)
         optimizer.step()
         scheduler.step()
         if world.get("evaluate"):
-            _evaluate(model, inputs)
+            evaluate(model, inputs)
         flash.save(step + 1, durable=world["durable"])
     if world.get("lonely") and os.environ["RANK"] == "0":
         for step in range(3):
@@ -187,66 +189,6 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     if world.get("die"):
         os.kill(os.getpid(), signal.SIGKILL)
     flash.close()
-
-
-def _backward(world: Mapping[str, Any], model: Any, inputs: Any) -> None:
-    """Compute gradients; a model of bare DTensors has no forward, and takes what it gets."""
-    import torch
-
-    if world["kind"] not in PLACEMENTS:
-        model(inputs).square().mean().backward()
-        return
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 0.1)
-
-
-def _evaluate(model: Any, inputs: Any) -> None:
-    """Run without training, after which FSDP2 leaves the root's parameters whole."""
-    import torch
-
-    model.eval()
-    with torch.no_grad():
-        model(inputs)
-    model.train()
-
-
-def _model(world: Mapping[str, Any]) -> Any:
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
-    model = nn.Sequential(nn.Linear(1024, 901), nn.BatchNorm1d(901), nn.ReLU(), nn.Linear(901, 7))
-    if world["kind"] == "ddp":
-        return DistributedDataParallel(model)
-    if world["kind"] == "fsdp":
-        fully_shard(model[0])
-        fully_shard(model)
-    if world["kind"] in PLACEMENTS:
-        _distribute(model, world)
-    return model
-
-
-def _distribute(model: Any, world: Mapping[str, Any]) -> None:
-    """Make every parameter a DTensor, as tensor parallelism does, alone or over FSDP's mesh."""
-    from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    count, text = world["world"], PLACEMENTS[world["kind"]]
-    two = len(text) == 2 or world["kind"] == "fsdp-tp"
-    names = ("outer", "inner") if two else ("inner",)
-    whole = init_device_mesh("cpu", (2, count // 2) if two else (count,), mesh_dim_names=names)
-    mesh = whole["inner"] if len(text) == 1 else whole
-    for module in model.modules():
-        for name, value in list(module.named_parameters(recurse=False)):
-            kinds = [
-                Replicate() if kind == "R" or int(kind) >= value.dim() else Shard(int(kind))
-                for kind in text
-            ]
-            setattr(module, name, nn.Parameter(distribute_tensor(value.detach(), mesh, kinds)))
-    if world["kind"] == "fsdp-tp":
-        fully_shard(model, mesh=whole["outer"])
 
 
 def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
@@ -265,6 +207,14 @@ def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
         found.update(name.encode() + whole.detach().contiguous().numpy().tobytes())
     found.update(json.dumps(scheduler.state_dict(), sort_keys=True, default=str).encode())
     return found.hexdigest()
+
+
+_JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
+    "train": _train,
+    "save": lambda world, pipe: flash_matrix.save(world, pipe, digest),
+    "overlap": flash_overlap.run,
+    "load": lambda world, pipe: flash_matrix.load(world, pipe, digest),
+}
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ from holdfast.layout import NEEDS_FENCE, fence
 BYTES_ROOM: Final = 64 * 1024
 """Bytes that a rank's byte items may have together unless its plan asks for more."""
 SLOTS: Final = 3
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
 _MADV_DONTFORK: Final = 10
 _MADV_POPULATE_READ: Final = 22
 _MADV_POPULATE_WRITE: Final = 23
@@ -112,7 +114,7 @@ class Arena:
         """
         if os.fstat(fd).st_size < PAGE:
             raise ArenaError(f"descriptor {fd}: {os.fstat(fd).st_size} bytes are no arena")
-        self._map = mmap.mmap(fd, os.fstat(fd).st_size)
+        self._map = _mapped(fd, os.fstat(fd).st_size)
         self._bytes = memoryview(self._map)
         words = self._bytes[:PAGE].cast("Q")
         if words[ArenaWord.MAGIC] != MAGIC or words[ArenaWord.FORMAT] != FORMAT:
@@ -180,6 +182,32 @@ class Arena:
             slot.close()
         self._bytes.release()
         self._map.close()
+
+
+def _mapped(fd: int, size: int) -> mmap.mmap:
+    """Map a file and keep no descriptor of it.
+
+    Python's own mapping of a file holds a copy of the descriptor for as long as it lives. A forked
+    child would have that copy too and pin the memory, whatever is done about the mapping.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    memory = mmap.mmap(-1, size, flags=flags)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    found = libc.mmap(
+        ctypes.c_void_p(address),
+        ctypes.c_size_t(size),
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        mmap.MAP_SHARED | _MAP_FIXED,
+        fd,
+        ctypes.c_long(0),
+    )
+    if found != address:
+        code = ctypes.get_errno()
+        memory.close()
+        raise OSError(code, f"mapping an arena: {os.strerror(code)}")
+    return memory
 
 
 class Slot:

@@ -129,14 +129,12 @@ def commit(
     attempt: Attempt,
     shards: Iterable[Shard],
     own: str | None = None,
-    private: Iterable[str] = (),
     final: str = "",
 ) -> str:
     """Commit the step whose shards lie durable in the attempt's directory; return its path.
 
     own: this coordinator's attempt number. The directory is renamed to it first, so that one
     that was thought dead finds nothing to rename.
-    private: files of the attempt that are no part of the checkpoint.
     final: the path that it is to have, in the same directory; empty: the step's own. A checkpoint
         that is there already is replaced as a whole, and nothing else is.
 
@@ -159,13 +157,25 @@ def commit(
             (MANIFEST_NAME, encode_manifest(manifest)),
         ):
             _write_whole(disk, folder, name, memoryview(content), len(content))
-        for name in private:  # only now: a successor that finds no manifest needs them
-            with contextlib.suppress(OSError):
-                disk.unlink(f"{folder}/{name}")
+        _tidy(disk, folder)  # only now: a successor that finds no manifest needs the descriptions
         _publish(disk, root, folder, final, manifest, replaces=given)
     except OSError as error:
         raise CommitError(f"{final} was not committed: {error}") from error
     return final
+
+
+def _tidy(disk: Disk, folder: str) -> None:
+    """Remove what is no part of the checkpoint: descriptions, and what others died while writing.
+
+    With any of it in the step, also after a power cut, retention would take the step for somebody
+    else's, and nobody could replace it.
+    """
+    names = foreign_names(disk, folder)
+    for name in names:
+        with contextlib.suppress(OSError):
+            disk.unlink(f"{folder}/{name}")
+    if names:
+        disk.sync_dir(folder)
 
 
 def _rank(shard: Shard) -> int:

@@ -201,9 +201,7 @@ class Storage:
                 folder = f"{self.root}/{found.folder}"
                 shards = _shards_in(self._disk, folder, grant.world)
                 if len(shards) == grant.world:
-                    private = [_description(rank) for rank in range(grant.world)]
-                    parts = shards.values()
-                    commit(self._disk, self.root, found, parts, grant.own, private)
+                    commit(self._disk, self.root, found, shards.values(), grant.own)
                     self._delete_old(grant.version)
                     return
         except OSError as error:

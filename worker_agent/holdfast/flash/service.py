@@ -218,8 +218,11 @@ class Service:
             )
 
     def _token(self, hello: Hello) -> str:
-        """Return the name of this world's attempts, the same wherever its ranks are kept."""
-        return hello.token or self.keeper.token
+        """Return the name of this world's attempts, the same wherever its ranks are kept.
+
+        Another world's is another, or what it left half done would pass for this one's.
+        """
+        return hello.token or f"{self.keeper.token}r{hello.lineage}"
 
     def _saved(self, member: Member, saved: Saved) -> None:
         version = Version(saved.lineage, saved.step)
