@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.flash.client import CheckpointError
+from holdfast.flash.manifest import hash64
 from holdfast.flash.restoring import RestoreError
 from holdfast.flash.state import StateError
 from small_models import same, state_of, train
@@ -52,6 +54,39 @@ def test_a_model_that_does_not_fit_is_refused_and_untouched(tmp_path: Path, numb
     ):
         flash.load()
     assert same(dict(other.state_dict()), before)
+
+
+def _made_newer(step: Path) -> None:
+    """Make of a committed step what the next Holdfast may write."""
+    file = step / "holdfast.json"
+    fields = json.loads(file.read_bytes())
+    fields["checkpoint"]["format"] = 2
+    body = json.dumps(fields["checkpoint"], separators=(",", ":"), sort_keys=True).encode()
+    file.write_bytes(b'{"hash":"%016x","checkpoint":%s}\n' % (hash64(body), body))
+
+
+@pytest.mark.parametrize("newer", [(1, 2), (2,)])
+def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(
+    tmp_path: Path, newer: tuple[int, ...]
+) -> None:
+    """Path, format and remedy are told; neither a fresh start nor an older step is one."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        for step in (1, 2):
+            flash.save(step)
+    for step in newer:
+        _made_newer(tmp_path / f"step_{step}")
+    other, its = state_of(5)
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    text = r"step_2/holdfast.json: format=2, this Holdfast reads 1: .*Update Holdfast, or move"
+    with (
+        holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash,
+        pytest.raises(CheckpointError, match=text),
+    ):
+        flash.load()
+    assert same(dict(other.state_dict()), before)
+    assert not its.state
 
 
 def test_partial_takes_what_fits(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from holdfast.flash.disk import DIRECT_ALIGN, Disk
 from holdfast.flash.manifest import (
     MANIFEST_NAME,
     METADATA_NAME,
+    FormatError,
     Manifest,
     ManifestError,
     Shard,
@@ -199,6 +200,8 @@ def _publish(
                 f"{final} holds what is no part of a checkpoint ({', '.join(foreign[:3])}): "
                 "give each checkpoint a directory of its own"
             ) from None
+        if newer := _newer(disk, final):
+            raise CommitError(newer) from None
         if not replaces and not is_own(disk, final):
             raise CommitError(
                 f"{final} was not written by Holdfast: move it away, or give the Checkpointer "
@@ -209,6 +212,17 @@ def _publish(
         discard(disk, root, folder)
         return
     disk.sync_dir(root)
+
+
+def _newer(disk: Disk, path: str) -> str:
+    """Return why a checkpoint must not be replaced: a newer Holdfast wrote it; else nothing."""
+    try:
+        read_manifest(disk, path)
+    except FormatError as error:
+        return str(error)
+    except ManifestError:
+        pass
+    return ""
 
 
 def foreign_names(disk: Disk, path: str) -> list[str]:
@@ -253,10 +267,12 @@ def steps(disk: Disk, root: str) -> list[int]:
 def read_manifest(disk: Disk, path: str) -> Manifest:
     """Return a committed step's manifest, its files' lengths compared.
 
-    Raises `ManifestError`: the manifest or a file is missing or damaged.
+    Raises `ManifestError`: the manifest or a file is missing or damaged; `FormatError`: a newer
+    Holdfast wrote it.
     """
     try:
-        manifest = decode_manifest(disk.read(f"{path}/{MANIFEST_NAME}"))
+        file = f"{path}/{MANIFEST_NAME}"
+        manifest = decode_manifest(disk.read(file), file)
         for shard in manifest.shards:
             found = disk.size(f"{path}/{shard.file}")
             if found != shard.bytes:

@@ -19,7 +19,7 @@ from holdfast.flash.decide.slots import Version
 from holdfast.flash.keeper import Job, Keeper
 from holdfast.flash.lead import Answer, Lead, Question, Written
 from holdfast.flash.link import Hello, LinkError, Origin, Saved
-from holdfast.flash.manifest import ManifestError, Shard
+from holdfast.flash.manifest import FormatError, ManifestError, Shard
 from holdfast.flash.persisting import Grant, Storage
 from holdfast.flash.reading import committed, verify
 from holdfast.flash.rescuing import Order, Outcome, Rescuer
@@ -215,7 +215,7 @@ class LedService(Service):
             return
         try:
             self._question = self._ask(number, asking)
-        except OSError as error:
+        except (OSError, FormatError) as error:
             self._refuse(asking, str(error))
 
     def _ask(self, number: int, asking: list[Member]) -> Question:
