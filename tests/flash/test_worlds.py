@@ -99,6 +99,41 @@ def test_a_rank_saves_alone_and_after_an_evaluation(worlds: Worlds, tmp_path: Pa
     assert (loaded["start"], loaded["loaded"]) == (2, saved["saved"])
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("misfit", "text"), [("more", "extra.odd is not in the"), ("picky", "extra.odd: Picky refused")]
+)
+def test_what_one_rank_refuses_no_rank_loads(
+    worlds: Worlds, tmp_path: Path, kind: str, misfit: str, text: str
+) -> None:
+    """The others are told who refused; no tensor changes, and the step is there as before."""
+    root, save = str(tmp_path), {"steps": 1, "durable": True, "kind": kind}
+    before = worlds.run(world=3, root=str(tmp_path / "none"), **save | {"steps": 0, "seed": 5})
+    odd = {"misfit": "tame"} if misfit == "picky" else {}
+    worlds.run(world=2, root=root, **save, **odd)
+    found = worlds.run(world=3, root=root, **save, misfit=misfit, seed=5)
+    assert text in found[2]["refused"]
+    others = {rank["refused"] for rank in found[:2]}
+    assert others == {"rank 2 refused what was to be restored, so no rank takes it"}
+    assert [rank["weights"] for rank in found] == [rank["weights"] for rank in before]
+    assert not any("saved" in rank for rank in found)
+    assert [rank["start"] for rank in worlds.run(world=1, root=root, **save, **odd)] == [1]
+
+
+def test_a_world_that_one_rank_has_not_loaded_saves_no_step(worlds: Worlds, tmp_path: Path) -> None:
+    """Without a process group the others hear of no refusal: what they save is never complete."""
+    with Keeping(tmp_path) as keeping:
+        here = {"kind": "plain", "world": 2, "root": str(tmp_path / "ck"), "arena": keeping.path}
+        (saved, _) = worlds.run(steps=1, durable=True, round=1, **here)
+        half = worlds.run(
+            steps=2, durable=False, round=2, misfit="more", die=True, may_fail=True, **here
+        )
+        assert "extra.odd is not in the checkpoint" in half[1]["refused"]
+        assert (half[0]["start"], half[0]["saved"] != saved["saved"]) == (1, True)
+        again = worlds.run(steps=0, durable=True, round=3, seed=7, **here)
+    assert [(rank["start"], rank["loaded"]) for rank in again] == [(1, saved["saved"])] * 2
+
+
 def test_tensor_parallel_and_two_dimensional_meshes_are_reshaped(
     worlds: Worlds, tmp_path: Path
 ) -> None:

@@ -148,10 +148,11 @@ def _rank(rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
         os._exit(0)
 
 
-def _train(world: Mapping[str, Any], pipe: Any) -> None:
+def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one training's course
     import torch
 
     from holdfast.flash.checkpointer import Checkpointer
+    from holdfast.flash.restoring import RestoreError
 
     torch.manual_seed(world.get("seed", 0))
     model = _model(world)
@@ -161,11 +162,16 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
         world["root"],
         model=model,
         optimizer=optimizer,
-        extra={"scheduler": scheduler},
+        extra={"scheduler": scheduler, **_misfit(world)},
         overlap=world.get("overlap", False),
     )
-    start = flash.load()
-    pipe.send({"start": start, "loaded": digest(model, optimizer, scheduler)})
+    try:
+        start = flash.load()
+    except RestoreError as error:
+        pipe.send({"refused": str(error), "weights": digest(model, optimizer)})
+        return
+    loaded = digest(model, optimizer, scheduler)
+    pipe.send({"start": start, "loaded": loaded, "weights": digest(model, optimizer)})
     if start == 0:
         torch.manual_seed(1000 + int(os.environ["RANK"]))
     inputs = torch.randn(8, 1024, generator=torch.Generator().manual_seed(5))
@@ -187,6 +193,32 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     if world.get("die"):
         os.kill(os.getpid(), signal.SIGKILL)
     flash.close()
+
+
+def _misfit(world: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the last rank has besides: nothing, what nobody saved, or what it refuses."""
+    last = int(os.environ["RANK"]) == world["world"] - 1
+    kind = world.get("misfit")
+    if kind in ("picky", "tame"):
+        return {"odd": Picky(refuses=last and kind == "picky")}
+    return {"odd": 1} if kind == "more" and last else {}
+
+
+class Picky:
+    """A scheduler that may be of another version."""
+
+    def __init__(self, *, refuses: bool) -> None:
+        """Take whether it accepts a state."""
+        self._refuses = refuses
+
+    def state_dict(self) -> dict[str, int]:
+        """Return one number."""
+        return {"epoch": 3}
+
+    def load_state_dict(self, _: dict[str, int]) -> None:
+        """Refuse, or take it."""
+        if self._refuses:
+            raise KeyError("milestones")
 
 
 def _backward(world: Mapping[str, Any], model: Any, inputs: Any) -> None:
@@ -249,7 +281,7 @@ def _distribute(model: Any, world: Mapping[str, Any]) -> None:
         fully_shard(model, mesh=whole["outer"])
 
 
-def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
+def digest(model: Any, optimizer: Any, scheduler: Any = None) -> str:
     """Return a hash of all values, whole tensors by name."""
     from holdfast.flash.state import Parts, parameter_names, unwrap
 
@@ -263,7 +295,8 @@ def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
     for name, tensor in sorted(tensors.items()):
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         found.update(name.encode() + whole.detach().contiguous().numpy().tobytes())
-    found.update(json.dumps(scheduler.state_dict(), sort_keys=True, default=str).encode())
+    if scheduler is not None:
+        found.update(json.dumps(scheduler.state_dict(), sort_keys=True, default=str).encode())
     return found.hexdigest()
 
 

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.flash.agreement import all_or_none
 from holdfast.flash.copying import Piece, Pieces
 from holdfast.flash.giving import Gift, GivingError, give
+from holdfast.flash.optimizers import otherness
 from holdfast.flash.planning import Local, Place, locate
 from holdfast.flash.saving import decode_value, is_lazy, is_on_gpu
 from holdfast.flash.state import Leaves, Parts, parameter_names
@@ -70,15 +72,17 @@ class Restorer:
             body = bytes(memoryview(memory)[begin : begin + length])
             self._values[name] = decode_value(name, body)
         with torch.no_grad():
-            self._models()
-            self._optimizers()
-            self._extras()
-            if work.wrong and not partial:
-                raise RestoreError(
-                    f"{len(work.wrong)} differences between checkpoint and state, the first: "
-                    f"{'; '.join(work.wrong[:_SHOWN])}. load(partial=True) takes what fits"
-                )
-            notes = self._give()
+            with all_or_none(self._place.world, RestoreError):
+                self._models()
+                self._optimizers()
+                self._extras()
+                if work.wrong and not partial:
+                    raise RestoreError(
+                        f"{len(work.wrong)} differences between checkpoint and state, the first: "
+                        f"{'; '.join(work.wrong[:_SHOWN])}. load(partial=True) takes what fits"
+                    )
+            with all_or_none(self._place.world, RestoreError):
+                notes = self._give()
             self._unshard_nothing()
             for to, source in work.copies:
                 to.copy_(source)
@@ -147,6 +151,10 @@ class Restorer:
         for prefix, optimizer in self._parts.optimizers.items():
             path = ("optimizer", prefix) if prefix else ("optimizer",)
             names = parameter_names(self._parts, prefix)
+            if other := self._other(path, optimizer):
+                self._work.wrong.append(f"{'.'.join(path)} is {other}")
+                self._fresh[id(optimizer)] = {}
+                continue
             by_name = {
                 names[id(parameter)]: (parameter, group)
                 for group in optimizer.param_groups
@@ -173,6 +181,10 @@ class Restorer:
                 one: state for one, state in fresh.items() if id(one) not in self._unfit
             }
             self._compare_groups(path, optimizer, names)
+
+    def _other(self, path: tuple[str, ...], optimizer: Any) -> str:
+        saved = {key for _, key in self._below((*path, "param_groups"))}
+        return otherness(saved, {key for group in optimizer.param_groups for key in group})
 
     def _state_tensor(
         self, name: str, key: str, parameter: Any, group: dict[str, Any], here: Any
