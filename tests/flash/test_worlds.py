@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,50 @@ def test_a_resumed_world_goes_on_as_if_nothing_had_happened(worlds: Worlds, tmp_
         assert {key: one[key] for key in ("saved", "lr", "random")} == {
             key: other[key] for key in ("saved", "lr", "random")
         }
+
+
+def test_a_world_of_another_size_draws_numbers_of_its_own(worlds: Worlds, tmp_path: Path) -> None:
+    """They differ on all ranks and from those of before, and are the same whenever it restores."""
+    root = str(tmp_path)
+    saved = worlds.run(kind="ddp", world=2, root=root, steps=1, durable=True)
+    drawn = []
+    for seed in (7, 8):
+        found = worlds.run(kind="ddp", world=3, root=root, steps=0, durable=True, seed=seed)
+        for number, rank in enumerate(found):
+            (note,) = [note for note in rank["notes"] if "random" in note]
+            assert note.startswith(f"random generators of rank {number} are reseeded"), note
+        drawn.append([rank["random"] for rank in found])
+    assert drawn[0] == drawn[1]
+    assert len({str(numbers) for numbers in (*drawn[0], *(rank["random"] for rank in saved))}) == 5
+    (alone,) = worlds.run(kind="plain", world=1, root=root, steps=0, durable=True)
+    assert alone["random"] not in drawn[0]
+
+
+def test_every_generator_is_reseeded() -> None:
+    """torch's, Python's and numpy's: what they draw follows from rank, world and what was saved."""
+    import random
+
+    import numpy as np
+    import torch
+
+    from holdfast.flash.rng import Rng
+
+    def draws(state: dict[str, Any]) -> list[Any]:
+        rng = Rng()
+        before = rng.state_dict()
+        rng.load_state_dict(state)
+        found = [torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
+        rng.load_state_dict(before)
+        return found
+
+    saved = [Rng().state_dict()]
+    torch.rand(1)
+    other = [Rng().state_dict()]
+    cases = [(saved, 0, 2), (saved, 1, 2), (saved, 0, 3), (other, 0, 2)]
+    found = [draws(Rng().reshard(*case)) for case in cases]
+    assert found == [draws(Rng().reshard(*case)) for case in cases]
+    for kind in zip(*found, draws(saved[0]), strict=True):
+        assert len(set(kind)) == 5
 
 
 def test_an_overlapped_copy_saves_what_the_step_left(worlds: Worlds, tmp_path: Path) -> None:

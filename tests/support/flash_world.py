@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -166,12 +167,15 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one 
         overlap=world.get("overlap", False),
     )
     try:
-        start = flash.load()
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            start = flash.load()
     except RestoreError as error:
         pipe.send({"refused": str(error), "weights": digest(model, optimizer)})
         return
     loaded = digest(model, optimizer, scheduler)
     pipe.send({"start": start, "loaded": loaded, "weights": digest(model, optimizer)})
+    pipe.send({"notes": [str(note.message) for note in notes]})
     if start == 0:
         torch.manual_seed(1000 + int(os.environ["RANK"]))
     inputs = torch.randn(8, 1024, generator=torch.Generator().manual_seed(5))

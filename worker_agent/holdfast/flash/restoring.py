@@ -17,6 +17,7 @@ from holdfast.flash.copying import Piece, Pieces
 from holdfast.flash.giving import Gift, GivingError, give
 from holdfast.flash.optimizers import otherness
 from holdfast.flash.planning import Local, Place, locate
+from holdfast.flash.rng import Rng
 from holdfast.flash.saving import decode_value, is_lazy, is_on_gpu
 from holdfast.flash.state import Leaves, Parts, parameter_names
 from holdfast.flash.stored import Stored
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     import torch
 
 _SHOWN: Final = 10
+_RESEEDED: Final = (
+    "random generators of rank {} are reseeded, from the checkpoint's rank 0: it was saved by a "
+    "world of {}, this one has {}"
+)
 
 
 class RestoreError(Exception):
@@ -311,6 +316,8 @@ class Restorer:
             elif reshard is not None and len(states) == self._found.world:
                 whole = reshard(states, rank, self._place.world)
                 gifts.append(Gift(name, value, whole, self._parts.per_rank, key))
+                if isinstance(value, Rng):
+                    notes.append(_RESEEDED.format(rank, self._found.world, self._place.world))
             else:
                 notes.append(
                     f"{key} of rank {rank} begins anew: it was saved by a world of "
