@@ -83,7 +83,7 @@ def write_shard(disk: Disk, folder: str, shard: Shard, image: memoryview) -> Non
     """
     for left in reversed(range(_TRIES)):
         try:
-            _write_whole(disk, folder, shard.file, image, shard.bytes)
+            write_whole(disk, folder, shard.file, image, shard.bytes)
         except OSError as error:
             full = error.errno in (28, 122)  # ENOSPC, EDQUOT: another try needs as much
             if full or not left or not _exists(disk, folder):
@@ -94,7 +94,7 @@ def write_shard(disk: Disk, folder: str, shard: Shard, image: memoryview) -> Non
             return
 
 
-def _write_whole(disk: Disk, folder: str, name: str, data: memoryview, size: int) -> None:
+def write_whole(disk: Disk, folder: str, name: str, data: memoryview, size: int) -> None:
     """Write `size` bytes under a private name, and give the file its own once it is durable."""
     private = f"{folder}/.{name}.{unique()}"
     padded = -(-size // DIRECT_ALIGN) * DIRECT_ALIGN
@@ -159,7 +159,7 @@ def commit(
             (METADATA_NAME, metadata),
             (MANIFEST_NAME, encode_manifest(manifest)),
         ):
-            _write_whole(disk, folder, name, memoryview(content), len(content))
+            write_whole(disk, folder, name, memoryview(content), len(content))
         for name in private:  # only now: a successor that finds no manifest needs them
             with contextlib.suppress(OSError):
                 disk.unlink(f"{folder}/{name}")
