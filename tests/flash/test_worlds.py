@@ -179,6 +179,33 @@ def test_a_world_that_one_rank_has_not_loaded_saves_no_step(worlds: Worlds, tmp_
     assert [(rank["start"], rank["loaded"]) for rank in again] == [(1, saved["saved"])] * 2
 
 
+def test_plain_dcp_loads_what_meshes_saved_onto_others(worlds: Worlds, tmp_path: Path) -> None:
+    """Without Holdfast: columns, rows × columns, FSDP2 over TP, onto fewer or more ranks, exact."""
+    cells = [("columns", 3, "fsdp", 2), ("grid", 4, "columns", 3), ("fsdp-tp", 4, "plain", 1)]
+    wrong = []
+    for kind, count, other, size in cells:
+        root = str(tmp_path / kind)
+        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2, durable=True)
+        answers = worlds.run(kind=other, world=size, root=root, stock=2, seed=7)
+        wrong += [
+            f"{kind} {count} → {other} {size}: {answer}"
+            for answer in answers
+            if answer["weights"] != saved["saved weights"]
+        ]
+    assert wrong == []
+
+
+def test_a_save_of_an_unchanged_layout_costs_a_copy(worlds: Worlds, tmp_path: Path) -> None:
+    """Of 20 more: no plan, no tensor of the state pickled or copied elsewhere, no collective."""
+    found = worlds.run(kind="fsdp", world=2, root=str(tmp_path), steps=1, durable=True, count=20)
+    for rank in found:
+        counts = rank["counted"]
+        assert (counts["plans"], counts["collectives"], counts["a barrier"] > 0) == (0, 0, True)
+        assert counts["pickled"] < 16_384, counts  # the random generators' states
+        assert counts["made"] < 16_384, counts
+        assert counts["peak"] < 262_144, counts
+
+
 def test_tensor_parallel_and_two_dimensional_meshes_are_reshaped(
     worlds: Worlds, tmp_path: Path
 ) -> None:

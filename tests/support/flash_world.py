@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from counted_saves import counted
+
 PLACEMENTS = {"columns": "1", "grid": "01", "hybrid": "R0", "fsdp-tp": "0"}
 """Kinds of worlds whose parameters are DTensors: the dimension that each of the mesh's shards."""
 
@@ -166,6 +168,10 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one 
         extra={"scheduler": scheduler, **_misfit(world)},
         overlap=world.get("overlap", False),
     )
+    if world.get("stock"):
+        _read_by_dcp(world, model, optimizer)
+        pipe.send({"weights": digest(model, optimizer)})
+        return
     try:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
@@ -191,12 +197,35 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one 
         for step in range(3):
             flash.save(1000 + step, durable=False)
     flash.wait()
+    if world.get("count"):
+        pipe.send({"counted": counted(flash, 2000, world["count"])})
     saved = digest(model, optimizer, scheduler)
+    pipe.send({"saved weights": digest(model, optimizer)})
     random_numbers = torch.rand(3).tolist()
     pipe.send({"saved": saved, "random": random_numbers, "lr": scheduler.get_last_lr()})
     if world.get("die"):
         os.kill(os.getpid(), signal.SIGKILL)
     flash.close()
+
+
+def _read_by_dcp(world: Mapping[str, Any], model: Any, optimizer: Any) -> None:
+    """Fill the state by torch alone from the step `stock`, as somebody without Holdfast does."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from holdfast.flash.state import Parts, parameter_names, unwrap
+
+    parts = Parts(models={"": model}, optimizers={"": optimizer}, extra={}, per_rank={})
+    names, state = parameter_names(parts, ""), {}
+    for parameter in optimizer.param_groups[0]["params"]:
+        fresh = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = state[names[id(parameter)]] = {
+            "step": torch.tensor(0.0),
+            **fresh,
+        }
+    target = {"model": dict(unwrap(model).state_dict()), "optimizer": {"state": state}}
+    folder = Path(world["root"]) / f"step_{world['stock']}"
+    dcp.load(target, checkpoint_id=folder, no_dist=world["kind"] == "plain")
 
 
 def _misfit(world: Mapping[str, Any]) -> dict[str, Any]:
