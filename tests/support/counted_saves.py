@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 
@@ -55,7 +55,7 @@ def counted(flash: Any, first: int, saves: int) -> dict[str, Any]:
         pickled.clear()
         tracemalloc.start()
         tracemalloc.reset_peak()
-        with Made():
+        with cast("Any", Made)():
             for step in range(first + 1, first + saves):
                 flash.save(step, durable=False)
         _, peak = tracemalloc.get_traced_memory()
