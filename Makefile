@@ -124,7 +124,7 @@ bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, be
 	$(BIN)/python -m bench.overhead
 
 .PHONY: bench-flash
-bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch and DLRover (15 minutes)
+bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch and DLRover (18 minutes)
 	$(BIN)/python -m bench.flash
 
 .PHONY: soak-real

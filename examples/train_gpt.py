@@ -75,8 +75,7 @@ def train(args: argparse.Namespace) -> None:
             return  # the job goes on from here in a world of another size
         if args.eval_every and done.step % args.eval_every == 0 and done.step < args.steps:
             validate(done, model, validation)
-    flash.save(done.step)
-    flash.close()
+    flash.close(done.step)
     validate(done, model, validation)
 
 

@@ -113,7 +113,7 @@ def _one(row: Row, options: argparse.Namespace, python: str) -> Result:
             case=row.case,
             system=row.system,
             mib=options.tensors if row.case == SMALL else int(options.mib * row.share),
-            repeats=options.repeats,
+            repeats=row.repeats(options.repeats),
             device=options.device,
             folder=folder,
             out=f"{folder}/result.json",

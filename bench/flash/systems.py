@@ -113,9 +113,9 @@ def async_save(subject: Subject, kind: str) -> System:
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
     options: dict[str, Any] = {}
-    if kind != results.ASYNC:
+    if kind not in (results.ASYNC, results.ASYNC_AS_PROCESS):
         options["async_stager"] = _stager(kind, gpu=subject.device == "cuda")
-    if kind == results.ASYNC_PROCESS:
+    if kind in (results.ASYNC_PROCESS, results.ASYNC_AS_PROCESS):
         options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
     elif subject.world > 1:  # its thread's collectives would meet the trainer's own
         options["process_group"] = dist.new_group(backend="gloo")
@@ -226,6 +226,7 @@ SYSTEMS: dict[str, Callable[[Subject], System]] = {
     results.TORCH_SAVE: torch_save,
     results.DCP_SAVE: dcp_save,
     results.ASYNC: lambda subject: async_save(subject, results.ASYNC),
+    results.ASYNC_AS_PROCESS: lambda subject: async_save(subject, results.ASYNC_AS_PROCESS),
     results.ASYNC_THREAD: lambda subject: async_save(subject, results.ASYNC_THREAD),
     results.ASYNC_STAGED: lambda subject: async_save(subject, results.ASYNC_STAGED),
     results.ASYNC_PROCESS: lambda subject: async_save(subject, results.ASYNC_PROCESS),

@@ -13,7 +13,7 @@ from bench import record
 from bench.flash import results as r
 from bench.flash.bars import judge
 from bench.flash.page import page
-from bench.flash.plan import ROWS, chosen, ordered
+from bench.flash.plan import ON_GPU, ROWS, chosen, ordered
 from bench.flash.results import Result, figures, from_line, read
 from bench.recovery import sandbox
 
@@ -123,11 +123,12 @@ def test_rounds_count_together_and_ratios_pair_each_save_with_its_own_copy() -> 
 
 
 def test_the_plan_measures_every_promised_system_ten_times() -> None:
-    """Two rounds of five repeats; what only adds to the picture is measured once."""
+    """Two rounds of five repeats; what only adds to the picture has all ten in one."""
     planned = [(row.case, row.system) for row in ordered(chosen(""))]
     best_of = {(r.TWO, r.ASYNC), (r.ONE, r.ASYNC_PROCESS)}
     assert all(planned.count(key) == 2 for key in KEPT if key not in best_of)
     assert len(planned) == sum(row.rounds for row in ROWS)
+    assert {row.rounds * row.repeats(5) for row in (*ROWS, *ON_GPU)} == {10}
 
 
 def test_results_survive_their_file() -> None:

@@ -100,6 +100,8 @@ def test_small_differences_change_nothing() -> None:
 def test_it_says_what_it_was_made_from() -> None:
     """For people: costs, step time, failures and how those are known."""
     verdict = choose(costs(), learn(Observed(memory=1, storage=1, seconds=7200), nodes=4))
+    for text in (verdict.memory_reason, verdict.storage_reason):
+        assert text.startswith("sqrt(2 × cost × time between failures), as by Young and Daly: ")
     assert "stops training for 100 ms" in verdict.memory_reason
     assert "a step takes 1 s" in verdict.memory_reason
     assert "learned from 2 failures in 2 h of training" in verdict.memory_reason

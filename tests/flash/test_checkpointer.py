@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.flash.arena import BYTES_ROOM
 from holdfast.flash.client import CheckpointError
 from holdfast.flash.decide.schedule import Schedule
 from holdfast.job import CONTINUE
@@ -58,10 +59,6 @@ def test_any_optimizer_comes_back_with_all_its_state(
         return value
 
     trained.step(loss)
-    if optimizer["kind"] == "LBFGS":  # its state holds lists of tensors, under one parameter
-        with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
-            flash.save(1)
-        return
     before = trained.state_dict()
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
         flash.save(1)
@@ -171,6 +168,35 @@ def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
     with holdfast.Checkpointer(tmp_path, model=other, extra={"note": None}) as flash:
         assert flash.load() == 3
     assert same(dict(model.state_dict()), dict(other.state_dict()))
+
+
+def test_plain_dcp_reads_values_that_have_grown_and_shrunk(tmp_path: Path) -> None:
+    """Each step has the lengths of its own values, though nothing was planned anew between."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    model, optimizer = state_of()
+    extra: dict[str, Any] = {"note": "x", "other": [1]}
+    train(model, optimizer)
+    notes: list[Any] = ["short", "longer " * 900, ["odd", {"a": 1.5}], "s"]
+    weights = []
+    with holdfast.Checkpointer(
+        tmp_path, model=model, optimizer=optimizer, extra=extra, keep_last=9
+    ) as flash:
+        for step, note in enumerate(notes, 1):
+            extra["note"], extra["other"] = note, [step] * step
+            flash.save(step)
+            weights.append(model[0].weight.detach().clone())
+            train(model, optimizer)
+        assert flash._room == BYTES_ROOM
+    for step, note in enumerate(notes, 1):
+        target: dict[str, Any] = {
+            "model": {"0.weight": torch.zeros(7, 5)},
+            "extra": {"note": None, "other": None},
+        }
+        dcp.load(target, checkpoint_id=tmp_path / f"step_{step}", no_dist=True)
+        assert target["extra"] == {"note": note, "other": [step] * step}
+        assert same(target["model"]["0.weight"], weights[step - 1])
 
 
 def test_the_metadata_written_without_torch_is_the_one_that_torch_writes(tmp_path: Path) -> None:

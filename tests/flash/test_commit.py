@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import random
 
 import pytest
@@ -22,8 +23,15 @@ from holdfast.flash.commit import (
 )
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk
-from holdfast.flash.manifest import Manifest, ManifestError
-from holdfast.flash.reading import newest, verify
+from holdfast.flash.manifest import (
+    FormatError,
+    Manifest,
+    ManifestError,
+    decode_manifest,
+    encode_manifest,
+    hash64,
+)
+from holdfast.flash.reading import committed, newest, verify
 from holdfast.flash.table import Box, ShardTable, TensorItem, decode, encode, lacking
 from sample_shards import sample_step
 
@@ -199,6 +207,52 @@ def test_a_bit_that_flips_is_found_and_the_step_before_is_taken() -> None:
         assert found is not None, f"seed {seed}"
         assert found.manifest == older[0], f"seed {seed}"
         assert "step 20 was passed over" in notes[0]
+
+
+def _reads(content: bytes) -> str:
+    """Return the kind of the error that reading a manifest ends with, and what it says."""
+    with pytest.raises(ManifestError) as caught:
+        decode_manifest(content, "F")
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_newer_format_is_told_apart_from_damage() -> None:
+    """With the right hash or another: newer; what one flipped bit makes of the number: damaged."""
+    content = encode_manifest(sample_step(10, random.Random(3))[0])
+    fields = json.loads(content)
+    number, begin = b'"format":1,"lineage"', content.index(b'"format":1,"lineage"')
+    for newer in (2, 4, 17, 99):
+        found = content.replace(number, b'"format":%d,"lineage"' % newer)
+        assert f"FormatError: F: format={newer}, this Holdfast reads 1" in _reads(found)
+    for bit in range(8):
+        flipped = bytearray(content)
+        flipped[begin + len(b'"format":')] ^= 1 << bit
+        assert _reads(bytes(flipped)).startswith("ManifestError: F is damaged"), bit
+    fields["checkpoint"]["shards"][0]["table"]["format"] = 2
+    body = json.dumps(fields["checkpoint"], separators=(",", ":"), sort_keys=True).encode()
+    found = b'{"hash":"%016x","checkpoint":%s}' % (hash64(body), body)
+    assert "FormatError: F: format=2" in _reads(found)
+
+
+def test_a_step_of_a_newer_format_is_never_passed_over_or_replaced() -> None:
+    """Neither for an older step nor for a new one of the same number."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    older, newer = sample_step(10, random.Random(3)), sample_step(20, random.Random(4))
+    _save(disk, *older)
+    _save(disk, *newer)
+    path = f"{ROOT}/step_20/holdfast.json"
+    content = disk.read(path).replace(b'"format":1,"lineage"', b'"format":2,"lineage"')
+    handle = disk.create(f"{path}.new", direct=False)
+    disk.write(handle, memoryview(content))
+    disk.close(handle)
+    disk.rename(f"{path}.new", path)
+    for read in (lambda: newest(disk, ROOT), lambda: committed(disk, ROOT, 16)):
+        with pytest.raises(FormatError, match=r"step_20/holdfast.json: format=2"):
+            read()
+    with pytest.raises(CommitError, match=r"step_20/holdfast.json: format=2"):
+        _save(disk, *newer)
+    assert disk.read(path) == content
 
 
 def test_a_coordinator_that_was_thought_dead_commits_nothing() -> None:

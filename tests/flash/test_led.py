@@ -18,6 +18,7 @@ from holdfast.flash.link import (
     Durable,
     Failed,
     Origin,
+    Refused,
     Restore,
 )
 from holdfast.flash.metadata import file_name
@@ -179,6 +180,27 @@ def test_each_node_looks_at_its_share_of_what_is_on_storage(tmp_path: Path) -> N
             )  # fmt: skip
             node.word("start_from", 2, answer)
             assert bool(node.master.hears("checked")[2]) is damaged
+
+
+def test_a_step_of_a_newer_holdfast_is_refused_before_the_master_is_asked(tmp_path: Path) -> None:
+    """A master that heard of nothing would let the job begin anew."""
+    with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
+        rank_0.save(Version(1, 7), durable=True)
+        rank_1.save(Version(1, 7), durable=True)
+        (mine,), _ = first.master.hears("written"), second.master.hears("written")
+        second.word("grant", grant_of(mine, "w1e1c1"))
+        second.master.hears("committed")
+    file = tmp_path / "root/step_7/holdfast.json"
+    newer = b'"format":2,"lineage"'
+    file.write_bytes(file.read_bytes().replace(b'"format":1,"lineage"', newer))
+    root = tmp_path / "root"
+    with served(tmp_path, "n2") as node, rank_of(node, root, 0, round_number=2) as rank:
+        for _ in range(2):  # whoever asks again is told again
+            rank.link.send(Restore())
+            refused = rank.link.expect(Refused, timeout_s=WAIT_S)[0]
+            assert isinstance(refused, Refused)
+            assert f"{file}: format=2, this Holdfast reads 1" in refused.error
+        assert node.master.heard_nothing("asks")
 
 
 def test_a_new_master_is_told_everything_that_it_cannot_know(tmp_path: Path) -> None:

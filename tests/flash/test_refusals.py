@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.flash.client import CheckpointError
+from holdfast.flash.manifest import hash64
 from holdfast.flash.restoring import RestoreError
 from holdfast.flash.state import StateError
 from small_models import same, state_of, train
@@ -52,6 +55,144 @@ def test_a_model_that_does_not_fit_is_refused_and_untouched(tmp_path: Path, numb
     ):
         flash.load()
     assert same(dict(other.state_dict()), before)
+
+
+def test_the_first_ten_differences_are_listed_and_the_option(tmp_path: Path) -> None:
+    """Of all, with their number; the optimizer keeps its state and settings too."""
+    import torch
+    from torch import nn
+
+    model, optimizer = state_of()
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        flash.save(1)
+    other: Any = nn.Sequential(*state_of(5)[0], *(nn.Linear(3, 3) for _ in range(6)))
+    its = type(optimizer)(other.parameters(), lr=0.5)
+    other(torch.ones(4, 5)).sum().backward()
+    its.step()
+    before = copy.deepcopy((other.state_dict(), its.state_dict()))
+    with (
+        holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash,
+        pytest.raises(RestoreError) as caught,
+    ):
+        flash.load()
+    text = str(caught.value)
+    assert text.startswith("13 differences between checkpoint and state, the first: ")
+    assert text.endswith(". load(partial=True) takes what fits")
+    shown = [f"model.{number}.{key}" for number in range(3, 8) for key in ("weight", "bias")]
+    assert [name in text for name in shown] == [True] * 10
+    assert text.count("is not in the checkpoint") == 10
+    assert same((other.state_dict(), its.state_dict()), before)
+
+
+def _groups_of(model: Any, *parts: slice) -> Any:
+    import torch
+
+    parameters = list(model.parameters())
+    return torch.optim.AdamW([{"params": parameters[part]} for part in parts], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([slice(0, 6)], r"optimizer.param_groups: 2 groups in the checkpoint"),
+        ([slice(0, 2), slice(2, 6)], r"optimizer.param_groups.0: other parameters"),
+        ([slice(3, 6), slice(0, 3)], r"optimizer.param_groups.1: other parameters"),
+    ],
+)
+def test_other_parameter_groups_are_refused(tmp_path: Path, parts: list[slice], text: str) -> None:
+    """Fewer, or of other parameters: settings such as the learning rate would go astray."""
+    model = state_of()[0]
+    optimizer = _groups_of(model, slice(0, 3), slice(3, 6))
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        flash.save(1)
+    other = state_of(5)[0]
+    its = _groups_of(other, *parts)
+    before = copy.deepcopy((other.state_dict(), its.state_dict()))
+    with (
+        holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash,
+        pytest.raises(RestoreError, match=text),
+    ):
+        flash.load()
+    assert same((other.state_dict(), its.state_dict()), before)
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "text"),
+    [
+        ("AdamW", "SGD", r"optimizer is another optimizer's: .*betas.* are not in the state, "),
+        ("SGD", "AdamW", r"momentum, nesterov are not in the state, .*betas.*not in the checkpoi"),
+        ("RMSprop", "Adagrad", r"alpha, .* are not in the state"),
+    ],
+)
+def test_another_optimizers_state_is_refused_by_its_settings(
+    tmp_path: Path, saved: str, live: str, text: str
+) -> None:
+    """What one lacks and what the other lacks is told; with the option it keeps its own state."""
+    model, optimizer = state_of(kind=saved)
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        flash.save(1)
+    other, its = state_of(5, kind=live)
+    train(other, its)
+    before = copy.deepcopy((other.state_dict(), its.state_dict()))
+    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
+        with pytest.raises(RestoreError, match=text):
+            flash.load()
+        assert same((other.state_dict(), its.state_dict()), before)
+        assert flash.load(partial=True) == 1
+    assert same(its.state_dict(), before[1])
+    assert same(other.state_dict(), model.state_dict())
+
+
+def test_settings_of_another_release_or_a_scheduler_are_no_other_optimizer(tmp_path: Path) -> None:
+    """More settings on one side alone, or a scheduler's own: the state is loaded."""
+    import torch
+
+    model, optimizer = state_of()
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        flash.save(1)
+    other, its = state_of(5)
+    its.param_groups[0]["of_the_next_release"] = True
+    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
+        assert flash.load() == 1
+    assert same(its.state_dict()["state"], optimizer.state_dict()["state"])
+
+
+def _made_newer(step: Path) -> None:
+    """Make of a committed step what the next Holdfast may write."""
+    file = step / "holdfast.json"
+    fields = json.loads(file.read_bytes())
+    fields["checkpoint"]["format"] = 2
+    body = json.dumps(fields["checkpoint"], separators=(",", ":"), sort_keys=True).encode()
+    file.write_bytes(b'{"hash":"%016x","checkpoint":%s}\n' % (hash64(body), body))
+
+
+@pytest.mark.parametrize("newer", [(1, 2), (2,)])
+def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(
+    tmp_path: Path, newer: tuple[int, ...]
+) -> None:
+    """Path, format and remedy are told; neither a fresh start nor an older step is one."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+        for step in (1, 2):
+            flash.save(step)
+    for step in newer:
+        _made_newer(tmp_path / f"step_{step}")
+    other, its = state_of(5)
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    text = r"step_2/holdfast.json: format=2, this Holdfast reads 1: .*Update Holdfast, or move"
+    with (
+        holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash,
+        pytest.raises(CheckpointError, match=text),
+    ):
+        flash.load()
+    assert same(dict(other.state_dict()), before)
+    assert not its.state
 
 
 def test_partial_takes_what_fits(tmp_path: Path) -> None:

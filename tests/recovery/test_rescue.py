@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -17,7 +19,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast.flash.disk import PosixDisk
 from holdfast.flash.reading import verify
-from local_job import STEPS, StartJob, assert_same_curve, event_times, losses
+from holdfast_wire import channel, keys
+from holdfast_wire.messages import JobPhase, MasterSpec, StopWish
+from local_job import STEPS, RunningJob, StartJob, assert_same_curve, event_times, losses
+from scripted_operator import ScriptedOperator
+from worlds import spec_of
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 ONLY_MEMORY = "--save-every=100000"
@@ -113,3 +119,51 @@ def test_a_world_that_shrinks_without_a_boundary_starts_from_the_newest_step_of_
     assert "CheckpointNotRescued" not in reasons
     assert job.finish() == 0, job.evidence()
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
+
+
+@contextlib.contextmanager
+def _as_operator(job: RunningJob) -> Iterator[ScriptedOperator]:
+    """Speak to the job's master as an operator in a cluster does, until the runner is back."""
+    where = job.home.endpoint()
+    assert where is not None
+    credentials = channel.channel_credentials(job.home.tls(keys.ROLE_OPERATOR))
+    options = channel.master_channel_options(job.home.record().uid)
+    with grpc.secure_channel(f"{where.host}:{where.port}", credentials, options=options) as made:
+        operator = ScriptedOperator(made)
+        try:
+            yield operator
+        finally:
+            operator.close()
+
+
+@pytest.mark.parametrize(
+    ("word", "then"),
+    [
+        (
+            spec_of(generation=1000, replicas=2, suspend=True),
+            JobPhase.SUSPENDED,
+        ),
+        (StopWish(reason="the job is being deleted", grace_seconds=60.0), JobPhase.FAILED),
+    ],
+    ids=["suspend", "delete"],
+)
+def test_a_job_that_is_suspended_or_deleted_is_on_storage_first(
+    start_job: StartJob, tmp_path: Path, word: MasterSpec | StopWish, then: JobPhase
+) -> None:
+    """Its schedule would never save to storage: the step at which it stops is committed whole."""
+    job = start_job(ONLY_MEMORY, "--extra-work-ms=20", steps=1_000_000)
+    before = job.wait_step(20)
+    assert before.stored_step == 0
+    with _as_operator(job) as operator:
+        if isinstance(word, StopWish):  # only after a spec; one that is known says nothing
+            operator.send(spec_of(generation=1))
+        operator.send(word)
+        if then is JobPhase.SUSPENDED:
+            job.wait_for("it is suspended", lambda: job.status().phase is then)
+        else:
+            assert job.finish() == 1, f"{operator.error}: {job.evidence()}"
+    (step,) = _steps(tmp_path / "checkpoints")
+    found = tmp_path / "checkpoints" / f"step_{step}"
+    assert (found / "holdfast.json").is_file()
+    assert verify(PosixDisk(), str(found)).version.step == step
+    assert step >= before.step, job.evidence()

@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import flash_matrix
 import flash_overlap
+from counted_saves import counted
 from flash_models import backward, evaluate, model_of
 
 
@@ -150,10 +152,11 @@ def _rank(rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
         os._exit(0)
 
 
-def _train(world: Mapping[str, Any], pipe: Any) -> None:
+def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one training's course
     import torch
 
     from holdfast.flash.checkpointer import Checkpointer
+    from holdfast.flash.restoring import RestoreError
 
     torch.manual_seed(world.get("seed", 0))
     model = model_of(world)
@@ -163,11 +166,23 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
         world["root"],
         model=model,
         optimizer=optimizer,
-        extra={"scheduler": scheduler},
+        extra={"scheduler": scheduler, **_misfit(world)},
         overlap=world.get("overlap", False),
     )
-    start = flash.load()
-    pipe.send({"start": start, "loaded": digest(model, optimizer, scheduler)})
+    if world.get("stock"):
+        _read_by_dcp(world, model, optimizer)
+        pipe.send({"weights": digest(model, optimizer)})
+        return
+    try:
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            start = flash.load()
+    except RestoreError as error:
+        pipe.send({"refused": str(error), "weights": digest(model, optimizer)})
+        return
+    loaded = digest(model, optimizer, scheduler)
+    pipe.send({"start": start, "loaded": loaded, "weights": digest(model, optimizer)})
+    pipe.send({"notes": [str(note.message) for note in notes]})
     if start == 0:
         torch.manual_seed(1000 + int(os.environ["RANK"]))
     inputs = torch.randn(8, 1024, generator=torch.Generator().manual_seed(5))
@@ -183,7 +198,10 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
         for step in range(3):
             flash.save(1000 + step, durable=False)
     flash.wait()
+    if world.get("count"):
+        pipe.send({"counted": counted(flash, 2000, world["count"])})
     saved = digest(model, optimizer, scheduler)
+    pipe.send({"saved weights": digest(model, optimizer)})
     random_numbers = torch.rand(3).tolist()
     pipe.send({"saved": saved, "random": random_numbers, "lr": scheduler.get_last_lr()})
     if world.get("die"):
@@ -191,7 +209,53 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     flash.close()
 
 
-def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
+def _read_by_dcp(world: Mapping[str, Any], model: Any, optimizer: Any) -> None:
+    """Fill the state by torch alone from the step `stock`, as somebody without Holdfast does."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from holdfast.flash.state import Parts, parameter_names, unwrap
+
+    parts = Parts(models={"": model}, optimizers={"": optimizer}, extra={}, per_rank={})
+    names, state = parameter_names(parts, ""), {}
+    for parameter in optimizer.param_groups[0]["params"]:
+        fresh = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = state[names[id(parameter)]] = {
+            "step": torch.tensor(0.0),
+            **fresh,
+        }
+    target = {"model": dict(unwrap(model).state_dict()), "optimizer": {"state": state}}
+    folder = Path(world["root"]) / f"step_{world['stock']}"
+    dcp.load(target, checkpoint_id=folder, no_dist=world["kind"] == "plain")
+
+
+def _misfit(world: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the last rank has besides: nothing, what nobody saved, or what it refuses."""
+    last = int(os.environ["RANK"]) == world["world"] - 1
+    kind = world.get("misfit")
+    if kind in ("picky", "tame"):
+        return {"odd": Picky(refuses=last and kind == "picky")}
+    return {"odd": 1} if kind == "more" and last else {}
+
+
+class Picky:
+    """A scheduler that may be of another version."""
+
+    def __init__(self, *, refuses: bool) -> None:
+        """Take whether it accepts a state."""
+        self._refuses = refuses
+
+    def state_dict(self) -> dict[str, int]:
+        """Return one number."""
+        return {"epoch": 3}
+
+    def load_state_dict(self, _: dict[str, int]) -> None:
+        """Refuse, or take it."""
+        if self._refuses:
+            raise KeyError("milestones")
+
+
+def digest(model: Any, optimizer: Any, scheduler: Any = None) -> str:
     """Return a hash of all values, whole tensors by name."""
     from holdfast.flash.state import Parts, parameter_names, unwrap
 
@@ -205,7 +269,8 @@ def digest(model: Any, optimizer: Any, scheduler: Any) -> str:
     for name, tensor in sorted(tensors.items()):
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         found.update(name.encode() + whole.detach().contiguous().numpy().tobytes())
-    found.update(json.dumps(scheduler.state_dict(), sort_keys=True, default=str).encode())
+    if scheduler is not None:
+        found.update(json.dumps(scheduler.state_dict(), sort_keys=True, default=str).encode())
     return found.hexdigest()
 
 

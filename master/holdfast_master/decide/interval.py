@@ -185,12 +185,16 @@ def daly(cost: float, mean: float) -> float:
 # --------------------------------------------------------------------------------------- in words
 
 
+_FORMULA = "sqrt(2 × cost × time between failures), as by Young and Daly"
+"""What `_both` comes to where a save costs much less than that time; the docstring has the rest."""
+
+
 def _memory_reason(costs: Costs, rates: Rates, fixed: Every, limits: Limits) -> str:
     if fixed.memory:
         return "the job's spec says so"
     stop = f"a save stops training for {in_words(costs.memory)}"
     text = f"{stop}, a step takes {in_words(costs.step)}, {_failures(rates.memory)} {rates.reason}"
-    return f"{text}; {in_words(limits.longest_seconds)} at the most"
+    return f"{_FORMULA}: {text}; {in_words(limits.longest_seconds)} at the most"
 
 
 def _storage_reason(costs: Costs, rates: Rates, fixed: Every, limits: Limits) -> str:
@@ -202,7 +206,7 @@ def _storage_reason(costs: Costs, rates: Rates, fixed: Every, limits: Limits) ->
     text = f"{stop}, a step takes {in_words(costs.step)}, {_losses(rates.storage)} {rates.reason}"
     if costs.durable:
         text += f"; a write of {in_words(costs.durable)} has to fit"
-    return text + f"; {in_words(limits.longest_seconds)} at the most"
+    return f"{_FORMULA}: {text}; {in_words(limits.longest_seconds)} at the most"
 
 
 def _failures(rate: float) -> str:

@@ -13,14 +13,16 @@ from time import monotonic_ns
 from typing import Any, Final, Self
 
 from holdfast.environment import Environment
-from holdfast.flash import given
+from holdfast.flash import given, tags
 from holdfast.flash.agreement import from_rank_0
+from holdfast.flash.alone import say_what_is_missing
 from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.beside import Beside
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
 from holdfast.flash.decide.retention import chosen
 from holdfast.flash.decide.schedule import Schedule
 from holdfast.flash.decide.slots import Version, choose
+from holdfast.flash.disk import PosixDisk
 from holdfast.flash.images import mapped, of_arenas, of_files
 from holdfast.flash.link import Fetch, Fetched, Granted, Layout, LinkError, Origin, Restore
 from holdfast.flash.pacing import Pacer
@@ -109,6 +111,8 @@ class Checkpointer:
     def _connect(self) -> Client:
         if self._client is None:
             self._client = Client(self._root, self._place, self._lineage, self._keep, self._agent)
+            if not self._client.has_agent:
+                say_what_is_missing(self._place.rank, self._root)
         return self._client
 
     def load(self, *, partial: bool = False) -> int:
@@ -217,18 +221,32 @@ class Checkpointer:
         if not self._idle:
             self._ready()
 
-    def save(self, step: int, *, durable: bool = True) -> None:
+    def save(self, step: int, *, durable: bool = True, tag: str | None = None) -> None:
         """Save this very state now, whatever the schedule says; once for each step.
 
-        step: how many optimizer steps are in it, from 1 on. Raises `CheckpointError` when it cannot
-        be saved, ValueError for another step; whether it became durable says `wait`.
+        step: how many optimizer steps are in it, from 1 on. tag: a name that keeps the step on
+        storage for good, until another step is saved under it. Raises `CheckpointError` when it
+        cannot be saved, ValueError for another step; whether it became durable says `wait`.
         """
         step = given.step_of(step)
+        if tag is not None:
+            self._tag(step, tag, durable=durable)
         if self._idle:
             return
         if not self._save(step, durable=durable and bool(self._root), must=True):
             reasons = self._connect().failures() or ["no slot became free"]
             raise CheckpointError(f"step {step}: {'; '.join(reasons)}")
+
+    def _tag(self, step: int, tag: str, *, durable: bool) -> None:
+        name = tags.tag_of(tag)
+        if not durable or not self._root:
+            raise ValueError(f"tag={tag!r} is for a step on storage: give a path, and durable=True")
+        self._connect()  # makes the directory
+        if self._place.rank == 0:
+            try:
+                tags.give(PosixDisk(), self._root, name, step)
+            except OSError as error:
+                raise CheckpointError(f"tag {name!r} of step {step}: {error}") from error
 
     def _save(self, step: int, *, durable: bool, must: bool, awaited: bool = True) -> bool:
         """Save to a free slot; must: wait for one. False when there is none, or no keeper."""
@@ -325,8 +343,13 @@ class Checkpointer:
             copying.join()
             self._pacer.waited(monotonic_ns() - began)
 
-    def latest(self) -> int:
-        """Return the newest step that this process knows to be durable; 0 if none."""
+    def latest(self, tag: str | None = None) -> int:
+        """Return the newest step that this process knows to be durable; 0 if none.
+
+        tag: rather the step on storage that was saved under it.
+        """
+        if tag is not None:
+            return tags.step_of(PosixDisk(), self._root, tags.tag_of(tag)) if self._root else 0
         if self._idle:
             return 0
         client = self._connect()
@@ -342,8 +365,18 @@ class Checkpointer:
         if self._root:
             self._connect().wait(None if step is None else given.step_of(step), timeout_s)
 
-    def close(self) -> None:
-        """Wait for what is to be durable, then let the keeper go."""
+    def close(self, step: int | None = None) -> None:
+        """Wait for what is to be durable, then let the keeper go.
+
+        step: save this one before, unless it is saved: the last of a training.
+        """
+        try:
+            if step is not None:
+                self.save(step)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         client, self._client = self._client, None
         try:
             self.join()

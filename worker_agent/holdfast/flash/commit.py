@@ -22,6 +22,7 @@ from holdfast.flash.disk import DIRECT_ALIGN, Disk
 from holdfast.flash.manifest import (
     MANIFEST_NAME,
     METADATA_NAME,
+    FormatError,
     Manifest,
     ManifestError,
     Shard,
@@ -82,7 +83,7 @@ def write_shard(disk: Disk, folder: str, shard: Shard, image: memoryview) -> Non
     """
     for left in reversed(range(_TRIES)):
         try:
-            _write_whole(disk, folder, shard.file, image, shard.bytes)
+            write_whole(disk, folder, shard.file, image, shard.bytes)
         except OSError as error:
             full = error.errno in (28, 122)  # ENOSPC, EDQUOT: another try needs as much
             if full or not left or not _exists(disk, folder):
@@ -93,7 +94,7 @@ def write_shard(disk: Disk, folder: str, shard: Shard, image: memoryview) -> Non
             return
 
 
-def _write_whole(disk: Disk, folder: str, name: str, data: memoryview, size: int) -> None:
+def write_whole(disk: Disk, folder: str, name: str, data: memoryview, size: int) -> None:
     """Write `size` bytes under a private name, and give the file its own once it is durable."""
     private = f"{folder}/.{name}.{unique()}"
     padded = -(-size // DIRECT_ALIGN) * DIRECT_ALIGN
@@ -156,7 +157,7 @@ def commit(
             (METADATA_NAME, metadata),
             (MANIFEST_NAME, encode_manifest(manifest)),
         ):
-            _write_whole(disk, folder, name, memoryview(content), len(content))
+            write_whole(disk, folder, name, memoryview(content), len(content))
         _tidy(disk, folder)  # only now: a successor that finds no manifest needs the descriptions
         _publish(disk, root, folder, final, manifest, replaces=given)
     except OSError as error:
@@ -209,6 +210,8 @@ def _publish(
                 f"{final} holds what is no part of a checkpoint ({', '.join(foreign[:3])}): "
                 "give each checkpoint a directory of its own"
             ) from None
+        if newer := _newer(disk, final):
+            raise CommitError(newer) from None
         if not replaces and not is_own(disk, final):
             raise CommitError(
                 f"{final} was not written by Holdfast: move it away, or give the Checkpointer "
@@ -219,6 +222,17 @@ def _publish(
         discard(disk, root, folder)
         return
     disk.sync_dir(root)
+
+
+def _newer(disk: Disk, path: str) -> str:
+    """Return why a checkpoint must not be replaced: a newer Holdfast wrote it; else nothing."""
+    try:
+        read_manifest(disk, path)
+    except FormatError as error:
+        return str(error)
+    except ManifestError:
+        pass
+    return ""
 
 
 def foreign_names(disk: Disk, path: str) -> list[str]:
@@ -263,10 +277,12 @@ def steps(disk: Disk, root: str) -> list[int]:
 def read_manifest(disk: Disk, path: str) -> Manifest:
     """Return a committed step's manifest, its files' lengths compared.
 
-    Raises `ManifestError`: the manifest or a file is missing or damaged.
+    Raises `ManifestError`: the manifest or a file is missing or damaged; `FormatError`: a newer
+    Holdfast wrote it.
     """
     try:
-        manifest = decode_manifest(disk.read(f"{path}/{MANIFEST_NAME}"))
+        file = f"{path}/{MANIFEST_NAME}"
+        manifest = decode_manifest(disk.read(file), file)
         for shard in manifest.shards:
             found = disk.size(f"{path}/{shard.file}")
             if found != shard.bytes:

@@ -23,7 +23,7 @@ from holdfast.flash.keeper import Job, Keeper
 from holdfast.flash.lead import Answer, HeldPart, Lead, Question, Written
 from holdfast.flash.lending import Lender
 from holdfast.flash.link import Fetch, Fetched, Hello, LinkError, Origin, Refused, Saved
-from holdfast.flash.manifest import ManifestError, Shard
+from holdfast.flash.manifest import FormatError, ManifestError, Shard
 from holdfast.flash.persisting import Grant, Storage
 from holdfast.flash.reading import committed, verify
 from holdfast.flash.rescuing import Order, Rescuer
@@ -229,7 +229,7 @@ class LedService(Service):
             return
         try:
             self._question = self._ask(number, asking)
-        except OSError as error:
+        except (OSError, FormatError) as error:
             self._refuse(asking, str(error))
 
     def _ask(self, number: int, asking: list[Member]) -> Question:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.metadata import file_name
-from holdfast.flash.table import ShardTable, TableError, encode, from_fields
+from holdfast.flash.table import NewerTableError, ShardTable, TableError, encode, from_fields
 
 MANIFEST_NAME: Final = "holdfast.json"
 METADATA_NAME: Final = ".metadata"
@@ -21,6 +21,18 @@ FORMAT: Final = 1
 
 class ManifestError(Exception):
     """A manifest is damaged, or a newer Holdfast wrote it."""
+
+
+class FormatError(ManifestError):
+    """A newer Holdfast wrote it: it is whole, so nothing older may be taken in its place."""
+
+    def __init__(self, file: str, found: int, known: int) -> None:
+        """Take the file, the format that it says it has, and the newest one that can be read."""
+        super().__init__(
+            f"{file}: format={found}, this Holdfast reads {known}: a newer one wrote this "
+            "checkpoint, and nothing older is taken for it without being told. Update Holdfast, "
+            "or move the directory away to start from what is left"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,26 +90,38 @@ def _canonical(body: Any) -> bytes:
     return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
 
 
-def decode_manifest(content: bytes) -> Manifest:
-    """Return the manifest; raises `ManifestError`."""
+def decode_manifest(content: bytes, file: str = MANIFEST_NAME) -> Manifest:
+    """Return the manifest; raises `ManifestError` naming the file, `FormatError` for a newer one.
+
+    What says that it is newer is believed without its hash, which may be of another kind there.
+    """
     try:
         fields = json.loads(content)
         body = fields["checkpoint"]
         stated = fields["hash"]
-        newer = body["format"]
+        found = body["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ManifestError(f"{MANIFEST_NAME} is damaged: {error!r}") from error
-    if newer != FORMAT:
-        raise ManifestError(f"format={newer!r}: this Holdfast reads {FORMAT}; update it")
+        raise ManifestError(f"{file} is damaged: {error!r}") from error
+    if isinstance(found, int) and found > FORMAT and not _is_one_bit_off(body, stated):
+        raise FormatError(file, found, FORMAT)
     actual = f"{hash64(_canonical(body)):016x}"
-    if actual != stated:
-        raise ManifestError(f"{MANIFEST_NAME} is damaged: its hash is {actual}, not {stated}")
+    if actual != stated or found != FORMAT:
+        raise ManifestError(f"{file} is damaged: its hash is {actual}, not {stated}")
     try:
         shards = tuple(_shard(shard) for shard in body["shards"])
         version = Version(int(body["lineage"]), int(body["step"]))
+    except NewerTableError as error:
+        raise FormatError(file, error.found, error.known) from error
     except (KeyError, TypeError, ValueError, TableError) as error:
-        raise ManifestError(f"{MANIFEST_NAME}: {error}") from error
+        raise ManifestError(f"{file}: {error}") from error
     return Manifest(version=version, shards=shards)
+
+
+def _is_one_bit_off(body: Any, stated: Any) -> bool:
+    """Tell whether one flipped bit of the number alone makes it a newer format: it is damage."""
+    found: int = body["format"]
+    as_written = f"{hash64(_canonical({**body, 'format': FORMAT})):016x}"
+    return found < 10 and (found ^ FORMAT).bit_count() == 1 and bool(as_written == stated)
 
 
 def _shard(fields: Any) -> Shard:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.flash import tags
 from holdfast.flash.commit import (
     Attempt,
     CommitError,
@@ -187,7 +188,8 @@ class Storage:
             found = [step for step in steps(self._disk, self.root) if step <= version.step]
             # What others have put there neither goes nor counts.
             older = [s for s in found if is_own(self._disk, f"{self.root}/step_{s}")]
-            delete_steps(self._disk, self.root, to_delete(older, self._retention))
+            tagged = tags.pinned(self._disk, self.root)
+            delete_steps(self._disk, self.root, to_delete(older, self._retention, tagged))
 
     def commit_granted(self, grant: Grant) -> None:
         """Commit the step that a master has granted; what another coordinator began is taken over.

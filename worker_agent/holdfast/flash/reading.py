@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.flash.commit import read_manifest, read_manifest_or_none, steps
+from holdfast.flash.commit import read_manifest, steps
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk
-from holdfast.flash.manifest import Manifest, ManifestError, hash64
+from holdfast.flash.manifest import FormatError, Manifest, ManifestError, hash64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ def newest(disk: Disk, root: str, above: Version | None = None) -> tuple[Found |
     """Return the newest step that verifies, and a line for each newer one that does not.
 
     above: only a later version is of interest; of older ones nothing but the manifest is read.
+    Raises `FormatError` for a step of a newer Holdfast that would be passed over.
     """
     notes: list[str] = []
     for step in reversed(steps(disk, root)):
@@ -51,18 +52,26 @@ def newest(disk: Disk, root: str, above: Version | None = None) -> tuple[Found |
             if above is not None and read_manifest(disk, path).version <= above:
                 continue
             return Found(path=path, manifest=verify(disk, path)), notes
+        except FormatError:
+            raise
         except ManifestError as error:
             notes.append(f"step {step} was passed over: {error}")
     return None, notes
 
 
 def committed(disk: Disk, root: str, most: int) -> list[Version]:
-    """Return the versions of the newest committed steps whose manifests can be read."""
+    """Return the versions of the newest committed steps whose manifests can be read.
+
+    Raises `FormatError` for one of them that a newer Holdfast wrote.
+    """
     found: list[Version] = []
     for step in reversed(steps(disk, root)):
         if len(found) == most:
             break
-        manifest = read_manifest_or_none(disk, f"{root}/step_{step}")
-        if manifest is not None:
-            found.append(manifest.version)
+        try:
+            found.append(read_manifest(disk, f"{root}/step_{step}").version)
+        except FormatError:
+            raise
+        except ManifestError:
+            continue
     return sorted(found, reverse=True)

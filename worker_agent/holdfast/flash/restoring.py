@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.flash.agreement import all_or_none
 from holdfast.flash.copying import Piece, Pieces
 from holdfast.flash.giving import Gift, GivingError, give
+from holdfast.flash.optimizers import otherness
 from holdfast.flash.planning import Local, Place, locate
+from holdfast.flash.rng import Rng
 from holdfast.flash.saving import decode_value, is_lazy, is_on_gpu
 from holdfast.flash.state import Leaves, Parts, parameter_names
 from holdfast.flash.stored import Part, Stored
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     import torch
 
 _SHOWN: Final = 10
+_RESEEDED: Final = (
+    "random generators of rank {} are reseeded, from the checkpoint's rank 0: it was saved by a "
+    "world of {}, this one has {}"
+)
 
 
 Fetch = Callable[[Iterable[tuple[int, int]]], None]
@@ -79,17 +86,19 @@ class Restorer:
             body = bytes(memoryview(memory)[begin : begin + length])
             self._values[name] = decode_value(name, body)
         with torch.no_grad():
-            self._models()
-            self._optimizers()
-            self._extras()
-            if work.wrong and not partial:
-                raise RestoreError(
-                    f"{len(work.wrong)} differences between checkpoint and state, the first: "
-                    f"{'; '.join(work.wrong[:_SHOWN])}. load(partial=True) takes what fits"
-                )
-            if work.wanted:
-                self._fetch(sorted(work.wanted))
-            notes = self._give()
+            with all_or_none(self._place.world, RestoreError):
+                self._models()
+                self._optimizers()
+                self._extras()
+                if work.wrong and not partial:
+                    raise RestoreError(
+                        f"{len(work.wrong)} differences between checkpoint and state, the first: "
+                        f"{'; '.join(work.wrong[:_SHOWN])}. load(partial=True) takes what fits"
+                    )
+            with all_or_none(self._place.world, RestoreError):
+                if work.wanted:
+                    self._fetch(sorted(work.wanted))
+                notes = self._give()
             self._unshard_nothing()
             for to, source in work.copies:
                 to.copy_(source)
@@ -157,6 +166,10 @@ class Restorer:
         for prefix, optimizer in self._parts.optimizers.items():
             path = ("optimizer", prefix) if prefix else ("optimizer",)
             names = parameter_names(self._parts, prefix)
+            if other := self._other(path, optimizer):
+                self._work.wrong.append(f"{'.'.join(path)} is {other}")
+                self._fresh[id(optimizer)] = {}
+                continue
             by_name = {
                 names[id(parameter)]: (parameter, group)
                 for group in optimizer.param_groups
@@ -183,6 +196,10 @@ class Restorer:
                 one: state for one, state in fresh.items() if id(one) not in self._unfit
             }
             self._compare_groups(path, optimizer, names)
+
+    def _other(self, path: tuple[str, ...], optimizer: Any) -> str:
+        saved = {key for _, key in self._below((*path, "param_groups"))}
+        return otherness(saved, {key for group in optimizer.param_groups for key in group})
 
     def _state_tensor(
         self, name: str, key: str, parameter: Any, group: dict[str, Any], here: Any
@@ -309,6 +326,8 @@ class Restorer:
             elif reshard is not None and len(states) == self._found.world:
                 whole = reshard(states, rank, self._place.world)
                 gifts.append(Gift(name, value, whole, self._parts.per_rank, key))
+                if isinstance(value, Rng):
+                    notes.append(_RESEEDED.format(rank, self._found.world, self._place.world))
             else:
                 notes.append(
                     f"{key} of rank {rank} begins anew: it was saved by a world of "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -27,6 +29,31 @@ class Rng:
             state["cuda"] = torch.cuda.get_rng_state_all()
         return state
 
+    def reshard(self, states: Sequence[dict[str, Any]], rank: int, world: int) -> dict[str, Any]:
+        """Return a state for a rank of another world: new seeds, that differ on all ranks.
+
+        They follow from what rank 0 had, so that a world which starts again from the same step
+        draws the same numbers.
+        """
+        import torch
+
+        seed = _seed(states[0], rank, world)
+        python = random.Random(seed).getstate()  # noqa: S311 - what the training had
+        state: dict[str, Any] = {
+            "torch": torch.Generator().manual_seed(seed).get_state(),
+            "python": (python[0], torch.tensor(python[1], dtype=torch.int64), python[2]),
+        }
+        if "numpy" in sys.modules:
+            fresh = sys.modules["numpy"].random.RandomState(seed % 2**32).get_state()
+            keys = torch.tensor(fresh[1].tolist(), dtype=torch.int64)
+            state["numpy"] = (fresh[0], keys, *fresh[2:])
+        if torch.cuda.is_available() and ("cuda" in states[0] or torch.cuda.is_initialized()):
+            state["cuda"] = [
+                torch.Generator(f"cuda:{device}").manual_seed(seed + device).get_state()
+                for device in range(torch.cuda.device_count())
+            ]
+        return state
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the states back; a generator that is not there any more is left out."""
         import torch
@@ -41,3 +68,10 @@ class Rng:
         if "cuda" in state and torch.cuda.is_available():
             for device, values in enumerate(state["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(values, device)
+
+
+def _seed(state: dict[str, Any], rank: int, world: int) -> int:
+    """Return 63 bits that all of what a rank had, the own rank and the new world decide."""
+    version, numbers, gauss = state["python"]
+    text = repr((state["torch"].tolist(), version, numbers.tolist(), gauss, rank, world))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

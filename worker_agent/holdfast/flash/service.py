@@ -37,7 +37,7 @@ from holdfast.flash.link import (
     Restore,
     Saved,
 )
-from holdfast.flash.manifest import Shard
+from holdfast.flash.manifest import FormatError, Shard
 from holdfast.flash.origin import choose_origin
 from holdfast.flash.persisting import Storage, hashed
 
@@ -333,7 +333,7 @@ class Service:
         if self._origin is None or self._origin[0] != lineage:
             try:
                 self._origin = (lineage, self._choose(asking[0]))
-            except OSError as error:
+            except (OSError, FormatError) as error:
                 self._refuse(asking, str(error))
                 return
         origin = self._origin[1]

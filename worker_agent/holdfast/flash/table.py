@@ -25,6 +25,15 @@ class TableError(Exception):
     """A shard table cannot be used: damaged, of a newer format, or not what it should describe."""
 
 
+class NewerTableError(TableError):
+    """A newer Holdfast wrote the table."""
+
+    def __init__(self, found: int, known: int) -> None:
+        """Take the format that it has, and the newest one that can be read."""
+        super().__init__(f"format={found}: this Holdfast reads {known}; a newer one wrote it")
+        self.found, self.known = found, known
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorItem:
     """One box of one tensor."""
@@ -140,9 +149,11 @@ def decode(body: bytes) -> ShardTable:
 
 def from_fields(fields: Any) -> ShardTable:
     """Return the table that these JSON values describe; raises `TableError`."""
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        found = fields.get("format") if isinstance(fields, dict) else fields
-        raise TableError(f"format={found!r}: this Holdfast reads {FORMAT}; a newer one wrote it")
+    found = fields.get("format") if isinstance(fields, dict) else fields
+    if isinstance(found, int) and found > FORMAT:
+        raise NewerTableError(found, FORMAT)
+    if not isinstance(fields, dict) or found != FORMAT:
+        raise TableError(f"format={found!r}: this Holdfast reads {FORMAT}")
     try:
         return ShardTable(
             rank=int(fields["rank"]),
