@@ -287,5 +287,21 @@ FOUND = {
             Fault(2.3782, "stall_master", 0, 13.0),
         ),
     ),
+    "a zombie's world took its first step while its agent, told better, was killing it": Scenario(
+        seed=1795552282165,
+        replicas=2,
+        maximum=2,
+        standbys=1,
+        heartbeat=0.5,
+        skew=0.01,
+        faults=(
+            Fault(3.0, "raise_worker", 0, 0.0),
+            Fault(3.8254, "stall_master", 0, 2.0),
+            Fault(4.0, "respec", 0, 0.0),
+            Fault(4.0, "cut_up", 1, 11.7007),
+            Fault(5.9062, "zombie_master", 0, 10.0994),
+            Fault(5.9344, "blip", 0, 0.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -56,6 +56,11 @@ class Workers:
         return agent.reaches(agent.job.master) and not (agent.frozen or agent.lag)
 
     @property
+    def dying(self) -> bool:
+        """Whether SIGKILL is on its way to the processes: it takes some milliseconds."""
+        return self.current is not None and self.current.killed
+
+    @property
     def living_round(self) -> int:
         """Round of living processes; 0: none live."""
         current = self.current
