@@ -265,7 +265,7 @@ class Agent(Line):
     def zygote_lost(self) -> None:
         """The zygote is gone with its workers: the agent cannot go on."""
         self.workers.vanish()
-        self.report(Goodbye(reason="the zygote ended"))
+        self.report(Goodbye(reason="the zygote ended", failed=True))
         self.job.ended(self, 1)
 
     # --------------------------------------------------------------------------- without a master
@@ -284,7 +284,7 @@ class Agent(Line):
                 answers=answers,
             )
             if verdict.kill:
-                self.job.checks.muddle()
+                self.job.checks.accounts.muddle()
                 self.workers.kill()
         self.later(1.0, self._look)
 

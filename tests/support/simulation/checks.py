@@ -6,23 +6,17 @@ not belong here: what is right (`invariants`), one master's inputs and effects (
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 from typing import TYPE_CHECKING
 
-from holdfast_master.instructions import Instruction, Record
 from holdfast_wire.messages import (
-    BudgetCharge,
-    BudgetKind,
-    Incident,
     SessionResponse,
     SuccessPolicy,
     WorldAssignment,
     WorldDecided,
 )
-from holdfast_wire.reasons import Cause
 from simulation import invariants
-from simulation.invariants import Broken, require
+from simulation.accounts import Accounts
+from simulation.invariants import require
 from simulation.training import Round
 from simulation.watch import Watch
 
@@ -38,53 +32,18 @@ OLD_WORKERS_SECONDS = 6.0
 """A stop, a reset and a slow node's kill and messages together take less."""
 
 
-class Hurt(enum.Enum):
-    """What really happened to a node."""
-
-    FAILURE = "failure"
-    RAISED = "raised"
-    """A process raised or chose its exit code: on the wire no different from a survivor's end."""
-    PREEMPTION = "preemption"
-    NETWORK = "network"
-    LEFT = "left"
-    ASKED = "asked"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Wound:
-    """One thing that happened to a node."""
-
-    kind: Hurt
-    since: float
-    until: float
-
-
-MEMORY_SECONDS = 40.0
-"""A wound explains charges for this long after its end: silence, recovery and open evidence."""
-_DAMAGE = (Hurt.FAILURE, Hurt.RAISED, Hurt.NETWORK)
-_GUILTY = {
-    BudgetKind.FAILURES: _DAMAGE,
-    BudgetKind.NO_PROGRESS: _DAMAGE,
-    BudgetKind.PREEMPTIONS: (Hurt.PREEMPTION,),
-}
-
-
 class Checks:
     """Everything that is looked at in one run."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.wounds: dict[int, list[Wound]] = {}
-        self.muddled_until = -1.0
-        """Until then masters were lost: what they knew of causes may be gone with them."""
+        self.accounts = Accounts(job)
         self.newest_start: dict[str, int] = {}
         self.schedules = invariants.Schedules()
         self.starts: dict[int, int] = {}
         """Round to how many agents were told to start it."""
         self.done: dict[str, set[int]] = {}
         """World hash to the ranks that ended well."""
-        self.opened: dict[str, float] = {}
-        """Incident to when it was opened, on its master's patient clock."""
         self._old_since: dict[str, float] = {}
         self._alone: dict[str, float] = {}
         """Agent to how long it was seen awake, with workers and without a master, s."""
@@ -92,64 +51,6 @@ class Checks:
     def new_master(self, master: Master) -> Watch:
         """A master begins."""
         return Watch(self, master)
-
-    def hurt(self, rank: int, kind: Hurt, span: float) -> None:
-        """Something happens to a node."""
-        now = self.job.time.now
-        self.wounds.setdefault(rank, []).append(Wound(kind, now, now + span))
-
-    def muddle(self) -> None:
-        """A master is lost with what it alone knew."""
-        self.muddled_until = self.job.time.now + MEMORY_SECONDS
-
-    # -------------------------------------------------------------------------------------- charges
-
-    def charged(self, master: Master, charge: BudgetCharge, batch: list[Instruction]) -> None:
-        """A budget pays: it must be the right one, for a node that really was hurt.
-
-        An incident that another one, or the job's end, closes before the silence limit may not
-        know its culprit yet.
-        """
-        facts = [item.fact for item in batch if isinstance(item, Record)]
-        found = [f for f in facts if isinstance(f, Incident) and f.id == charge.incident_id]
-        if not found or self.job.time.now < self.muddled_until or charge.kind not in _GUILTY:
-            return
-        incident = found[-1]
-        if not incident.culprit_node:
-            return
-        settings = master.settings
-        patience = settings.silence_seconds + 1.0
-        brief = master.watch.now - self.opened.get(incident.id, -MEMORY_SECONDS) < patience
-        rank = int(incident.culprit_node)
-        kinds = {wound.kind for wound in self._recent(rank)}
-        if brief or incident.cause in {Cause.WORKER_RAISED, Cause.WORKER_EXITED}:
-            kinds |= self._alike(master, brief=brief)
-        text = (
-            f"{charge.kind.name} paid for incident {charge.incident_id} ({incident.cause}, node "
-            f"{rank}: {incident.text}); what had happened to it: {sorted(k.value for k in kinds)}"
-        )
-        if charge.kind is not BudgetKind.PREEMPTIONS and kinds == {Hurt.PREEMPTION}:
-            raise Broken("preemption_spends_no_failure", text)
-        require(kinds.intersection(_GUILTY[charge.kind]), "right_account", text)
-
-    def _recent(self, rank: int) -> list[Wound]:
-        since = self.job.time.now - MEMORY_SECONDS
-        return [wound for wound in self.wounds.get(rank, ()) if wound.until >= since]
-
-    def _alike(self, master: Master, *, brief: bool) -> set[Hurt]:
-        """What happened to any node that a survivor's end may be taken for.
-
-        Delays on the wire decide which of two exceptions seems to be the earlier. And a node that
-        was asked to leave ends by itself when its patience is over: the exceptions of the others
-        can be heard before that, and then nothing tells them from a failure. Nor is anybody told
-        of the end of a node that the spec has just given up.
-        """
-        everything = {wound.kind for rank in self.wounds for wound in self._recent(rank)}
-        leaving = everything & {Hurt.PREEMPTION, Hurt.ASKED}
-        surplus = [rank for rank in self.wounds if rank >= master.core._desk.wanted]
-        if brief or leaving or surplus:
-            return everything | {Hurt.RAISED}
-        return everything & {Hurt.RAISED}
 
     # --------------------------------------------------------------------------------------- agents
 
@@ -175,7 +76,7 @@ class Checks:
         same = agent is not None and agent.agent_id == agent_id
         if agent is None or not same or not agent.alive or agent.ending is not None:
             return
-        if self._recent(rank) or self.job.time.now < self.muddled_until:
+        if self.accounts.recent(rank) or self.accounts.muddled:
             return
         at = watch.contact.get((rank, agent_id))
         if at is not None:

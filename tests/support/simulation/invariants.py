@@ -11,7 +11,7 @@ what the `storage` itself has seen.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holdfast.flash.decide.schedule import Every
 from holdfast_agent.decide import hearing
@@ -169,6 +169,14 @@ def charges_grow(before: Sequence[BudgetCharge], after: Sequence[BudgetCharge]) 
     require(now[: len(kept)] == kept, "charges_grow", text)
     ids = [charge.incident_id for charge in after]
     require(len(ids) == len(set(ids)), "charges_grow", f"an incident was charged twice: {ids}")
+
+
+def charges_survive(
+    keeper: str, kept: Iterable[BudgetCharge], charges: Collection[BudgetCharge]
+) -> None:
+    """What was charged, and is kept, is charged for every later master; but for no progress."""
+    lost = [c for c in kept if c.kind is not BudgetKind.NO_PROGRESS and c not in charges]
+    require(not lost, "charges_survive", f"a new master does not have {lost}, which {keeper} keeps")
 
 
 def journal_agrees(folded: JobState, state: JobState) -> None:

@@ -169,7 +169,7 @@ class Job:
     def kill_master(self, span: float, *, quickly: bool) -> None:
         """The newest master ends; another is started after a while."""
         if self.master.up:
-            self.checks.muddle()
+            self.checks.accounts.muddle(span)
             self.master.die(quickly=quickly)
             self._start_later(span)
 
@@ -197,7 +197,7 @@ class Job:
         zombie = self.master
         if not zombie.acting or zombie.frozen or self._restarting:
             return
-        self.checks.muddle()
+        self.checks.accounts.muddle(span)
         zombie.freeze()
         self.others.append(zombie)
         self._start_later(0.3)
@@ -211,7 +211,7 @@ class Job:
         """
         records = self.disk.read(JOB_UID)
         if self.master.acting and records and not self._restarting:
-            self.checks.muddle()
+            self.checks.accounts.muddle(span)
             epoch = self.master.identity.epoch
             twin = Master(self, epoch, f"twin{self.count()}", records, own_disk=False)
             self.others.append(twin)
@@ -223,7 +223,7 @@ class Job:
 
     def on_stepped_down(self, master: Master) -> None:
         """A master gave way; if it was the newest, it is started again."""
-        self.checks.muddle()
+        self.checks.accounts.muddle()
         if master is self.master:
             self._start_later(RESTART_SECONDS)
 

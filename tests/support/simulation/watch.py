@@ -37,6 +37,7 @@ from holdfast_wire.messages import (
     WorldMember,
 )
 from simulation import invariants, memory
+from simulation.handover import Handover
 from simulation.invariants import Broken, require
 from simulation.presence import Presence
 
@@ -82,6 +83,7 @@ class Watch:
         self.running = 0
         self.asked: dict[int, float] = {}
         self.presence = Presence(master)
+        self.handover = Handover(checks, master)
 
     @property
     def now(self) -> float:
@@ -104,6 +106,16 @@ class Watch:
         memory.grants_answered(desk)
         if isinstance(event, Received | Connected):
             self._fences(event, batch)
+        self._instructions(event, batch)
+        if desk.state.charges != self.charges:
+            invariants.charges_grow(self.charges, desk.state.charges)
+            self.charges = list(desk.state.charges)
+        if isinstance(event, Connected):
+            self._joins(event)
+        self.handover.look(event)
+        self._look(desk)
+
+    def _instructions(self, event: Input | None, batch: list[Instruction]) -> None:
         told: dict[int, list[WorldAssignment]] = {}
         for item in batch:
             if isinstance(item, Record):
@@ -114,12 +126,6 @@ class Watch:
                 self._collect(item, told)
         for number, sent in told.items():
             invariants.assignments_agree(number, sent)
-        if desk.state.charges != self.charges:
-            invariants.charges_grow(self.charges, desk.state.charges)
-            self.charges = list(desk.state.charges)
-        if isinstance(event, Connected):
-            self._joins(event)
-        self._look(desk)
 
     def _validate(self, nodes: int) -> None:
         """The master's own invariants look at every node: in a crowd not after every event."""
@@ -217,12 +223,13 @@ class Watch:
             if fact.succeeded and state.assigned is not None and state.spec is not None:
                 self.checks.succeeded(state.assigned, state.spec.success_policy)
         elif isinstance(fact, Incident):
-            self.checks.opened.setdefault(fact.id, self.now)
+            self.checks.accounts.told(self.master, fact, batch)
         elif isinstance(fact, BudgetCharge):
-            self.checks.charged(self.master, fact, batch)
+            self.checks.accounts.charged(self.master, fact, batch)
 
     def _world(self, fact: WorldDecided) -> None:
         if fact.store_port:
+            self.checks.accounts.assigned(fact)
             self.decided = max(self.decided, fact.round)  # newer only where it is adopted
             self.members = fact.members
             return
@@ -256,8 +263,11 @@ class Watch:
 
     def written(self, records: list[Record], *, synced: bool) -> None:
         """Records are on the disk; of a full one people are told, and the job goes on."""
+        facts = [record.fact for record in records]
+        charges = [fact for fact in facts if isinstance(fact, BudgetCharge)]
+        if charges and synced and self.master is self.checks.job.master:
+            self.checks.accounts.written(charges)
         if synced or self.checks.job.disk.full:
-            facts = [record.fact for record in records]
             self.durable.update(f.round for f in facts if isinstance(f, WorldDecided))
 
     def sent(self, item: Send) -> None:
