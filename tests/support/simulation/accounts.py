@@ -90,6 +90,8 @@ class Accounts:
     def hurt(self, rank: int, kind: Hurt, span: float) -> None:
         """Something happens to a node."""
         now = self.job.time.now
+        if kind is not Hurt.ASKED:  # who asks says so
+            self.job.checks.promises.disturb()
         lasting = bool(span) and kind is not Hurt.PREEMPTION
         ends = 0 if lasting else self._running(rank)
         self.wounds.setdefault(rank, []).append(Wound(kind, now, now + span, ends))

@@ -285,6 +285,7 @@ class Agent(Line):
             )
             if verdict.kill:
                 self.job.checks.accounts.muddle()
+                self.job.checks.promises.disturb()
                 self.workers.kill()
         self.later(1.0, self._look)
 

@@ -17,6 +17,7 @@ from holdfast_wire.messages import (
 from simulation import invariants
 from simulation.accounts import Accounts
 from simulation.invariants import require
+from simulation.promises import Promises
 from simulation.training import Round
 from simulation.watch import Watch
 
@@ -38,6 +39,7 @@ class Checks:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.accounts = Accounts(job)
+        self.promises = Promises(job)
         self.newest_start: dict[str, int] = {}
         self.schedules = invariants.Schedules()
         self.starts: dict[int, int] = {}

@@ -227,6 +227,7 @@ def _lose(job: Job, fault: Fault) -> None:
         job.kill_master(fault.span, quickly=fault.who % 2 == 0)
         job.disk.lose()
         job.checks.accounts.lost_disk()
+        job.checks.promises.lost_disk()
 
 
 def _zombie(job: Job, fault: Fault) -> None:

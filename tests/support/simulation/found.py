@@ -303,5 +303,38 @@ FOUND = {
             Fault(5.9344, "blip", 0, 0.0),
         ),
     ),
+    "a drained node that had been silent for too long was taken back": Scenario(
+        seed=275,
+        replicas=1,
+        maximum=1,
+        faults=(
+            Fault(4.0, "drain", 0, 0.0),
+            Fault(4.0, "cut_all", 0, 8.0),
+        ),
+    ),
+    "a node that a user wanted replaced was taken back after it had stood still": Scenario(
+        seed=181,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        unit=2,
+        commits=1.0,
+        faults=(
+            Fault(8.0, "restart_node", 1, 0.0),
+            Fault(9.0, "freeze_agent", 1, 9.0),
+        ),
+    ),
+    "a digest's draining node that came late was not drained": Scenario(
+        seed=2285,
+        replicas=2,
+        minimum=2,
+        maximum=6,
+        commits=0.3,
+        faults=(
+            Fault(2.0, "restart_node", 1, 0.0),
+            Fault(3.0, "pause_node", 1, 10.0),
+            Fault(3.0, "lose_journal", 0, 0.4308),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -114,7 +114,8 @@ class Job:
         """A user asks the newest master."""
         number = self.count()
         if self.master.acting:
-            self.master.watch.asked[number] = self.time.now
+            self.checks.promises.asked(request)
+            self.master.watch.asked[number] = request
             self.master.push(Asked(number, request, "user"))
         return number
 
@@ -170,6 +171,7 @@ class Job:
         """The newest master ends; another is started after a while."""
         if self.master.up:
             self.checks.accounts.muddle(span)
+            self.checks.promises.master_lost(self.master)
             self.master.die(quickly=quickly)
             self._start_later(span)
 
@@ -185,6 +187,7 @@ class Job:
             return
         self._epoch += 1
         wall = self.master.wall
+        self.checks.promises.takes_over()
         self.master = Master(self, self._epoch, f"m{self._epoch}", self.disk.read(JOB_UID))
         self.master.wall = wall
         # One that was thought dead may have ended the job: then the journal says so at the start.
@@ -198,6 +201,7 @@ class Job:
         if not zombie.acting or zombie.frozen or self._restarting:
             return
         self.checks.accounts.muddle(span)
+        self.checks.promises.disturb()
         zombie.freeze()
         self.others.append(zombie)
         self._start_later(0.3)
@@ -212,6 +216,7 @@ class Job:
         records = self.disk.read(JOB_UID)
         if self.master.acting and records and not self._restarting:
             self.checks.accounts.muddle(span)
+            self.checks.promises.disturb()
             epoch = self.master.identity.epoch
             twin = Master(self, epoch, f"twin{self.count()}", records, own_disk=False)
             self.others.append(twin)

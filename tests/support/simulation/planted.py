@@ -30,7 +30,12 @@ from holdfast_master.job import (
 )
 from holdfast_master.job.operator_view import is_over
 from holdfast_wire.messages import BudgetKind, SuccessPolicy, WorldDecided
-from simulation import planted_agent, planted_charges, planted_checkpoints
+from simulation import (
+    planted_agent,
+    planted_charges,
+    planted_checkpoints,
+    planted_promises,
+)
 from simulation.planted_agent import Patch
 
 
@@ -295,6 +300,7 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("unwritten", "the state changes without a record", _unwritten),
     ("digest first", "a digest goes before the Welcome", planted_agent.digest_first),
     *planted_charges.BUGS,
+    *planted_promises.BUGS,
     *planted_checkpoints.BUGS,
     ("digest ignored", "a master without a journal forgets what agents keep", _digest_ignored),
 )

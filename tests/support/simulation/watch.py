@@ -42,6 +42,7 @@ from simulation.invariants import Broken, require
 from simulation.presence import Presence
 
 if TYPE_CHECKING:
+    from holdfast_master.inputs import UserRequest
     from simulation.checks import Checks
     from simulation.master import Master
 
@@ -81,7 +82,7 @@ class Watch:
         self.durable: set[int] = set()
         self.charges = list(state.charges)
         self.running = 0
-        self.asked: dict[int, float] = {}
+        self.asked: dict[int, UserRequest] = {}
         self.presence = Presence(master)
         self.handover = Handover(checks, master)
 
@@ -228,6 +229,7 @@ class Watch:
             self.checks.accounts.charged(self.master, fact, batch)
 
     def _world(self, fact: WorldDecided) -> None:
+        self.checks.promises.decided(fact)
         if fact.store_port:
             self.checks.accounts.assigned(fact)
             self.decided = max(self.decided, fact.round)  # newer only where it is adopted
@@ -294,6 +296,8 @@ class Watch:
         known = self.asked.pop(item.request_id, None)
         text = f"request {item.request_id} was answered twice, or never asked"
         require(known is not None, "answered_once", text)
+        if known is not None and isinstance(item, Reply) and self.master is self.checks.job.master:
+            self.checks.promises.answered(known, item.response)
 
     # -------------------------------------------------------------------------------------- its end
 
