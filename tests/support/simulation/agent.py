@@ -20,6 +20,7 @@ from holdfast_wire.messages import (
     CommandDone,
     CommitStep,
     DumpStacks,
+    GetRoundResponse,
     Goodbye,
     Heartbeat,
     HeartbeatInterval,
@@ -287,7 +288,19 @@ class Agent(Line):
                 self.job.checks.accounts.muddle()
                 self.job.checks.promises.disturb()
                 self.workers.kill()
+            elif verdict.arm is not None and current and verdict.arm.arm_id > current.armed:
+                self.workers.arm(verdict.arm, self.accepted.round)
         self.later(1.0, self._look)
+
+    def known(self) -> GetRoundResponse:
+        """What a peer that has no master is told."""
+        current = self.workers.current
+        own = current is not None and current.number == self.accepted.round
+        return GetRoundResponse(
+            fence=self.accepted.fence(),
+            has_master=self.connected,
+            arm=current.boundary if current is not None and own else None,
+        )
 
     def on_signal(self, number: int, grace: float) -> None:
         """A signal that ends the agent came."""

@@ -33,6 +33,10 @@ OLD_WORKERS_SECONDS = 6.0
 """A stop, a reset and a slow node's kill and messages together take less."""
 
 
+PEERS_SECONDS = 3.0
+"""An agent without a master asks its peers every second, and a kill takes a second at most."""
+
+
 class Checks:
     """Everything that is looked at in one run."""
 
@@ -46,7 +50,7 @@ class Checks:
         """Round to how many agents were told to start it."""
         self.done: dict[str, set[int]] = {}
         """World hash to the ranks that ended well."""
-        self._old_since: dict[str, float] = {}
+        self._old_since: dict[str, tuple[tuple[int, bool], float]] = {}
         self._alone: dict[str, float] = {}
         """Agent to how long it was seen awake, with workers and without a master, s."""
 
@@ -141,13 +145,32 @@ class Checks:
         invariants.masterless_ends(agent.agent_id, alone, limit + 4.0)
 
     def _old_workers(self, agent: Agent) -> None:
-        master, own = self.job.master, agent.workers.living_round
-        assigned = master.core._desk.state.assigned
-        old = agent.reaches(master) and assigned is not None and 0 < own < assigned.round
-        if not old or assigned is None:
+        own = agent.workers.living_round
+        newest, bound = self._told_newest(agent), OLD_WORKERS_SECONDS
+        if not newest:
+            newest, bound = self._peers_newest(agent), PEERS_SECONDS
+        if not 0 < own < newest:
             self._old_since.pop(agent.agent_id, None)
             return
-        since = self._old_since.setdefault(agent.agent_id, self.job.time.now)
-        invariants.old_workers_die(
-            agent.agent_id, own, assigned.round, self.job.time.now - since, OLD_WORKERS_SECONDS
-        )
+        now, key = self.job.time.now, (own, agent.connected)
+        before, since = self._old_since.get(agent.agent_id, (key, now))
+        since = since if before == key else now
+        self._old_since[agent.agent_id] = (key, since)
+        invariants.old_workers_die(agent.agent_id, own, newest, now - since, bound)
+
+    def _told_newest(self, agent: Agent) -> int:
+        """The round of the master that an agent reaches; 0: it reaches none."""
+        assigned = self.job.master.core._desk.state.assigned
+        reached = agent.reaches(self.job.master) and assigned is not None
+        return assigned.round if reached and assigned is not None else 0
+
+    def _peers_newest(self, agent: Agent) -> int:
+        """The newest round that an agent without a master hears of from its world's members."""
+        current = agent.workers.current
+        if agent.connected or current is None or not agent.able:
+            return 0
+        ranks = [int(peer.address) for peer in current.assignment.peers]
+        answers = self.job.ask_peers(agent, ranks)
+        fences = [answer.fence for answer in answers if answer.fence is not None]
+        known = [fence.round for fence in fences if fence.epoch >= agent.accepted.epoch]
+        return max(known, default=0)

@@ -103,7 +103,7 @@ class Job:
         """The answers of those peers that can be reached."""
         found = [self.agents.get(rank) for rank in ranks]
         return [
-            GetRoundResponse(fence=peer.accepted.fence(), has_master=peer.connected)
+            peer.known()
             for peer in found
             if peer is not None
             and peer.alive

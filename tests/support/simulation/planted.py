@@ -275,6 +275,11 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
         "workers without a master never die",
         planted_agent.masterless_for_ever,
     ),
+    (
+        "peers ignored",
+        "workers of an older round live on where peers know better",
+        planted_agent.peers_ignored,
+    ),
     ("max ignored", "six joiners, max 4: a world of 6 (DLRover 2.1)", _max_ignored),
     ("unit ignored", "min 5, unit 4, 7 joiners: no whole units (DLRover 2.1)", _unit_above_min),
     ("min ignored", "a world below the minimum is formed", _min_ignored),

@@ -69,6 +69,17 @@ def masterless_for_ever() -> list[Patch]:
     return [(masterless, "judge", lambda **_: MasterlessVerdict(kill=False, reason="never"))]
 
 
+def peers_ignored() -> list[Patch]:
+    """An agent without a master does not believe its peers that there is a newer round."""
+    right = masterless.judge
+
+    def judge(*, answers: Any, **more: Any) -> MasterlessVerdict:
+        del answers
+        return right(answers=(), **more)
+
+    return [(masterless, "judge", judge)]
+
+
 def lease_ignored() -> list[Patch]:
     """A lease that ran out is renewed as if nothing had been."""
     return [(lease, "judge", lambda **_: LeaseVerdict.RENEW)]

@@ -249,7 +249,7 @@ class Workers:
         if current is None or not right or current.physics is None or not current.slot.attached:
             return
         if not order.goes_on:
-            current.armed = order.arm_id
+            current.boundary = order
         place, training = current.assignment.group_rank, self.agent.job.training
         if order.goes_on:
             seen = training.step(current.physics)
