@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -13,6 +16,7 @@ from simulation.clock import VirtualTime
 from simulation.coverage import Coverage
 from simulation.faults import FAULTS
 from simulation.found import FOUND
+from simulation.planted import BUGS, planted
 from simulation.run import Outcome, run
 from simulation.scenario import SPANS, WEIGHTS, Fault, Scenario, draw
 from simulation.shrink import Shrinker, report
@@ -23,6 +27,37 @@ def test_the_same_scenario_gives_the_same_run() -> None:
     for seed in range(40, 52):
         scenario = draw(seed)
         assert run(scenario).fingerprint == run(scenario).fingerprint
+
+
+_PRINT = """
+from simulation.run import run
+from simulation.scenario import draw
+
+for seed in (3, 44, 71):
+    print(run(draw(seed)).fingerprint)
+"""
+
+
+def test_a_run_does_not_depend_on_how_strings_are_hashed() -> None:
+    """Two processes that iterate over sets in different orders print the same fingerprints."""
+    told = []
+    for number in ("1", "2"):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": number,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        ran = subprocess.run(
+            [sys.executable, "-c", _PRINT],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        told.append(ran.stdout.splitlines())
+    assert told[0] == told[1]
+    assert len(set(told[0])) == 3
 
 
 def test_another_seed_gives_another_run() -> None:
@@ -81,6 +116,20 @@ def test_shrinking_leaves_what_is_needed() -> None:
     assert [fault.what for fault in small.faults] == ["blip", "evict"]
     assert (small.replicas, small.standbys, small.local, small.skew) == (3, 0, 1, 0.0)
     assert len(seen) < 150
+
+
+@pytest.mark.slow
+def test_a_bug_among_sixteen_faults_is_shrunk_to_code_that_shows_it() -> None:
+    """What a report prints has at most two faults left, and fails again when it is run."""
+    seeds = (seed for seed in range(1000) if len(draw(seed).faults) == 16)
+    with planted(BUGS["nothing charged"]):
+        outcome = next(found for seed in seeds if not (found := run(draw(seed))).ok)
+        text = report(outcome)
+        code = text[text.index("Scenario(") : text.index("\n)\n") + 2]
+        small = eval(code, {"Scenario": Scenario, "Fault": Fault})  # noqa: S307
+        assert run(small).invariant == outcome.invariant
+    assert len(small.faults) <= 2
+    assert run(small).ok
 
 
 def test_shrinking_keeps_the_failure() -> None:
