@@ -8,14 +8,18 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
-from holdfast_wire.messages import JobPhase
+from holdfast_master.instructions import Record
+from holdfast_wire.messages import JobPhase, ScheduleConfirmed
 from simulation.clock import VirtualTime
 from simulation.coverage import Coverage
+from simulation.disk import Written
 from simulation.faults import FAULTS
 from simulation.found import FOUND
+from simulation.job import Job
 from simulation.planted import BUGS, planted
 from simulation.run import Outcome, run
 from simulation.scenario import SPANS, WEIGHTS, Fault, Scenario, draw
@@ -170,6 +174,27 @@ def test_coverage_names_what_was_not_seen() -> None:
     with coverage.steps_counted():
         assert run(Scenario(seed=1)).ok
     assert coverage.steps["STARTING", "STEPPED"] >= 1
+
+
+def test_a_calm_job_syncs_nothing_for_its_heartbeats() -> None:
+    """Twenty seconds of training: only schedules of checkpoints wait for the disk."""
+    job = Job(Scenario(seed=1, heartbeat=0.5))
+    job.add_agents(4)
+    job.time.run(10.0, lambda: job.phase is JobPhase.TRAINING)
+    job.time.run(job.time.now + 3.0)
+    facts: list[type] = []
+    inputs = job.inputs
+    append = job.disk.append
+
+    def noted(segment: Written, records: Sequence[Record], *, durable: bool) -> bool:
+        if durable:
+            facts.extend(type(record.fact) for record in records if record.durable)
+        return append(segment, records, durable=durable)
+
+    job.disk.append = noted  # type: ignore[method-assign]
+    job.time.run(job.time.now + 20.0)
+    assert job.inputs - inputs > 100
+    assert set(facts) <= {ScheduleConfirmed}
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 40])

@@ -115,7 +115,7 @@ def _supersede(desk: Desk, node: Node, reason: str, *, same_pod: bool) -> None:
     text = f"node {node.rank}: {reason}"
     losses.lose(desk, node, EvidenceKind.AGENT_REPLACED, text, followed=same_pod)
     mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=REPLACED, value=True)
-    desk.record(mark)
+    desk.record(mark, durable=True)
 
 
 def _joined(desk: Desk, session: int, hello: Hello) -> None:

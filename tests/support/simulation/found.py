@@ -336,5 +336,17 @@ FOUND = {
             Fault(3.0, "lose_journal", 0, 0.4308),
         ),
     ),
+    "an old pod's end, told twice, was blamed for what its successor met": Scenario(
+        seed=3058,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        unit=2,
+        faults=(
+            Fault(1.0, "leave", 0, 0.0),
+            Fault(2.6435, "raise_worker", 0, 0.0),
+            Fault(3.0, "operator_repeats", 0, 0.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

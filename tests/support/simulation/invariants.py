@@ -187,12 +187,6 @@ def journal_agrees(folded: JobState, state: JobState) -> None:
         require(mine == its, "journal_agrees", text)
 
 
-def effect_after_record(round_number: int, durable: Collection[int]) -> None:
-    """An assignment goes out only once its decision is synced to the disk."""
-    text = f"round {round_number} was assigned before its record was durable"
-    require(round_number in durable, "effect_after_record", text)
-
-
 def masterless_ends(who: str, alone: float, limit: float) -> None:
     """Workers without a master do not outlive the limit."""
     text = f"{who} trains for {alone:.1f} s without a master, the limit is {limit:.0f} s"

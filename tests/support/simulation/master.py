@@ -169,6 +169,7 @@ class Master:
             if isinstance(item, Send):
                 self._send(item)
             elif isinstance(item, Tell):
+                self.watch.said(item.response.message)
                 self.job.operator.told(self, item.response.message)
             elif isinstance(item, CloseSession):
                 self._close(item.session)
@@ -184,7 +185,7 @@ class Master:
                 return
 
     def _send(self, item: Send) -> None:
-        self.watch.sent(item)
+        self.watch.said(item.response.message)
         stream = self.streams.get(item.session)
         if stream is not None:
             stream.send_down(item.response)

@@ -235,6 +235,16 @@ def _effect_first() -> list[Patch]:
     return [(desk.Desk, "record", record)]
 
 
+def _only_worlds() -> list[Patch]:
+    """Nothing but decided worlds waits for the disk."""
+    right = desk.Desk.record
+
+    def record(self: Any, fact: Any, *, durable: bool = False) -> None:
+        right(self, fact, durable=durable and isinstance(fact, WorldDecided))
+
+    return [(desk.Desk, "record", record)]
+
+
 def _unwritten() -> list[Patch]:
     """A change of the state that the journal does not know."""
     right = rounds._decide
@@ -302,6 +312,7 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("stall expires", "a master that stood still expires everybody", _stall_expires),
     ("any success", "any one success ends the job (DLRover 2.4)", _any_success),
     ("effect first", "assignments go out before their record is durable", _effect_first),
+    ("only worlds", "what else people and agents are told is not durable", _only_worlds),
     ("unwritten", "the state changes without a record", _unwritten),
     ("digest first", "a digest goes before the Welcome", planted_agent.digest_first),
     *planted_charges.BUGS,

@@ -37,6 +37,7 @@ from holdfast_wire.messages import (
     WorldMember,
 )
 from simulation import invariants, memory
+from simulation.durability import Unsynced
 from simulation.handover import Handover
 from simulation.invariants import Broken, require
 from simulation.presence import Presence
@@ -79,7 +80,7 @@ class Watch:
         self.patience = 0.0
         self.decided = state.round
         self.members: tuple[WorldMember, ...] = state.assigned.members if state.assigned else ()
-        self.durable: set[int] = set()
+        self.unsynced = Unsynced()
         self.charges = list(state.charges)
         self.running = 0
         self.asked: dict[int, UserRequest] = {}
@@ -269,31 +270,18 @@ class Watch:
         charges = [fact for fact in facts if isinstance(fact, BudgetCharge)]
         if charges and synced and self.master is self.checks.job.master:
             self.checks.accounts.written(charges)
-        if synced or self.checks.job.disk.full:
-            self.durable.update(f.round for f in facts if isinstance(f, WorldDecided))
+        self.unsynced.written(records, safe=synced or self.checks.job.disk.full)
 
-    def sent(self, item: Send) -> None:
-        """A message goes out."""
-        fence, segment = item.response.fence, self.master.segment
-        if fence is None or not isinstance(item.response.message, WorldAssignment):
-            return
-        if segment is None:
-            return
-        known = self.durable
-        if self.members and fence.round not in known and fence.round in self._inherited():
-            return
-        invariants.effect_after_record(fence.round, known)
-
-    def _inherited(self) -> set[int]:
-        return {
-            record.fact.round
-            for record in self.master.base
-            if isinstance(record.fact, WorldDecided) and record.fact.store_port
-        }
+    def said(self, message: object) -> None:
+        """A message or a decision goes out."""
+        if self.master.segment is not None:
+            self.unsynced.said(message)
 
     def answered(self, item: Reply | Refuse) -> None:
         """A user is answered."""
         known = self.asked.pop(item.request_id, None)
+        if isinstance(item, Reply):
+            self.said(item.response)
         text = f"request {item.request_id} was answered twice, or never asked"
         require(known is not None, "answered_once", text)
         if known is not None and isinstance(item, Reply) and self.master is self.checks.job.master:
