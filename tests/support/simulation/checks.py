@@ -17,6 +17,7 @@ from holdfast_wire.messages import (
 from simulation import invariants
 from simulation.accounts import Accounts
 from simulation.invariants import require
+from simulation.presence import Left
 from simulation.promises import Promises
 from simulation.training import Round
 from simulation.watch import Watch
@@ -44,6 +45,8 @@ class Checks:
         self.job = job
         self.accounts = Accounts(job)
         self.promises = Promises(job)
+        self.left: Left | None = None
+        """What the last master had counted; None: its successor may find less."""
         self.newest_start: dict[str, int] = {}
         self.schedules = invariants.Schedules()
         self.starts: dict[int, int] = {}

@@ -228,6 +228,7 @@ def _lose(job: Job, fault: Fault) -> None:
         job.disk.lose()
         job.checks.accounts.lost_disk()
         job.checks.promises.lost_disk()
+        job.checks.left = None
 
 
 def _zombie(job: Job, fault: Fault) -> None:
@@ -249,7 +250,10 @@ def _full_disk(job: Job, fault: Fault) -> None:
 
 
 def _jump(job: Job, fault: Fault) -> None:
-    job.master.wall += 3600.0 * (fault.who % 5 - 2)
+    job.wall += 3600.0 * (fault.who % 5 - 2)
+    job.master.wall = job.wall
+    job.master.jumped = True
+    job.checks.left = None
 
 
 def _stores(job: Job, fault: Fault) -> None:

@@ -205,6 +205,13 @@ def goodput_sums(rank: int, counted: int, present: int) -> None:
     require(abs(counted - present) <= 50, "goodput_sums", text)
 
 
+def goodput_survives(rank: int, counted: int, before: int, gap: int) -> None:
+    """A new master goes on from what its predecessor had counted, up to a second for each."""
+    text = f"node {rank}: {before} us were counted, its next master begins with {counted} us"
+    slack = 1_000_000
+    require(before - slack <= counted <= before + gap + slack, "goodput_survives", text)
+
+
 def window_kept(fact: WorldDecided, enough_for: float, window: float) -> None:
     """A first world that could still grow waits until there were enough nodes for the window."""
     text = f"round {fact.round} was decided after {enough_for:.2f} s of a window of {window:g} s"

@@ -38,6 +38,8 @@ class Job:
         self.scenario = scenario
         self.luck = random.Random(f"{scenario.seed}/job")
         self.time = VirtualTime()
+        self.wall = UNIX_START
+        """Unix time at virtual time 0, by the clock of the newest master's machine, s."""
         self.disk = Disk()
         self.storage = Storage()
         self.checks = Checks(self)
@@ -186,10 +188,8 @@ class Job:
         if self.over:
             return
         self._epoch += 1
-        wall = self.master.wall
         self.checks.promises.takes_over()
         self.master = Master(self, self._epoch, f"m{self._epoch}", self.disk.read(JOB_UID))
-        self.master.wall = wall
         # One that was thought dead may have ended the job: then the journal says so at the start.
         self.over = self.master.finished is not None
         if self.operator.up:

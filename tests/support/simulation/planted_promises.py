@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast_master.decide.failure import Evidence, EvidenceKind
-from holdfast_master.job import adoption, incidents, losses
+from holdfast_master.job import adoption, goodput_marks, incidents, losses
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.roster import Node
 from simulation.planted_agent import Patch
@@ -48,9 +48,15 @@ def _drained_taken_back() -> list[Patch]:
     return [(losses, "_went_early", lambda *_: None)]
 
 
+def _ledger_forgotten() -> list[Patch]:
+    """A new master counts node time from nought."""
+    return [(goodput_marks, "bridge", lambda _: {})]
+
+
 BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("never adopted", "a new master restarts the world that it finds", _never_adopted),
     ("restart forgotten", "a granted restart is not done", _restart_forgotten),
+    ("ledger forgotten", "goodput begins anew with each master", _ledger_forgotten),
     ("drain forgotten", "a granted drain is not done", _drain_forgotten),
     ("drained taken back", "a drain is forgotten while its node is away", _drained_taken_back),
 )

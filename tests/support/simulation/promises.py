@@ -70,7 +70,7 @@ class Promises:
 
     def master_lost(self, master: Master) -> None:
         """How far it had come with what it had granted, its successor may not know."""
-        self._inherits = self._calm(master)
+        self._inherits = self._calm(master) and master.all_written
         self.began_at = None
         for item in self.granted:
             item.alone = False
