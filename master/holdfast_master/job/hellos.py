@@ -168,6 +168,9 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
     if node.hello is None:
         desk.roster.returned_at = desk.now
     node.hello, node.warm = hello, node.warm or hello.warm
+    if desk.state.assigned is None and not desk.claims.settled:
+        # The journal knows the node and no world: its writer was lost while it was still asking.
+        desk.claims.keep_digest(hello.digest)
     stores.present(desk, node, hello.store)
     if node.away_told:
         node.away_told = False

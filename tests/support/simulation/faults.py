@@ -252,8 +252,7 @@ def _full_disk(job: Job, fault: Fault) -> None:
 def _jump(job: Job, fault: Fault) -> None:
     job.wall += 3600.0 * (fault.who % 5 - 2)
     job.master.wall = job.wall
-    job.master.jumped = True
-    job.checks.left = None
+    job.jumped, job.checks.left = True, None
 
 
 def _stores(job: Job, fault: Fault) -> None:

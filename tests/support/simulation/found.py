@@ -348,5 +348,16 @@ FOUND = {
             Fault(3.0, "operator_repeats", 0, 0.0),
         ),
     ),
+    "a digest was not heard of nodes that a journal without a world knew": Scenario(
+        seed=56,
+        minimum=2,
+        maximum=4,
+        unit=2,
+        faults=(
+            Fault(7.0, "lose_journal", 0, 1.0),
+            Fault(8.0, "evict", 0, 2.0),
+            Fault(10.0, "tear_journal", 0, 5.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -40,6 +40,8 @@ class Job:
         self.time = VirtualTime()
         self.wall = UNIX_START
         """Unix time at virtual time 0, by the clock of the newest master's machine, s."""
+        self.jumped = False
+        """It did: how long ago accounts were written cannot be told any more."""
         self.disk = Disk()
         self.storage = Storage()
         self.checks = Checks(self)

@@ -64,8 +64,6 @@ class Master:
         self.mono = job.luck.uniform(10.0, 90_000.0) - job.time.now
         """Its monotonic clock at time 0, s."""
         self.wall = job.wall
-        self.jumped = False
-        """Its clock did: what nobody counted since the accounts were written cannot be told."""
         self.streams: dict[int, Stream] = {}
         self.inbox: collections.deque[Input] = collections.deque()
         self.finished: Finished | None = None

@@ -59,7 +59,7 @@ class Presence:
     def leave(self) -> Left | None:
         """What a successor is to find; None: it may find less."""
         master = self._master
-        unsure = master.jumped or master.stepped_down or not master.all_written
+        unsure = master.job.jumped or master.stepped_down or not master.all_written
         if unsure or master is not master.job.master:
             return None
         desk = master.core._desk
