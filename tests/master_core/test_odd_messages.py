@@ -140,7 +140,7 @@ def test_an_agent_that_was_released_does_not_come_back(training: Start) -> None:
     batch = job.take(Connected(9999, hello))
     told = [i.response.message for i in batch if isinstance(i, Send)]
     assert [type(message) for message in told] == [Leave]
-    assert told[0].outcome is LeaveOutcome.REPLACED  # type: ignore[union-attr]
+    assert told[0].outcome is LeaveOutcome.RELEASED  # type: ignore[union-attr]
     job.ask(StopJobRequest(now=True))
     job.run(1.0)
     batch = job.take(Connected(10000, hello))

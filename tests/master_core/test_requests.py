@@ -47,6 +47,32 @@ def test_restart_of_one_node_replaces_its_agent(training: Start) -> None:
     assert job.charges() == []
 
 
+def test_a_node_whose_restart_was_granted_is_replaced_although_it_falls_silent(
+    training: Start,
+) -> None:
+    """It is lost before the boundary: the operator makes a new one all the same."""
+    job = training(3)
+    before = job.agents[1].agent_id
+    job.ask(RestartWorkerRequest(node_rank=1))
+    job.agents[1].cut_off()
+    job.run(30.0)
+    assert job.agents[1].agent_id != before
+    assert sorted(job.members) == [0, 1, 2]
+    assert job.charges() == []
+
+
+def test_the_next_master_replaces_a_node_whose_restart_was_granted(training: Start) -> None:
+    """What one master has granted its successor does, and not only half of it."""
+    job = training(3)
+    before = job.agents[1].agent_id
+    job.ask(RestartWorkerRequest(node_rank=1))
+    job.kill_master()
+    job.start_master()
+    job.run(40.0)
+    assert job.agents[1].agent_id != before
+    assert sorted(job.members) == [0, 1, 2]
+
+
 def test_restart_needs_a_round_an_operator_a_node(training: Start) -> None:
     """Each refusal says what is missing."""
     waiting = SimulatedJob(job_spec())

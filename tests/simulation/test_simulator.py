@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
-from holdfast_wire.messages import JobPhase
+from holdfast_master.instructions import Record
+from holdfast_wire.messages import JobPhase, ScheduleConfirmed
 from simulation.clock import VirtualTime
 from simulation.coverage import Coverage
+from simulation.disk import Written
 from simulation.faults import FAULTS
 from simulation.found import FOUND
+from simulation.job import Job
+from simulation.planted import BUGS, planted
 from simulation.run import Outcome, run
 from simulation.scenario import SPANS, WEIGHTS, Fault, Scenario, draw
 from simulation.shrink import Shrinker, report
@@ -23,6 +31,37 @@ def test_the_same_scenario_gives_the_same_run() -> None:
     for seed in range(40, 52):
         scenario = draw(seed)
         assert run(scenario).fingerprint == run(scenario).fingerprint
+
+
+_PRINT = """
+from simulation.run import run
+from simulation.scenario import draw
+
+for seed in (3, 44, 71):
+    print(run(draw(seed)).fingerprint)
+"""
+
+
+def test_a_run_does_not_depend_on_how_strings_are_hashed() -> None:
+    """Two processes that iterate over sets in different orders print the same fingerprints."""
+    told = []
+    for number in ("1", "2"):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": number,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        ran = subprocess.run(
+            [sys.executable, "-c", _PRINT],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        told.append(ran.stdout.splitlines())
+    assert told[0] == told[1]
+    assert len(set(told[0])) == 3
 
 
 def test_another_seed_gives_another_run() -> None:
@@ -83,6 +122,20 @@ def test_shrinking_leaves_what_is_needed() -> None:
     assert len(seen) < 150
 
 
+@pytest.mark.slow
+def test_a_bug_among_sixteen_faults_is_shrunk_to_code_that_shows_it() -> None:
+    """What a report prints has at most two faults left, and fails again when it is run."""
+    seeds = (seed for seed in range(1000) if len(draw(seed).faults) == 16)
+    with planted(BUGS["nothing charged"]):
+        outcome = next(found for seed in seeds if not (found := run(draw(seed))).ok)
+        text = report(outcome)
+        code = text[text.index("Scenario(") : text.index("\n)\n") + 2]
+        small = eval(code, {"Scenario": Scenario, "Fault": Fault})  # noqa: S307
+        assert run(small).invariant == outcome.invariant
+    assert len(small.faults) <= 2
+    assert run(small).ok
+
+
 def test_shrinking_keeps_the_failure() -> None:
     """What does not fail in the same way is not taken."""
     shrinker, _ = fake({"nothing that is drawn"}, 1)
@@ -121,6 +174,27 @@ def test_coverage_names_what_was_not_seen() -> None:
     with coverage.steps_counted():
         assert run(Scenario(seed=1)).ok
     assert coverage.steps["STARTING", "STEPPED"] >= 1
+
+
+def test_a_calm_job_syncs_nothing_for_its_heartbeats() -> None:
+    """Twenty seconds of training: only schedules of checkpoints wait for the disk."""
+    job = Job(Scenario(seed=1, heartbeat=0.5))
+    job.add_agents(4)
+    job.time.run(10.0, lambda: job.phase is JobPhase.TRAINING)
+    job.time.run(job.time.now + 3.0)
+    facts: list[type] = []
+    inputs = job.inputs
+    append = job.disk.append
+
+    def noted(segment: Written, records: Sequence[Record], *, durable: bool) -> bool:
+        if durable:
+            facts.extend(type(record.fact) for record in records if record.durable)
+        return append(segment, records, durable=durable)
+
+    job.disk.append = noted  # type: ignore[method-assign]
+    job.time.run(job.time.now + 20.0)
+    assert job.inputs - inputs > 100
+    assert set(facts) <= {ScheduleConfirmed}
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 40])

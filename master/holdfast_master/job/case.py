@@ -41,6 +41,8 @@ class Case:
     count: int = 0
     involved: dict[int, float] = dataclasses.field(default_factory=dict)
     """Node ranks that are part of it, with the time of their first evidence."""
+    agents: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Node ranks that are part of it, to the agent that was; where evidence named it."""
     replaced: set[int] = dataclasses.field(default_factory=set)
     """Node ranks that a failure rule has replaced."""
     lost: set[int] = dataclasses.field(default_factory=set)
@@ -89,6 +91,8 @@ class Case:
         """The node that the evidence is about is part of the incident."""
         if item.node_rank is not None:
             self.involved.setdefault(item.node_rank, item.at)
+            if item.agent_id:
+                self.agents.setdefault(item.node_rank, item.agent_id)
         if item.final and not self.given_up:
             self.given_up = f"the torchrun of node {item.node_rank} has no restarts left"
 

@@ -37,6 +37,8 @@ class Claims:
     """Nodes of it, as one of its claimants says; 0: none is claimed."""
     digest: StateDigest | None = None
     """The newest that any agent brought."""
+    draining: set[str] = dataclasses.field(default_factory=set)
+    """Agents that are to leave, as it says, and that have not come yet."""
     held: list[Held] = dataclasses.field(default_factory=list)
     """What claimants reported since their hellos, oldest first."""
     settled: bool = False

@@ -192,7 +192,7 @@ class Desk:
         newest = [events[-back] for back in range(min(20, len(events)), 0, -1)]
         return [f"{event.sequence} {event.reason}: {event.text}" for event in newest]
 
-    def command(self, kind: str, rank: int) -> int:
+    def command(self, kind: str, rank: int, *, durable: bool = False) -> int:
         """A new command id; it is written down so that it is never used again.
 
         It begins with the epoch: a master that knows nothing of another, before it or at the same
@@ -200,7 +200,8 @@ class Desk:
         """
         first = (self.identity.epoch << EPOCH_BITS) + 1
         number = max(first, self.state.next_command_id)
-        self.record(CommandIssued(command_id=number, node_rank=rank, kind=kind))
+        issued = CommandIssued(command_id=number, node_rank=rank, kind=kind)
+        self.record(issued, durable=durable)
         return number
 
     def request_end(self, *, succeeded: bool, reason: str, text: str, now: bool = True) -> None:

@@ -12,6 +12,7 @@ from holdfast_master.decide.failure import EvidenceKind
 from holdfast_master.decide.goodput import class_seconds, summed
 from holdfast_master.job import candidacy, losses
 from holdfast_master.job.desk import Desk, Placed
+from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
 from holdfast_wire.messages import NodeExcluded, SpecAccepted, StateDigest
 
@@ -124,6 +125,13 @@ def _replay(desk: Desk, digest: StateDigest) -> None:
             desk.record(charge)
     for host in digest.excluded_nodes:
         desk.record(NodeExcluded(node=host, reason="excluded by an earlier master"))
+    desk.claims.draining = set(digest.draining_agents)
     for node in list(desk.roster.nodes.values()):
-        if node.agent_id in digest.draining_agents:
-            losses.drain(desk, node, EvidenceKind.DRAINED, f"node {node.rank} was told to leave")
+        drain(desk, node)
+
+
+def drain(desk: Desk, node: Node) -> None:
+    """The node leaves if the predecessor had promised that to somebody."""
+    if node.agent_id in desk.claims.draining:
+        desk.claims.draining.discard(node.agent_id)
+        losses.drain(desk, node, EvidenceKind.DRAINED, f"node {node.rank} was told to leave")

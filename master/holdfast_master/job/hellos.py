@@ -14,6 +14,7 @@ from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job import (
     adoption,
     candidacy,
+    digests,
     ending,
     losses,
     replacements,
@@ -23,7 +24,7 @@ from holdfast_master.job import (
 )
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.roster import Node
-from holdfast_master.job.state import REPLACED
+from holdfast_master.job.state import RELEASED, RENEW, REPLACED
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import ENDED
 from holdfast_wire.messages import (
@@ -98,7 +99,8 @@ def _knowledge(desk: Desk, hello: Hello) -> Knowledge:
 
 
 def _send_away(desk: Desk, session: int, hello: Hello, reason: str) -> None:
-    outcome = LeaveOutcome.REPLACED
+    released = desk.state.dismissed.get(hello.agent_id) == RELEASED
+    outcome = LeaveOutcome.RELEASED if released else LeaveOutcome.REPLACED
     if hello.agent_id in desk.state.dismissed and desk.state.stop is not None:
         outcome = ending.outcome(desk.state.stop)
     number = desk.command("leave", hello.node_rank)
@@ -113,7 +115,7 @@ def _supersede(desk: Desk, node: Node, reason: str, *, same_pod: bool) -> None:
     text = f"node {node.rank}: {reason}"
     losses.lose(desk, node, EvidenceKind.AGENT_REPLACED, text, followed=same_pod)
     mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=REPLACED, value=True)
-    desk.record(mark)
+    desk.record(mark, durable=True)
 
 
 def _joined(desk: Desk, session: int, hello: Hello) -> None:
@@ -150,6 +152,7 @@ def _joined(desk: Desk, session: int, hello: Hello) -> None:
     losses.watch(desk, node)
     stores.present(desk, node, hello.store)
     candidacy.refresh(desk, node)
+    digests.drain(desk, node)
     desk.dirty = True
     if desk.state.phase in _OVER:
         ending.dismiss(desk, node)
@@ -165,6 +168,9 @@ def _returned(desk: Desk, node: Node, session: int, hello: Hello) -> None:
     if node.hello is None:
         desk.roster.returned_at = desk.now
     node.hello, node.warm = hello, node.warm or hello.warm
+    if desk.state.assigned is None and not desk.claims.settled:
+        # The journal knows the node and no world: its writer was lost while it was still asking.
+        desk.claims.keep_digest(hello.digest)
     stores.present(desk, node, hello.store)
     if node.away_told:
         node.away_told = False
@@ -221,6 +227,7 @@ def _stretch_heartbeats(desk: Desk) -> None:
 
 def restore_nodes(desk: Desk) -> None:
     """Nodes that the journal knows are away until they say hello or their silence ends."""
+    renewed = {c.node_rank for c in desk.state.commands.values() if c.kind == RENEW}
     for fact in desk.state.nodes.values():
         node = Node(
             rank=fact.node_rank,
@@ -235,6 +242,8 @@ def restore_nodes(desk: Desk) -> None:
         )
         if fact.node_rank in desk.state.draining:
             node.draining = EvidenceKind.DRAINED
+        if fact.node_rank in renewed:
+            node.replace_why = "an earlier master was asked for a new agent of it"
         desk.roster.add(node)
         desk.ledger.open(node.rank, GoodputClass.WAITING, desk.clock.micros)
     # A crowd's handshakes go on side by side: it takes long until the first of them is done.

@@ -87,8 +87,13 @@ def report_gone(desk: Desk, item: Evidence, rank: int) -> None:
 
 
 def report_late(desk: Desk, item: Evidence, rank: int) -> None:
-    """Evidence about a node that is already gone: it happened when the node was lost."""
+    """Evidence about a node that is already gone: it happened when the node was lost.
+
+    What is heard late of a node's earlier agent says nothing of what its next one met.
+    """
     for case in reversed(desk.open_cases()):
+        if case.agents.get(rank, item.agent_id) != item.agent_id:
+            continue
         # A node that was told to leave and left is no news about a planned change.
         if rank in case.involved and not case.planned:
             _add(desk, case, dataclasses.replace(item, at=case.involved[rank]))
@@ -159,7 +164,9 @@ def break_world(desk: Desk, why: str) -> None:
     if not world.assigned:
         return
     desk.recovering = True
-    desk.record(WorldEnded(round=world.round, step=world.reached, reason=why))
+    # Agents are told to stop, and users that they were heard: a successor must not take the world
+    # for one that runs.
+    desk.record(WorldEnded(round=world.round, step=world.reached, reason=why), durable=True)
     if desk.case is not None:
         desk.case.broken.add(world.round)
         desk.case.broken_at = desk.now

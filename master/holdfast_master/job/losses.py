@@ -137,12 +137,29 @@ def lose(
     else:
         incidents.report_gone(desk, item, node.rank)
     if item.kind is EvidenceKind.NODE_REMOVED:
+        if node.draining is EvidenceKind.DRAINED:
+            _went_early(desk, node)
         return
     if followed or desk.operator.starts_again(node.rank, node.pod_uid, node.pod_ends):
         # Its memory may lie in the pod: a new one would have to read everything from storage.
         desk.timers.ensure(Timer.REJOIN, desk.now + desk.settings.rejoin_seconds, node.rank)
     else:
         replacements.ask(desk, node.rank, node.pod_uid, text)
+
+
+def _went_early(desk: Desk, node: Node) -> None:
+    """A drained node is lost before it was told to leave: it stays away all the same.
+
+    What was promised with the drain holds: its agent is not taken back when it is heard again, and
+    who asked for another pod gets it.
+    """
+    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
+    desk.record(mark, durable=True)
+    why = node.replace_why
+    if not why and not desk.bounds.fit(len(desk.roster.nodes.keys() - desk.state.draining)):
+        why = "drained, and too few are left"
+    if why:
+        replacements.ask(desk, node.rank, node.pod_uid, why)
 
 
 def rejoin_due(desk: Desk, rank: int) -> None:

@@ -50,8 +50,9 @@ DRAINING: Final = "draining"
 FINISHED: Final = "finished"
 RELEASED: Final = "released"
 REPLACED: Final = "replaced"
-ANSWERED: Final = frozenset({"leave", "replace", "stacks", "stop"})
-"""Kinds of commands whose end is told; the ids of others are only never used again."""
+RENEW: Final = "renew"
+ANSWERED: Final = frozenset({"leave", "replace", "stacks", "stop", RENEW})
+"""Kinds of commands whose end is told, or is the node's; of others only the ids are kept."""
 _KEPT_ENDS = 16
 
 

@@ -16,6 +16,7 @@ from holdfast_master.job import incidents, losses, replacements, rescue, saving
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
+from holdfast_master.job.state import RENEW
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import ENDED
 from holdfast_master.job.waiting_requests import ScaleWish, StackCall
@@ -185,6 +186,7 @@ def _restart_node(desk: Desk, event: Asked, rank: int, reason: str) -> None:
         return
     # The operator is asked once the others go on without it: see steering.
     node.replace_why = text
+    desk.command(RENEW, rank, durable=True)
     desk.event(EventReason.RESTART_REQUESTED, text, node=rank)
     losses.drain(desk, node, EvidenceKind.DRAINED, text)
     desk.put(Reply(event.request_id, RestartWorkerResponse(round=desk.state.round)))

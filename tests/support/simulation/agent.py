@@ -20,6 +20,7 @@ from holdfast_wire.messages import (
     CommandDone,
     CommitStep,
     DumpStacks,
+    GetRoundResponse,
     Goodbye,
     Heartbeat,
     HeartbeatInterval,
@@ -265,7 +266,7 @@ class Agent(Line):
     def zygote_lost(self) -> None:
         """The zygote is gone with its workers: the agent cannot go on."""
         self.workers.vanish()
-        self.report(Goodbye(reason="the zygote ended"))
+        self.report(Goodbye(reason="the zygote ended", failed=True))
         self.job.ended(self, 1)
 
     # --------------------------------------------------------------------------- without a master
@@ -284,9 +285,22 @@ class Agent(Line):
                 answers=answers,
             )
             if verdict.kill:
-                self.job.checks.muddle()
+                self.job.checks.accounts.muddle()
+                self.job.checks.promises.disturb()
                 self.workers.kill()
+            elif verdict.arm is not None and current and verdict.arm.arm_id > current.armed:
+                self.workers.arm(verdict.arm, self.accepted.round)
         self.later(1.0, self._look)
+
+    def known(self) -> GetRoundResponse:
+        """What a peer that has no master is told."""
+        current = self.workers.current
+        own = current is not None and current.number == self.accepted.round
+        return GetRoundResponse(
+            fence=self.accepted.fence(),
+            has_master=self.connected,
+            arm=current.boundary if current is not None and own else None,
+        )
 
     def on_signal(self, number: int, grace: float) -> None:
         """A signal that ends the agent came."""

@@ -6,23 +6,19 @@ not belong here: what is right (`invariants`), one master's inputs and effects (
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 from typing import TYPE_CHECKING
 
-from holdfast_master.instructions import Instruction, Record
 from holdfast_wire.messages import (
-    BudgetCharge,
-    BudgetKind,
-    Incident,
     SessionResponse,
     SuccessPolicy,
     WorldAssignment,
     WorldDecided,
 )
-from holdfast_wire.reasons import Cause
 from simulation import invariants
-from simulation.invariants import Broken, require
+from simulation.accounts import Accounts
+from simulation.invariants import require
+from simulation.presence import Left
+from simulation.promises import Promises
 from simulation.training import Round
 from simulation.watch import Watch
 
@@ -38,35 +34,8 @@ OLD_WORKERS_SECONDS = 6.0
 """A stop, a reset and a slow node's kill and messages together take less."""
 
 
-class Hurt(enum.Enum):
-    """What really happened to a node."""
-
-    FAILURE = "failure"
-    RAISED = "raised"
-    """A process raised or chose its exit code: on the wire no different from a survivor's end."""
-    PREEMPTION = "preemption"
-    NETWORK = "network"
-    LEFT = "left"
-    ASKED = "asked"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Wound:
-    """One thing that happened to a node."""
-
-    kind: Hurt
-    since: float
-    until: float
-
-
-MEMORY_SECONDS = 40.0
-"""A wound explains charges for this long after its end: silence, recovery and open evidence."""
-_DAMAGE = (Hurt.FAILURE, Hurt.RAISED, Hurt.NETWORK)
-_GUILTY = {
-    BudgetKind.FAILURES: _DAMAGE,
-    BudgetKind.NO_PROGRESS: _DAMAGE,
-    BudgetKind.PREEMPTIONS: (Hurt.PREEMPTION,),
-}
+PEERS_SECONDS = 3.0
+"""An agent without a master asks its peers every second, and a kill takes a second at most."""
 
 
 class Checks:
@@ -74,82 +43,23 @@ class Checks:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.wounds: dict[int, list[Wound]] = {}
-        self.muddled_until = -1.0
-        """Until then masters were lost: what they knew of causes may be gone with them."""
+        self.accounts = Accounts(job)
+        self.promises = Promises(job)
+        self.left: Left | None = None
+        """What the last master had counted; None: its successor may find less."""
         self.newest_start: dict[str, int] = {}
         self.schedules = invariants.Schedules()
         self.starts: dict[int, int] = {}
         """Round to how many agents were told to start it."""
         self.done: dict[str, set[int]] = {}
         """World hash to the ranks that ended well."""
-        self.opened: dict[str, float] = {}
-        """Incident to when it was opened, on its master's patient clock."""
-        self._old_since: dict[str, float] = {}
+        self._old_since: dict[str, tuple[tuple[int, bool], float]] = {}
         self._alone: dict[str, float] = {}
         """Agent to how long it was seen awake, with workers and without a master, s."""
 
     def new_master(self, master: Master) -> Watch:
         """A master begins."""
         return Watch(self, master)
-
-    def hurt(self, rank: int, kind: Hurt, span: float) -> None:
-        """Something happens to a node."""
-        now = self.job.time.now
-        self.wounds.setdefault(rank, []).append(Wound(kind, now, now + span))
-
-    def muddle(self) -> None:
-        """A master is lost with what it alone knew."""
-        self.muddled_until = self.job.time.now + MEMORY_SECONDS
-
-    # -------------------------------------------------------------------------------------- charges
-
-    def charged(self, master: Master, charge: BudgetCharge, batch: list[Instruction]) -> None:
-        """A budget pays: it must be the right one, for a node that really was hurt.
-
-        An incident that another one, or the job's end, closes before the silence limit may not
-        know its culprit yet.
-        """
-        facts = [item.fact for item in batch if isinstance(item, Record)]
-        found = [f for f in facts if isinstance(f, Incident) and f.id == charge.incident_id]
-        if not found or self.job.time.now < self.muddled_until or charge.kind not in _GUILTY:
-            return
-        incident = found[-1]
-        if not incident.culprit_node:
-            return
-        settings = master.settings
-        patience = settings.silence_seconds + 1.0
-        brief = master.watch.now - self.opened.get(incident.id, -MEMORY_SECONDS) < patience
-        rank = int(incident.culprit_node)
-        kinds = {wound.kind for wound in self._recent(rank)}
-        if brief or incident.cause in {Cause.WORKER_RAISED, Cause.WORKER_EXITED}:
-            kinds |= self._alike(master, brief=brief)
-        text = (
-            f"{charge.kind.name} paid for incident {charge.incident_id} ({incident.cause}, node "
-            f"{rank}: {incident.text}); what had happened to it: {sorted(k.value for k in kinds)}"
-        )
-        if charge.kind is not BudgetKind.PREEMPTIONS and kinds == {Hurt.PREEMPTION}:
-            raise Broken("preemption_spends_no_failure", text)
-        require(kinds.intersection(_GUILTY[charge.kind]), "right_account", text)
-
-    def _recent(self, rank: int) -> list[Wound]:
-        since = self.job.time.now - MEMORY_SECONDS
-        return [wound for wound in self.wounds.get(rank, ()) if wound.until >= since]
-
-    def _alike(self, master: Master, *, brief: bool) -> set[Hurt]:
-        """What happened to any node that a survivor's end may be taken for.
-
-        Delays on the wire decide which of two exceptions seems to be the earlier. And a node that
-        was asked to leave ends by itself when its patience is over: the exceptions of the others
-        can be heard before that, and then nothing tells them from a failure. Nor is anybody told
-        of the end of a node that the spec has just given up.
-        """
-        everything = {wound.kind for rank in self.wounds for wound in self._recent(rank)}
-        leaving = everything & {Hurt.PREEMPTION, Hurt.ASKED}
-        surplus = [rank for rank in self.wounds if rank >= master.core._desk.wanted]
-        if brief or leaving or surplus:
-            return everything | {Hurt.RAISED}
-        return everything & {Hurt.RAISED}
 
     # --------------------------------------------------------------------------------------- agents
 
@@ -175,7 +85,7 @@ class Checks:
         same = agent is not None and agent.agent_id == agent_id
         if agent is None or not same or not agent.alive or agent.ending is not None:
             return
-        if self._recent(rank) or self.job.time.now < self.muddled_until:
+        if self.accounts.recent(rank) or self.accounts.muddled:
             return
         at = watch.contact.get((rank, agent_id))
         if at is not None:
@@ -196,7 +106,8 @@ class Checks:
         """Two rounds step at the same time.
 
         An older one may where no member of it can be told: it commits nothing and dies at the
-        limit (`masterless`), or when it is reached (`old_workers`). And where an epoch was given
+        limit (`masterless`), or when it is reached (`old_workers`); a step may end between an
+        agent's order to kill and the death of its processes. And where an epoch was given
         to two masters an agent that knew neither may follow the wrong one: whoever starts masters
         must not do that, agents and masters can only notice it. The world that the newest master
         has assigned is the newest, also where agents of another have just heard of that master.
@@ -213,7 +124,8 @@ class Checks:
         if any(found.master[1].startswith("twin") for found in rounds):
             return
         for older in rounds[:-1]:
-            told = [member for member in older.members.values() if member.reached]
+            members = older.members.values()
+            told = [member for member in members if member.reached and not member.dying]
             text = f"rounds {[found.number for found in rounds]} step at the same time"
             require(not told, "one_active_round", text)
 
@@ -236,13 +148,32 @@ class Checks:
         invariants.masterless_ends(agent.agent_id, alone, limit + 4.0)
 
     def _old_workers(self, agent: Agent) -> None:
-        master, own = self.job.master, agent.workers.living_round
-        assigned = master.core._desk.state.assigned
-        old = agent.reaches(master) and assigned is not None and 0 < own < assigned.round
-        if not old or assigned is None:
+        own = agent.workers.living_round
+        newest, bound = self._told_newest(agent), OLD_WORKERS_SECONDS
+        if not newest:
+            newest, bound = self._peers_newest(agent), PEERS_SECONDS
+        if not 0 < own < newest:
             self._old_since.pop(agent.agent_id, None)
             return
-        since = self._old_since.setdefault(agent.agent_id, self.job.time.now)
-        invariants.old_workers_die(
-            agent.agent_id, own, assigned.round, self.job.time.now - since, OLD_WORKERS_SECONDS
-        )
+        now, key = self.job.time.now, (own, agent.connected)
+        before, since = self._old_since.get(agent.agent_id, (key, now))
+        since = since if before == key else now
+        self._old_since[agent.agent_id] = (key, since)
+        invariants.old_workers_die(agent.agent_id, own, newest, now - since, bound)
+
+    def _told_newest(self, agent: Agent) -> int:
+        """The round of the master that an agent reaches; 0: it reaches none."""
+        assigned = self.job.master.core._desk.state.assigned
+        reached = agent.reaches(self.job.master) and assigned is not None
+        return assigned.round if reached and assigned is not None else 0
+
+    def _peers_newest(self, agent: Agent) -> int:
+        """The newest round that an agent without a master hears of from its world's members."""
+        current = agent.workers.current
+        if agent.connected or current is None or not agent.able:
+            return 0
+        ranks = [int(peer.address) for peer in current.assignment.peers]
+        answers = self.job.ask_peers(agent, ranks)
+        fences = [answer.fence for answer in answers if answer.fence is not None]
+        known = [fence.round for fence in fences if fence.epoch >= agent.accepted.epoch]
+        return max(known, default=0)

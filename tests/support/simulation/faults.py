@@ -21,7 +21,7 @@ from holdfast_wire.messages import (
     StopWish,
     TriggerCheckpointRequest,
 )
-from simulation.checks import Hurt
+from simulation.accounts import Hurt
 from simulation.operator import GRACE
 from simulation.scenario import Fault
 
@@ -46,7 +46,7 @@ def _hit(hurt: Hurt, what: Callable[[Job, Agent, Fault], None]) -> Callable[[Job
     def happen(job: Job, fault: Fault) -> None:
         agent = _victim(job, fault)
         if agent is not None:
-            job.checks.hurt(agent.rank, hurt, fault.span)
+            job.checks.accounts.hurt(agent.rank, hurt, fault.span)
             what(job, agent, fault)
 
     return happen
@@ -108,7 +108,7 @@ def _cut_many(share: int, up: int = 1) -> Callable[[Job, Fault], None]:
     def happen(job: Job, fault: Fault) -> None:
         chosen = [a for rank, a in sorted(job.agents.items()) if a.alive and rank % share == 0]
         for agent in chosen:
-            job.checks.hurt(agent.rank, Hurt.NETWORK, fault.span)
+            job.checks.accounts.hurt(agent.rank, Hurt.NETWORK, fault.span)
         job.cut(chosen, up, 1, fault.span)
 
     return happen
@@ -226,6 +226,9 @@ def _lose(job: Job, fault: Fault) -> None:
     if job.master.up:
         job.kill_master(fault.span, quickly=fault.who % 2 == 0)
         job.disk.lose()
+        job.checks.accounts.lost_disk()
+        job.checks.promises.lost_disk()
+        job.checks.left = None
 
 
 def _zombie(job: Job, fault: Fault) -> None:
@@ -247,7 +250,9 @@ def _full_disk(job: Job, fault: Fault) -> None:
 
 
 def _jump(job: Job, fault: Fault) -> None:
-    job.master.wall += 3600.0 * (fault.who % 5 - 2)
+    job.wall += 3600.0 * (fault.who % 5 - 2)
+    job.master.wall = job.wall
+    job.jumped, job.checks.left = True, None
 
 
 def _stores(job: Job, fault: Fault) -> None:

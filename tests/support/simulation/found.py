@@ -287,5 +287,77 @@ FOUND = {
             Fault(2.3782, "stall_master", 0, 13.0),
         ),
     ),
+    "a zombie's world took its first step while its agent, told better, was killing it": Scenario(
+        seed=1795552282165,
+        replicas=2,
+        maximum=2,
+        standbys=1,
+        heartbeat=0.5,
+        skew=0.01,
+        faults=(
+            Fault(3.0, "raise_worker", 0, 0.0),
+            Fault(3.8254, "stall_master", 0, 2.0),
+            Fault(4.0, "respec", 0, 0.0),
+            Fault(4.0, "cut_up", 1, 11.7007),
+            Fault(5.9062, "zombie_master", 0, 10.0994),
+            Fault(5.9344, "blip", 0, 0.0),
+        ),
+    ),
+    "a drained node that had been silent for too long was taken back": Scenario(
+        seed=275,
+        replicas=1,
+        maximum=1,
+        faults=(
+            Fault(4.0, "drain", 0, 0.0),
+            Fault(4.0, "cut_all", 0, 8.0),
+        ),
+    ),
+    "a node that a user wanted replaced was taken back after it had stood still": Scenario(
+        seed=181,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        unit=2,
+        commits=1.0,
+        faults=(
+            Fault(8.0, "restart_node", 1, 0.0),
+            Fault(9.0, "freeze_agent", 1, 9.0),
+        ),
+    ),
+    "a digest's draining node that came late was not drained": Scenario(
+        seed=2285,
+        replicas=2,
+        minimum=2,
+        maximum=6,
+        commits=0.3,
+        faults=(
+            Fault(2.0, "restart_node", 1, 0.0),
+            Fault(3.0, "pause_node", 1, 10.0),
+            Fault(3.0, "lose_journal", 0, 0.4308),
+        ),
+    ),
+    "an old pod's end, told twice, was blamed for what its successor met": Scenario(
+        seed=3058,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        unit=2,
+        faults=(
+            Fault(1.0, "leave", 0, 0.0),
+            Fault(2.6435, "raise_worker", 0, 0.0),
+            Fault(3.0, "operator_repeats", 0, 0.0),
+        ),
+    ),
+    "a digest was not heard of nodes that a journal without a world knew": Scenario(
+        seed=56,
+        minimum=2,
+        maximum=4,
+        unit=2,
+        faults=(
+            Fault(7.0, "lose_journal", 0, 1.0),
+            Fault(8.0, "evict", 0, 2.0),
+            Fault(10.0, "tear_journal", 0, 5.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

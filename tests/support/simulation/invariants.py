@@ -11,7 +11,7 @@ what the `storage` itself has seen.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holdfast.flash.decide.schedule import Every
 from holdfast_agent.decide import hearing
@@ -184,18 +184,20 @@ def charges_grow(before: Sequence[BudgetCharge], after: Sequence[BudgetCharge]) 
     require(len(ids) == len(set(ids)), "charges_grow", f"an incident was charged twice: {ids}")
 
 
+def charges_survive(
+    keeper: str, kept: Iterable[BudgetCharge], charges: Collection[BudgetCharge]
+) -> None:
+    """What was charged, and is kept, is charged for every later master; but for no progress."""
+    lost = [c for c in kept if c.kind is not BudgetKind.NO_PROGRESS and c not in charges]
+    require(not lost, "charges_survive", f"a new master does not have {lost}, which {keeper} keeps")
+
+
 def journal_agrees(folded: JobState, state: JobState) -> None:
     """The records alone give the state that the master has."""
     for field in dataclasses.fields(folded):
         mine, its = getattr(state, field.name), getattr(folded, field.name)
         text = f"{field.name} is {mine} in memory and {its} from the journal"
         require(mine == its, "journal_agrees", text)
-
-
-def effect_after_record(round_number: int, durable: Collection[int]) -> None:
-    """An assignment goes out only once its decision is synced to the disk."""
-    text = f"round {round_number} was assigned before its record was durable"
-    require(round_number in durable, "effect_after_record", text)
 
 
 def masterless_ends(who: str, alone: float, limit: float) -> None:
@@ -214,6 +216,13 @@ def goodput_sums(rank: int, counted: int, present: int) -> None:
     """The classes of a node sum to the time for which it was present, in microseconds."""
     text = f"node {rank}: classes sum to {counted} us, it was present for {present} us"
     require(abs(counted - present) <= 50, "goodput_sums", text)
+
+
+def goodput_survives(rank: int, counted: int, before: int, gap: int) -> None:
+    """A new master goes on from what its predecessor had counted, up to a second for each."""
+    text = f"node {rank}: {before} us were counted, its next master begins with {counted} us"
+    slack = 1_000_000
+    require(before - slack <= counted <= before + gap + slack, "goodput_survives", text)
 
 
 def window_kept(fact: WorldDecided, enough_for: float, window: float) -> None:

@@ -38,6 +38,10 @@ class Job:
         self.scenario = scenario
         self.luck = random.Random(f"{scenario.seed}/job")
         self.time = VirtualTime()
+        self.wall = UNIX_START
+        """Unix time at virtual time 0, by the clock of the newest master's machine, s."""
+        self.jumped = False
+        """It did: how long ago accounts were written cannot be told any more."""
         self.disk = Disk()
         self.storage = Storage()
         self.checks = Checks(self)
@@ -107,11 +111,7 @@ class Job:
     def ask_peers(self, agent: Agent, ranks: Sequence[int]) -> list[GetRoundResponse]:
         """The answers of those peers that can be reached."""
         found = [self.peer(agent, rank) for rank in ranks]
-        return [
-            GetRoundResponse(fence=peer.accepted.fence(), has_master=peer.connected)
-            for peer in found
-            if peer is not None
-        ]
+        return [peer.known() for peer in found if peer is not None]
 
     def peer(self, agent: Agent, rank: int) -> Agent | None:
         """Another agent, where it can be reached."""
@@ -124,7 +124,8 @@ class Job:
         """A user asks the newest master."""
         number = self.count()
         if self.master.acting:
-            self.master.watch.asked[number] = self.time.now
+            self.checks.promises.asked(request)
+            self.master.watch.asked[number] = request
             self.master.push(Asked(number, request, "user"))
         return number
 
@@ -179,7 +180,8 @@ class Job:
     def kill_master(self, span: float, *, quickly: bool) -> None:
         """The newest master ends; another is started after a while."""
         if self.master.up:
-            self.checks.muddle()
+            self.checks.accounts.muddle(span)
+            self.checks.promises.master_lost(self.master)
             self.master.die(quickly=quickly)
             self._start_later(span)
 
@@ -194,9 +196,8 @@ class Job:
         if self.over:
             return
         self._epoch += 1
-        wall = self.master.wall
+        self.checks.promises.takes_over()
         self.master = Master(self, self._epoch, f"m{self._epoch}", self.disk.read(JOB_UID))
-        self.master.wall = wall
         # One that was thought dead may have ended the job: then the journal says so at the start.
         self.over = self.master.finished is not None
         if self.operator.up:
@@ -207,7 +208,8 @@ class Job:
         zombie = self.master
         if not zombie.acting or zombie.frozen or self._restarting:
             return
-        self.checks.muddle()
+        self.checks.accounts.muddle(span)
+        self.checks.promises.disturb()
         zombie.freeze()
         self.others.append(zombie)
         self._start_later(0.3)
@@ -221,7 +223,8 @@ class Job:
         """
         records = self.disk.read(JOB_UID)
         if self.master.acting and records and not self._restarting:
-            self.checks.muddle()
+            self.checks.accounts.muddle(span)
+            self.checks.promises.disturb()
             epoch = self.master.identity.epoch
             twin = Master(self, epoch, f"twin{self.count()}", records, own_disk=False)
             self.others.append(twin)
@@ -235,7 +238,7 @@ class Job:
 
     def on_stepped_down(self, master: Master) -> None:
         """A master gave way; if it was the newest, it is started again."""
-        self.checks.muddle()
+        self.checks.accounts.muddle()
         if master is self.master:
             self._start_later(RESTART_SECONDS)
 

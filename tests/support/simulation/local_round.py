@@ -10,7 +10,7 @@ import dataclasses
 from holdfast.sample import SavingSample
 from holdfast_agent.decide.exits import Orders
 from holdfast_agent.decide.ranks import Rank
-from holdfast_wire.messages import RunningWorker, WorldAssignment
+from holdfast_wire.messages import Arm, RunningWorker, WorldAssignment
 from simulation.follower import Follower
 from simulation.training import PACE, Round
 
@@ -61,9 +61,15 @@ class LocalRound:
     lease_expired: bool = False
     dead: bool = False
     started: bool = False
-    armed: int = 0
+    boundary: Arm | None = None
+    """The newest order to save and stop."""
     follower: Follower | None = None
     """None: its ranks follow no schedule of a master."""
+
+    @property
+    def armed(self) -> int:
+        """Its id; 0: there is none."""
+        return self.boundary.arm_id if self.boundary is not None else 0
 
     @property
     def orders(self) -> Orders:

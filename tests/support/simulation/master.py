@@ -63,7 +63,7 @@ class Master:
         self.frozen_at = 0.0
         self.mono = job.luck.uniform(10.0, 90_000.0) - job.time.now
         """Its monotonic clock at time 0, s."""
-        self.wall = UNIX_START
+        self.wall = job.wall
         self.streams: dict[int, Stream] = {}
         self.inbox: collections.deque[Input] = collections.deque()
         self.finished: Finished | None = None
@@ -96,6 +96,11 @@ class Master:
         self.watch.presence.begin()
         self._carry_out(None, batch)
 
+    @property
+    def wall_micros(self) -> int:
+        """Unix time by its clock, us."""
+        return round((self.wall + self.job.time.now) * 1e6)
+
     def moment(self) -> Moment:
         """Now, on both of its clocks."""
         now = self.job.time.now
@@ -105,6 +110,11 @@ class Master:
     def acting(self) -> bool:
         """It runs and believes that it is the master."""
         return self.up and not self.stepped_down and self.finished is None
+
+    @property
+    def all_written(self) -> bool:
+        """Its disk has taken every record."""
+        return self.segment is not None and not (self.busy or self.segment.pending)
 
     # -------------------------------------------------------------------------------------- loop
 
@@ -170,6 +180,7 @@ class Master:
             if isinstance(item, Send):
                 self._send(item)
             elif isinstance(item, Tell):
+                self.watch.said(item.response.message)
                 self.job.operator.told(self, item.response)
             elif isinstance(item, CloseSession):
                 self._close(item.session)
@@ -185,7 +196,7 @@ class Master:
                 return
 
     def _send(self, item: Send) -> None:
-        self.watch.sent(item)
+        self.watch.said(item.response.message)
         stream = self.streams.get(item.session)
         if stream is not None:
             stream.send_down(item.response)
@@ -248,6 +259,8 @@ class Master:
         """The process ends. `quickly`: its kernel lives and resets the streams at once."""
         self.up = False
         self.watch.ended()
+        if self is self.job.master:
+            self.job.checks.left = self.watch.presence.leave() if quickly else None
         for stream in list(self.streams.values()):
             stream.host_open = False
             luck = stream.agent.luck

@@ -217,6 +217,7 @@ class Operator:
         """A new generation of the spec; pods follow."""
         generation = self.spec.generation + 1
         self.spec = dataclasses.replace(self.spec, generation=generation, **changes)  # type: ignore[arg-type]
+        self.job.checks.promises.disturb()
         if self.up:
             self.job.master.push(SpecArrived(self.spec))
         self.job.time.after(0.05, self.make_missing)

@@ -30,7 +30,12 @@ from holdfast_master.job import (
 )
 from holdfast_master.job.operator_view import is_over
 from holdfast_wire.messages import BudgetKind, SuccessPolicy, WorldDecided
-from simulation import planted_agent, planted_checkpoints
+from simulation import (
+    planted_agent,
+    planted_charges,
+    planted_checkpoints,
+    planted_promises,
+)
 from simulation.planted_agent import Patch
 
 
@@ -230,6 +235,16 @@ def _effect_first() -> list[Patch]:
     return [(desk.Desk, "record", record)]
 
 
+def _only_worlds() -> list[Patch]:
+    """Nothing but decided worlds waits for the disk."""
+    right = desk.Desk.record
+
+    def record(self: Any, fact: Any, *, durable: bool = False) -> None:
+        right(self, fact, durable=durable and isinstance(fact, WorldDecided))
+
+    return [(desk.Desk, "record", record)]
+
+
 def _unwritten() -> list[Patch]:
     """A change of the state that the journal does not know."""
     right = rounds._decide
@@ -275,7 +290,10 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("stall expires", "a master that stood still expires everybody", _stall_expires),
     ("any success", "any one success ends the job (DLRover 2.4)", _any_success),
     ("effect first", "assignments go out before their record is durable", _effect_first),
+    ("only worlds", "what else people and agents are told is not durable", _only_worlds),
     ("unwritten", "the state changes without a record", _unwritten),
+    *planted_charges.BUGS,
+    *planted_promises.BUGS,
     *planted_checkpoints.BUGS,
     ("digest ignored", "a master without a journal forgets what agents keep", _digest_ignored),
 )

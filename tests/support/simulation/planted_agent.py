@@ -71,6 +71,17 @@ def masterless_for_ever() -> list[Patch]:
     return [(masterless, "judge", lambda **_: MasterlessVerdict(kill=False, reason="never"))]
 
 
+def peers_ignored() -> list[Patch]:
+    """An agent without a master does not believe its peers that there is a newer round."""
+    right = masterless.judge
+
+    def judge(*, answers: Any, **more: Any) -> MasterlessVerdict:
+        del answers
+        return right(answers=(), **more)
+
+    return [(masterless, "judge", judge)]
+
+
 def lease_ignored() -> list[Patch]:
     """A lease that ran out is renewed as if nothing had been."""
     return [(lease, "judge", lambda **_: LeaseVerdict.RENEW)]
@@ -113,6 +124,11 @@ BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
         "masterless for ever",
         "workers without a master never die",
         masterless_for_ever,
+    ),
+    (
+        "peers ignored",
+        "workers of an older round live on where peers know better",
+        peers_ignored,
     ),
     ("lease ignored", "workers live on although their lease ran out", lease_ignored),
     ("digest first", "a digest goes before the Welcome", digest_first),

@@ -6,6 +6,7 @@ was spent on.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from holdfast_master.job.transitions import ENDED
@@ -13,6 +14,16 @@ from simulation import invariants
 
 if TYPE_CHECKING:
     from simulation.master import Master
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Left:
+    """What a master had counted when it ended."""
+
+    totals: dict[int, int]
+    """Node rank to all its node time, us."""
+    at: int
+    """Unix time of its last input, us."""
 
 
 class Presence:
@@ -34,6 +45,27 @@ class Presence:
         self._joined = dict.fromkeys(nodes, self._now())
         totals = desk.ledger.totals(desk.clock.micros)
         self._before = {rank: sum(classes.values()) for rank, classes in totals.items()}
+        self._compare(self._master.job.checks.left)
+
+    def _compare(self, left: Left | None) -> None:
+        """What the predecessor had counted is counted on, with the time in between."""
+        desk = self._master.core._desk
+        if left is None or desk.state.phase in ENDED:
+            return
+        gap = self._master.wall_micros - left.at
+        for rank, total in left.totals.items():
+            invariants.goodput_survives(rank, self._before.get(rank, 0), total, gap)
+
+    def leave(self) -> Left | None:
+        """What a successor is to find; None: it may find less."""
+        master = self._master
+        unsure = master.job.jumped or master.stepped_down or not master.all_written
+        if unsure or master is not master.job.master:
+            return None
+        desk = master.core._desk
+        totals = desk.ledger.totals(desk.clock.micros)
+        sums = {rank: sum(classes.values()) for rank, classes in totals.items()}
+        return Left(sums, round(desk.clock.moment.unix * 1e6))
 
     def _now(self) -> int:
         return round(self._master.moment().mono * 1e6)

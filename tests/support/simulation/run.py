@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import zlib
 from collections import Counter
 
 from holdfast_master.job.faults import CoreFaultError
@@ -96,7 +97,8 @@ def _where(error: Exception) -> str:
 
 def _fingerprint(job: Job) -> tuple[object, ...]:
     state = job.master.core._desk.state
-    digest = hash(tuple((e.sequence, e.unix_time, e.text) for e in state.events))
+    told = "\n".join(f"{e.sequence} {e.unix_time!r} {e.text}" for e in state.events)
+    digest = zlib.crc32(told.encode())
     return (job.inputs, job.time.events, job.time.now, state.sequence, state.round, digest)
 
 
@@ -122,16 +124,19 @@ def _recovers(job: Job) -> None:
     job.stores_work()
     job.operator.leave()
     job.operator.come_back()
+    promises = job.checks.promises
     whole, until = False, job.time.now + RECOVERY_SECONDS
     while not whole and job.time.now < until:
         job.operator.make_missing()
         pause = min(until, job.time.now + HEAL_SECONDS)
-        whole = job.time.run(pause, lambda: job.over or is_whole(job))
+        whole = job.time.run(pause, lambda: job.over or (is_whole(job) and promises.kept()))
     members = len(job.master.core._desk.world.places) if job.master.core._desk.world else 0
     text = (
         f"{RECOVERY_SECONDS:.0f} s after the last fault the job is {job.phase.name} with "
         f"{members} nodes, wanted are {largest(job)}"
     )
+    if not whole and is_whole(job):
+        promises.check()
     require(whole, "progress", text)
 
 

@@ -163,9 +163,14 @@ CROSSINGS: tuple[tuple[tuple[str, float, float, float], ...], ...] = (
         ("stores_fail", 0.05, 0.5, 3.0),
         ("exit_worker", 0.0, 2.0, 0.0),
     ),
+    (
+        # Masters are lost while nothing else goes wrong: the job must not notice.
+        ("lose_journal", 12.0, 20.0, 1.0),
+        ("kill_master", 8.0, 10.0, 1.0),
+    ),
 )
-"""Faults that meet in a moment too short for chance, each: what, how long after the one before it
-(least and greatest, s), for how long (s)."""
+"""Faults that meet, or come when all is quiet, as chance does not have it, each: what, how long
+after the one before it (least and greatest, s), for how long (s)."""
 PAUSES = (0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 1.2, 2.5)
 """Longest pause before the next fault, s; one of them is chosen."""
 

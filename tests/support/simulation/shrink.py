@@ -98,7 +98,7 @@ def _sizes(scenario: Scenario) -> Iterator[Scenario]:
 def _habits(scenario: Scenario) -> Iterator[Scenario]:
     calm = Scenario(seed=scenario.seed)
     names = ("sdk", "join_window", "store_failures", "masterless", "budget", "policy", "skew")
-    for name in (*names, "raises", "replace_delay", "heartbeat"):
+    for name in (*names, "raises", "replace_delay", "heartbeat", "commits"):
         if getattr(scenario, name) != getattr(calm, name):
             yield dataclasses.replace(scenario, **{name: getattr(calm, name)})
 

@@ -30,6 +30,10 @@ class Member(Protocol):
     def reached(self) -> bool:
         """Whether the newest master's word comes to the node's agent, and soon."""
 
+    @property
+    def dying(self) -> bool:
+        """Whether SIGKILL is on its way to the processes: it takes some milliseconds."""
+
     def on_first_step(self) -> None:
         """Every rank of the round has completed a step."""
 

@@ -37,10 +37,13 @@ from holdfast_wire.messages import (
     WorldMember,
 )
 from simulation import invariants, memory
+from simulation.durability import Unsynced
+from simulation.handover import Handover
 from simulation.invariants import Broken, require
 from simulation.presence import Presence
 
 if TYPE_CHECKING:
+    from holdfast_master.inputs import UserRequest
     from simulation.checks import Checks
     from simulation.master import Master
 
@@ -77,11 +80,12 @@ class Watch:
         self.patience = 0.0
         self.decided = state.round
         self.members: tuple[WorldMember, ...] = state.assigned.members if state.assigned else ()
-        self.durable: set[int] = set()
+        self.unsynced = Unsynced()
         self.charges = list(state.charges)
         self.running = 0
-        self.asked: dict[int, float] = {}
+        self.asked: dict[int, UserRequest] = {}
         self.presence = Presence(master)
+        self.handover = Handover(checks, master)
 
     @property
     def now(self) -> float:
@@ -104,6 +108,16 @@ class Watch:
         memory.grants_answered(desk)
         if isinstance(event, Received | Connected):
             self._fences(event, batch)
+        self._instructions(event, batch)
+        if desk.state.charges != self.charges:
+            invariants.charges_grow(self.charges, desk.state.charges)
+            self.charges = list(desk.state.charges)
+        if isinstance(event, Connected):
+            self._joins(event)
+        self.handover.look(event)
+        self._look(desk)
+
+    def _instructions(self, event: Input | None, batch: list[Instruction]) -> None:
         told: dict[int, list[WorldAssignment]] = {}
         for item in batch:
             if isinstance(item, Record):
@@ -114,12 +128,6 @@ class Watch:
                 self._collect(item, told)
         for number, sent in told.items():
             invariants.assignments_agree(number, sent)
-        if desk.state.charges != self.charges:
-            invariants.charges_grow(self.charges, desk.state.charges)
-            self.charges = list(desk.state.charges)
-        if isinstance(event, Connected):
-            self._joins(event)
-        self._look(desk)
 
     def _validate(self, nodes: int) -> None:
         """The master's own invariants look at every node: in a crowd not after every event."""
@@ -217,12 +225,14 @@ class Watch:
             if fact.succeeded and state.assigned is not None and state.spec is not None:
                 self.checks.succeeded(state.assigned, state.spec.success_policy)
         elif isinstance(fact, Incident):
-            self.checks.opened.setdefault(fact.id, self.now)
+            self.checks.accounts.told(self.master, fact, batch)
         elif isinstance(fact, BudgetCharge):
-            self.checks.charged(self.master, fact, batch)
+            self.checks.accounts.charged(self.master, fact, batch)
 
     def _world(self, fact: WorldDecided) -> None:
+        self.checks.promises.decided(fact)
         if fact.store_port:
+            self.checks.accounts.assigned(fact)
             self.decided = max(self.decided, fact.round)  # newer only where it is adopted
             self.members = fact.members
             return
@@ -256,34 +266,26 @@ class Watch:
 
     def written(self, records: list[Record], *, synced: bool) -> None:
         """Records are on the disk; of a full one people are told, and the job goes on."""
-        if synced or self.checks.job.disk.full:
-            facts = [record.fact for record in records]
-            self.durable.update(f.round for f in facts if isinstance(f, WorldDecided))
+        facts = [record.fact for record in records]
+        charges = [fact for fact in facts if isinstance(fact, BudgetCharge)]
+        if charges and synced and self.master is self.checks.job.master:
+            self.checks.accounts.written(charges)
+        self.unsynced.written(records, safe=synced or self.checks.job.disk.full)
 
-    def sent(self, item: Send) -> None:
-        """A message goes out."""
-        fence, segment = item.response.fence, self.master.segment
-        if fence is None or not isinstance(item.response.message, WorldAssignment):
-            return
-        if segment is None:
-            return
-        known = self.durable
-        if self.members and fence.round not in known and fence.round in self._inherited():
-            return
-        invariants.effect_after_record(fence.round, known)
-
-    def _inherited(self) -> set[int]:
-        return {
-            record.fact.round
-            for record in self.master.base
-            if isinstance(record.fact, WorldDecided) and record.fact.store_port
-        }
+    def said(self, message: object) -> None:
+        """A message or a decision goes out."""
+        if self.master.segment is not None:
+            self.unsynced.said(message)
 
     def answered(self, item: Reply | Refuse) -> None:
         """A user is answered."""
         known = self.asked.pop(item.request_id, None)
+        if isinstance(item, Reply):
+            self.said(item.response)
         text = f"request {item.request_id} was answered twice, or never asked"
         require(known is not None, "answered_once", text)
+        if known is not None and isinstance(item, Reply) and self.master is self.checks.job.master:
+            self.checks.promises.answered(known, item.response)
 
     # -------------------------------------------------------------------------------------- its end
 

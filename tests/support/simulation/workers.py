@@ -56,6 +56,11 @@ class Workers:
         return agent.reaches(agent.job.master) and not (agent.frozen or agent.lag)
 
     @property
+    def dying(self) -> bool:
+        """Whether SIGKILL is on its way to the processes: it takes some milliseconds."""
+        return self.current is not None and self.current.killed
+
+    @property
     def living_round(self) -> int:
         """Round of living processes; 0: none live."""
         current = self.current
@@ -244,7 +249,7 @@ class Workers:
         if current is None or not right or current.physics is None or not current.slot.attached:
             return
         if not order.goes_on:
-            current.armed = order.arm_id
+            current.boundary = order
         place, training = current.assignment.group_rank, self.agent.job.training
         if order.goes_on:
             seen = training.step(current.physics)

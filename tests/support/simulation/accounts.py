@@ -1,0 +1,237 @@
+"""What really happened to nodes, and whether budgets pay for just that.
+
+Belongs here: wounds, what of them a charge may be for, which incident has to be paid, which charges
+must never be forgotten. Does not belong here: the master's own blame (`holdfast_master.decide`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast_master.decide.failure import PLANNED
+from holdfast_master.instructions import Instruction, Record
+from holdfast_wire.messages import BudgetCharge, BudgetKind, Incident, WorldDecided
+from holdfast_wire.reasons import Cause
+from simulation.invariants import require
+
+if TYPE_CHECKING:
+    from simulation.job import Job
+    from simulation.master import Master
+
+
+class Hurt(enum.Enum):
+    """What really happened to a node."""
+
+    FAILURE = "failure"
+    RAISED = "raised"
+    """A process raised or chose its exit code: on the wire no different from a survivor's end."""
+    PREEMPTION = "preemption"
+    NETWORK = "network"
+    LEFT = "left"
+    ASKED = "asked"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wound:
+    """One thing that happened to a node."""
+
+    kind: Hurt
+    since: float
+    until: float
+    ends: int = 0
+    """The round whose processes it surely ended; 0: none, or it cannot be told."""
+
+    @property
+    def blip(self) -> bool:
+        """Whether it is over before anybody could give the node up."""
+        return self.kind is Hurt.NETWORK and self.until - self.since < BLIP_SECONDS
+
+
+MEMORY_SECONDS = 40.0
+"""A wound explains charges for this long after its end: silence, recovery and open evidence."""
+BLIP_SECONDS = 1.0
+"""No node is given up because of a network that fails for so long."""
+SETTLE_SECONDS = 3.0
+"""After this long a new master knows of its agents and pods what there is to know."""
+_DAMAGE = (Hurt.FAILURE, Hurt.RAISED, Hurt.NETWORK)
+_GUILTY = {
+    BudgetKind.FAILURES: _DAMAGE,
+    BudgetKind.NO_PROGRESS: _DAMAGE,
+    BudgetKind.PREEMPTIONS: (Hurt.PREEMPTION,),
+    BudgetKind.RESCALES: (Hurt.LEFT,),
+}
+_FAILURE_PAYS = frozenset({BudgetKind.FAILURES, BudgetKind.NO_PROGRESS})
+_PAYS = {
+    Hurt.PREEMPTION: frozenset({BudgetKind.PREEMPTIONS}),
+    Hurt.LEFT: frozenset({BudgetKind.RESCALES}),
+}
+"""What an incident must be charged to when only this had happened."""
+_PLANNED = frozenset(kind.value for kind in PLANNED)
+
+
+class Accounts:
+    """Wounds of all nodes in one run, and the charges of all its masters."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.wounds: dict[int, list[Wound]] = {}
+        self.muddled_at = -MEMORY_SECONDS - 1.0
+        """Then masters were lost last: what they knew of causes may be gone with them."""
+        self.opened: dict[str, tuple[float, float]] = {}
+        """Incident to when it was opened: virtual time, its master's patient clock."""
+        self.worlds: dict[int, tuple[float, frozenset[int]]] = {}
+        """Round to when it was given out, and to the node ranks of its members."""
+        self.durable: dict[str, BudgetCharge] = {}
+        """Charges that the disk must keep, by incident."""
+
+    def hurt(self, rank: int, kind: Hurt, span: float) -> None:
+        """Something happens to a node."""
+        now = self.job.time.now
+        if kind is not Hurt.ASKED:  # who asks says so
+            self.job.checks.promises.disturb()
+        lasting = bool(span) and kind is not Hurt.PREEMPTION
+        ends = 0 if lasting else self._running(rank)
+        self.wounds.setdefault(rank, []).append(Wound(kind, now, now + span, ends))
+
+    def _running(self, rank: int) -> int:
+        """The round of the node's processes, if its master counts on them now."""
+        current = self.job.agents[rank].workers.current
+        world = self.job.master.core._desk.running()
+        if current is None or world is None or not current.started or current.dead:
+            return 0
+        ending = current.exits or current.killed or current.stopped
+        return 0 if ending or world.round != current.number else world.round
+
+    def muddle(self, span: float = 0.0) -> None:
+        """A master is lost with what it alone knew, or two of them give orders, for so long."""
+        self.muddled_at = max(self.muddled_at, self.job.time.now + span)
+
+    @property
+    def muddled(self) -> bool:
+        """Whether a master may still lay blame by what another one knew."""
+        return self.job.time.now < self.muddled_at + MEMORY_SECONDS
+
+    def recent(self, rank: int, since: float | None = None) -> list[Wound]:
+        """What has happened to a node so lately that it may explain something."""
+        since = self.job.time.now - MEMORY_SECONDS if since is None else since
+        return [wound for wound in self.wounds.get(rank, ()) if wound.until >= since]
+
+    # ------------------------------------------------------------------------------------ incidents
+
+    def told(self, master: Master, fact: Incident, batch: Sequence[Instruction]) -> None:
+        """A master opens an incident, lays it to another, or closes it."""
+        opened, _ = self.opened.setdefault(fact.id, (self.job.time.now, master.watch.now))
+        if not fact.open and master is self.job.master:
+            self._closed(master, fact, opened, batch)
+
+    def assigned(self, world: WorldDecided) -> None:
+        """A master gives a world out."""
+        ranks = frozenset(member.node_rank for member in world.members)
+        self.worlds[world.round] = (self.job.time.now, ranks)
+
+    def _relevant(self, number: int) -> list[Wound]:
+        """What happened to members of a round since it was given out; blips are over at once."""
+        since, ranks = self.worlds.get(number, (0.0, frozenset(self.wounds)))
+        found = [wound for rank in sorted(ranks) for wound in self.recent(rank, since)]
+        return [wound for wound in found if not wound.blip]
+
+    def _closed(
+        self, master: Master, fact: Incident, opened: float, batch: Sequence[Instruction]
+    ) -> None:
+        """What only one kind of thing can have led to is paid, whatever the master makes of it."""
+        wounds = self._relevant(fact.from_round)
+        if self._blurred(opened, wounds):
+            return
+        facts = [item.fact for item in batch if isinstance(item, Record)]
+        paid = {f.kind for f in facts if isinstance(f, BudgetCharge) and f.incident_id == fact.id}
+        due = self._due(fact, opened, wounds, brief=self._brief(master, fact.id))
+        names = sorted(kind.name for kind in due)
+        text = f"incident {fact.id} ({fact.text}) cost {sorted(k.name for k in paid)}, not {names}"
+        require(not due or due & paid, "incident_paid", text)
+
+    def _blurred(self, opened: float, wounds: Sequence[Wound]) -> bool:
+        """Whether masters were lost since the incident, or what may have led to it, began."""
+        since = min([opened, *(wound.since for wound in wounds)])
+        return since < self.muddled_at + SETTLE_SECONDS
+
+    def _brief(self, master: Master, incident: str) -> bool:
+        """Whether it ends before a silence could be noticed: the culprit may not be known yet."""
+        _, opened = self.opened.get(incident, (0.0, -MEMORY_SECONDS))
+        return master.watch.now - opened < master.settings.silence_seconds + 1.0
+
+    def _due(
+        self, fact: Incident, opened: float, wounds: Sequence[Wound], *, brief: bool
+    ) -> frozenset[BudgetKind]:
+        kinds = {wound.kind for wound in wounds}
+        if not self.wounds and self.job.operator.spec.generation == 1:
+            return frozenset({BudgetKind.RESCALES})  # nobody asked, and nothing had happened
+        causes = [w for w in wounds if w.ends == fact.from_round and w.since <= opened]
+        if not causes or fact.cause in _PLANNED:
+            return frozenset()
+        if kinds <= {Hurt.FAILURE, Hurt.RAISED}:
+            return _FAILURE_PAYS
+        single = len(kinds) == 1 and not brief
+        return _PAYS.get(kinds.pop(), frozenset()) if single else frozenset()
+
+    # -------------------------------------------------------------------------------------- charges
+
+    def charged(self, master: Master, charge: BudgetCharge, batch: Sequence[Instruction]) -> None:
+        """A budget pays: it must be the right one, for a node that really was hurt.
+
+        An incident that another one, or the job's end, closes before the silence limit may not
+        know its culprit yet.
+        """
+        facts = [item.fact for item in batch if isinstance(item, Record)]
+        found = [f for f in facts if isinstance(f, Incident) and f.id == charge.incident_id]
+        if not found or not found[-1].culprit_node:
+            return
+        incident = found[-1]
+        everything = [wound for rank in self.wounds for wound in self.recent(rank)]
+        if self._blurred(self.opened[incident.id][0], everything):
+            return
+        settings, brief = master.settings, self._brief(master, incident.id)
+        rank = int(incident.culprit_node)
+        kinds = self._kinds(rank, incident.from_round, settings.silence_seconds)
+        if brief or incident.cause in {Cause.WORKER_RAISED, Cause.WORKER_EXITED}:
+            kinds |= self._alike(master, brief=brief)
+        text = (
+            f"{charge.kind.name} paid for incident {charge.incident_id} ({incident.cause}, node "
+            f"{rank}: {incident.text}); what had happened to it: {sorted(k.value for k in kinds)}"
+        )
+        if charge.kind not in {BudgetKind.PREEMPTIONS, BudgetKind.RESCALES}:
+            require(kinds != {Hurt.PREEMPTION}, "preemption_spends_no_failure", text)
+        require(kinds.intersection(_GUILTY[charge.kind]), "right_account", text)
+
+    def _kinds(self, rank: int, number: int, silence: float) -> set[Hurt]:
+        """What has happened to a node shortly before a round was given out, or since."""
+        assigned, _ = self.worlds.get(number, (0.0, frozenset()))
+        lately = self.recent(rank, assigned - silence - SETTLE_SECONDS)
+        return {wound.kind for wound in lately if not wound.blip}
+
+    def _alike(self, master: Master, *, brief: bool) -> set[Hurt]:
+        """What happened to any node that a survivor's end may be taken for.
+
+        Delays on the wire decide which of two exceptions seems to be the earlier. And a node that
+        was asked to leave ends by itself when its patience is over: the exceptions of the others
+        can be heard before that, and then nothing tells them from a failure. Nor is anybody told
+        of the end of a node that the spec has just given up.
+        """
+        everything = {wound.kind for rank in self.wounds for wound in self.recent(rank)}
+        leaving = everything & {Hurt.PREEMPTION, Hurt.ASKED}
+        surplus = [rank for rank in self.wounds if rank >= master.core._desk.wanted]
+        if brief or leaving or surplus:
+            return everything | {Hurt.RAISED}
+        return everything & {Hurt.RAISED}
+
+    # ------------------------------------------------------------------------------------- survival
+
+    def written(self, charges: Sequence[BudgetCharge]) -> None:
+        """The newest master's charges are on the disk, for good."""
+        self.durable.update((charge.incident_id, charge) for charge in charges)
+
+    def lost_disk(self) -> None:
+        """The disk is gone: what agents keep is left."""
+        self.durable.clear()

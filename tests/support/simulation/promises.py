@@ -1,0 +1,167 @@
+"""What a master owes: a job that trains on through its restart, and what it has granted to users.
+
+Belongs here: which promise is open, what breaks one, what excuses it. Does not belong here: what
+masters must have of their predecessors (`handover`), the end of a run (`run`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from holdfast_wire.messages import (
+    DrainNodeResponse,
+    DumpStacksRequest,
+    JobPhase,
+    RestartWorkerResponse,
+    ScaleRequest,
+    ScaleResponse,
+    TriggerCheckpointRequest,
+    WorldDecided,
+)
+from simulation.invariants import require
+
+if TYPE_CHECKING:
+    from holdfast_master.inputs import UserRequest
+    from simulation.agent import Agent
+    from simulation.job import Job
+    from simulation.master import Master
+
+QUIET_SECONDS = 30.0
+"""What a master does so long after its start, or after a grant, it does because of that."""
+
+
+@dataclasses.dataclass(eq=False)
+class Granted:
+    """A restart or a drain that was granted."""
+
+    text: str
+    at: float
+    rank: int
+    agent_id: str
+    """Who is to go; empty: nobody, all ranks of the running round are to be started anew."""
+    round: int
+    """The newest then."""
+    alone: bool
+    """Nothing else happens that leads to another round."""
+    rounds: set[int] = dataclasses.field(default_factory=set)
+    """Given out since."""
+
+
+class Promises:
+    """What the masters of one run owe."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.began_at: float | None = None
+        """When a new master began that has only to let the world go on; None: there is more."""
+        self.granted: list[Granted] = []
+        self._inherits = False
+        """The newest master was lost when there was nothing to be done."""
+        self._alone = False
+        """The newest request came while nothing else was up."""
+
+    def disturb(self) -> None:
+        """Something happens that may lead to another round."""
+        self.began_at = None
+        self._inherits = False
+        for item in self.granted:
+            item.alone = False
+
+    def master_lost(self, master: Master) -> None:
+        """How far it had come with what it had granted, its successor may not know."""
+        self._inherits = self._calm(master) and master.all_written
+        self.began_at = None
+        for item in self.granted:
+            item.alone = False
+
+    def _calm(self, master: Master) -> bool:
+        """Whether the job trains as it should, and nothing is about to change that."""
+        job, desk = self.job, master.core._desk
+        world, spec, state = desk.running(), job.operator.spec, desk.state
+        if world is None or state.spec != spec or job.others:
+            return False
+        if len(world.places) != spec.replicas:
+            return False
+        busy = desk.boundary or desk.case or state.stop or desk.broken or state.draining
+        agents = [job.agents[rank] for rank in world.places]
+        running = all(_sound(agent, master, world.round) for agent in agents)
+        return running and not busy and state.phase is JobPhase.TRAINING
+
+    def takes_over(self) -> None:
+        """A master begins after another."""
+        self.began_at = self.job.time.now if self._inherits else None
+
+    def decided(self, world: WorldDecided) -> None:
+        """The newest master decides a round, or gives it out."""
+        now = self.job.time.now
+        if not world.store_port:
+            kept = self.began_at is None or now > self.began_at + QUIET_SECONDS
+            text = f"round {world.round} follows from a new master alone: {world.reason}"
+            require(kept, "no_restart_for_a_master", text)
+            return
+        for item in self.granted:
+            if world.round > item.round:
+                item.rounds.add(world.round)
+            late = now > item.at + QUIET_SECONDS
+            text = f"{item.text} led to rounds {sorted(item.rounds)}"
+            require(len(item.rounds) <= 1 or late or not item.alone, "granted_is_done", text)
+
+    # ---------------------------------------------------------------------------------- to a user
+
+    def asked(self, request: UserRequest) -> None:
+        """Somebody is about to ask for something."""
+        if not isinstance(request, DumpStacksRequest | TriggerCheckpointRequest):
+            self._alone = self._calm(self.job.master)
+            self.disturb()
+
+    def answered(self, request: UserRequest, response: object) -> None:
+        """A request was granted."""
+        spec, desk = self.job.operator.spec, self.job.master.core._desk
+        if isinstance(request, ScaleRequest) and isinstance(response, ScaleResponse):
+            same = response.generation != spec.generation or spec.replicas == request.replicas
+            text = f"{request.replicas} replicas are granted, the spec has {spec.replicas}"
+            require(same, "granted_is_done", text)
+        if isinstance(response, RestartWorkerResponse | DrainNodeResponse):
+            asked = getattr(request, "node_rank", None)
+            rank = -1 if asked is None else asked
+            node = desk.roster.nodes.get(rank)
+            agent = node.agent_id if node is not None else ""
+            if not self.job.disk.full and (rank < 0 or agent):
+                now, text = self.job.time.now, f"{type(request).__name__} of {rank}"
+                alone = rank < 0 and self._alone
+                before = getattr(response, "round", 0)
+                self.granted.append(Granted(text, now, rank, agent, before, alone))
+
+    def lost_disk(self) -> None:
+        """The disk is gone: what no agent keeps is forgotten."""
+        digests = [agent.digest for agent in self.job.agents.values() if agent.alive]
+        known = {one for digest in digests if digest for one in digest.draining_agents}
+        self.granted = [item for item in self.granted if item.agent_id in known]
+
+    def kept(self) -> bool:
+        """Whether all that was granted is done."""
+        return not self._open()
+
+    def _open(self) -> list[str]:
+        newest = self.job.master.core._desk.state.assigned
+        reached = newest.round if newest is not None else 0
+        return [item.text for item in self.granted if not self._done(item, reached)]
+
+    def _done(self, item: Granted, reached: int) -> bool:
+        if not item.agent_id:
+            return reached > item.round
+        agent = self.job.agents.get(item.rank)
+        return agent is None or agent.agent_id != item.agent_id or not agent.alive
+
+    def check(self) -> None:
+        """The job has had the time that it needs."""
+        require(self.kept(), "granted_is_done", f"granted and not done: {self._open()}")
+
+
+def _sound(agent: Agent, master: Master, number: int) -> bool:
+    """Whether an agent and its processes do what they should, and its master hears of it."""
+    current = agent.workers.current
+    trains = agent.workers.living_round == number and current is not None and not current.exits
+    hindered = agent.signals or agent.lag or agent.workers.paused
+    return trains and agent.able and agent.reaches(master) and not hindered
