@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import flash_large
 import flash_matrix
 import flash_overlap
 from flash_models import backward, evaluate, model_of
@@ -213,6 +214,7 @@ _JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": _train,
     "save": lambda world, pipe: flash_matrix.save(world, pipe, digest),
     "overlap": flash_overlap.run,
+    "large": flash_large.run,
     "load": lambda world, pipe: flash_matrix.load(world, pipe, digest),
 }
 
