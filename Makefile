@@ -23,6 +23,8 @@ SLOWEST := --durations=12 --durations-min=10
 WORKERS ?= 2
 SOAK_MINUTES ?= 120
 FLASH_SEED ?= $(shell date +%s)
+KILLS := PYTHONPATH=tests/support $(BIN)/python tests/support
+KILLS_RECORD := --record build/kills.jsonl
 NODES ?= 3
 
 # uv takes interpreters from the machine only, and trusts the certificates that the machine trusts,
@@ -100,10 +102,12 @@ test-fast: $(STAMP) ## Run the fast tests only (3 to 5 minutes)
 
 .PHONY: soak
 soak: $(STAMP) ## Kill checkpoints 2,000 times, then simulate the control plane for SOAK_MINUTES (120)
-	PYTHONPATH=tests/support $(BIN)/python tests/support/flash_kills.py --seed $(FLASH_SEED) \
-	  --kills 1500
-	PYTHONPATH=tests/support $(BIN)/python tests/support/whole_job_kills.py --seed $(FLASH_SEED) \
-	  --kills 500
+	rm -f build/kills.jsonl
+	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 1000 $(KILLS_RECORD)
+	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 500 --files $(KILLS_RECORD)
+	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED) --kills 300 --overlap $(KILLS_RECORD)
+	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)1 --kills 200 --files $(KILLS_RECORD)
+	$(KILLS)/kill_records.py build/kills.jsonl
 	PYTHONPATH=tests/support $(BIN)/python -m soak --minutes $(SOAK_MINUTES) \
 	  --processes $(WORKERS) $(if $(SOAK_SEED),--first $(SOAK_SEED))
 

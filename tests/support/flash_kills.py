@@ -40,6 +40,7 @@ from holdfast.flash.service import Service
 from holdfast.flash.sockets import connect, listen
 from holdfast.flash.table import ByteItem, ShardTable, TensorItem, encode
 from holdfast.flash.volume import Volume
+from kill_records import record
 
 SIZE = 256 * 1024
 TRAINER_LINES = ("flash/arena.py", "support/flash_kills.py")
@@ -381,6 +382,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kills", type=int, required=True)
     parser.add_argument("--files", action="store_true", help="arenas lie in files")
+    parser.add_argument("--record", default="", help="file to add a line to")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     campaign = Campaign(arguments.seed, folder, files=arguments.files)
@@ -393,12 +395,14 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     said = {
         "seed": arguments.seed,
+        "files": arguments.files,
         "kills": campaign.kills,
         "resumed": campaign.resumed,
         "seconds": round(time.monotonic() - begin, 1),
         "wrong": campaign.wrong,
     }
     sys.stdout.write(json.dumps(said) + "\n")
+    record(arguments.record, "arena and commit", said)
     return bool(campaign.wrong)
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import flash_large
 import flash_matrix
 import flash_overlap
 from counted_saves import counted
@@ -278,6 +279,7 @@ _JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": _train,
     "save": lambda world, pipe: flash_matrix.save(world, pipe, digest),
     "overlap": flash_overlap.run,
+    "large": flash_large.run,
     "load": lambda world, pipe: flash_matrix.load(world, pipe, digest),
 }
 

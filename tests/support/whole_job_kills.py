@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_wire.messages import JobPhase, JobStatus
+from kill_records import record
 from local_job import RunningJob, elastic_job, loss_lines
 
 SAVE_EVERY = 5
@@ -39,6 +41,7 @@ _SCRIPT = '''
     parser.add_argument("--parallel", choices=["ddp", "fsdp2"], required=True)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--overlap", action="store_true")
     args = parser.parse_args()
 
     class Value:
@@ -82,7 +85,7 @@ _SCRIPT = '''
 
     flash = holdfast.Checkpointer(
         f"{args.folder}/checkpoints", model=model, optimizer=optimizer,
-        extra={"count": count}, per_rank={"own": own},
+        extra={"count": count}, per_rank={"own": own}, overlap=args.overlap,
         schedule=holdfast.Schedule(memory_every=1, storage_every=SAVE_EVERY),
     )
     start = flash.load()
@@ -97,6 +100,7 @@ _SCRIPT = '''
         time.sleep(0.005)
         mine = torch.tensor([float(step)], device=args.device)
         dist.all_reduce(mine)
+        flash.join()  # what follows writes to parameters, and is no optimizer's step
         for tensor in tensors():
             tensor.fill_(step)
         count.value = step
@@ -108,10 +112,18 @@ _SCRIPT = '''
 '''
 
 
+def _in_files(folder: str) -> list[str]:
+    """Return what begins a command whose agent keeps arenas in a directory of its node."""
+    here = f"{folder}/$HOLDFAST_NODE_RANK"
+    return ["sh", "-c", f'mkdir -p {here}; HOLDFAST_ARENA_DIR={here} exec "$@"', "in-files"]
+
+
 class Campaign:
     """One job, killed again and again."""
 
-    def __init__(self, seed: int, folder: Path, device: str = "cpu") -> None:
+    def __init__(
+        self, seed: int, folder: Path, device: str = "cpu", *, files: bool, overlap: bool
+    ) -> None:
         """Start the job."""
         self._rng = random.Random(seed)
         self._folder = folder
@@ -119,13 +131,19 @@ class Campaign:
         script = folder / "count.py"
         script.write_text(textwrap.dedent(_SCRIPT).replace("SAVE_EVERY", str(SAVE_EVERY)))
         words = [str(script), f"--parallel={self.parallel}", f"--folder={folder}"]
-        words.append(f"--device={device}")
+        words += [f"--device={device}", *(["--overlap"] if overlap else [])]
         limits = {"limit": _PLENTY, "windowSeconds": 1}
         spec: dict[str, Any] = {
             "failurePolicy": {"budgets": {"failures": limits, "noProgressRestarts": limits}},
             "elasticPolicy": {"joinWindowSeconds": 0},
         }
-        self.job = RunningJob(elastic_job("kills", words, **spec), folder)
+        job = elastic_job("kills", words, **spec)
+        # Not on a disk: a mapping's writes would wait for it.
+        self._arenas = tempfile.mkdtemp(dir="/dev/shm") if files else ""
+        if files:
+            [container] = job["spec"]["worker"]["template"]["spec"]["containers"]
+            container["command"] = [*_in_files(self._arenas), *container["command"]]
+        self.job = RunningJob(job, folder)
         self.kills: Counter[str] = Counter()
         self.resumed: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -220,6 +238,9 @@ class Campaign:
         self.wrong += [f"ranks of round {n} started from {s}" for n, s in apart.items()]
         left = [path.name for path in (self._folder / "checkpoints").iterdir()]
         self.wrong += [f"{n} is left" for n in left if not n.removeprefix("step_").isdecimal()]
+        if self._arenas:
+            self.wrong += [f"{path} is left" for path in Path(self._arenas).rglob("arena-*")]
+            shutil.rmtree(self._arenas)
 
     def _judge(self, found: dict[str, Any]) -> None:
         start = found["start"]
@@ -234,10 +255,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kills", type=int, required=True)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the state")
+    parser.add_argument("--files", action="store_true", help="arenas lie in files")
+    parser.add_argument("--overlap", action="store_true", help="copies run beside training")
+    parser.add_argument("--record", default="", help="file to add a line to")
     arguments = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        campaign = Campaign(arguments.seed, Path(folder), arguments.device)
+        campaign = Campaign(
+            arguments.seed, Path(folder), arguments.device,
+            files=arguments.files, overlap=arguments.overlap,
+        )  # fmt: skip
         with campaign.job:
             number = 0
             while campaign.kills.total() < arguments.kills and not campaign.wrong:
@@ -248,12 +275,15 @@ def main() -> int:
         "seed": arguments.seed,
         "device": arguments.device,
         "parallel": campaign.parallel,
+        "files": arguments.files,
+        "overlap": arguments.overlap,
         "kills": campaign.kills,
         "resumed": campaign.resumed,
         "seconds": round(time.monotonic() - begin, 1),
         "wrong": campaign.wrong,
     }
     sys.stdout.write(json.dumps(said) + "\n")
+    record(arguments.record, "whole jobs", said)
     return bool(campaign.wrong)
 
 
