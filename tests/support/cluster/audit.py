@@ -11,6 +11,8 @@ from typing import Any, Final
 
 _FORBIDDEN: Final = {"authorization.k8s.io/decision": "forbid"}
 _UNAUTHORIZED: Final = 401
+_READS_S: Final = 10.0
+"""An API server that has just begun has read all roles after this long."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,17 +66,23 @@ def uses(log: Path, user: str) -> Iterator[Use]:
             yield _use(event)
 
 
-def refusals(log: Path, user: str) -> list[str]:
-    """What a user's rights did not allow, each request once. Reads a long log quickly."""
-    return sorted(
-        {
-            one.uri
-            for line in log.read_text().splitlines()
-            if f'"{user}"' in line and '"forbid"' in line
-            for one in (_use(json.loads(line)),)
-            if one.refused
-        }
-    )
+def refusals(log: Path, user: str, starts: Iterable[float] = ()) -> list[str]:
+    """What a user's rights did not allow, each request once. Reads a long log quickly.
+
+    Args:
+        log: The API server's.
+        user: Whose.
+        starts: When it was started again; Unix time, s. It refuses what it has not read yet who
+            may do.
+    """
+    lines = [one for one in log.read_text().splitlines() if f'"{user}"' in one]
+    events = [json.loads(one) for one in lines if '"forbid"' in one]
+    found = [one for one in events if not any(0 <= _at(one) - at < _READS_S for at in starts)]
+    return sorted({one.uri for one in map(_use, found) if one.refused})
+
+
+def _at(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
 
 
 def _use(event: Mapping[str, Any]) -> Use:

@@ -94,6 +94,8 @@ class ControlPlane:
         self.audit_log = folder / "audit.log"
         self.api = Api(self.ports.api, self.token, folder / "ca.crt")
         self._running: dict[str, Child] = {}
+        self.api_starts: list[float] = []
+        """When the API server was started; Unix time, s."""
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start everything, and wait until a pod could be made.
@@ -119,6 +121,7 @@ class ControlPlane:
 
     def start_api_server(self) -> None:
         """Start the API server alone, and wait until it is ready."""
+        self.api_starts.append(time.time())
         self._run("kube-apiserver", *self._api_server())
         self.until("the API server", lambda: self.api.get("/readyz").ok)
 
