@@ -371,5 +371,19 @@ FOUND = {
             Fault(7.0, "evict", 2, 6.0),
         ),
     ),
+    "an evicted node that left by itself was paid before the operator had said why": Scenario(
+        seed=88000814,
+        maximum=4,
+        standbys=2,
+        join_window=3.0,
+        commits=1.0,
+        faults=(
+            Fault(2.0, "operator_repeats", 0, 0.0),
+            Fault(2.8057, "blip", 5, 0.0),
+            Fault(2.8057, "operator_late", 0, 8.0),
+            Fault(2.8556, "evict", 5, 2.0),
+            Fault(5.0, "stop_job", 0, 0.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
