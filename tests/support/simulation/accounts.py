@@ -203,7 +203,10 @@ class Accounts:
         )
         if charge.kind not in {BudgetKind.PREEMPTIONS, BudgetKind.RESCALES}:
             require(kinds != {Hurt.PREEMPTION}, "preemption_spends_no_failure", text)
-        require(kinds.intersection(_GUILTY[charge.kind]), "right_account", text)
+        guilty = set(_GUILTY[charge.kind])
+        if brief and charge.kind is BudgetKind.RESCALES:
+            guilty.add(Hurt.PREEMPTION)  # it left by itself, and the operator had not said why
+        require(kinds & guilty, "right_account", text)
 
     def _kinds(self, rank: int, number: int, silence: float) -> set[Hurt]:
         """What has happened to a node shortly before a round was given out, or since."""

@@ -359,5 +359,31 @@ FOUND = {
             Fault(10.0, "tear_journal", 0, 5.0),
         ),
     ),
+    "a drain was held against a master that its only keeper had reached too late": Scenario(
+        seed=1795556127579,
+        replicas=2,
+        maximum=2,
+        standbys=1,
+        faults=(
+            Fault(3.0, "restart_node", 0, 0.0),
+            Fault(5.0, "cut_all", 0, 12.0),
+            Fault(7.0, "lose_journal", 0, 1.0),
+            Fault(7.0, "evict", 2, 6.0),
+        ),
+    ),
+    "an evicted node that left by itself was paid before the operator had said why": Scenario(
+        seed=88000814,
+        maximum=4,
+        standbys=2,
+        join_window=3.0,
+        commits=1.0,
+        faults=(
+            Fault(2.0, "operator_repeats", 0, 0.0),
+            Fault(2.8057, "blip", 5, 0.0),
+            Fault(2.8057, "operator_late", 0, 8.0),
+            Fault(2.8556, "evict", 5, 2.0),
+            Fault(5.0, "stop_job", 0, 0.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -22,7 +22,8 @@ class Handover:
 
     def __init__(self, checks: Checks, master: Master) -> None:
         """It has read the disk, and nobody has come yet."""
-        self._desk = master.core._desk
+        self._checks, self._desk = checks, master.core._desk
+        self._began_at = master.job.time.now
         self._digests: list[StateDigest] = []
         """What agents have brought while it knew no world."""
         state = self._desk.state
@@ -40,6 +41,7 @@ class Handover:
             self._settled = True
             newest = max(self._digests, key=_age, default=StateDigest())
             invariants.charges_survive("an agent", newest.charges, self._desk.state.charges)
+            self._checks.promises.taken_over(newest.draining_agents, self._began_at)
 
 
 def _age(digest: StateDigest) -> tuple[int, int]:

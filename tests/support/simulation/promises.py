@@ -7,6 +7,7 @@ masters must have of their predecessors (`handover`), the end of a run (`run`).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from holdfast_wire.messages import (
@@ -138,6 +139,10 @@ class Promises:
         digests = [agent.digest for agent in self.job.agents.values() if agent.alive]
         known = {one for digest in digests if digest for one in digest.draining_agents}
         self.granted = [item for item in self.granted if item.agent_id in known]
+
+    def taken_over(self, draining: Collection[str], since: float) -> None:
+        """A master without a journal has made up its mind; whoever comes later comes too late."""
+        self.granted = [i for i in self.granted if i.at >= since or i.agent_id in draining]
 
     def kept(self) -> bool:
         """Whether all that was granted is done."""
