@@ -144,7 +144,7 @@ async def test_only_agents_may_read(lender: Lender, tmp_path: Path) -> None:
     assert lender.server.refused == 1
     stranger = issue(tmp_path / "other", Identity("uid-2", keys.ROLE_AGENT, 0))
     other = PartReader(_fence, JOB, stranger)
-    with pytest.raises(GatherError, match="UNAVAILABLE"):
+    with pytest.raises(GatherError, match="does not answer"):
         await asyncio.to_thread(other.describe, lender.address, 2, SAVED, 0)
 
 

@@ -79,8 +79,8 @@ GATHERED = [
     ({0: part({0, 1}), 1: part({0, 1}, 2)}, (), (5, False)),
     ({0: part({0, 1}, memory=(9,)), 1: part({2, 3}, memory=(9,))}, (), (9, False)),
     ({0: part({0, 1}, memory=(9,)), 1: part({2, 3})}, (), (9, True)),
-    ({0: part({0, 1}), 1: dataclasses.replace(part({2, 3}), lends=False)}, (), (5, False)),
-    ({0: part({0, 1, 2, 3}), 1: dataclasses.replace(part({2}), lends=False)}, (), (9, True)),
+    ({0: part({0, 1}), 1: dataclasses.replace(part({2, 3}), gathers=False)}, (), (5, False)),
+    ({0: part({0, 1, 2, 3}), 1: dataclasses.replace(part({2}), gathers=False)}, (), (5, False)),
     ({0: part(set(range(MOST)), MOST)}, (), (9, True)),
     ({0: part(set(range(MOST + 1)), MOST + 1)}, (), (5, False)),
 ]
@@ -121,8 +121,18 @@ def test_a_full_copy_serves_all_who_have_nothing() -> None:
     assert sources(v(9), offers, MOST) == {0: {}, 1: {}, 2: {0: (0,)}, 3: {1: (1,)}, 4: {0: (0,)}}
     third = Offer(parts={v(9): dataclasses.replace(full, ranks=frozenset({2}))})
     assert not origin({**offers, 5: third}, (), None, MOST).partial
-    alone = {0: dataclasses.replace(holder, lends=False), 1: Offer()}
+    alone = {0: dataclasses.replace(holder, gathers=False), 1: Offer()}
     assert origin(alone, (), None, MOST).version is None
+
+
+def test_an_agent_of_an_older_release_is_not_sent_to_others() -> None:
+    """It would begin with what it has, which is nothing; where it has all, it may."""
+    full = Part(world_size=2, ranks=frozenset({0}), whole=True, world="w")
+    old = Offer(gathers=False)
+    assert sources(v(9), {0: Offer(parts={v(9): full}), 1: old}, MOST) is None
+    assert sources(v(9), {0: part({0, 1}), 1: part({2, 3}), 2: old}, MOST) is None
+    holds = dataclasses.replace(old, parts={v(9): full})
+    assert sources(v(9), {0: holds, 1: holds}, MOST) == {0: {}, 1: {}}
 
 
 def test_a_node_reads_what_it_lacks_and_no_more() -> None:

@@ -82,6 +82,13 @@ def test_a_world_with_all_holders_reads_the_memory_of_each_other() -> None:
     assert goes_apart(small, set(HOLDERS), (HOLDERS[0], (1, "another agent")), 64)
 
 
+def test_parts_whose_world_is_not_known_are_written_first() -> None:
+    """Nobody lends them: as without any reading of others."""
+    unknown = dataclasses.replace(_copy(9), ranks=4, named=False, whole=HOLDERS)
+    assert goes_apart(unknown, set(HOLDERS), HOLDERS[::-1], 64)
+    assert not goes_apart(unknown, set(HOLDERS), HOLDERS, 64)
+
+
 @pytest.mark.parametrize(
     ("memory", "committed", "step_seconds", "seconds"),
     [

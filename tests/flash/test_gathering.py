@@ -7,12 +7,14 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.flash.arena import Arena, Slot
+from holdfast.flash.decide.room import Room
 from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.gathering import Described, GatherError, Source
 from holdfast.flash.images import of_arenas
@@ -20,7 +22,7 @@ from holdfast.flash.lead import Answer
 from holdfast.flash.link import Fetch, Fetched, Granted, Hello, Layout, Origin, Refused, Restore
 from holdfast.flash.sockets import connect
 from holdfast.flash.table import ByteItem, ShardTable, TensorItem, encode, whole
-from led_nodes import WAIT_S, Node, Rank, rank_of, served
+from led_nodes import WAIT_S, Node, Rank, grant_of, rank_of, served
 from sample_shards import sample_shard
 
 SAVED = Version(1, 7)
@@ -39,7 +41,7 @@ class Wire:
 
     def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
         """As an agent does over its network."""
-        assert number == 2
+        assert number >= 2
         found: Described | None = self._ask(
             address, lambda service, taken: service.lender.describe(version, rank, taken)
         )
@@ -101,18 +103,20 @@ def _saved(folder: Path, wire: Wire, ranks: int = 2) -> Iterator[list[tuple[Node
 
 
 @contextmanager
-def _newcomer(folder: Path, node: Node, world: int = 3) -> Iterator[tuple[Any, int]]:
-    """A trainer of round 2 on a node; it asks what to start from. With the question's number."""
+def _newcomer(
+    folder: Path, node: Node, world: int = 3, number: int = 2
+) -> Iterator[tuple[Any, int]]:
+    """A trainer of round 2 on a node; it asks what to start from. With the round's number."""
     link = connect(node.path)
     link.send(
         Hello(
-            rank=world - 1, world=world, kept=1, lineage=2, root=str(folder / "root"),
+            rank=world - 1, world=world, kept=1, lineage=number, root=str(folder / "root"),
             keep_last=3, keep_every=0,
         )
     )  # fmt: skip
     link.send(Restore())
     try:
-        yield link, 2
+        yield link, number
     finally:
         link.close()
 
@@ -238,6 +242,52 @@ def test_damage_on_the_way_is_refused_and_a_second_try_may_do_better(tmp_path: P
         link.expect(Fetched, timeout_s=WAIT_S)
 
 
+def test_what_could_not_be_read_is_not_chosen_again(tmp_path: Path) -> None:
+    """No room for it: the next look is told so at once, and the world takes another tier."""
+    wire = Wire()
+    full = lambda: Room(available=2**20, source="a test")  # noqa: E731
+    with (
+        _saved(tmp_path, wire),
+        served(tmp_path, "new", wire, full) as node,
+        _newcomer(tmp_path, node) as (link, _),
+    ):
+        _begun(node, link, 0, 1)
+        link.send(Fetch(items=((0, 0),)))
+        refused = link.expect(Refused, timeout_s=WAIT_S)[0]
+        assert "parts of other nodes" in refused.error
+        assert "MiB" in refused.error
+        node.word("start_from", 2, _answer(0, 1))
+        link.close()
+        with _newcomer(tmp_path, node, number=3):
+            node.master.hears("asks")
+            node.word("start_from", 3, _answer(0, 1))
+            assert node.master.hears("checked")[2] == refused.error
+
+
+def test_a_part_that_fails_half_described_leaves_no_descriptor(tmp_path: Path) -> None:
+    """A source that sends wrong bytes for its values, again and again."""
+    wire = Wire()
+    with (
+        _saved(tmp_path, wire),
+        served(tmp_path, "new", wire) as node,
+        _newcomer(tmp_path, node),
+    ):
+        node.master.hears("asks")
+        wire.flip = _flip
+        before = _arenas_open()
+        for _ in range(3):
+            node.word("start_from", 2, _answer(0, 1))
+            assert "is damaged" in node.master.hears("checked")[2]
+        node.word("start_from", 2, Answer(number=6, version=None, memory=False, go=True))
+        assert _arenas_open() == before
+
+
+def _arenas_open() -> int:
+    """Descriptors of arenas in this process."""
+    found = [one for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    return sum("holdfast-arena" in str(one.readlink()) for one in found)
+
+
 @pytest.mark.parametrize("item", [(0, 9), (5, 0)])
 def test_what_is_not_lent_is_refused(tmp_path: Path, item: tuple[int, int]) -> None:
     """An index that the table has not, a rank that nobody lends."""
@@ -289,6 +339,36 @@ def test_a_new_master_s_word_to_go_is_obeyed_without_a_look(tmp_path: Path) -> N
         link.send(Restore())
         node.word("start_from", 2, _answer(0, 1, go=True))
         assert link.expect(Origin, timeout_s=WAIT_S)[0].lent == (0, 1)
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_what_memory_has_of_a_committed_step_is_not_read_from_storage(
+    tmp_path: Path, *, flipped: bool
+) -> None:
+    """A start from storage takes the parts that are bit for bit the committed ones from memory."""
+    root = tmp_path / "root"
+    root.mkdir()
+    with served(tmp_path, "n0") as first, served(tmp_path, "n1") as second:
+        with rank_of(first, root, 0) as rank_0, rank_of(second, root, 1) as rank_1:
+            rank_0.save(SAVED, durable=True)
+            rank_1.save(SAVED, durable=True)
+            (mine,), _ = first.master.hears("written"), second.master.hears("written")
+            second.word("grant", grant_of(mine, "w1e1c1"))
+            assert second.master.hears("committed")[1] == ""
+            if flipped:
+                _flip(_slot(rank_0).image[:12_000])
+        with _newcomer(tmp_path, first) as (link, _):
+            first.master.hears("asks")
+            answer = Answer(number=5, version=SAVED, memory=False, go=False, shares=2)
+            first.word("start_from", 2, answer)
+            assert first.master.hears("checked")[2] == ""
+            first.word("start_from", 2, replace(answer, go=True))
+            origin, descriptors, _ = link.expect(Origin, timeout_s=WAIT_S)
+            for fd in descriptors:
+                os.close(fd)
+            assert origin.path == f"{root}/step_7"
+            assert origin.ranks == (() if flipped else (0,))
+            assert rank_0.holds() == (set() if flipped else {7})
 
 
 def _piece(name: str, begin: int, rows: int, *, tail: bool) -> TensorItem:

@@ -10,19 +10,21 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.flash.arena import Arena
+from holdfast.flash.decide.room import Room
 from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.keeper import Keeper
 from holdfast.flash.lead import Written
 from holdfast.flash.led import LedService
 from holdfast.flash.link import Granted, Hello, Layout, Link, Saved
 from holdfast.flash.persisting import Grant
+from holdfast.flash.room import memory_left
 from holdfast.flash.sockets import connect, listen
 from holdfast.flash.table import ShardTable, encode
 from lone_peers import Nobody
@@ -92,9 +94,15 @@ class Node:
 
 
 @contextmanager
-def served(folder: Path, name: str = "node", peers: Any = None) -> Iterator[Node]:
+def served(
+    folder: Path,
+    name: str = "node",
+    peers: Any = None,
+    room: Callable[[], Room] = memory_left,
+) -> Iterator[Node]:
     """Serve a node's trainers; `peers` is its way to other nodes' memory."""
-    path, keeper, master = str(folder / name), Keeper(led=True), Script(peers=peers or Nobody())
+    path, keeper = str(folder / name), Keeper(room, led=True)
+    master = Script(peers=peers or Nobody())
     service = LedService(keeper, listen(path), master)
     thread = threading.Thread(target=service.run)
     thread.start()

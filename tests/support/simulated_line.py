@@ -149,6 +149,7 @@ class AgentLine:
             ended_at_boundary=ended,
             keeps_checkpoints=self.keeps_checkpoints,
             knows_goes_on=True,
+            gathers=True,
             arm_id=self.arm.arm_id if self.arm is not None and shown else 0,
         )
 

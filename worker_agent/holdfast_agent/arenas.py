@@ -152,7 +152,14 @@ class Arenas:
             else:
                 answer.set_result(value)
 
-        self.tell(lambda service: word(service, lambda one: _soon(loop, end, one)))
+        def ask(service: LedService) -> None:
+            try:
+                word(service, lambda one: _soon(loop, end, one))
+            except Exception:  # the top of the question: who asks must hear of it
+                log.exception("the keeper could not answer another agent")
+                _soon(loop, end, None)
+
+        self.tell(ask)
         return await answer
 
     def attempt(self, number: int) -> str:

@@ -73,6 +73,7 @@ def hello(
         max_restarts=settings.launch.max_restarts,
         keeps_checkpoints=True,
         knows_goes_on=True,
+        gathers=True,
         ended_at_boundary=ranks.ended_at_boundary(seen),
         arm_id=shown.boundary.arm_id if shown and shown.boundary else 0,
     )

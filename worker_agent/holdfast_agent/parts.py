@@ -28,8 +28,12 @@ from holdfast_wire.messages import (
 )
 from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
 
-DESCRIBE_SECONDS = 60.0
-"""Until another agent says what a part consists of: it may have to hash it, 10 GB a second."""
+CONNECT_SECONDS = 5.0
+"""Until another agent takes the connection: a lost packet and a busy moment are no reason to do
+without its memory; one that is dead is noticed by the master in that time."""
+DESCRIBE_SECONDS = 600.0
+"""Until another agent says what a part consists of: it may have to hash all that it holds before,
+10 GB a second. Nobody waits longer for an origin."""
 STALL_SECONDS = 10.0
 """Without a byte of what is being read: the other node is gone, or might as well be."""
 PIECE_BYTES = 1024 * 1024
@@ -145,7 +149,7 @@ class PartReader:
         room, table = 0, bytearray()
         lengths, hashes = list[int](), list[int]()
         async with asyncio.timeout(DESCRIBE_SECONDS), self._open(address) as link:
-            stub: Any = peer_pb2_grpc.PeerServiceStub(link)
+            stub = await _reached(link)
             async for piece in stub.DescribePart(request):
                 room = max(room, piece.bytes_room)
                 table += piece.table
@@ -159,7 +163,7 @@ class PartReader:
         self, address: str, request: Any, ranges: Sequence[Range], into: memoryview
     ) -> None:
         async with self._open(address) as link:
-            stub: Any = peer_pb2_grpc.PeerServiceStub(link)
+            stub = await _reached(link)
             pieces = aiter(stub.ReadPart(request))
             for begin, length in ranges:
                 at, end = begin, begin + length
@@ -171,6 +175,13 @@ class PartReader:
                         raise OSError(f"{len(data)} bytes at {at}, up to {end} was asked for")
                     into[at : at + len(data)] = data
                     at += len(data)
+
+
+async def _reached(link: grpc.aio.Channel) -> Any:
+    """Return the way to the other agent once the connection stands."""
+    async with asyncio.timeout(CONNECT_SECONDS):
+        await link.channel_ready()
+    return peer_pb2_grpc.PeerServiceStub(link)
 
 
 def _to_wire(version: Version) -> CheckpointVersion:

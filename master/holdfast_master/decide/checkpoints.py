@@ -34,8 +34,8 @@ class Offer:
     stored: frozenset[Version] = frozenset()
     parts: Mapping[Version, Part] = dataclasses.field(default_factory=dict)
     """What lies in its memory at all."""
-    lends: bool = True
-    """Others can read its memory."""
+    gathers: bool = True
+    """It reads the memory of others, and they can read its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +146,11 @@ def sources(
     enough = {
         node for node, offer in offers.items() if version in offer.memory or _whole(offer, version)
     }
-    lenders = [node for node in sorted(parts) if offers[node].lends and parts[node].whole]
+    lenders = [node for node in sorted(parts) if offers[node].gathers and parts[node].whole]
     if lenders or len(enough) == len(offers):
         reading = [node for node in sorted(offers) if node not in enough]
+        if not all(offers[node].gathers for node in reading):
+            return None
         chosen = {node: lenders[at % len(lenders)] for at, node in enumerate(reading)}
         return {
             node: {chosen[node]: tuple(sorted(parts[chosen[node]].ranks))} if node in chosen else {}
@@ -170,13 +172,13 @@ def _put_together(
         return None
     lent: dict[int, int] = {}
     for node in sorted(parts, reverse=True):
-        if offers[node].lends:
+        if offers[node].gathers:
             lent |= dict.fromkeys(parts[node].ranks, node)
     found: dict[int, dict[int, tuple[int, ...]]] = {}
     for node, offer in offers.items():
         own = parts[node].ranks if node in parts else frozenset()
         lacking = [] if version in offer.memory else sorted(set(range(size)) - own)
-        if not lent.keys() >= set(lacking):
+        if lacking and not (offer.gathers and lent.keys() >= set(lacking)):
             return None
         found[node] = {
             holder: tuple(rank for rank in lacking if lent[rank] == holder)

@@ -42,6 +42,8 @@ class Copy:
     """Who has all that any world needs, alone."""
     partial: bool = False
     """Parts of it are nowhere: a world may start from it, but it cannot be written to storage."""
+    named: bool = True
+    """It is known which world saved each part, so nodes lend them to each other."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,7 @@ def goes_apart(
     """
     if memory is None:
         return False
+    most = most if memory.named else 0
     if most and not set(members or candidates).isdisjoint(memory.whole):
         return False
     if members and 0 < memory.ranks <= most:

@@ -188,6 +188,7 @@ class Book:
             ranks=max((part.world_size for part in parts.values()), default=self.ranks),
             whole=[one for one in self.members if one[0] in parts and parts[one[0]].whole],
             partial=origin.partial,
+            named=all(part.world for part in parts.values()),
         )
 
     @property

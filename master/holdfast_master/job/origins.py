@@ -106,16 +106,17 @@ def _offers(desk: Desk) -> dict[int, Offer]:
                 for part in one.parts[:_MOST_PARTS]
                 if part.version is not None
             },
-            lends=bool(_address(desk, rank)),
+            gathers=bool(_address(desk, rank)),
         )
         for rank, one in desk.checkpoints.asked.items()
     }
 
 
 def _address(desk: Desk, rank: int) -> str:
-    """Where other agents reach a node's; empty: nowhere."""
+    """Where other agents read a node's memory; empty: nowhere."""
     node = desk.roster.nodes.get(rank)
-    return node.hello.peer_address if node is not None and node.hello is not None else ""
+    hello = node.hello if node is not None else None
+    return hello.peer_address if hello is not None and hello.gathers else ""
 
 
 def _sources(

@@ -55,7 +55,8 @@ def for_world(desk: Desk, members: tuple[Holder, ...]) -> bool:
     book, stock, settings = desk.checkpoints, _stock(desk), desk.settings
     nodes = desk.roster.nodes
     candidates = {(rank, nodes[rank].agent_id) for rank in desk.roster.candidates}
-    if not policy.goes_apart(stock.memory, candidates, members, settings.gather_ranks):
+    most = settings.gather_ranks if _all_gather(desk, members or tuple(candidates)) else 0
+    if not policy.goes_apart(stock.memory, candidates, members, most):
         _end(desk)
         return False
     seconds = policy.patience(
@@ -69,6 +70,12 @@ def for_world(desk: Desk, members: tuple[Holder, ...]) -> bool:
         return False
     new = Rescue(begun=desk.now, seconds=seconds, ending=False)
     return _goes_on(desk, new, "the next world has other nodes", 0.0)
+
+
+def _all_gather(desk: Desk, members: tuple[Holder, ...]) -> bool:
+    """Whether all of these agents read each other's memory."""
+    hellos = [desk.roster.nodes[rank].hello for rank, _ in members]
+    return all(hello is not None and hello.gathers for hello in hellos)
 
 
 def _unheard(desk: Desk) -> bool:

@@ -158,6 +158,8 @@ class Hello:
     """Newest Arm of that round at which its ranks stop and that was shown to them; 0: none."""
     knows_goes_on: bool = False
     """True: the agent knows Arm.goes_on. One that does not would stop its ranks."""
+    gathers: bool = False
+    """The agent reads parts of checkpoints from the memory of others, and lends its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

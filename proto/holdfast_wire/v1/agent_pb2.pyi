@@ -317,6 +317,7 @@ class Hello(google.protobuf.message.Message):
     ENDED_AT_BOUNDARY_FIELD_NUMBER: builtins.int
     ARM_ID_FIELD_NUMBER: builtins.int
     KNOWS_GOES_ON_FIELD_NUMBER: builtins.int
+    GATHERS_FIELD_NUMBER: builtins.int
     job_uid: builtins.str
     node_rank: builtins.int
     """Stable index of the node (pod index). Must match the certificate."""
@@ -352,6 +353,8 @@ class Hello(google.protobuf.message.Message):
     """Newest Arm of that round at which its ranks stop and that was shown to them; 0: none."""
     knows_goes_on: builtins.bool
     """True: the agent knows Arm.goes_on. One that does not would stop its ranks."""
+    gathers: builtins.bool
+    """True: the agent reads parts of checkpoints from the memory of others, and lends its own."""
     @property
     def topology(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Topology labels, for example topology.kubernetes.io/zone."""
@@ -412,9 +415,10 @@ class Hello(google.protobuf.message.Message):
         ended_at_boundary: builtins.int = ...,
         arm_id: builtins.int = ...,
         knows_goes_on: builtins.bool = ...,
+        gathers: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "assignment", b"assignment", "digest", b"digest", "max_restarts", b"max_restarts", "store", b"store"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "arm_id", b"arm_id", "assignment", b"assignment", "devices", b"devices", "digest", b"digest", "done_command_ids", b"done_command_ids", "ended_at_boundary", b"ended_at_boundary", "goodput", b"goodput", "host", b"host", "job_uid", b"job_uid", "keeps_checkpoints", b"keeps_checkpoints", "knows_goes_on", b"knows_goes_on", "local_world_size", b"local_world_size", "max_restarts", b"max_restarts", "node_rank", b"node_rank", "peer_address", b"peer_address", "pod_uid", b"pod_uid", "round", b"round", "step", b"step", "store", b"store", "topology", b"topology", "unmanaged", b"unmanaged", "version", b"version", "warm", b"warm", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "arm_id", b"arm_id", "assignment", b"assignment", "devices", b"devices", "digest", b"digest", "done_command_ids", b"done_command_ids", "ended_at_boundary", b"ended_at_boundary", "gathers", b"gathers", "goodput", b"goodput", "host", b"host", "job_uid", b"job_uid", "keeps_checkpoints", b"keeps_checkpoints", "knows_goes_on", b"knows_goes_on", "local_world_size", b"local_world_size", "max_restarts", b"max_restarts", "node_rank", b"node_rank", "peer_address", b"peer_address", "pod_uid", b"pod_uid", "round", b"round", "step", b"step", "store", b"store", "topology", b"topology", "unmanaged", b"unmanaged", "version", b"version", "warm", b"warm", "workers", b"workers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_restarts", b"_max_restarts"]) -> typing.Literal["max_restarts"] | None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello

@@ -109,6 +109,7 @@ class Agent(Line):
             ended_at_boundary=ranks.ended_at_boundary(seen),
             keeps_checkpoints=True,
             knows_goes_on=True,
+            gathers=True,
             arm_id=shown.armed if shown else 0,
         )
 

@@ -96,6 +96,8 @@ class Gatherer:
         self.lent: dict[int, Lent] = {}
         """By rank."""
         self._lock = threading.Lock()
+        self._refused: dict[Version, str] = {}
+        """What could not be read although it was described: it would be chosen again and again."""
 
     def has(self, number: int, version: Version) -> bool:
         """Tell whether a round's parts of a version are described."""
@@ -108,17 +110,21 @@ class Gatherer:
         """
         with self._lock:
             self._give_up()
+            if version in self._refused:
+                raise GatherError(self._refused[version])
+            self._refused = {one: why for one, why in self._refused.items() if one > version}
             self._number, self._version = number, version
             for source in sources:
                 for rank in source.ranks:
-                    self.lent[rank] = self._borrow(source, rank)
+                    self._borrow(source, rank)
 
-    def _borrow(self, source: Source, rank: int) -> Lent:
+    def _borrow(self, source: Source, rank: int) -> None:
         found = self._peers.describe(source.address, self._number, self._version, rank)
         try:
             table = decode(found.table)
             geometry = geometry_of(table, len(found.table), 1, found.bytes_room)
-            arena = Arena(fd := in_memory(found.table, geometry))
+            fd = in_memory(found.table, geometry)
+            arena = Arena(fd)
         except (TableError, ArenaError, OSError) as error:
             raise GatherError(f"rank {rank} of node {source.node_rank}: {error}") from error
         if (table.rank, len(found.hashes), len(found.lengths)) != (
@@ -133,8 +139,8 @@ class Gatherer:
         slot.begin_write(self._version, rank=rank, world=table.world, layout=arena.layout)
         slot.commit(found.lengths)
         lent = Lent(source, fd, arena, found.hashes, table.spans(found.lengths))
+        self.lent[rank] = lent
         self._read(rank, lent, range(len(table.tensors), table.count))
-        return lent
 
     def fetch(self, items: Iterable[tuple[int, int]]) -> None:
         """Have items read, by rank and index in its table, that are not there yet.
@@ -145,9 +151,13 @@ class Gatherer:
         for rank, index in items:
             wanted.setdefault(rank, []).append(index)
         with self._lock:
-            self._look_for_room(wanted)
-            for rank, indices in wanted.items():
-                self._read(rank, self._known(rank, indices), indices)
+            try:
+                self._look_for_room(wanted)
+                for rank, indices in wanted.items():
+                    self._read(rank, self._known(rank, indices), indices)
+            except GatherError as error:
+                self._refused[self._version] = str(error)
+                raise
 
     def _known(self, rank: int, indices: Sequence[int]) -> Lent:
         lent = self.lent.get(rank)

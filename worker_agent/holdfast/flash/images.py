@@ -25,9 +25,16 @@ def mapped(descriptors: tuple[int, ...]) -> dict[int, Arena]:
 
 
 def of_arenas(
-    arenas: Iterable[Arena], slots: tuple[int, ...], lent: Collection[int] = ()
+    arenas: Iterable[Arena],
+    slots: tuple[int, ...],
+    lent: Collection[int] = (),
+    *,
+    tails: bool = True,
 ) -> list[Image]:
-    """Return the images of a version in memory; lent: ranks whose memory is on another node."""
+    """Return the images of a version in memory.
+
+    lent: ranks whose memory is on another node. tails: also what is on no storage.
+    """
     images = []
     for arena, index in zip(arenas, slots, strict=True):
         slot, away = arena.slots[index], arena.table.rank in lent
@@ -36,7 +43,8 @@ def of_arenas(
                 table=arena.table,
                 lengths=tuple(slot.lengths),
                 memory=slot.image,
-                tail=True,
+                tail=tails,
+                near=not away,
                 lent=away,
             )
         )

@@ -236,6 +236,20 @@ class Keeper:
         sets = [self.versions(rank) for rank in ranks]
         return frozenset(set.intersection(*sets)) if sets else frozenset()
 
+    def saved_here(self) -> frozenset[Version]:
+        """Return what is VALID on all ranks of the newest world that are here, and it saved itself.
+
+        What a world of another size has left under the same numbers is not its own.
+        """
+        return frozenset(
+            version
+            for version in self.common(self.here)
+            if all(
+                place is not None and place[0].arena.table.world == self.world
+                for place in (self.find(rank, version) for rank in self.here)
+            )
+        )
+
     def usable(self, ranks: Iterable[int], world: int) -> list[Version]:
         """Return what these ranks could start from, newest first.
 
@@ -370,12 +384,11 @@ def _is_empty(held: Held) -> bool:
 
 
 def _is_same(slot: Slot, shard: Shard, spans: list[tuple[int, int]]) -> bool:
-    """Tell whether a slot has the bytes of a committed shard; tails are on no storage."""
+    """Tell whether a slot has the bytes of a committed shard, its tail included."""
     if tuple(slot.lengths) != shard.lengths:
         return False
     hashes = hash_items(slot.image, spans)
-    items = zip(shard.table.items, hashes, shard.hashes, strict=True)
-    return all(item.tail or mine == its for item, mine, its in items)
+    return hashes == shard.hashes
 
 
 def was_hashed(slot: Slot) -> bool:

@@ -77,7 +77,7 @@ class LedService(Service):
             return
         if keeper.lineage != self._begun:
             return  # what there is may have to be fallen back to
-        now = (keeper.lineage, keeper.common(keeper.here))
+        now = (keeper.lineage, keeper.saved_here())
         if now != self._held:
             self._held = now
             self._lead.held(*now, whole=keeper.is_whole(now[1]))
@@ -282,6 +282,8 @@ class LedService(Service):
         round_number = known.round
         self._question = dataclasses.replace(known, told=answer)
         self.keeper.resume_from(answer.version if answer.memory or self._alike(answer) else None)
+        if not answer.sources and not self._gathering:
+            self._gatherer.close()
         self._begun = round_number
         if self._storage is not None and not self._in_flight:
             with contextlib.suppress(OSError):  # another node may be at it too

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.flash.decide.slots import Version
+from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.gathering import Described
 from holdfast.flash.keeper import Job, Keeper, was_hashed
 from holdfast.flash.persisting import hashed
@@ -49,7 +49,8 @@ class Lender:
         found: Job = job
 
         def look() -> None:
-            if not was_hashed(found.slot):
+            there = found.slot.state is SlotState.VALID and found.slot.version == found.version
+            if there and not was_hashed(found.slot):
                 hashed(found)
 
         def tell(_: None) -> None:

@@ -28,14 +28,12 @@ if TYPE_CHECKING:
     import torch
 
 _SHOWN: Final = 10
-_RESEEDED: Final = (
-    "random generators of rank {} are reseeded, from the checkpoint's rank 0: it was saved by a "
-    "world of {}, this one has {}"
-)
+_RESEEDED: Final = "random generators of rank {} are reseeded from what others had: {}"
 
 
-Fetch = Callable[[Iterable[tuple[int, int]]], None]
-"""Brings items of other nodes' memory, by rank and index; raises when one cannot be had."""
+Fetch = Callable[[Mapping[tuple[int, int], int]], None]
+"""Brings items of other nodes' memory, by rank and index, so many bytes each; raises when one
+cannot be had."""
 
 
 class RestoreError(Exception):
@@ -51,8 +49,8 @@ class _Work:
     uploads: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Into GPUs, without gaps on either side."""
     kept: list[Any] = field(default_factory=list)
-    wanted: set[tuple[int, int]] = field(default_factory=set)
-    """What is to be fetched first, by rank and index of the item."""
+    wanted: dict[tuple[int, int], int] = field(default_factory=dict)
+    """What is to be fetched first, by rank and index of the item: its bytes."""
     wrong: list[str] = field(default_factory=list)
 
 
@@ -97,7 +95,7 @@ class Restorer:
                     )
             with all_or_none(self._place.world, RestoreError):
                 if work.wanted:
-                    self._fetch(sorted(work.wanted))
+                    self._fetch(dict(sorted(work.wanted.items())))
                 notes = self._give()
             self._unshard_nothing()
             for to, source in work.copies:
@@ -150,7 +148,7 @@ class Restorer:
     def _copy(self, part: Part, common: Box, local: Local) -> None:
         item = part.item
         if part.lent is not None:
-            self._work.wanted.add(part.lent)
+            self._work.wanted[part.lent] = item.length
         source = narrow(values_of(item, part.memory, local.values.dtype), common, item.offsets)
         to = narrow(local.values, common, local.offsets)
         self._work.kept.append(source)
@@ -323,11 +321,15 @@ class Restorer:
             name, reshard = f"rank_{rank}.{key}", getattr(value, "reshard", None)
             if same and name in self._values:
                 gifts.append(Gift(name, value, self._values[name], self._parts.per_rank, key))
+            elif states and isinstance(value, Rng):
+                fresh = value.reshard(states, rank, self._place.world)
+                gifts.append(Gift(name, value, fresh, self._parts.per_rank, key))
+                other = f"a world of {self._found.world} saved them, this one has "
+                why = "its own are lost" if same else f"{other}{self._place.world}"
+                notes.append(_RESEEDED.format(rank, why))
             elif reshard is not None and len(states) == self._found.world:
                 whole = reshard(states, rank, self._place.world)
                 gifts.append(Gift(name, value, whole, self._parts.per_rank, key))
-                if isinstance(value, Rng):
-                    notes.append(_RESEEDED.format(rank, self._found.world, self._place.world))
             else:
                 notes.append(
                     f"{key} of rank {rank} begins anew: it was saved by a world of "

@@ -22,6 +22,8 @@ class Image:
     """A buffer that torch may wrap."""
     tail: bool
     """It has the tail as well."""
+    near: bool = False
+    """In this node's own memory."""
     lent: bool = False
     """Of another node's memory: what is not fetched first is zeros; its values are there."""
 
@@ -60,7 +62,7 @@ def stored(images: Iterable[Image]) -> Stored:
                 part = Part(
                     item=item,
                     memory=image.memory,
-                    near=image.tail and not image.lent,
+                    near=image.near,
                     lent=(table.rank, index) if image.lent else None,
                 )
                 found.tensors.setdefault(item.name, []).append(part)
