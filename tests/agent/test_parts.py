@@ -18,6 +18,7 @@ from certificates import issue
 from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.gathering import GatherError
 from holdfast.flash.table import ShardTable
+from holdfast_agent import parts
 from holdfast_agent.arenas import Arenas
 from holdfast_agent.parts import PartReader
 from holdfast_agent.peers import PeerServer
@@ -68,6 +69,12 @@ def _large() -> ShardTable:
 
 def _fence(number: int) -> Fence:
     return Fence(epoch=1, incarnation="one", round=number)
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a connection that never comes."""
+    monkeypatch.setattr(parts, "CONNECT_SECONDS", 1.0)
 
 
 @pytest.fixture

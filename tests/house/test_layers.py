@@ -76,6 +76,7 @@ ALLOWED = [
 # What the planted lines import; the codec does input and output, in the sense of the contracts.
 MODULES = {
     "holdfast_agent/decide/__init__": "",
+    "holdfast_agent/parts": "",
     "holdfast_agent/peers": "",
     "holdfast_agent/session": "",
     "holdfast_operator/news/digest": "",
