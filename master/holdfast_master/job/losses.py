@@ -224,6 +224,8 @@ def pod_seen(desk: Desk, pod: PodObservation) -> None:
     elif node.pod_uid in view.superseded.get(node.rank, ()):
         text = f"pod {node.pod_uid} of node {node.rank} was followed by {pod.pod_uid}"
         lose(desk, node, EvidenceKind.AGENT_REPLACED, text)
+    else:
+        _late(desk, pod)  # the agent of its next pod was faster than the operator
 
 
 def _settle_rejoin(desk: Desk, pod: PodObservation) -> None:

@@ -385,5 +385,16 @@ FOUND = {
             Fault(5.0, "stop_job", 0, 0.0),
         ),
     ),
+    "an eviction was not heard of once the agent of the next pod was there": Scenario(
+        seed=1795557174222,
+        maximum=4,
+        heartbeat=3.0,
+        commits=0.3,
+        faults=(
+            Fault(2.5979, "operator_late", 0, 5.0),
+            Fault(2.9202, "blip", 3, 0.0),
+            Fault(2.9719, "evict", 3, 7.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
