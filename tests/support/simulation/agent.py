@@ -43,6 +43,7 @@ from holdfast_wire.messages import (
     WorldAssignment,
 )
 from simulation import invariants
+from simulation.accounts import Hurt
 from simulation.keeper import Keeper
 from simulation.line import Line
 from simulation.local_round import LocalRound
@@ -286,8 +287,9 @@ class Agent(Line):
                 answers=answers,
             )
             if verdict.kill:
-                self.job.checks.accounts.muddle()
-                self.job.checks.promises.disturb()
+                accounts = self.job.checks.accounts
+                accounts.muddle()
+                accounts.hurt(self.rank, Hurt.FAILURE, 0.0)  # its master was away for too long
                 self.workers.kill()
             elif verdict.arm is not None and current and verdict.arm.arm_id > current.armed:
                 self.workers.arm(verdict.arm, self.accepted.round)
