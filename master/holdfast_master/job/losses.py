@@ -282,10 +282,11 @@ def _late(desk: Desk, pod: PodObservation) -> None:
         return
     if pod.wanted and pod.pod_uid in desk.operator.asked:
         return  # it was lost first, and is deleted because of that
-    if desk.state.dismissed.get(gone.agent_id) == RELEASED:
+    kind = pod_kind(pod)
+    if desk.state.dismissed.get(gone.agent_id) == RELEASED and kind is not EvidenceKind.PREEMPTED:
         return  # it left as it was told
     item = Evidence(
-        kind=pod_kind(pod),
+        kind=kind,
         text=pod_end(pod),
         at=desk.now,
         node_rank=pod.node_rank,
