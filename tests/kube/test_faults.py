@@ -161,7 +161,7 @@ def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
     job.until("its account", lambda: _used(job)["preemptions"] == before + 1)
     job.until_training(2)
     assert "failures" not in _used(job), job.seen()
-    assert "Evicted" in kubectl.run("describe", "ej", "quiet")
+    job.until("its event", lambda: "Evicted" in kubectl.run("describe", "ej", "quiet"))
     job.delete()
 
 

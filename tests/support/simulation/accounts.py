@@ -132,9 +132,15 @@ class Accounts:
         ranks = frozenset(member.node_rank for member in world.members)
         self.worlds[world.round] = (self.job.time.now, ranks)
 
-    def _relevant(self, number: int) -> list[Wound]:
-        """What happened to members of a round since it was given out; blips are over at once."""
-        since, ranks = self.worlds.get(number, (0.0, frozenset(self.wounds)))
+    def _relevant(self, fact: Incident) -> list[Wound]:
+        """What happened to members of an incident's world since it was given out.
+
+        A world that came to nothing before the one that ended the incident belongs to it: whoever
+        was in it. Blips are over at once.
+        """
+        since, ranks = self.worlds.get(fact.from_round, (0.0, frozenset(self.wounds)))
+        if fact.to_round > fact.from_round + 1:
+            ranks = frozenset(self.wounds)
         found = [wound for rank in sorted(ranks) for wound in self.recent(rank, since)]
         return [wound for wound in found if not wound.blip]
 
@@ -142,7 +148,7 @@ class Accounts:
         self, master: Master, fact: Incident, opened: float, batch: Sequence[Instruction]
     ) -> None:
         """What only one kind of thing can have led to is paid, whatever the master makes of it."""
-        wounds = self._relevant(fact.from_round)
+        wounds = self._relevant(fact)
         if self._blurred(opened, wounds):
             return
         facts = [item.fact for item in batch if isinstance(item, Record)]
