@@ -132,15 +132,16 @@ class Accounts:
         ranks = frozenset(member.node_rank for member in world.members)
         self.worlds[world.round] = (self.job.time.now, ranks)
 
-    def _relevant(self, fact: Incident) -> list[Wound]:
-        """What happened to members of an incident's world since it was given out.
+    def _relevant(self, fact: Incident, silence: float) -> list[Wound]:
+        """What happened to members of an incident's world since shortly before it was given out.
 
-        A world that came to nothing before the one that ended the incident belongs to it: whoever
-        was in it. Blips are over at once.
+        A silence is noticed in the world that follows. And a world that came to nothing before the
+        one that ended the incident belongs to it: whoever was in it. Blips are over at once.
         """
         since, ranks = self.worlds.get(fact.from_round, (0.0, frozenset(self.wounds)))
         if fact.to_round > fact.from_round + 1:
             ranks = frozenset(self.wounds)
+        since -= silence + SETTLE_SECONDS
         found = [wound for rank in sorted(ranks) for wound in self.recent(rank, since)]
         return [wound for wound in found if not wound.blip]
 
@@ -148,7 +149,7 @@ class Accounts:
         self, master: Master, fact: Incident, opened: float, batch: Sequence[Instruction]
     ) -> None:
         """What only one kind of thing can have led to is paid, whatever the master makes of it."""
-        wounds = self._relevant(fact)
+        wounds = self._relevant(fact, master.settings.silence_seconds)
         if self._blurred(opened, wounds):
             return
         facts = [item.fact for item in batch if isinstance(item, Record)]
