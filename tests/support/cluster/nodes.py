@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -30,7 +31,7 @@ class Nodes:
             gpus: That each of them says it has.
             api_of_pods: Port at which pods reach the API server; 0: its own.
         """
-        self._plane = plane
+        self._plane, self._count = plane, count
         port = plane.folder / "kubelet-port"
         port.unlink(missing_ok=True)
         # A mount namespace of its own: whatever it mounts goes with it.
@@ -72,5 +73,12 @@ class Nodes:
             raise AssertionError(f"the kubelet refused: {said}")
 
     def stop(self) -> None:
-        """Kill it; every process, mount and interface of its pods goes with it."""
+        """Kill it; every process, mount and interface of its pods goes with it.
+
+        Its nodes are taken away too: one that nobody serves counts as ready for some seconds, and a
+        pod that the scheduler gives it would stay in its deletion for ever.
+        """
         self._child.kill()
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the cluster may be gone
+            for number in range(1, self._count + 1):
+                self._plane.api.delete(f"/api/v1/nodes/n{number}")

@@ -84,6 +84,8 @@ class Accounts:
         """Incident to when it was opened: virtual time, its master's patient clock."""
         self.worlds: dict[int, tuple[float, frozenset[int]]] = {}
         """Round to when it was given out, and to the node ranks of its members."""
+        self.stalled = 0.0
+        """Seconds in which a master stood still: it heard that much later of everything."""
         self.durable: dict[str, BudgetCharge] = {}
         """Charges that the disk must keep, by incident."""
 
@@ -141,7 +143,7 @@ class Accounts:
         since, ranks = self.worlds.get(fact.from_round, (0.0, frozenset(self.wounds)))
         if fact.to_round > fact.from_round + 1:
             ranks = frozenset(self.wounds)
-        since -= silence + SETTLE_SECONDS
+        since -= silence + SETTLE_SECONDS + self.stalled
         found = [wound for rank in sorted(ranks) for wound in self.recent(rank, since)]
         return [wound for wound in found if not wound.blip]
 
@@ -218,7 +220,7 @@ class Accounts:
     def _kinds(self, rank: int, number: int, silence: float) -> set[Hurt]:
         """What has happened to a node shortly before a round was given out, or since."""
         assigned, _ = self.worlds.get(number, (0.0, frozenset()))
-        lately = self.recent(rank, assigned - silence - SETTLE_SECONDS)
+        lately = self.recent(rank, assigned - silence - SETTLE_SECONDS - self.stalled)
         return {wound.kind for wound in lately if not wound.blip}
 
     def _alike(self, master: Master, *, brief: bool) -> set[Hurt]:

@@ -208,6 +208,7 @@ def _operator_late(job: Job, fault: Fault) -> None:
 
 def _stall(job: Job, fault: Fault) -> None:
     master = job.master
+    job.checks.accounts.stalled += fault.span
     master.freeze()
     job.time.after(fault.span, master.thaw)
 
