@@ -140,7 +140,7 @@ KEEPER = (
     *_keeper("persisting", "hashed", "slot.words[SlotWord.HASHED]", nth=4),
     *_keeper("commit", "open_attempt", "disk.make_dir(path)", "disk.sync_dir(root)", nth=4),
     *_keeper(
-        "commit", "_write_whole",
+        "commit", "write_whole",
         "handle = disk.create",
         "disk.write(handle",
         "disk.truncate(handle",
@@ -150,8 +150,8 @@ KEEPER = (
         nth=6,
     ),
     # Of each commit the third and the fourth file are .metadata and the manifest.
-    *_keeper("commit", "_write_whole", "disk.rename(private", nth=7),
-    *_keeper("commit", "_write_whole", "disk.rename(private", nth=8),
+    *_keeper("commit", "write_whole", "disk.rename(private", nth=7),
+    *_keeper("commit", "write_whole", "disk.rename(private", nth=8),
     *_keeper(
         "commit", "commit",
         'disk.rename(f"{root}/{attempt.folder}", folder)',
@@ -171,7 +171,7 @@ KEEPER = (
     *_keeper("commit", "sweep", "discard(disk, root", after=True),
     *_keeper("origin", "choose_origin", "found, damaged = newest", nth=2, files=True),
     *_keeper("service", "Service._tell", "member.link.send(origin", nth=3),
-    *_keeper("commit", "write_shard", "_write_whole(disk, folder, shard.file", nth=6, files=True),
+    *_keeper("commit", "write_shard", "write_whole(disk, folder, shard.file", nth=6, files=True),
     *_keeper("arena", "Slot.give_back", "self.words[SlotWord.STATE] =", nth=3, files=True),
 )  # fmt: skip
 
@@ -200,8 +200,8 @@ LED = (
     ),
     *_node("commit", "_tidy", "disk.unlink("),
     # Of each step this node writes its shard, .metadata and the manifest.
-    *_node("commit", "_write_whole", "disk.rename(private", nth=5),
-    *_node("commit", "_write_whole", "disk.rename(private", nth=6),
+    *_node("commit", "write_whole", "disk.rename(private", nth=5),
+    *_node("commit", "write_whole", "disk.rename(private", nth=6),
     *_node("commit", "_publish", "disk.rename_new(folder, final)"),
     *_node("commit", "_publish", "disk.sync_dir(root)", last=True),
     *_node("commit", "discard", "disk.rename(path, trash)", "disk.remove_tree(trash)", nth=1),
@@ -209,7 +209,7 @@ LED = (
     *_node("led", "LedService.announce", "self._announce(version)"),
     *_node("led", "LedService._ask", "self._lead.asks(question)"),
     *_node("led", "LedService._check", "self.post(lambda"),
-    *_node("led", "LedService.start_from", "self.keeper.resume_from("),
+    *_node("led", "LedService._go", "self.keeper.resume_from("),
     *_node("rescuing", "_write", "return storage.write(job, alone=True)", nth=1),
     *_node("rescuing", "Rescuer._written", "self._keeper.done(job)", nth=1),
     *_master("written", "committed", "held"),

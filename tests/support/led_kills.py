@@ -25,6 +25,7 @@ from holdfast.flash.led import LedService
 from holdfast.flash.persisting import Grant
 from holdfast.flash.sockets import listen
 from kill_points import Point, die_at
+from lone_peers import Nobody
 from named_kills import MID_SAVE, Judge, Process, World, listen_to, start, train
 
 _WORLDS = 3
@@ -36,6 +37,11 @@ class PipeLead:
     def __init__(self, pipe: int) -> None:
         """Take the pipe."""
         self._pipe = pipe
+        self.peers = Nobody()
+
+    def world(self, round_number: int) -> str:
+        """Names the world of a round."""
+        return f"w{round_number}"
 
     def attempt(self, round_number: int) -> str:
         """All of a round's parts lie in this attempt's directory."""
@@ -44,7 +50,7 @@ class PipeLead:
     def __getattr__(self, name: str) -> Any:
         if name not in ("held", "written", "committed", "asks", "checked"):
             raise AttributeError(name)
-        return lambda *words: os.write(
+        return lambda *words, **_: os.write(
             self._pipe, b"lead " + name.encode() + b" " + _packed(words) + b"\n"
         )
 
