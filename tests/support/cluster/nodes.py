@@ -21,7 +21,13 @@ class Nodes:
     """Some nodes of a cluster, all in one process of this machine. They need root."""
 
     def __init__(
-        self, plane: ControlPlane, count: int = 2, gpus: int = 8, api_of_pods: int = 0
+        self,
+        plane: ControlPlane,
+        count: int = 2,
+        gpus: int = 8,
+        api_of_pods: int = 0,
+        *,
+        paper: int = 0,
     ) -> None:
         """Start them, and wait until they take pods.
 
@@ -29,15 +35,17 @@ class Nodes:
             plane: Whose nodes they are.
             count: How many.
             gpus: That each of them says it has.
+            paper: How many more, whose pods are nothing but their status.
             api_of_pods: Port at which pods reach the API server; 0: its own.
         """
-        self._plane, self._count = plane, count
+        self._plane, self._count = plane, count + paper
         port = plane.folder / "kubelet-port"
         port.unlink(missing_ok=True)
         # A mount namespace of its own: whatever it mounts goes with it.
         argv = ["unshare", "--mount", "--propagation", "private", sys.executable]
         argv += ["-m", "cluster.kubelet", f"--folder={plane.folder}", f"--token={plane.token}"]
         argv += [f"--api-port={plane.ports.api}", f"--nodes={count}", f"--gpus={gpus}"]
+        argv += [f"--paper-nodes={paper}"]
         argv += [f"--api-of-pods={api_of_pods or plane.ports.api}"]
         path = os.pathsep.join([str(_SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._child = Child("kubelet", argv, plane.folder, {"PYTHONPATH": path})

@@ -16,6 +16,7 @@ from cluster.kubelet.client import Client
 from cluster.kubelet.control import Misbehaviour
 from cluster.kubelet.network import Network
 from cluster.kubelet.node import Node
+from cluster.kubelet.paper import PaperNode
 from cluster.kubelet.server import NodeServer
 from cluster.papers import node_token
 
@@ -27,16 +28,17 @@ async def _main(options: argparse.Namespace) -> None:
     await network.start()
     # What an image would bring: this environment's programs, then the system's.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    last = options.nodes + options.paper_nodes
     nodes = [
-        Node(
-            name,
+        (Node if number <= options.nodes else PaperNode)(
+            name := f"n{number}",
             Client(url, node_token(options.token, name), ca),
             network,
             options.folder,
             path,
             options.gpus,
         )
-        for name in (f"n{number}" for number in range(1, options.nodes + 1))
+        for number in range(1, last + 1)
     ]
     servers = [NodeServer(node, options.folder) for node in nodes]
     await asyncio.gather(*(server.start() for server in servers))
@@ -77,6 +79,7 @@ def main() -> None:
     parser.add_argument("--api-of-pods", type=int, required=True, help="where pods reach it")
     parser.add_argument("--token", required=True, help="of the admin")
     parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--paper-nodes", type=int, default=0, help="without processes, after them")
     parser.add_argument("--gpus", type=int, default=8, help="nvidia.com/gpu of each node")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     asyncio.run(_main(parser.parse_args()))

@@ -1,0 +1,64 @@
+"""A job of more pods than this machine could run: the operator's part of it, on paper nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.audit import most_in_a_second, uses
+from cluster.control_plane import ControlPlane
+from cluster.jobs import Job, manifest
+from cluster.kubectl import Kubectl
+from cluster.kubelet.paper import KEY
+from cluster.nodes import Nodes
+from cluster.release import ACCOUNT
+from cluster.rights import needs_pods
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
+_MANY, _FEW = 250, 20
+
+
+@pytest.fixture(scope="module")
+def nodes(plane: ControlPlane) -> Iterator[Nodes]:
+    """Two nodes for operator and master, three on paper with room for 330 pods."""
+    started = Nodes(plane, paper=3)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def _body() -> dict[str, Any]:
+    body = manifest("true", replicas=_MANY, minReplicas=1, maxReplicas=_MANY)
+    pod = body["spec"]["worker"]["template"]["spec"]
+    pod["nodeSelector"] = {KEY: "true"}
+    pod["tolerations"] = [{"key": KEY, "operator": "Exists"}]
+    return body
+
+
+def test_hundreds_of_pods_are_made_and_taken_away_once_each(
+    plane: ControlPlane, make_job: Callable[[str], Job], kubectl: Kubectl
+) -> None:
+    """250 workers, then 20, then none: no pod twice, no write of the status that nobody needs."""
+    job = make_job("many")
+    job.create(_body())
+    job.until("all pods", lambda: len(job.live()) == _MANY)
+    indices = {pod["metadata"]["labels"]["holdfast.dev/index"] for pod in job.pods()}
+    assert indices == {str(index) for index in range(_MANY)}
+    kubectl.run("scale", "ej", "many", f"--replicas={_FEW}")
+    job.until("few pods", lambda: len(job.pods()) == _FEW)
+    left = {int(pod["metadata"]["labels"]["holdfast.dev/index"]) for pod in job.pods()}
+    assert left == set(range(_FEW)), "the highest indices go first"
+    job.delete()
+    job.until("no pods", lambda: not job.pods() + job.pods("master"))
+    mine = [one for one in uses(plane.audit_log, ACCOUNT) if one.namespace == kubectl.namespace]
+    asked = Counter((one.verb, one.resource) for one in mine if not one.trial)
+    assert asked["create", "pods"] == _MANY + 1  # and the master
+    assert asked["delete", "pods"] <= _MANY + 1
+    written = [
+        one.at for one in mine if (one.verb, one.resource) == ("patch", "elasticjobs/status")
+    ]
+    assert most_in_a_second(written) == 1
