@@ -32,7 +32,13 @@ def nodes(plane: ControlPlane) -> Iterator[Nodes]:
 
 
 def _body() -> dict[str, Any]:
-    body = manifest("true", replicas=_MANY, minReplicas=1, maxReplicas=_MANY)
+    body = manifest(
+        "true",
+        replicas=_MANY,
+        minReplicas=1,
+        maxReplicas=_MANY,
+        elasticPolicy__scaleDownGraceSeconds=5,  # no agent is there to leave before
+    )
     pod = body["spec"]["worker"]["template"]["spec"]
     pod["nodeSelector"] = {KEY: "true"}
     pod["tolerations"] = [{"key": KEY, "operator": "Exists"}]
