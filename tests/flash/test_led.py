@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -223,6 +224,23 @@ def test_a_new_master_is_told_everything_that_it_cannot_know(tmp_path: Path) -> 
         node.word("announce", Version(2, 7), "")
         node.word("restate")
         assert node.master.heard_nothing("written")
+
+
+def test_a_step_for_storage_waits_for_a_keeper_that_is_behind(tmp_path: Path) -> None:
+    """Three steps are VALID before the first is heard of: the second is not given back unread."""
+    with served(tmp_path) as node, rank_of(node, tmp_path / "root", 0, world=1) as rank:
+        (tmp_path / "root").mkdir()
+        behind = threading.Event()
+
+        def wait() -> None:
+            behind.wait(WAIT_S)
+
+        node.service.post(wait)
+        for step in (1, 2, 3):
+            rank.save(Version(1, step), durable=True)
+        behind.set()
+        told = [node.master.hears("written")[0] for _ in range(3)]
+        assert [(one.version.step, one.error) for one in told] == [(1, ""), (2, ""), (3, "")]
 
 
 @pytest.mark.parametrize("durable", [False, True])

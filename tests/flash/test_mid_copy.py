@@ -22,6 +22,7 @@ from holdfast.flash.led import LedService
 from holdfast.flash.persisting import Grant
 from holdfast.flash.service import Service
 from holdfast.flash.sockets import listen
+from lone_peers import Nobody
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 WAIT_S = 60.0
@@ -40,6 +41,11 @@ class Lead:
     def __init__(self) -> None:
         """Begin with nothing said."""
         self.told: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self.peers = Nobody()
+
+    def world(self, round_number: int) -> str:
+        """Name the world of a round."""
+        return f"w{round_number}"
 
     def attempt(self, round_number: int) -> str:
         """Name a world's attempts."""
@@ -48,7 +54,7 @@ class Lead:
     def __getattr__(self, name: str) -> Any:
         if name not in ("held", "written", "committed", "asks", "checked"):
             raise AttributeError(name)
-        return lambda *words: self.told.put((name, words))
+        return lambda *words, **_: self.told.put((name, words))
 
     def hears(self, name: str) -> Any:
         """Return the next word of a kind."""

@@ -162,7 +162,8 @@ class Checkpointer:
         leaves = collect(self._parts, self._place.rank)
         self._mapped = mapped(descriptors)
         # All nodes of a world start from the same bytes: what storage has not is only in memory.
-        images = of_arenas(self._mapped.values(), origin.slots, origin.lent, tails=not origin.path)
+        arenas = self._mapped.values() if origin.slots else ()
+        images = of_arenas(arenas, origin.slots, origin.lent, tails=not origin.path)
         images += of_files(origin.path) if origin.path else []
         restorer = Restorer(self._parts, leaves, self._place, stored(images), self._fetch)
         threads = max(self._threads, _idle_cores(self._place))

@@ -91,6 +91,11 @@ class Keeper:
         """Ranks of the world."""
         self.kept = 0
         """Ranks that this keeper holds together, of those in the world."""
+        self.asked: set[tuple[int, Version]] = set()
+        """Ranks' versions that are to go to storage, and that nobody has begun with."""
+        self.listen: Callable[[], None] = lambda: None
+        """Has `asked` hold all that ranks have said so far; called before a slot is given back: one
+        that turned VALID after another was told of before it."""
         self.token = unique()
         self._wholes: dict[tuple[int, ...], bool] = {}
         """Whether the newest layouts together are whole: it is asked at every save."""
@@ -208,6 +213,7 @@ class Keeper:
 
     def release(self) -> None:
         """Give back the slots, and free the arenas, that nobody needs any more."""
+        self.listen()
         versions = {rank: self.versions(rank) for rank in self._held}
         hopeless = passed_over(versions, complete=self.complete) | self._passed_over
         for rank, arenas in self._held.items():
@@ -215,7 +221,7 @@ class Keeper:
                 for index in releasable(
                     held.arena.views(),
                     complete=self.complete,
-                    read=frozenset(held.reading),
+                    read=self._read(held),
                     hopeless=hopeless,
                 ):
                     held.arena.slots[index].give_back(Move.RELEASE)
@@ -223,6 +229,15 @@ class Keeper:
             old = [held for held in (arenas if outside else arenas[:-1]) if _is_empty(held)]
             self._held[rank] = [held for held in arenas if held not in old]
             self._free(old)
+
+    def _read(self, held: Held) -> frozenset[int]:
+        """Return the slots that somebody reads, or is about to."""
+        awaited = {
+            slot.index
+            for slot in held.arena.slots
+            if self.asked and (held.rank, slot.version) in self.asked
+        }
+        return frozenset(held.reading) | awaited
 
     def note_complete(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
         """Take the master's word of what all nodes have, and of what they never will."""

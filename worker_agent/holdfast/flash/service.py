@@ -7,6 +7,7 @@ keeps its cores.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -32,6 +33,7 @@ from holdfast.flash.link import (
     Layout,
     Link,
     LinkError,
+    Message,
     Origin,
     Refused,
     Restore,
@@ -42,6 +44,10 @@ from holdfast.flash.origin import choose_origin
 from holdfast.flash.persisting import Storage, hashed
 
 log: Final = logging.getLogger(__name__)
+
+
+Heard = tuple[Message, tuple[int, ...]] | LinkError
+"""A message with its descriptors, or why it is none."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +62,8 @@ class Member:
     """It waits for an `Origin`."""
     durable: set[Version] = field(default_factory=set)
     """What it waits for."""
+    inbox: collections.deque[Heard] = field(default_factory=collections.deque)
+    """What it has said and nobody has acted on."""
 
 
 class Service:
@@ -69,6 +77,7 @@ class Service:
     ) -> None:
         """Take the keeper, and where new trainers connect."""
         self.keeper = keeper or Keeper()
+        self.keeper.listen = self._listen
         self._listener = listener
         self._disk = disk or PosixDisk()
         self._members: list[Member] = []
@@ -143,14 +152,21 @@ class Service:
                 log.exception("a result could not be taken in")
         if self._listener is not None and self._listener.fileno() in ready:
             self.add(Link(self._listener.accept()[0]))
-        for member in [m for m in self._members if m.link.fileno() in ready]:
-            self._hear(member)
-        for member in [m for m in self._members if m.pidfd in ready]:
-            while not member.link.closed and self._said(member):
-                self._hear(member)
-            self._forget(member)
+        self._hear_all(ready)
         self._answer()
         self._turned()
+
+    def _hear_all(self, ready: set[int]) -> None:
+        """Act on what trainers say, and on the last words of those that are dead."""
+        for member in [m for m in self._members if m.link.fileno() in ready]:
+            self._hear(member)
+        for member in list(self._members):
+            while member.inbox and member in self._members:
+                self._hear(member)
+        for member in [m for m in self._members if m.pidfd in ready]:
+            while member.inbox or (not member.link.closed and self._said(member)):
+                self._hear(member)
+            self._forget(member)
 
     def _turned(self) -> None:
         """Look at what a turn has changed; a hook of `led`."""
@@ -159,7 +175,7 @@ class Service:
         """Tell whether a dead trainer's last words are still to be heard."""
         poll = select.poll()
         poll.register(member.link, select.POLLIN)
-        return member in self._members and bool(poll.poll(0))
+        return member in self._members and bool(member.inbox or poll.poll(0))
 
     def _forget(self, member: Member) -> None:
         if member in self._members:
@@ -169,7 +185,9 @@ class Service:
 
     def _hear(self, member: Member) -> None:
         try:
-            found = member.link.receive(0)
+            found = member.inbox.popleft() if member.inbox else member.link.receive(0)
+            if isinstance(found, LinkError):
+                raise found
             if found is not None:
                 for fd in found[1]:  # no message from a trainer carries one
                     os.close(fd)
@@ -179,8 +197,24 @@ class Service:
         except Exception as error:  # the top of the loop: one trainer's fault is not the others'
             log.exception("a message of process %d failed", member.link.peer)
             member.link.send(Refused(error=f"{type(error).__name__}: {error}"))
-        if member.link.closed:
+        if member.link.closed and not member.inbox:
             self._forget(member)
+
+    def _listen(self) -> None:
+        """Take in what all trainers have said, without acting on it yet."""
+        for member in self._members:
+            while (found := self._next(member)) is not None:
+                member.inbox.append(found)
+                said = None if isinstance(found, LinkError) else found[0]
+                if isinstance(said, Saved) and said.durable and member.hello is not None:
+                    self.keeper.asked.add((_rank(member), Version(said.lineage, said.step)))
+
+    @staticmethod
+    def _next(member: Member) -> Heard | None:
+        try:
+            return None if member.link.closed else member.link.receive(0)
+        except LinkError as error:
+            return error
 
     def _take(self, member: Member, message: object) -> None:
         match message:
@@ -192,7 +226,11 @@ class Service:
                 held = self.keeper.grant(_rank(member), message)
                 member.link.send(Granted(), (held.fd,))
             case Saved():
-                self._saved(member, message)
+                try:
+                    self._saved(member, message)
+                finally:
+                    version = Version(message.lineage, message.step)
+                    self.keeper.asked.discard((_rank(member), version))
             case _:
                 raise LinkError(f"{type(message).__name__} is not for a keeper")
 
