@@ -89,6 +89,17 @@ def _arena(link: Link, rank: int = 0, world: int = 1) -> Arena:
     return arena
 
 
+def test_what_is_said_behind_a_question_is_answered_too(tmp_path: Path) -> None:
+    """It is taken in while the question is answered, and no further message comes."""
+    with _served(tmp_path) as path, _rank(path, tmp_path / "root") as link:
+        link.send(Restore())
+        link.send(_layout())
+        assert link.expect(Origin, timeout_s=WAIT_S)[0] == Origin()
+        _, descriptors, _ = link.expect(Granted, timeout_s=WAIT_S)
+        for fd in descriptors:
+            os.close(fd)
+
+
 def test_a_step_is_announced_once_all_ranks_are_on_storage(tmp_path: Path) -> None:
     """One rank's part alone is none; with the other's it is durable, and both hear so."""
     with (

@@ -64,6 +64,7 @@ def _after_a_crash(job: RunningJob) -> JobStatus:
 
 def _on_request(job: RunningJob, before: JobStatus, folder: Path) -> int:
     """All ranks save after the same step and go on: no round, nothing done again."""
+    job.wait_for("the SDK in every rank", lambda: not job.status().degraded_progress)
     said = job.cli("checkpoint", job.name, "--reason", "an upgrade", "-o", "json")
     assert said.returncode == 0, said.stderr
     answer = json.loads(said.stdout)

@@ -141,7 +141,9 @@ class Service:
         for member in self._members:
             poll.register(member.link, select.POLLIN)
             poll.register(member.pidfd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll()}
+        # What was taken in and not acted on wakes nobody any more.
+        unheard = any(member.inbox for member in self._members)
+        ready = {fd for fd, _ in poll.poll(0 if unheard else None)}
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
         while not self._results.empty():
