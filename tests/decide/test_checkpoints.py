@@ -79,6 +79,7 @@ GATHERED = [
     ({0: part({0, 1}), 1: part({0, 1}, 2)}, (), (5, False)),
     ({0: part({0, 1}, memory=(9,)), 1: part({2, 3}, memory=(9,))}, (), (9, False)),
     ({0: part({0, 1}, memory=(9,)), 1: part({2, 3})}, (), (9, True)),
+    ({0: part({0, 1}, memory=(9, 8)), 1: part({2, 3}, memory=(8,))}, (), (8, False)),
     ({0: part({0, 1}), 1: dataclasses.replace(part({2, 3}), gathers=False)}, (), (5, False)),
     ({0: part({0, 1, 2, 3}), 1: dataclasses.replace(part({2}), gathers=False)}, (), (5, False)),
     ({0: part(set(range(MOST)), MOST)}, (), (9, True)),

@@ -63,16 +63,21 @@ def origin(
     """Choose the newest version that every node can take from one tier.
 
     The tiers: memory, the memory of all nodes together, storage. What is in several of them is
-    taken from the first.
+    taken from the first. And what each node has in memory itself goes before what one of them has
+    saved a moment later: a step is done again in less time than a state is read from other nodes.
 
     offers: of every node of the world. damaged: (version, from memory) that did not verify.
     announced: the newest version that was said to be durable. most: ranks of a version whose parts
     are put together from the memory of several nodes; 0: nobody reads another's memory.
     """
     nodes = list(offers.values())
+    memory = _newest((_agreed(one, offers) for one in nodes), damaged, from_memory=True)
+    together = _gatherable(offers, damaged, most)
+    if memory is not None and together is not None and memory.lineage == together.lineage:
+        together = None
     tiers = (
-        ("memory", _newest((_agreed(one, offers) for one in nodes), damaged, from_memory=True)),
-        ("the memory of all nodes together", _gatherable(offers, damaged, most)),
+        ("memory", memory),
+        ("the memory of all nodes together", together),
         ("storage", _newest((one.stored for one in nodes), damaged, from_memory=False)),
     )
     found = [(version, -place) for place, (_, version) in enumerate(tiers) if version is not None]
