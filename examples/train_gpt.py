@@ -17,6 +17,7 @@ unbroken one.
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 
 import torch
@@ -89,6 +90,7 @@ def join_world() -> None:
 
 def leave_world() -> None:
     """Leave together: gloo's threads must not be at work any more when Python ends."""
+    gc.collect()  # a model that is garbage in a cycle would keep the group, and them, alive
     dist.barrier()
     dist.destroy_process_group()
 

@@ -63,8 +63,9 @@ def origin(
     """Choose the newest version that every node can take from one tier.
 
     The tiers: memory, the memory of all nodes together, storage. What is in several of them is
-    taken from the first. And what each node has in memory itself goes before what one of them has
-    saved a moment later: a step is done again in less time than a state is read from other nodes.
+    taken from the first. Where every node has something in memory itself, nobody reads another's:
+    what was complete is among it, and a step that one of them has saved since is done again in less
+    time than a state is read.
 
     offers: of every node of the world. damaged: (version, from memory) that did not verify.
     announced: the newest version that was said to be durable. most: ranks of a version whose parts
@@ -72,9 +73,7 @@ def origin(
     """
     nodes = list(offers.values())
     memory = _newest((_agreed(one, offers) for one in nodes), damaged, from_memory=True)
-    together = _gatherable(offers, damaged, most)
-    if memory is not None and together is not None and memory.lineage == together.lineage:
-        together = None
+    together = _gatherable(offers, damaged, most) if memory is None else None
     tiers = (
         ("memory", memory),
         ("the memory of all nodes together", together),
