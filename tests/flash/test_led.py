@@ -226,6 +226,18 @@ def test_a_new_master_is_told_everything_that_it_cannot_know(tmp_path: Path) -> 
         assert node.master.heard_nothing("written")
 
 
+def test_a_node_that_holds_nothing_is_not_said_to_have_everything(tmp_path: Path) -> None:
+    """A world to come would count on it; a world of one rank that has saved does have all."""
+    with served(tmp_path) as node, rank_of(node, tmp_path, 0, world=1) as rank:
+        assert not node.service.keeper.is_whole(())
+        rank.save(Version(1, 3))
+        told = node.master.hears("held")
+        while not told[1]:
+            assert told[2] is False
+            told = node.master.hears("held")
+        assert told == (1, frozenset([Version(1, 3)]), True)
+
+
 def test_a_step_for_storage_waits_for_a_keeper_that_is_behind(tmp_path: Path) -> None:
     """Three steps are VALID before the first is heard of: the second is not given back unread."""
     with served(tmp_path) as node, rank_of(node, tmp_path / "root", 0, world=1) as rank:

@@ -91,13 +91,31 @@ def _arena(link: Link, rank: int = 0, world: int = 1) -> Arena:
 
 def test_what_is_said_behind_a_question_is_answered_too(tmp_path: Path) -> None:
     """It is taken in while the question is answered, and no further message comes."""
-    with _served(tmp_path) as path, _rank(path, tmp_path / "root") as link:
-        link.send(Restore())
-        link.send(_layout())
-        assert link.expect(Origin, timeout_s=WAIT_S)[0] == Origin()
-        _, descriptors, _ = link.expect(Granted, timeout_s=WAIT_S)
-        for fd in descriptors:
-            os.close(fd)
+    service = Service(Keeper(), listen(str(tmp_path / "socket")))
+    behind = threading.Event()
+
+    def wait() -> None:
+        behind.wait(WAIT_S)
+
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        with _rank(str(tmp_path / "socket"), tmp_path / "root") as link:
+            link.send(Restore())
+            link.expect(Origin, timeout_s=WAIT_S)
+        with _rank(str(tmp_path / "socket"), tmp_path / "root", lineage=2) as link:
+            service.post(wait)
+            link.send(Restore())
+            link.send(_layout())
+            behind.set()
+            link.expect(Origin, timeout_s=WAIT_S)
+            _, descriptors, _ = link.expect(Granted, timeout_s=WAIT_S)
+            for fd in descriptors:
+                os.close(fd)
+    finally:
+        service.stop()
+        thread.join()
+        service.keeper.close()
 
 
 def test_a_step_is_announced_once_all_ranks_are_on_storage(tmp_path: Path) -> None:

@@ -291,8 +291,12 @@ class Keeper:
         return found
 
     def is_whole(self, versions: Iterable[Version]) -> bool:
-        """Tell whether all that any world needs of each of these versions lies here."""
-        return all(self._is_whole(tuple(self.places(one))) for one in versions)
+        """Tell whether all that any world needs of each of these versions lies here.
+
+        False where there are none: nobody is to count on a node that has nothing.
+        """
+        found = list(versions)
+        return bool(found) and all(self._is_whole(tuple(self.places(one))) for one in found)
 
     def _is_whole(self, places: tuple[tuple[Held, Slot], ...]) -> bool:
         layouts = tuple(held.arena.layout for held, _ in places)
