@@ -49,6 +49,7 @@ def judge(results: Sequence[Result]) -> list[Verdict]:
         _none("workers killed after a master's restart", ours, (HERD,), "workers_killed"),
         _delivery("first world, decided and delivered", ours, WORLD, "told_s"),
         _delivery("failure, decided and everybody told", ours, FAILURE, "told_s_p50"),
+        _delivery("failure, the slowest of ten", ours, FAILURE, "told_s_max"),
         _growth(ours),
         *_beside_peer(results),
     ]

@@ -36,7 +36,7 @@ class Plan:
     interval_s: float = 0.0
     """Time between heartbeats; 0: what the master gives to so many."""
     steady_s: float = 30.0
-    failures: int = 5
+    failures: int = 10
     herd: bool = True
     watchers: int = 0
 
