@@ -33,7 +33,7 @@ class Preparer:
         self.saver: Saver | None = None
         """The newest; None: nothing is planned yet."""
 
-    def map(self, descriptors: Iterable[int]) -> Mapping[int, Arena]:
+    def map(self, descriptors: tuple[int, ...]) -> Mapping[int, Arena]:
         """Map the arenas of a restore; the next save fills one of them.
 
         To map memory anew costs as much as to copy it.
