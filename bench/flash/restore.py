@@ -57,7 +57,7 @@ def _flash(subject: Subject, reference: Reference) -> Iterator[System]:
                 raise RuntimeError("the keeper has lost the step")
 
         # Unmapping comes later than a restore: what is mapped is kept for the next save.
-        yield System(save=load, settle=loader._mapped.clear)  # noqa: SLF001
+        yield System(save=load, settle=loader._preparer.close)  # noqa: SLF001
 
 
 @contextlib.contextmanager

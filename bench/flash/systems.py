@@ -59,7 +59,7 @@ def flash(subject: Subject, threads: int) -> System:
     made.prepare()
 
     def settle() -> None:
-        client, saver = made._client, made._saver  # noqa: SLF001 - nothing public waits for it
+        client, saver = made._client, made._preparer.saver  # noqa: SLF001 - nothing public waits for it
         if client is not None and saver is not None:
             client.wait_for_slot(saver.arena, 60)
             time.sleep(0.1 + saver.arena.geometry.slot_bytes / 4e9)  # until it is hashed

@@ -136,7 +136,8 @@ def first_saves(request: Request, subject: Subject) -> Result:
             begun = time.perf_counter()
             made.prepare()
             took = time.perf_counter() - begun
-            size = len(made._saver.arena.memory) if made._saver else 0  # noqa: SLF001
+            saver = made._preparer.saver  # noqa: SLF001
+            size = len(saver.arena.memory) if saver else 0
             warm_up.append(size / 1e9 / took)
             for step in range(1, 4):
                 copied = reference.seconds()

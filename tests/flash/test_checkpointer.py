@@ -118,11 +118,11 @@ def test_the_next_save_goes_to_the_arena_that_was_restored_from(
             model2, trained2 = state_of(round_number, kind="AdamW")
             with holdfast.Checkpointer(None, model=model2, optimizer=trained2) as flash:
                 assert flash.load() == 6 + round_number
-                mapped = list(flash._mapped.values())
+                mapped = list(flash._preparer._mapped.values())
                 flash.prepare()
-                assert flash._saver is not None
-                assert flash._saver.arena is mapped[0]
-                assert flash._mapped == {}
+                assert flash._preparer.saver is not None
+                assert flash._preparer.saver.arena is mapped[0]
+                assert flash._preparer._mapped == {}
                 flash.save(7 + round_number)
             assert same(dict(model2.state_dict()), dict(model.state_dict()))
     finally:
@@ -188,7 +188,7 @@ def test_plain_dcp_reads_values_that_have_grown_and_shrunk(tmp_path: Path) -> No
             flash.save(step)
             weights.append(model[0].weight.detach().clone())
             train(model, optimizer)
-        assert flash._room == BYTES_ROOM
+        assert flash._preparer._room == BYTES_ROOM
     for step, note in enumerate(notes, 1):
         target: dict[str, Any] = {
             "model": {"0.weight": torch.zeros(7, 5)},

@@ -114,7 +114,7 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def _save(flash: Any, cuda: Recorder, step: int) -> None:
     flash.prepare()
-    cuda.slots = flash._saver.arena.slots
+    cuda.slots = flash._preparer.saver.arena.slots
     flash.save(step)
 
 
@@ -343,8 +343,8 @@ def test_cuda_lets_the_arena_go(tmp_path: Path, gpu: str) -> None:
     for _ in range(20):
         with holdfast.Checkpointer(tmp_path, model=model) as flash:
             flash.save(1, durable=False)
-            assert flash._saver is not None
-            address = flash._saver.arena.address
+            assert flash._preparer.saver is not None
+            address = flash._preparer.saver.arena.address
             assert _is_pinned(address)
         del flash
         gc.collect()

@@ -87,7 +87,7 @@ def test_while_the_disk_hangs_periodic_saves_are_left_out_and_asked_ones_wait(
 def _let_once_it_waits(flash: Any, disk: SlowDisk) -> list[list[int]]:
     """Let the disk go on when a save waits for a slot; return the steps in the slots then."""
     seen: list[list[int]] = []
-    listen_on, arena = flash._client.listen, flash._saver.arena
+    listen_on, arena = flash._client.listen, flash._preparer.saver.arena
 
     def listen_and_let(timeout_s: float = 0.0) -> None:
         listen_on(timeout_s)

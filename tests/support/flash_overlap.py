@@ -41,7 +41,8 @@ def run(world: Mapping[str, Any], pipe: Any) -> None:
 
     checkpointer: Any = importlib.import_module("holdfast.flash.checkpointer")
     if world["late"]:
-        checkpointer.Beside = Late
+        beside: Any = importlib.import_module("holdfast.flash.beside")
+        beside.Beside = Late
     _plant(world["plant"])
     torch.manual_seed(3)
     model, average = _model(world["kind"]), _model(world["kind"])
@@ -70,8 +71,9 @@ def run(world: Mapping[str, Any], pipe: Any) -> None:
 
 def _plant(bug: str) -> None:
     """Let the copy go wrong: `buffers` are copied late too, or nobody waits at the `hook`."""
-    checkpointer: Any = importlib.import_module("holdfast.flash.checkpointer")
-    collect = checkpointer.collect
+    preparing: Any = importlib.import_module("holdfast.flash.preparing")
+    beside: Any = importlib.import_module("holdfast.flash.beside")
+    collect = preparing.collect
 
     def all_late(*words: Any) -> Any:
         leaves = collect(*words)
@@ -79,9 +81,9 @@ def _plant(bug: str) -> None:
         return leaves
 
     if bug == "buffers":
-        checkpointer.collect = all_late
+        preparing.collect = all_late
     if bug == "hook":
-        checkpointer.Checkpointer._watch_optimizers = lambda _: None
+        beside.Overlap._watch_optimizers = lambda _: None
 
 
 def _model(kind: str) -> Any:

@@ -8,10 +8,12 @@ n-th seed; the first seed is printed and can be given.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 from simulation.coverage import Coverage
 from simulation.run import run
@@ -48,6 +50,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--first", type=int, default=int(time.time()) * 1000, help="first seed")
+    parser.add_argument("--record", type=Path, help="add what came of it to a file of JSON lines")
     options = parser.parse_args()
     print(f"soak: seeds from {options.first}, {options.minutes:g} minutes", flush=True)
     until = time.monotonic() + options.minutes * 60
@@ -58,10 +61,16 @@ def main() -> int:
     for _, pairs, steps, _ in found:
         coverage.pairs += pairs
         coverage.steps += steps
-    print(f"soak: {sum(runs for runs, *_ in found)} runs; {coverage.summary()}")
+    runs = sum(runs for runs, *_ in found)
+    print(f"soak: {runs} runs; {coverage.summary()}")
     failures = [failure for *_, failure in found if failure]
     failures += [f"unreached: {phase} × {what}" for phase, what in coverage.missing()]
     failures += [f"impossible: {phase} × {what}" for phase, what in coverage.impossible()]
+    if options.record is not None:
+        said = {"what": "soak", "minutes": options.minutes, "first": options.first, "runs": runs}
+        said |= {"summary": coverage.summary(), "failures": len(failures)}
+        with options.record.open("a") as out:
+            out.write(json.dumps(said) + "\n")
     print("\n\n".join(failures) or "soak: every invariant held, every reachable pair was reached")
     return 1 if failures else 0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
 
 
 class Beside:
@@ -27,3 +29,38 @@ class Beside:
         self._thread.join()
         if self._error is not None:
             raise self._error
+
+
+class Overlap:
+    """At most one copy beside the training, joined before any optimizer's next step."""
+
+    def __init__(self, waited: Callable[[int], None]) -> None:
+        """Take what hears for how many nanoseconds training stood."""
+        self._waited = waited
+        self._copying: Beside | None = None
+        self._hook: Any = None
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Begin a copy, once the one before is joined."""
+        self._watch_optimizers()
+        self._copying = Beside(work)
+
+    def _watch_optimizers(self) -> None:
+        if self._hook is None:
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+            self._hook = register_optimizer_step_pre_hook(lambda *_: self.join())
+
+    def join(self) -> None:
+        """Wait for the copy that runs, if one does; raises what it raised."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            began = monotonic_ns()
+            copying.join()
+            self._waited(monotonic_ns() - began)
+
+    def close(self) -> None:
+        """Watch the optimizers no longer."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

@@ -1,14 +1,15 @@
 """What a training script uses: load once, step after each optimizer step, close at the end.
 
-The public face. What is saved is `state`, how it is laid out `planning`, what a save costs
-`saving`, how it comes back `restoring`; who keeps it is on the other end of `link`.
+The public face. What is saved is `state`, how it is laid out `planning`, whether that fits still
+`preparing`, what a save costs `saving`, how it comes back `restoring`; who keeps it is on the other
+end of `link`.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any, Final, Self
 
@@ -16,30 +17,26 @@ from holdfast.environment import Environment
 from holdfast.flash import given, tags
 from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.alone import say_what_is_missing
-from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
-from holdfast.flash.beside import Beside
+from holdfast.flash.beside import Overlap
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
 from holdfast.flash.decide.retention import chosen
 from holdfast.flash.decide.schedule import Schedule
 from holdfast.flash.decide.slots import Version, choose
 from holdfast.flash.disk import PosixDisk
-from holdfast.flash.images import mapped, of_arenas, of_files
-from holdfast.flash.link import Fetch, Fetched, Granted, Layout, LinkError, Origin, Restore
+from holdfast.flash.images import of_arenas, of_files
+from holdfast.flash.link import LinkError, Origin, Restore
 from holdfast.flash.pacing import Pacer
-from holdfast.flash.planning import Place, Planner
+from holdfast.flash.planning import Place
+from holdfast.flash.preparing import Preparer
 from holdfast.flash.restoring import Restorer
-from holdfast.flash.saving import Changed, RoomNeeded, Saver
 from holdfast.flash.state import StateError, collect
 from holdfast.flash.stored import stored
-from holdfast.flash.table import encode
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
 _SLOT_S: Final = 600.0
 """Seconds that a save which must not be skipped waits for a slot."""
 _MOST_RESTORING: Final = 4
 """Threads of one rank's restore: more do not make memory faster."""
-_LOT_BYTES: Final = 2**31
-"""Read from other nodes at once: 4 s at the 0.5 GB/s of one connection, and ranks take turns."""
 _TOO_LATE: Final = (
     "load() was called before, and step {} was saved since: a world starts from one step. To go "
     "back while training, read step_N of the directory with torch.distributed.checkpoint, or exit: "
@@ -91,7 +88,7 @@ class Checkpointer:
         self._keep = chosen(keep_last, keep_every, environment.keep)
         self._threads, self._overlap = given.threads_of(threads), overlap
         self._pacer = Pacer(given.schedule_of(schedule), environment.schedule)
-        self._planner = Planner(self._place)
+        self._preparer = Preparer(self._parts, self._place)
         self._lineage = environment.round
         self._agent = environment.arena
         self._idle = not self._root and not self._agent
@@ -100,13 +97,7 @@ class Checkpointer:
         self._loaded: tuple[int, bool] | None = None
         """What `_newest` was after the load."""
         self._client: Client | None = None
-        self._saver: Saver | None = None
-        self._mapped: dict[int, Arena] = {}
-        """What was restored from, by inode: the next save fills one of them, and to map memory
-        anew costs as much as to copy it."""
-        self._room = BYTES_ROOM
-        self._copying: Beside | None = None
-        self._hook: Any = None
+        self._beside = Overlap(self._pacer.waited)
         self.skipped = 0
         """Saves that found no free slot and were left out."""
 
@@ -160,30 +151,17 @@ class Checkpointer:
 
     def _restore(self, origin: Origin, descriptors: tuple[int, ...], *, partial: bool) -> None:
         leaves = collect(self._parts, self._place.rank)
-        self._mapped = mapped(descriptors)
+        arenas = self._preparer.map(descriptors).values()
         # All nodes of a world start from the same bytes: what storage has not is only in memory.
-        arenas = self._mapped.values() if origin.slots else ()
-        images = of_arenas(arenas, origin.slots, origin.lent, tails=not origin.path)
+        usable = arenas if origin.slots else ()
+        images = of_arenas(usable, origin.slots, origin.lent, tails=not origin.path)
         images += of_files(origin.path) if origin.path else []
-        restorer = Restorer(self._parts, leaves, self._place, stored(images), self._fetch)
+        fetch = self._connect().fetch
+        restorer = Restorer(self._parts, leaves, self._place, stored(images), fetch)
         threads = max(self._threads, _idle_cores(self._place))
         for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)
-        own = self._mapped.items()
-        self._mapped = {at: arena for at, arena in own if arena.table.rank not in origin.lent}
-
-    def _fetch(self, items: Mapping[tuple[int, int], int]) -> None:
-        """Have items read from other nodes, in lots: the keeper answers each in time."""
-        lot: list[tuple[int, int]] = []
-        size = 0
-        for item, length in items.items():
-            lot.append(item)
-            size += length
-            if size >= _LOT_BYTES:
-                self._connect().ask(Fetch(items=tuple(lot)), Fetched)
-                lot, size = [], 0
-        if lot:
-            self._connect().ask(Fetch(items=tuple(lot)), Fetched)
+        self._preparer.let_go(origin.lent)
 
     def step(
         self, step: int, *, samples: int = 0, loss: Any = None, fingerprint: int | None = None
@@ -235,7 +213,7 @@ class Checkpointer:
         """Plan and have the memory made now, so that the first save costs no more than others."""
         self.join()
         if not self._idle:
-            self._ready()
+            self._preparer.ready(self._connect())
 
     def save(self, step: int, *, durable: bool = True, tag: str | None = None) -> None:
         """Save this very state now, whatever the schedule says; once for each step.
@@ -267,12 +245,12 @@ class Checkpointer:
     def _save(self, step: int, *, durable: bool, must: bool, awaited: bool = True) -> bool:
         """Save to a free slot; must: wait for one. False when there is none, or no keeper."""
         self.join()
-        began, planned = monotonic_ns(), self._saver
+        began, planned = monotonic_ns(), self._preparer.saver
         client = self._connect()
         client.listen()
         if self._newest[0] == step:
             return self._promote(step, durable=durable)
-        saver, bodies = self._ready()
+        saver, bodies = self._preparer.ready(client)
         if must:
             client.wait_for_slot(saver.arena, _SLOT_S)
         choice = choose(saver.arena.views())
@@ -293,17 +271,13 @@ class Checkpointer:
             slot.commit(lengths)
             client.saved(version, durable=durable)
 
-        self._now_or_beside(finish)
+        if self._overlap:
+            self._beside.begin(finish)
+        else:
+            finish()
         if saver is planned and (awaited or not durable):  # a layout's first save costs more
             self._pacer.saved(began, storage=durable)
         return True
-
-    def _now_or_beside(self, finish: Callable[[], None]) -> None:
-        if self._overlap:
-            self._watch_optimizers()
-            self._copying = Beside(finish)
-        else:
-            finish()
 
     def _promote(self, step: int, *, durable: bool) -> bool:
         """Have a step that is in memory written to storage too, unless it is already to be."""
@@ -314,50 +288,9 @@ class Checkpointer:
             client.saved(Version(self._lineage, step), durable=True)
         return not self._connect().is_lost()
 
-    def _ready(self) -> tuple[Saver, list[bytes]]:
-        """Return a saver whose plan fits the state of this moment, and the small values."""
-        for _ in range(3):
-            try:
-                if self._saver is not None:
-                    self._saver.check()
-                    return self._saver, self._saver.values()
-            except RoomNeeded as error:
-                self._room = 2 * error.size
-            except Changed:
-                pass
-            self._plan()
-        raise CheckpointError("the state changes while it is being saved")
-
-    def _plan(self) -> None:
-        leaves = collect(self._parts, self._place.rank)
-        plan = self._planner.plan(leaves, self._room)
-        body = encode(plan.table)
-        arena = self._saver.arena if self._saver is not None else None
-        if arena and arena.body == body and arena.geometry.bytes_room >= self._room:
-            self._saver = Saver(plan, leaves, arena, before=self._saver)
-            return
-        self._saver = None
-        known, self._mapped = self._mapped, {}
-        layout = Layout(table=body.decode(), bytes_room=self._room, slots=SLOTS)
-        _, descriptors = self._connect().ask(layout, Granted)
-        [(inode, fresh)] = mapped(descriptors).items()
-        arena = known.get(inode, fresh)
-        arena.populate(write=True)
-        self._saver = Saver(plan, leaves, arena)
-
-    def _watch_optimizers(self) -> None:
-        if self._hook is None:
-            from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-            self._hook = register_optimizer_step_pre_hook(lambda *_: self.join())
-
     def join(self) -> None:
         """Wait until an overlapped copy is done; afterwards parameters may be written."""
-        copying, self._copying = self._copying, None
-        if copying is not None:
-            began = monotonic_ns()
-            copying.join()
-            self._pacer.waited(monotonic_ns() - began)
+        self._beside.join()
 
     def latest(self, tag: str | None = None) -> int:
         """Return the newest step that this process knows to be durable; 0 if none.
@@ -399,11 +332,8 @@ class Checkpointer:
             if client is not None:
                 client.wait(None, ANSWER_S)
         finally:
-            if self._hook is not None:
-                self._hook.remove()
-                self._hook = None
-            self._saver = None
-            self._mapped = {}
+            self._beside.close()
+            self._preparer.close()
             if client is not None:
                 client.close()
 

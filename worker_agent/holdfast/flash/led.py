@@ -10,31 +10,27 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import logging
-import threading
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
-from holdfast.flash.commit import CommitError, read_manifest_or_none
-from holdfast.flash.decide.retention import RetentionSettings
+from holdfast.flash.borrowing import Borrower
+from holdfast.flash.commit import read_manifest_or_none
 from holdfast.flash.decide.slots import Version
-from holdfast.flash.gathering import Gatherer, GatherError
+from holdfast.flash.gathering import Gatherer
+from holdfast.flash.granting import Grants
 from holdfast.flash.keeper import Job, Keeper
+from holdfast.flash.labour import failure_of
 from holdfast.flash.lead import Answer, HeldPart, Lead, Question, Written
 from holdfast.flash.lending import Lender
 from holdfast.flash.link import Fetch, Fetched, Hello, LinkError, Origin, Refused, Saved
 from holdfast.flash.manifest import FormatError, ManifestError, Shard
-from holdfast.flash.persisting import Grant, Storage
+from holdfast.flash.member import Member
+from holdfast.flash.persisting import Grant
 from holdfast.flash.reading import committed, verify
 from holdfast.flash.rescuing import Order, Rescuer
-from holdfast.flash.service import Member, Service, lineage_of
+from holdfast.flash.service import Service
 
-log: Final = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 _MOST_STORED: Final = 16
 _MOST_PARTS: Final = 8
-_KEPT_ENDS: Final = 8
 
 
 class LedService(Service):
@@ -48,15 +44,11 @@ class LedService(Service):
         self._unannounced: dict[Version, Written] = {}
         self._writing: collections.Counter[Version] = collections.Counter()
         """Parts of ranks that are on their way to storage, by what the ranks themselves asked."""
-        self._rescuer = Rescuer(keeper, self._disk, self._aside, self._told)
-        self._grants: dict[str, str | None] = {}
-        """Errors of the newest grants by own name; None: it is being carried out."""
-        self._ended: list[tuple[Grant, str]] = []
+        self._rescuer = Rescuer(keeper, self._disk, self._labour.hand_out, self._told)
+        self._grants = Grants(self._disk, self._labour, lead.committed)
         self._question: Question | None = None
-        self.lender = Lender(keeper, self._aside)
-        self._gatherer = Gatherer(lead.peers, keeper.room)
-        self._gathering = 0
-        """Threads that read other nodes' memory."""
+        self.lender = Lender(keeper, self._labour.hand_out)
+        self._borrower = Borrower(Gatherer(lead.peers, keeper.room), self.post)
         self._verified = 0
         """The answer from storage that memory was compared with."""
         self._begun = -1
@@ -85,13 +77,13 @@ class LedService(Service):
     def release(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
         """Take the master's word on what need not be kept."""
         self.keeper.note_complete(complete, hopeless)
-        if complete is not None and complete.lineage >= self._begun and not self._gathering:
-            self._gatherer.close()  # all ranks have saved since: they have what they read
+        if complete is not None and complete.lineage >= self._begun:
+            self._borrower.give_up()  # all ranks have saved since: they have what they read
 
     def _saved(self, member: Member, saved: Saved) -> None:
         if saved.final:
             raise LinkError(f"final={saved.final!r}: where a job's checkpoints are, its root says")
-        self._begun = lineage_of(member)
+        self._begun = member.lineage
         super()._saved(member, saved)
 
     # --- storage --------------------------------------------------------------------------------
@@ -165,44 +157,9 @@ class LedService(Service):
         else:
             self._say(parts)
 
-    def _aside(self, work: Callable[[], _T], taken: Callable[[_T], None]) -> None:
-        def back(outcome: _T) -> None:
-            self._in_flight -= 1
-            taken(outcome)
-
-        def carry_out() -> None:
-            outcome = work()
-            self.post(lambda: back(outcome))
-
-        self._hand_out(carry_out)
-
     def grant(self, grant: Grant) -> None:
         """Commit a step: the master lets this keeper do it."""
-        if grant.own in self._grants:
-            return  # it is being done, or was: `restate` tells
-        self._grants[grant.own] = None
-        self._hand_out(lambda: self._carry_out(grant))
-
-    def _carry_out(self, grant: Grant) -> None:
-        """Work on the worker's thread."""
-        storage, error = self._storage, ""
-        if storage is None or storage.root != grant.root:
-            keep_all = RetentionSettings(keep_last=1_000_000)
-            storage = Storage(self._disk, grant.root, grant.attempt, keep_all)
-        try:
-            storage.commit_granted(grant)
-        except CommitError as failure:
-            error = str(failure)
-        except Exception as failure:  # the top of the worker's loop
-            log.exception("committing step %d failed", grant.version.step)
-            error = f"{type(failure).__name__}: {failure}"
-        self.post(lambda: self._carried_out(grant, error))
-
-    def _carried_out(self, grant: Grant, error: str) -> None:
-        self._in_flight -= 1
-        self._grants[grant.own] = error
-        self._ended = [*self._ended[-_KEPT_ENDS:], (grant, error)]
-        self._lead.committed(grant, error)
+        self._grants.carry_out(grant, self._storage)
 
     def announce(self, version: Version, error: str) -> None:
         """Take the master's word that a step is committed, or will not be."""
@@ -217,10 +174,10 @@ class LedService(Service):
     def _answer(self) -> None:
         """Ask the master once all ranks here wait, and nothing older lives or is being written."""
         asking = [member for member in self._members if member.asks and member.hello]
-        if not asking or self._in_flight or len(asking) < self.keeper.kept:
+        if not asking or self._labour.in_flight or len(asking) < self.keeper.kept:
             return
-        number = max(map(lineage_of, self._members))
-        if any(member.hello and lineage_of(member) != number for member in self._members):
+        number = max(member.lineage for member in self._members)
+        if any(member.hello and member.lineage != number for member in self._members):
             return
         known = self._question
         if known is not None and known.round == number:
@@ -261,12 +218,17 @@ class LedService(Service):
             return
         version, sources = answer.version, answer.sources
         if not answer.go:
-            self._hand_out(lambda: self._check(round_number, answer))
-        elif version is None or not sources or self._gatherer.has(round_number, version):
+            self._labour.hand_out(
+                lambda: self._check(answer),
+                lambda error: self._looked(round_number, answer, error),
+            )
+        elif version is None or not sources or self._borrower.has(round_number, version):
             self._go(known, answer)
         else:  # an earlier master had let the others look
-            self._gather(
-                lambda: self._gatherer.describe(round_number, version, sources),
+            self._borrower.describe(
+                round_number,
+                version,
+                sources,
                 lambda error: self._go_or_refuse(known, answer, error),
             )
 
@@ -282,10 +244,10 @@ class LedService(Service):
         round_number = known.round
         self._question = dataclasses.replace(known, told=answer)
         self.keeper.resume_from(answer.version if answer.memory or self._alike(answer) else None)
-        if not answer.sources and not self._gathering:
-            self._gatherer.close()
+        if not answer.sources:
+            self._borrower.give_up()
         self._begun = round_number
-        if self._storage is not None and not self._in_flight:
+        if self._storage is not None and not self._labour.in_flight:
             with contextlib.suppress(OSError):  # another node may be at it too
                 self._storage.clear_up()
         self._begin([member for member in self._members if member.asks], answer)
@@ -300,36 +262,39 @@ class LedService(Service):
             order = Order(version=version, attempt=storage.token, root=storage.root)
             self._rescuer.order(order)
 
-    def _check(self, round_number: int, answer: Answer) -> None:
-        """Work on the worker's thread; nobody trains, so the keeper is nobody else's meanwhile."""
-        notes, version = [], answer.version
-        try:
-            if version is not None and answer.memory:
-                notes = self.keeper.drop_damaged(version)
-            elif version is not None and self._storage is not None:
-                path = f"{self._storage.root}/step_{version.step}"
-                found = verify(self._disk, path, answer.share, answer.shares)
-                if found.version == version:
-                    self.keeper.drop_unlike(found)
-                    self._verified = answer.number
-                else:
-                    lineage = found.version.lineage
-                    notes = [f"{path} is of lineage {lineage}, not {version.lineage}"]
-        except ManifestError as error:
-            notes = [str(error)]
-        except Exception as error:  # the top of the worker's loop
-            log.exception("checking step %d failed", version.step if version else 0)
-            notes = [f"{type(error).__name__}: {error}"]
-        self.post(lambda: self._looked(round_number, answer, "; ".join(notes)))
+    def _check(self, answer: Answer) -> str:
+        """Work on the labour's thread; nobody trains, so the keeper is nobody else's meanwhile."""
+        version, notes = answer.version, list[str]()
+        if version is None:
+            return ""
+
+        def check() -> None:
+            if answer.memory:
+                notes.extend(self.keeper.drop_damaged(version))
+            elif self._storage is not None:
+                self._compare(f"{self._storage.root}/step_{version.step}", version, answer)
+
+        error = failure_of(f"checking step {version.step}", check, ManifestError)
+        return "; ".join([*notes, error] if error else notes)
+
+    def _compare(self, path: str, version: Version, answer: Answer) -> None:
+        """Verify this node's share of a step on storage; memory that is unlike it is emptied."""
+        found = verify(self._disk, path, answer.share, answer.shares)
+        if found.version != version:
+            lineage = found.version.lineage
+            raise ManifestError(f"{path} is of lineage {lineage}, not {version.lineage}")
+        self.keeper.drop_unlike(found)
+        self._verified = answer.number
 
     def _looked(self, round_number: int, answer: Answer, error: str) -> None:
-        self._in_flight -= 1
         version, sources = answer.version, answer.sources
         if error or version is None or not sources:
             self._lead.checked(round_number, answer, error)
             return
-        self._gather(
-            lambda: self._gatherer.describe(round_number, version, sources),
+        self._borrower.describe(
+            round_number,
+            version,
+            sources,
             lambda failure: self._lead.checked(round_number, answer, failure),
         )
 
@@ -339,7 +304,7 @@ class LedService(Service):
             self._tell(asking, Origin(notes=notes))
             return
         places = self.keeper.places(version) if answer.memory or self._alike(answer) else []
-        lent = self._gatherer.lent if answer.sources else {}
+        lent = self._borrower.lent if answer.sources else {}
         root = self._storage.root if self._storage else ""
         origin = Origin(
             lineage=version.lineage,
@@ -364,46 +329,19 @@ class LedService(Service):
             super()._take(member, message)
 
     def _fetch(self, member: Member, wanted: Fetch) -> None:
-        self._gather(
-            lambda: self._gatherer.fetch((rank, index) for rank, index in wanted.items),
-            lambda error: self._fetched(member, error),
-        )
+        items = ((rank, index) for rank, index in wanted.items)
+        self._borrower.fetch(items, lambda error: self._fetched(member, error))
 
     def _fetched(self, member: Member, error: str) -> None:
         if member in self._members:
             member.link.send(Refused(error=error) if error else Fetched())
 
-    def _gather(self, work: Callable[[], None], then: Callable[[str], None]) -> None:
-        """Do on a thread of its own what waits for other nodes; `then` hears why it failed.
-
-        The worker's thread may be what the other node waits for.
-        """
-
-        def end(error: str) -> None:
-            self._gathering -= 1
-            then(error)
-
-        def run() -> None:
-            error = ""
-            try:
-                work()
-            except GatherError as failure:
-                error = str(failure)
-            except Exception as failure:  # the top of the thread
-                log.exception("reading other nodes' memory failed")
-                error = f"{type(failure).__name__}: {failure}"
-            self.post(lambda: end(error))
-
-        self._gathering += 1
-        threading.Thread(target=run, name="holdfast-gather", daemon=True).start()
-
     def _finished(self) -> bool:
-        return super()._finished() and not self._gathering
+        return super()._finished() and not self._borrower.under_way
 
     def restate(self) -> None:
         """Tell a master that may know nothing of it what it has to know."""
-        for grant, error in self._ended:
-            self._lead.committed(grant, error)
+        self._grants.restate()
         for parts in list(self._unannounced.values()):
             found = read_manifest_or_none(self._disk, f"{parts.root}/step_{parts.version.step}")
             if found is not None and found.version == parts.version:

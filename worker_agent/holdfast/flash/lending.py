@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.gathering import Described
 from holdfast.flash.keeper import Job, Keeper, was_hashed
+from holdfast.flash.labour import failure_of
 from holdfast.flash.persisting import hashed
 
-Aside = Callable[[Callable[[], None], Callable[[None], None]], None]
-"""Does the first on the worker's thread, then the second on the service's."""
+Aside = Callable[[Callable[[], str], Callable[[str], None]], None]
+"""Does the first on the labour's thread, then the second on the service's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Lender:
             if there and not was_hashed(found.slot):
                 hashed(found)
 
-        def tell(_: None) -> None:
+        def tell(_: str) -> None:
             arena, slot = found.held.arena, found.slot
             hashes = tuple(slot.hashes) if was_hashed(slot) else ()
             described = Described(
@@ -65,7 +66,7 @@ class Lender:
             self._keeper.done(found)
             taken(described)
 
-        self._aside(look, tell)
+        self._aside(lambda: failure_of(f"hashing step {version.step}", look), tell)
 
     def lend(self, version: Version, rank: int) -> Loan | None:
         """Return a part that stays until `take_back`; None: it is not here."""

@@ -2,30 +2,28 @@
 
 Belongs here: one order from its slots to the word of its parts. Does not belong here: what a rank
 saves while it lives (`service`), which version is asked for (the master knows what all nodes have),
-the commit (`persisting`). Everything but `_write` runs on the service's own thread.
+the commit (`persisting`). All runs on the service's own thread, but for the writing.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from holdfast.flash.commit import CommitError
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk
 from holdfast.flash.keeper import Job, Keeper
+from holdfast.flash.labour import outcome_of
 from holdfast.flash.manifest import Shard
 from holdfast.flash.persisting import Storage
-
-log: Final = logging.getLogger(__name__)
 
 Outcome = tuple[Shard | None, str]
 """A rank's part, or why there is none."""
 Aside = Callable[[Callable[[], Outcome], Callable[[Outcome], None]], None]
-"""Does the first on the worker's thread, then the second, with its outcome, on the service's."""
+"""Does the first on the labour's thread, then the second, with its outcome, on the service's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +98,12 @@ class Rescuer:
         return ""
 
     def _begin(self, order: Order, storage: Storage, job: Job) -> None:
+        def write() -> Shard:
+            return storage.write(job, alone=True)
+
         self._aside(
-            lambda: _write(storage, job), lambda outcome: self._written(order, job, *outcome)
+            lambda: outcome_of(f"writing step {job.version.step}", write, CommitError),
+            lambda outcome: self._written(order, job, *outcome),
         )
 
     def _written(self, order: Order, job: Job, shard: Shard | None, error: str) -> None:
@@ -124,14 +126,3 @@ class Rescuer:
             size=sum(part.bytes for part in found.parts.values()) if whole else 0,
             error="; ".join(found.errors),
         )
-
-
-def _write(storage: Storage, job: Job) -> Outcome:
-    """Work on the worker's thread."""
-    try:
-        return storage.write(job, alone=True), ""
-    except CommitError as failure:
-        return None, str(failure)
-    except Exception as failure:  # the top of the worker's loop
-        log.exception("writing step %d failed", job.version.step)
-        return None, f"{type(failure).__name__}: {failure}"

@@ -1,23 +1,17 @@
 """Serves the trainers of a node: a keeper, its connections, and a thread for slow work.
 
 One thread owns the keeper and all connections; it reads a disk only while a world starts, when
-nobody trains. A second one hashes, writes and commits, one job after another, so that the trainer
-keeps its cores.
+nobody trains. A second one (`labour`) hashes, writes and commits, one job after another, so that
+the trainer keeps its cores. What a trainer says and when it is gone is `member`.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
 import logging
-import os
-import queue
 import select
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.flash.commit import CommitError
@@ -25,6 +19,7 @@ from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk, PosixDisk
 from holdfast.flash.keeper import Job, Keeper, KeeperError
+from holdfast.flash.labour import Labour, failure_of, outcome_of
 from holdfast.flash.link import (
     Durable,
     Failed,
@@ -33,37 +28,17 @@ from holdfast.flash.link import (
     Layout,
     Link,
     LinkError,
-    Message,
     Origin,
     Refused,
     Restore,
     Saved,
 )
 from holdfast.flash.manifest import FormatError, Shard
+from holdfast.flash.member import Member
 from holdfast.flash.origin import choose_origin
 from holdfast.flash.persisting import Storage, hashed
 
 log: Final = logging.getLogger(__name__)
-
-
-Heard = tuple[Message, tuple[int, ...]] | LinkError
-"""A message with its descriptors, or why it is none."""
-
-
-@dataclass(eq=False, slots=True)
-class Member:
-    """One connected trainer."""
-
-    link: Link
-    pidfd: int
-    """Tells of its death; the connection alone does not, where a forked child holds it too."""
-    hello: Hello | None = None
-    asks: bool = False
-    """It waits for an `Origin`."""
-    durable: set[Version] = field(default_factory=set)
-    """What it waits for."""
-    inbox: collections.deque[Heard] = field(default_factory=collections.deque)
-    """What it has said and nobody has acted on."""
 
 
 class Service:
@@ -84,74 +59,52 @@ class Service:
         self._storage: Storage | None = None
         self._origin: tuple[int, Origin] | None = None
         self._parts: dict[Version, dict[int, Shard]] = {}
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._in_flight = 0
+        self._labour = Labour()
         self._stopping = False
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def add(self, link: Link) -> None:
         """Serve a trainer that is connected already."""
-        try:
-            pidfd = os.pidfd_open(link.peer)
-        except ProcessLookupError:
-            link.close()
-            return
-        self._members.append(Member(link, pidfd))
+        member = Member.of(link)
+        if member is not None:
+            self._members.append(member)
 
     def stop(self) -> None:
         """End `run`, from any thread, once the work in flight is done."""
         self._stopping = True
-        self._wake()
+        self._labour.wake()
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Have something done by the thread that owns the keeper; from any thread."""
+        self._labour.post(work)
 
     def run(self) -> None:
         """Serve; returns when there is nobody left to serve."""
-        worker = threading.Thread(target=self._labour, name="holdfast-keeper", daemon=True)
-        worker.start()
+        self._labour.start()
         try:
             while not self._finished():
                 self._turn()
         finally:
-            self._work.put(None)
-            worker.join()
+            self._labour.end()
             for member in list(self._members):
                 self._forget(member)
             if self._listener is not None:
                 self._listener.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
 
     def _finished(self) -> bool:
         alone = self._listener is None and not self._members
-        return (self._stopping or alone) and not self._in_flight
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"x")
-
-    def _labour(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+        return (self._stopping or alone) and not self._labour.in_flight
 
     def _turn(self) -> None:
         poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._labour, select.POLLIN)
         if self._listener is not None:
             poll.register(self._listener, select.POLLIN)
         for member in self._members:
             poll.register(member.link, select.POLLIN)
             poll.register(member.pidfd, select.POLLIN)
-        # What was taken in and not acted on wakes nobody any more.
-        unheard = any(member.inbox for member in self._members)
+        unheard = any(member.has_unheard for member in self._members)
         ready = {fd for fd, _ in poll.poll(0 if unheard else None)}
-        if self._wake_read in ready:
-            os.read(self._wake_read, 4096)
-        while not self._results.empty():
-            result = self._results.get()
-            try:
-                result()
-            except Exception:  # the top of the loop: the keeper serves on
-                log.exception("a result could not be taken in")
+        self._labour.take_in()
         if self._listener is not None and self._listener.fileno() in ready:
             self.add(Link(self._listener.accept()[0]))
         self._hear_all(ready)
@@ -163,60 +116,40 @@ class Service:
         for member in [m for m in self._members if m.link.fileno() in ready]:
             self._hear(member)
         for member in list(self._members):
-            while member.inbox and member in self._members:
+            while member.has_unheard and member in self._members:
                 self._hear(member)
         for member in [m for m in self._members if m.pidfd in ready]:
-            while member.inbox or (not member.link.closed and self._said(member)):
+            while member in self._members and member.has_last_words():
                 self._hear(member)
             self._forget(member)
 
     def _turned(self) -> None:
         """Look at what a turn has changed; a hook of `led`."""
 
-    def _said(self, member: Member) -> bool:
-        """Tell whether a dead trainer's last words are still to be heard."""
-        poll = select.poll()
-        poll.register(member.link, select.POLLIN)
-        return member in self._members and bool(member.inbox or poll.poll(0))
-
     def _forget(self, member: Member) -> None:
         if member in self._members:
             self._members.remove(member)
-            member.link.close()
-            os.close(member.pidfd)
+            member.close()
 
     def _hear(self, member: Member) -> None:
         try:
-            found = member.inbox.popleft() if member.inbox else member.link.receive(0)
-            if isinstance(found, LinkError):
-                raise found
-            if found is not None:
-                for fd in found[1]:  # no message from a trainer carries one
-                    os.close(fd)
-                self._take(member, found[0])
+            message = member.hear()
+            if message is not None:
+                self._take(member, message)
         except (LinkError, KeeperError) as error:
             member.link.send(Refused(error=str(error)))
         except Exception as error:  # the top of the loop: one trainer's fault is not the others'
             log.exception("a message of process %d failed", member.link.peer)
             member.link.send(Refused(error=f"{type(error).__name__}: {error}"))
-        if member.link.closed and not member.inbox:
+        if member.is_done:
             self._forget(member)
 
     def _listen(self) -> None:
         """Take in what all trainers have said, without acting on it yet."""
         for member in self._members:
-            while (found := self._next(member)) is not None:
-                member.inbox.append(found)
-                said = None if isinstance(found, LinkError) else found[0]
+            for said in member.take_in():
                 if isinstance(said, Saved) and said.durable and member.hello is not None:
-                    self.keeper.asked.add((_rank(member), Version(said.lineage, said.step)))
-
-    @staticmethod
-    def _next(member: Member) -> Heard | None:
-        try:
-            return None if member.link.closed else member.link.receive(0)
-        except LinkError as error:
-            return error
+                    self.keeper.asked.add((member.rank, Version(said.lineage, said.step)))
 
     def _take(self, member: Member, message: object) -> None:
         match message:
@@ -225,21 +158,21 @@ class Service:
             case Restore():
                 member.asks = True
             case Layout():
-                held = self.keeper.grant(_rank(member), message)
+                held = self.keeper.grant(member.rank, message)
                 member.link.send(Granted(), (held.fd,))
             case Saved():
                 try:
                     self._saved(member, message)
                 finally:
                     version = Version(message.lineage, message.step)
-                    self.keeper.asked.discard((_rank(member), version))
+                    self.keeper.asked.discard((member.rank, version))
             case _:
                 raise LinkError(f"{type(message).__name__} is not for a keeper")
 
     def _join(self, member: Member, hello: Hello) -> None:
         for other in self._members:
             same = other is not member and other.hello is not None
-            if same and (_rank(other), lineage_of(other)) == (hello.rank, hello.lineage):
+            if same and (other.rank, other.lineage) == (hello.rank, hello.lineage):
                 raise KeeperError(
                     f"rank {hello.rank} has a Checkpointer already, of process {other.link.peer}: "
                     "an agent keeps one for each rank; close that one first"
@@ -266,10 +199,10 @@ class Service:
 
     def _saved(self, member: Member, saved: Saved) -> None:
         version = Version(saved.lineage, saved.step)
-        if not saved.durable and self._in_flight:
-            self.keeper.saved(_rank(member), version, durable=False, work=False)
+        if not saved.durable and self._labour.in_flight:
+            self.keeper.saved(member.rank, version, durable=False, work=False)
             return
-        job = self.keeper.saved(_rank(member), version, durable=saved.durable)
+        job = self.keeper.saved(member.rank, version, durable=saved.durable)
         if job is not None and saved.final:
             job = dataclasses.replace(job, final=saved.final)
         if saved.durable:
@@ -280,40 +213,25 @@ class Service:
         self._work_on(job)
 
     def _work_on(self, job: Job) -> None:
-        self._hand_out(lambda: self._do(job))
+        self._labour.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))
 
-    def _do(self, job: Job) -> None:
-        """Work on the worker's thread; only the results come back to the other."""
-        shard, error = None, ""
-        try:
+    def _do(self, job: Job) -> tuple[Shard | None, str]:
+        """Work on the labour's thread; only the results come back to the other."""
+
+        def do() -> Shard | None:
             if job.durable and self._storage is not None:
-                shard = self._storage.write(job, alone=self._alone(job))
-            else:
-                hashed(job)
-        except CommitError as failure:
-            error = str(failure)
-        except Exception as failure:  # the top of the worker's loop
-            log.exception("a job on step %d failed", job.version.step)
-            error = f"{type(failure).__name__}: {failure}"
-        self.post(lambda: self._done(job, shard, error))
+                return self._storage.write(job, alone=self._alone(job))
+            hashed(job)
+            return None
+
+        return outcome_of(f"a job on step {job.version.step}", do, CommitError)
 
     def _alone(self, job: Job) -> bool:
         """Tell whether others will look for a description of what this keeper writes."""
         return job.held.arena.table.world > self.keeper.kept
 
-    def post(self, work: Callable[[], None]) -> None:
-        """Have something done by the thread that owns the keeper; from any thread."""
-        self._results.put(work)
-        self._wake()
-
-    def _hand_out(self, work: Callable[[], None]) -> None:
-        """Have something slow done by the other thread; `_in_flight` falls when it is done."""
-        self._in_flight += 1
-        self._work.put(work)
-
     def _done(self, job: Job, shard: Shard | None, error: str) -> None:
         self.keeper.done(job)
-        self._in_flight -= 1
         if not job.durable:
             return
         if shard is None:
@@ -328,22 +246,15 @@ class Service:
 
     def _written(self, job: Job, parts: dict[int, Shard]) -> None:
         """All parts that lie here are durable; see that the step is committed."""
-        self._hand_out(lambda: self._commit(job, parts))
-
-    def _commit(self, job: Job, parts: dict[int, Shard]) -> None:
-        assert self._storage is not None, "a shard was written to it"  # noqa: S101
-        error = ""
-        try:
-            self._storage.commit(job, parts)
-        except CommitError as failure:
-            error = str(failure)
-        except Exception as failure:  # the top of the worker's loop
-            log.exception("committing step %d failed", job.version.step)
-            error = f"{type(failure).__name__}: {failure}"
-        self.post(lambda: self._committed(job, error))
+        storage = self._storage
+        assert storage is not None, "a shard was written to it"  # noqa: S101
+        what = f"committing step {job.version.step}"
+        self._labour.hand_out(
+            lambda: failure_of(what, lambda: storage.commit(job, parts), CommitError),
+            lambda error: self._committed(job, error),
+        )
 
     def _committed(self, job: Job, error: str) -> None:
-        self._in_flight -= 1
         if error:
             self._failed(job.version, error)
         else:
@@ -365,10 +276,10 @@ class Service:
     def _answer(self) -> None:
         """Answer those who ask what to start from, once no older world is left to change it."""
         asking = [member for member in self._members if member.asks and member.hello]
-        if not asking or self._in_flight:
+        if not asking or self._labour.in_flight:
             return
-        lineage = max(lineage_of(member) for member in self._members)
-        if any(member.hello and lineage_of(member) != lineage for member in self._members):
+        lineage = max(member.lineage for member in self._members)
+        if any(member.hello and member.lineage != lineage for member in self._members):
             return
         if self._origin is None or self._origin[0] != lineage:
             try:
@@ -399,14 +310,3 @@ class Service:
         if self._storage is not None and self._storage.root == root:
             self._storage.clear_up()
         return origin
-
-
-def _rank(member: Member) -> int:
-    if member.hello is None:
-        raise LinkError("the first message must be Hello")
-    return member.hello.rank
-
-
-def lineage_of(member: Member) -> int:
-    """Return the round of a trainer's world; -1 before its first word."""
-    return member.hello.lineage if member.hello else -1
