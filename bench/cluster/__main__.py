@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import Callable
 
 from bench import machine
@@ -21,7 +22,7 @@ from bench.cluster.stage import Stage, stage
 from bench.record import ROOT
 
 PAGE = ROOT / "docs" / "benchmarks" / "cluster.md"
-NAMES = "replacement, many, node, node-defaults, master, writes, kills"
+NAMES = "replacement, many, node, node-defaults, master-node, master, writes, kills"
 RECORD = PAGE.with_suffix(".jsonl")
 
 
@@ -39,16 +40,19 @@ def main() -> int:
         "many": measure.many,
         "node": measure.lost_node,
         "node-defaults": lambda one: measure.lost_node(one, count=2),
+        "master-node": measure.lost_master_node,
         "master": measure.lost_master,
         "writes": measure.writes,
         "kills": lambda one: measure.kills(one, seed, options.kills),
     }
     lines = []
     for name in options.names or all_of_them:
-        load = os.getloadavg()[0]
-        with stage(own_times=name == "node-defaults") as ready:
+        load, began = os.getloadavg()[0], time.monotonic()
+        with stage(own_times=name in {"node-defaults", "master-node"}) as ready:
+            bed = time.monotonic() - began
             figures = all_of_them[name](ready)
-        line = {"kind": name, "load_before": round(load, 1), **figures}
+        line = {"kind": name, "load_before": round(load, 1), "bed_s": round(bed, 1)}
+        line |= figures
         print(json.dumps(line), flush=True)
         lines.append(line)
     if options.publish:

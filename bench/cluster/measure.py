@@ -103,6 +103,39 @@ def lost_node(stage: Stage, count: int = 5) -> Figures:
     return {"nodes": count, "median_s": _quantile(sorted(took), 0.5), "max_s": round(max(took), 2)}
 
 
+def lost_master_node(stage: Stage, count: int = 5) -> Figures:
+    """The same of the node that has the job's master beside a worker; a new job each time."""
+    stage.close_own_nodes()  # a worker on each of the other three, the master beside one of them
+    took, epochs = [], []
+    for number in range(count):
+        folder = stage.folder / f"both-{number}"
+        folder.mkdir()
+        job = stage.job(f"both-{number}")
+        body = training(folder, replicas=3, minReplicas=1)
+        container(body)["resources"] = _GPUS
+        job.create(body)
+        job.until_training(3)
+        job.until_steps(40)
+        epoch = job.world["epoch"]
+        (node,) = {pod["spec"]["nodeName"] for pod in job.pods("master")}
+        steps = Steps(folder / "state.pt")
+        begin = time.time()
+        stage.nodes.tell("lose", node=node)
+        job.until("the smaller world", lambda job=job: job.world.get("activeReplicas") == 2)  # type: ignore[misc]
+        job.until_steps(20)
+        took.append(steps.stop().again_after(begin) - begin)
+        epochs.append(job.world["epoch"] - epoch)
+        stage.nodes.tell("return", node=node)
+        stage.kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=50s")
+        job.delete()
+    return {
+        "nodes": count,
+        "median_s": _quantile(sorted(took), 0.5),
+        "max_s": round(max(took), 2),
+        "new_masters": sum(epochs),
+    }
+
+
 def lost_master(stage: Stage, count: int = 10) -> Figures:
     """The master's pod is deleted under a job that trains: what its ranks notice of it."""
     job = stage.job("adopt")

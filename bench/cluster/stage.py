@@ -45,6 +45,11 @@ class Stage:
         }
         return sorted({pod["spec"]["nodeName"] for pod in job.pods()} - taken)
 
+    def close_own_nodes(self) -> None:
+        """Let no more pods onto the operator's node."""
+        for pod in self.release.kubectl.json("get", "pods")["items"]:
+            self.kubectl.run("cordon", pod["spec"]["nodeName"])
+
 
 @contextlib.contextmanager
 def stage(*, own_times: bool = False) -> Iterator[Stage]:
