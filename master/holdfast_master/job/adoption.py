@@ -104,19 +104,24 @@ def _maybe_more(desk: Desk) -> str:
     """Why idle nodes form no world yet: those that have not come may run one."""
     if not desk.timers.running(Timer.ADOPT):
         return ""
-    if desk.roster.connected() >= desk.wanted and not _missing(desk):
+    if _all_back(desk):
         if desk.state.spec is not None:
             digests.take(desk)
         return ""
     return f"{desk.roster.connected()} idle nodes are back; others may run a world"
 
 
-def _missing(desk: Desk) -> set[int]:
-    """Members of the newest world that are not back: a world without them may be the wrong one."""
-    digest = desk.claims.digest
-    nodes = desk.roster.nodes
+def _all_back(desk: Desk) -> bool:
+    """Whether all are back who may run the newest world: a world without them may be the wrong one.
+
+    Those are the job's nodes, whatever surplus ones came before them, and whom a digest names.
+    """
+    if desk.roster.connected() < desk.wanted:
+        return False
+    digest, nodes = desk.claims.digest, desk.roster.nodes
     back = {rank for rank, node in nodes.items() if node.session is not None}
-    return set(digest.world_members) - back if digest is not None else set()
+    members = digest.world_members if digest is not None else ()
+    return back.issuperset(members) and back.issuperset(range(desk.wanted))
 
 
 def give_up(desk: Desk) -> None:

@@ -396,5 +396,21 @@ FOUND = {
             Fault(2.9719, "evict", 3, 7.0),
         ),
     ),
+    "surplus nodes passed for those that might run a world": Scenario(
+        seed=1795567360570,
+        replicas=2,
+        maximum=1,
+        standbys=2,
+        heartbeat=1.0,
+        commits=0.3,
+        faults=(
+            Fault(1.9161, "kill_master", 0, 1.0),
+            Fault(2.0, "cut_all", 0, 12.0),
+            Fault(2.0, "scale", 0, 0.0),
+            Fault(3.0, "evict", 0, 4.0),
+            Fault(3.0, "scale", 0, 0.0),
+            Fault(14.0, "lose_journal", 0, 1.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
