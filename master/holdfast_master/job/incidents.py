@@ -16,15 +16,19 @@ from holdfast_master.decide.goodput import micros
 from holdfast_master.job import charges
 from holdfast_master.job.case import Case
 from holdfast_master.job.desk import Desk, Warn
+from holdfast_master.job.roster import Node
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.world import World
 from holdfast_wire.messages import EventSeverity, GoodputClass, WorldEnded
 from holdfast_wire.reasons import EventReason
 
 
-def concerns(desk: Desk, round_number: int) -> bool:
-    """Whether evidence about the processes of a round still counts."""
-    world = desk.running()
+def concerns(desk: Desk, node: Node, round_number: int) -> bool:
+    """Whether a node's evidence about its processes of a round still counts.
+
+    Not if another world runs under that number: masters without a journal count anew.
+    """
+    world = desk.member(node)
     if world is not None and world.round == round_number:
         return True
     return any(round_number in case.broken for case in desk.open_cases())
@@ -37,7 +41,7 @@ def report_process(desk: Desk, item: Evidence, round_number: int) -> None:
     open incident is about is dropped.
     """
     world = desk.running()
-    if world is not None and world.round == round_number:
+    if world is not None and world.round == round_number and _is_of(world, item):
         _interrupt(desk, world, item, joins=_shaken(desk, world))
         return
     for case in reversed(desk.open_cases()):
@@ -45,6 +49,10 @@ def report_process(desk: Desk, item: Evidence, round_number: int) -> None:
             if not _is_echo(case, item):
                 _add(desk, case, item)
             return
+
+
+def _is_of(world: World, item: Evidence) -> bool:
+    return item.node_rank is None or world.holds(item.node_rank, item.agent_id)
 
 
 def _is_echo(case: Case, item: Evidence) -> bool:

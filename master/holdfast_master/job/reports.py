@@ -105,7 +105,7 @@ def _exited(desk: Desk, node: Node, number: int, message: WorkerExited) -> None:
     if message.exit_code == 0:
         return
     node.over = node.over or message.final
-    if incidents.concerns(desk, number):
+    if incidents.concerns(desk, node, number):
         _failed(desk, node, number, message)
     if message.final and not any(case.given_up for case in desk.open_cases()):
         # Nobody's incident: the world goes on without it.

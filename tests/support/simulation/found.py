@@ -412,5 +412,21 @@ FOUND = {
             Fault(14.0, "lose_journal", 0, 1.0),
         ),
     ),
+    "a failure of a world was blamed on another of its number": Scenario(
+        seed=1795567764635,
+        replicas=1,
+        maximum=1,
+        standbys=2,
+        replace_delay=3.0,
+        faults=(
+            Fault(1.0, "lose_journal", 0, 6.0),
+            Fault(1.0, "leave", 0, 0.0),
+            Fault(1.0, "freeze_agent", 0, 2.0),
+            Fault(1.0, "crash_agent", 0, 0.0),
+            Fault(4.0, "cut_all", 0, 14.0),
+            Fault(4.0, "raise_worker", 0, 0.0),
+            Fault(17.4725, "lose_journal", 0, 1.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
