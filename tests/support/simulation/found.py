@@ -428,5 +428,18 @@ FOUND = {
             Fault(17.4725, "lose_journal", 0, 1.0),
         ),
     ),
+    "parts of which one was lost were expected on storage": Scenario(
+        seed=1795568081278,
+        replicas=2,
+        minimum=2,
+        maximum=2,
+        standbys=2,
+        heartbeat=0.5,
+        commits=1.0,
+        faults=(
+            Fault(3.0, "restart_agent", 0, 0.0),
+            Fault(5.0, "stop_wish", 0, 4.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

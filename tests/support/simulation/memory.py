@@ -15,7 +15,7 @@ def memory_kept(desk: Desk) -> None:
     """Agents are not sent away while they hold a newer step than storage does, all together.
 
     But for those who were given time to write it, whom somebody wants gone at once, or who
-    cannot.
+    cannot: a rank's part of it was lost, and what a world could start from alone is no checkpoint.
     """
     world, book, stop = desk.assigned, desk.checkpoints, desk.state.stop
     memory, fact = book.memory, desk.state.checkpoint
@@ -30,7 +30,7 @@ def memory_kept(desk: Desk) -> None:
         for rank, agent in memory.holders
     )
     stored = fact is not None and fact.version is not None and fact.version >= memory.version
-    excused = memory.version in book.failed or (world.round, True) in book.rescued
+    excused = memory.version in book.failed or (world.round, True) in book.rescued or memory.partial
     text = f"all are sent away, and only memory has {memory.version}"
     require(stored or excused or not there, "memory_kept", text)
 
