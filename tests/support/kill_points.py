@@ -129,11 +129,11 @@ TRAINER = (
     ),
     *_trainer("client", "Client.saved", "self._link.send(told)"),
     *_trainer("client", "Client.wait", "self.listen(left)", nth=2),
-    *_trainer("preparing", "Preparer._plan", "arena.populate(write=True)", nth=1),
+    *_trainer("preparing", "Preparer._has_come", "arena.populate(write=True)", nth=1),
     *_trainer("restoring", "Restorer.run", "self._apply(partial=partial)", nth=1, world=2),
 )  # fmt: skip
 KEEPER = (
-    *_keeper("keeper", "Keeper.grant", "held.arena.populate(write=True)", nth=2),
+    *_keeper("keeper", "Keeper.make", "held.arena.populate(write=True", nth=2),
     *_keeper("keeper", "Keeper.saved", "held.reading.append(slot.index)", nth=5),
     *_keeper("keeper", "Keeper.release", "give_back(Move.RELEASE)", nth=2),
     *_keeper("persisting", "hashed", "slot.hashes[index] = number", nth=30),

@@ -11,10 +11,12 @@ is `decide.slots`, what lies in a slot `table`, who asks for an arena `keeper`. 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -163,18 +165,22 @@ class Arena:
         """Leave the mapping out of forked processes: a data loader's child must not pin it."""
         self._map.madvise(_MADV_DONTFORK)
 
-    def populate(self, *, write: bool) -> None:
+    def populate(self, *, write: bool, threads: int = 1) -> None:
         """Fault all pages in, so that the first copy does not; other threads run meanwhile."""
         advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
         libc = ctypes.CDLL(None, use_errno=True)
         base, total = self.address, len(self._bytes)
-        for at in range(0, total, _PREFAULT_CHUNK):
+
+        def fault_in(at: int) -> None:
             size = min(_PREFAULT_CHUNK, total - at)
             if libc.madvise(ctypes.c_void_p(base + at), ctypes.c_size_t(size), advice):
                 code = ctypes.get_errno()
-                if code != 22:  # EINVAL: a kernel before 5.14 faults in at the first copy
+                if code != errno.EINVAL:  # a kernel before 5.14 faults in at the first copy
                     raise OSError(code, f"populating an arena: {os.strerror(code)}")
-                return
+
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(fault_in, range(0, total, _PREFAULT_CHUNK)):
+                pass
 
     def close(self) -> None:
         """Unmap; fails with BufferError while somebody still holds a view."""

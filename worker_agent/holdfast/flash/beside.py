@@ -24,6 +24,11 @@ class Beside:
         except BaseException as error:  # noqa: BLE001 - raised again by `join`
             self._error = error
 
+    @property
+    def is_done(self) -> bool:
+        """True when `join` need not wait."""
+        return not self._thread.is_alive()
+
     def join(self) -> None:
         """Wait for its end; raises what it raised."""
         self._thread.join()

@@ -17,6 +17,7 @@ from holdfast.environment import Environment
 from holdfast.flash import given, tags
 from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.alone import say_what_is_missing
+from holdfast.flash.arena import ArenaError, Slot
 from holdfast.flash.beside import Overlap
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
 from holdfast.flash.decide.retention import chosen
@@ -29,6 +30,7 @@ from holdfast.flash.pacing import Pacer
 from holdfast.flash.planning import Place
 from holdfast.flash.preparing import Preparer
 from holdfast.flash.restoring import Restorer
+from holdfast.flash.saving import Saver
 from holdfast.flash.state import StateError, collect
 from holdfast.flash.stored import stored
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
@@ -99,7 +101,7 @@ class Checkpointer:
         self._client: Client | None = None
         self._beside = Overlap(self._pacer.waited)
         self.skipped = 0
-        """Saves that found no free slot and were left out."""
+        """Saves that were left out: they found no free slot, or their memory was being made."""
 
     def _connect(self) -> Client:
         if self._client is None:
@@ -174,6 +176,8 @@ class Checkpointer:
         action = job.step(step, samples=samples, loss=loss, fingerprint=fingerprint)
         if self._idle:
             return action
+        if self._agent and self._preparer.saver is None:
+            self._begin_to_prepare()
         what = self._pacer.begin(job, step, writing=self._is_writing())
         if action is SAVE_AND_STOP:
             with init().section("checkpoint"):
@@ -188,6 +192,12 @@ class Checkpointer:
             self._save_on_the_way(step, durable=storage, must=sure, awaited=sure)
         self._pacer.resume()
         return action
+
+    def _begin_to_prepare(self) -> None:
+        try:
+            self._preparer.begin(self._connect())
+        except (CheckpointError, StateError, LinkError, ArenaError, OSError) as error:
+            warnings.warn(f"no memory for checkpoints: {error}", RuntimeWarning, stacklevel=3)
 
     def _is_writing(self) -> bool:
         """Tell whether a step of this rank is on its way to storage, as far as is known."""
@@ -210,10 +220,14 @@ class Checkpointer:
             warnings.warn(failure, RuntimeWarning, stacklevel=3)
 
     def prepare(self) -> None:
-        """Plan and have the memory made now, so that the first save costs no more than others."""
+        """Plan and have the memory made now, so that the very first save is not left out.
+
+        Where it is large `step` has it made while training goes on, and saves meanwhile only what
+        must be saved.
+        """
         self.join()
         if not self._idle:
-            self._preparer.ready(self._connect())
+            self._preparer.ready(self._connect(), wait=True)
 
     def save(self, step: int, *, durable: bool = True, tag: str | None = None) -> None:
         """Save this very state now, whatever the schedule says; once for each step.
@@ -250,14 +264,11 @@ class Checkpointer:
         client.listen()
         if self._newest[0] == step:
             return self._promote(step, durable=durable)
-        saver, bodies = self._preparer.ready(client)
-        if must:
-            client.wait_for_slot(saver.arena, _SLOT_S)
-        choice = choose(saver.arena.views())
-        if choice.slot is None or client.is_lost():
+        found = self._free_slot(client, must=must)
+        if found is None:
             self.skipped += 1
             return False
-        slot, version = saver.arena.slots[choice.slot], Version(self._lineage, step)
+        (saver, bodies, slot), version = found, Version(self._lineage, step)
         self._newest = (step, durable)
         if durable and awaited:
             client.expect_durable(step)
@@ -278,6 +289,19 @@ class Checkpointer:
         if saver is planned and (awaited or not durable):  # a layout's first save costs more
             self._pacer.saved(began, storage=durable)
         return True
+
+    def _free_slot(self, client: Client, *, must: bool) -> tuple[Saver, list[bytes], Slot] | None:
+        """Return what saves, the values that are no tensors, and where to; None: not now."""
+        prepared = self._preparer.ready(client, wait=must)
+        if prepared is None:
+            return None
+        saver, bodies = prepared
+        if must:
+            client.wait_for_slot(saver.arena, _SLOT_S)
+        choice = choose(saver.arena.views())
+        if choice.slot is None or client.is_lost():
+            return None
+        return saver, bodies, saver.arena.slots[choice.slot]
 
     def _promote(self, step: int, *, durable: bool) -> bool:
         """Have a step that is in memory written to storage too, unless it is already to be."""

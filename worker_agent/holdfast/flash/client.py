@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import subprocess
 import time
 import warnings
@@ -19,8 +21,11 @@ from holdfast.flash.link import (
     Failed,
     Fetch,
     Fetched,
+    Granted,
     Hello,
+    Layout,
     Link,
+    LinkError,
     Message,
     Refused,
     Saved,
@@ -66,6 +71,10 @@ class Client:
         """Of the newest steps that were, why one is not there; empty: it is."""
         self._refused = False
         self._lost = False
+        self._asked = 0
+        """Number of the newest layout that an arena was asked for."""
+        self._arena: tuple[int, ...] | str = ()
+        """Descriptors of the answer to that, or why there is none; empty: there is no answer."""
         self.durable = 0
         """The newest step that is announced durable."""
         token = ""
@@ -95,12 +104,37 @@ class Client:
     def ask(self, message: Message, *kinds: type[Message]) -> tuple[Message, tuple[int, ...]]:
         """Return the answer and its descriptors; raises `CheckpointError` when it is refused."""
         self._link.send(message)
-        answer, descriptors, others = self._link.expect(*kinds, Refused, timeout_s=ANSWER_S)
-        for other in others:
-            self._hear(other)
-        if isinstance(answer, Refused):
-            raise CheckpointError(answer.error)
-        return answer, descriptors
+        while True:
+            answer, descriptors, others = self._link.expect(*kinds, Refused, timeout_s=ANSWER_S)
+            for other in others:
+                self._hear(*other)
+            if not isinstance(answer, Refused):
+                return answer, descriptors
+            if not answer.number:
+                raise CheckpointError(answer.error)
+            self._hear(answer)  # it is about an arena that was asked for before
+
+    def ask_for_arena(self, layout: Layout) -> None:
+        """Have an arena made, which takes about a second a GiB; `arena` tells when it is there."""
+        self._asked, self._arena = self._asked + 1, ()
+        self._link.send(dataclasses.replace(layout, number=self._asked))
+
+    def arena(self, timeout_s: float) -> tuple[int, ...]:
+        """Return the descriptor of the arena that was asked for last; empty: it is not there yet.
+
+        Waits for it as long as told. Raises `CheckpointError` when it is refused, or the keeper is
+        gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.listen(max(0.0, deadline - time.monotonic()))
+            found = self._arena
+            if isinstance(found, str):
+                raise CheckpointError(found)
+            if found or time.monotonic() >= deadline:
+                return found
+            if self._link.closed:
+                raise LinkError("the agent has closed the connection: see its log")
 
     def fetch(self, items: Mapping[tuple[int, int], int]) -> None:
         """Have items read from other nodes, in lots: the keeper answers each in time.
@@ -137,11 +171,16 @@ class Client:
     def listen(self, timeout_s: float = 0.0) -> None:
         """Take in what the keeper has said; wait for the first message as long as told."""
         while (found := self._link.receive(timeout_s)) is not None:
-            self._hear(found[0])
+            self._hear(*found)
             timeout_s = 0.0
 
-    def _hear(self, message: Message) -> None:
-        if isinstance(message, Durable):
+    def _hear(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        if isinstance(message, Granted) and message.number == self._asked:
+            self._arena, descriptors = descriptors, ()
+        elif isinstance(message, Refused) and message.number:
+            if message.number == self._asked:
+                self._arena = message.error
+        elif isinstance(message, Durable):
             self._awaited.discard(message.step)
             self.is_durable(message.step)
         elif isinstance(message, Failed):
@@ -155,6 +194,8 @@ class Client:
         elif isinstance(message, Refused):
             self._refused = True
             self._failures.append(message.error)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def is_durable(self, step: int) -> None:
         """Take in that a step is on storage."""

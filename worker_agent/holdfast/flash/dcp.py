@@ -149,8 +149,8 @@ class _Ears(Client):
         """What to poll for the keeper's next word."""
         return self._link.fileno()
 
-    def _hear(self, message: Message) -> None:
-        super()._hear(message)
+    def _hear(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        super()._hear(message, descriptors)
         if isinstance(message, Durable):
             self.ended[message.step] = ""
         elif isinstance(message, Failed):

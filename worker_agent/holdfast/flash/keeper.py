@@ -32,6 +32,8 @@ from holdfast.flash.table import TableError, decode, lacking, whole
 from holdfast.flash.volume import Volume, VolumeError
 
 _NEVER: Final = Version(-1, -1)
+_FAULTING: Final = min(4, max(1, len(os.sched_getaffinity(0)) // 2))
+"""Threads that make an arena: one makes about 1 GB/s, and ranks want their cores."""
 
 
 class KeeperError(Exception):
@@ -49,6 +51,15 @@ class Held:
     """Of its file; empty: it is in memory that nobody else can find."""
     reading: list[int] = field(default_factory=list)
     """Slots that jobs read, once for each job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An arena that is to be made."""
+
+    rank: int
+    body: bytes
+    geometry: Geometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +144,14 @@ class Keeper:
 
         Raises `KeeperError` when there is no room, before anything is allocated.
         """
+        wanted = self.look_up(rank, layout)
+        return wanted if isinstance(wanted, Held) else self.adopt(self.make(wanted))
+
+    def look_up(self, rank: int, layout: Layout) -> Held | Wanted:
+        """Return the arena that is there for a layout, or what is to be made.
+
+        Raises `KeeperError` for a layout that is none.
+        """
         body = layout.table.encode()
         for held in self._held.get(rank, ()):
             if held.arena.body == body and held.arena.geometry.bytes_room >= layout.bytes_room:
@@ -142,24 +161,33 @@ class Keeper:
         except TableError as error:
             raise KeeperError(f"rank {rank}: {error}") from error
         self.release()
+        return Wanted(rank=rank, body=body, geometry=geometry)
+
+    def make(self, wanted: Wanted) -> Held:
+        """Make an arena, pre-faulted, on whichever thread; one at a time, as each looks for room.
+
+        Nothing else is touched until it is taken up (`adopt`). Raises `KeeperError` when there is
+        no room, before anything is allocated.
+        """
+        rank, geometry = wanted.rank, wanted.geometry
         reason = refusal(geometry.total, self.room(), self._settings)
         if reason is not None:
             raise KeeperError(f"rank {rank}: {reason}")
-        held = self._make(rank, body, geometry)
-        held.arena.populate(write=True)
-        return held
-
-    def _make(self, rank: int, body: bytes, geometry: Geometry) -> Held:
         try:
             fd, path = (
-                (in_memory(body, geometry), "")
+                (in_memory(wanted.body, geometry), "")
                 if self._volume is None
-                else self._volume.make(body, geometry)
+                else self._volume.make(wanted.body, geometry)
             )
         except VolumeError as error:
             raise KeeperError(f"rank {rank}: {error}") from error
         held = Held(rank, fd, Arena(fd), path)
-        self._held.setdefault(rank, []).append(held)
+        held.arena.populate(write=True, threads=_FAULTING)
+        return held
+
+    def adopt(self, held: Held) -> Held:
+        """Hold an arena that was made; the rank's older ones go once they are empty."""
+        self._held.setdefault(held.rank, []).append(held)
         return held
 
     def take_over(self) -> list[str]:

@@ -85,11 +85,16 @@ class Layout:
     table: str
     bytes_room: int
     slots: int
+    number: int = 0
+    """Comes back with the answer, which takes as long as it takes to make so much memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
     """The arena, as the one descriptor."""
+
+    number: int = 0
+    """Of the `Layout`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,8 @@ class Refused:
     """What was asked cannot be had, and why."""
 
     error: str
+    number: int = 0
+    """Of the `Layout` that it answers; 0: it answers something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +146,8 @@ Message = (
     | Durable
     | Failed
 )
+Heard = tuple[Message, tuple[int, ...]]
+"""A message with its descriptors."""
 _KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
@@ -213,12 +222,12 @@ class Link:
 
     def expect(
         self, *kinds: type[Message], timeout_s: float
-    ) -> tuple[Message, tuple[int, ...], list[Message]]:
-        """Return the next message of one of `kinds`, with the others that came before it.
+    ) -> tuple[Message, tuple[int, ...], list[Heard]]:
+        """Return the next message of one of `kinds`, with all others that came before it.
 
         Raises `LinkError` when the other side is gone or silent for the whole time.
         """
-        deadline, others = time.monotonic() + timeout_s, list[Message]()
+        deadline, others = time.monotonic() + timeout_s, list[Heard]()
         while time.monotonic() < deadline:
             found = self.receive(deadline - time.monotonic())
             if found is None:
@@ -227,7 +236,7 @@ class Link:
                 continue
             if isinstance(found[0], kinds):
                 return *found, others
-            others.append(found[0])
+            others.append(found)
         names = " or ".join(kind.__name__ for kind in kinds)
         raise LinkError(f"the agent did not answer with {names} within {timeout_s:g} s")
 

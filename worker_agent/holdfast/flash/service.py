@@ -18,7 +18,7 @@ from holdfast.flash.commit import CommitError
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk, PosixDisk
-from holdfast.flash.keeper import Job, Keeper, KeeperError
+from holdfast.flash.keeper import Held, Job, Keeper, KeeperError
 from holdfast.flash.labour import Labour, failure_of, outcome_of
 from holdfast.flash.link import (
     Durable,
@@ -60,6 +60,8 @@ class Service:
         self._origin: tuple[int, Origin] | None = None
         self._parts: dict[Version, dict[int, Shard]] = {}
         self._labour = Labour()
+        self._making = Labour()
+        """Makes arenas: that takes a second a GiB, and waits for nothing that is being written."""
         self._stopping = False
 
     def add(self, link: Link) -> None:
@@ -80,11 +82,13 @@ class Service:
     def run(self) -> None:
         """Serve; returns when there is nobody left to serve."""
         self._labour.start()
+        self._making.start()
         try:
             while not self._finished():
                 self._turn()
         finally:
             self._labour.end()
+            self._making.end()
             for member in list(self._members):
                 self._forget(member)
             if self._listener is not None:
@@ -92,11 +96,13 @@ class Service:
 
     def _finished(self) -> bool:
         alone = self._listener is None and not self._members
-        return (self._stopping or alone) and not self._labour.in_flight
+        busy = self._labour.in_flight or self._making.in_flight
+        return (self._stopping or alone) and not busy
 
     def _turn(self) -> None:
         poll = select.poll()
         poll.register(self._labour, select.POLLIN)
+        poll.register(self._making, select.POLLIN)
         if self._listener is not None:
             poll.register(self._listener, select.POLLIN)
         for member in self._members:
@@ -105,6 +111,7 @@ class Service:
         unheard = any(member.has_unheard for member in self._members)
         ready = {fd for fd, _ in poll.poll(0 if unheard else None)}
         self._labour.take_in()
+        self._making.take_in()
         if self._listener is not None and self._listener.fileno() in ready:
             self.add(Link(self._listener.accept()[0]))
         self._hear_all(ready)
@@ -132,12 +139,14 @@ class Service:
             member.close()
 
     def _hear(self, member: Member) -> None:
+        message = None
         try:
             message = member.hear()
             if message is not None:
                 self._take(member, message)
         except (LinkError, KeeperError) as error:
-            member.link.send(Refused(error=str(error)))
+            number = message.number if isinstance(message, Layout) else 0
+            member.link.send(Refused(error=str(error), number=number))
         except Exception as error:  # the top of the loop: one trainer's fault is not the others'
             log.exception("a message of process %d failed", member.link.peer)
             member.link.send(Refused(error=f"{type(error).__name__}: {error}"))
@@ -158,8 +167,7 @@ class Service:
             case Restore():
                 member.asks = True
             case Layout():
-                held = self.keeper.grant(member.rank, message)
-                member.link.send(Granted(), (held.fd,))
+                self._grant(member, message)
             case Saved():
                 try:
                     self._saved(member, message)
@@ -168,6 +176,31 @@ class Service:
                     self.keeper.asked.discard((member.rank, version))
             case _:
                 raise LinkError(f"{type(message).__name__} is not for a keeper")
+
+    def _grant(self, member: Member, layout: Layout) -> None:
+        found, keeper = self.keeper.look_up(member.rank, layout), self.keeper
+        if isinstance(found, Held):
+            self._granted(member, layout, found, "")
+            return
+        wanted, what = found, f"an arena of rank {member.rank}"
+
+        def made(outcome: tuple[Held | None, str]) -> None:
+            held, error = outcome
+            if held is not None:
+                keeper.adopt(held)
+            self._granted(member, layout, held, error)
+
+        self._making.hand_out(
+            lambda: outcome_of(what, lambda: keeper.make(wanted), KeeperError), made
+        )
+
+    def _granted(self, member: Member, layout: Layout, held: Held | None, error: str) -> None:
+        if member not in self._members:
+            return  # what was made is there for its successor
+        if held is None:
+            member.link.send(Refused(error=error, number=layout.number))
+        else:
+            member.link.send(Granted(number=layout.number), (held.fd,))
 
     def _join(self, member: Member, hello: Hello) -> None:
         for other in self._members:
