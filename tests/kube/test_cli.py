@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 import textwrap
@@ -9,14 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from cluster.commands import Commands
 from cluster.control_plane import ClusterError, ControlPlane
+from cluster.forwarded import Forward
 from cluster.jobs import SHARED, Job, container, manifest
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
+from holdfast_wire import keys
+from holdfast_wire.channel import master_channel_options
+from holdfast_wire.v1.job_pb2 import GetJobRequest
+from holdfast_wire.v1.job_pb2_grpc import JobServiceStub
 from loop_script import loop_script
 
 pytestmark = [
@@ -187,13 +194,21 @@ def test_a_checkpoint_on_request_is_on_storage_when_the_command_ends(
 def test_watching_survives_the_masters_pod(
     kubectl: Kubectl, holdfast: Commands, training: str
 ) -> None:
-    """The master's pod is deleted under a watcher, who goes on with the next one."""
+    """The master's pod is deleted under a watcher, who goes on with the next one.
+
+    So can whoever forwards the port of the master's Service with kubectl, which ends with the pod.
+    """
     watch = holdfast.start("watch", training, "-o", "json")
     assert watch.stdout is not None
     try:
         while "status" not in json.loads(watch.stdout.readline()):
             pass
-        kubectl.run("delete", "pod", "-l", "holdfast.dev/job=loop,holdfast.dev/role=master")
+        with Forward(kubectl, f"svc/{training}-master", 50051) as forward:
+            before = _epoch(kubectl, training, forward)
+            kubectl.run("delete", "pod", "-l", "holdfast.dev/job=loop,holdfast.dev/role=master")
+            with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+                _epoch(kubectl, training, forward)
+            assert "lost connection to pod" in forward.last_words()
         epoch = 0
         while epoch < 2000:
             told = json.loads(watch.stdout.readline())
@@ -202,6 +217,23 @@ def test_watching_survives_the_masters_pod(
         watch.send_signal(signal.SIGINT)
         watch.communicate(timeout=30)
     assert watch.returncode == 130
+    with Forward(kubectl, f"svc/{training}-master", 50051) as forward:
+        assert _epoch(kubectl, training, forward) == epoch > before
+
+
+_KEY_PAIR = (keys.CA_FILE, keys.KEY_FILE, keys.CERT_FILE)
+"""In the order in which gRPC wants them."""
+
+
+def _epoch(kubectl: Kubectl, job: str, forward: Forward) -> int:
+    """Ask the master through a forwarded port, with the key pair that a person may read."""
+    files = kubectl.json("get", "secret", f"{job}-user-tls")["data"]
+    named = (base64.b64decode(files[name]) for name in _KEY_PAIR)
+    uid = kubectl.json("get", "ej", job)["metadata"]["uid"]
+    target, options = f"127.0.0.1:{forward.port}", master_channel_options(uid)
+    with grpc.secure_channel(target, grpc.ssl_channel_credentials(*named), options) as channel:
+        answer = JobServiceStub(channel).GetJob(GetJobRequest(), timeout=10)
+    return int(answer.status.epoch)
 
 
 def test_who_cannot_be_found_or_reached_is_said(

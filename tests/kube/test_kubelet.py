@@ -232,21 +232,53 @@ def test_an_image_is_refused_until_it_is_not(kubectl: Kubectl, nodes: Nodes) -> 
     assert _over(kubectl, "pull")["phase"] == "Succeeded"
 
 
+def _ready(kubectl: Kubectl, node: str) -> str:
+    conditions = kubectl.json("get", "node", node)["status"]["conditions"]
+    return next(str(one["status"]) for one in conditions if one["type"] == "Ready")
+
+
 def test_a_lost_node_is_noticed_and_comes_back(kubectl: Kubectl, nodes: Nodes) -> None:
-    """Silence makes it NotReady within seconds, its pods are to go; back, it is Ready again."""
-
-    def ready() -> str:
-        conditions = kubectl.json("get", "node", "n2")["status"]["conditions"]
-        return next(str(one["status"]) for one in conditions if one["type"] == "Ready")
-
+    """NotReady within seconds, its pods are to go; back, what ran there has ended."""
     _make(kubectl, _pod("there", "sleep 1000", nodeName="n2"))
-    _until(lambda: kubectl.json("get", "pod", "there")["status"]["phase"] == "Running")
+    stays = [{"operator": "Exists"}]
+    _make(kubectl, _pod("kept", "echo begun; sleep 1000", nodeName="n2", tolerations=stays))
+    again = {"restartPolicy": "Always", "tolerations": stays}
+    _make(kubectl, _pod("again", "sleep 1000", nodeName="n2", **again))
+    for name in ("there", "kept", "again"):
+        kubectl.run("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=30s")
     nodes.tell("lose", node="n2")
-    _until(lambda: ready() == "Unknown", 20)
+    _until(lambda: _ready(kubectl, "n2") == "Unknown", 20)
     _until(lambda: kubectl.json("get", "pod", "there")["metadata"].get("deletionTimestamp"), 20)
     nodes.tell("return", node="n2")
-    _until(lambda: ready() == "True", 20)
+    _until(lambda: _ready(kubectl, "n2") == "True", 20)
     _until(lambda: kubectl.try_run("get", "pod", "there").returncode != 0, 30)
+    status = _over(kubectl, "kept")
+    ended = status["containerStatuses"][0]["state"]["terminated"]
+    assert (status["phase"], ended["exitCode"], ended["reason"]) == ("Failed", 255, "Unknown")
+    kubectl.run("wait", "pod/again", "--for=condition=Ready", "--timeout=30s")
+    (container,) = kubectl.json("get", "pod", "again")["status"]["containerStatuses"]
+    assert container["restartCount"] == 1
+    assert container["lastState"]["terminated"]["exitCode"] == 255
+    assert kubectl.run("logs", "kept") == "begun\n"
+    kubectl.run("delete", "pod", "kept", "again", "--grace-period=1", "--timeout=20s")
+
+
+def test_a_silent_node_makes_up_for_what_it_did_not_say(kubectl: Kubectl, nodes: Nodes) -> None:
+    """What ended meanwhile is reported, what was taken away meanwhile is ended."""
+    mark = f"98{os.getpid()}"
+    kept = {"nodeName": "n2", "tolerations": [{"operator": "Exists"}]}
+    _make(kubectl, _pod("ends", "while test ! -e /end; do sleep 0.1; done", **kept))
+    _make(kubectl, _pod("goes", f"exec sleep {mark}", **kept))
+    for name in ("ends", "goes"):
+        kubectl.run("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=30s")
+    nodes.tell("silence", node="n2")
+    kubectl.run("exec", "ends", "--", "touch", "/end")
+    kubectl.run("delete", "pod", "goes", "--force", "--grace-period=0", "--timeout=10s")
+    assert _sleepers(mark)
+    assert kubectl.json("get", "pod", "ends")["status"]["phase"] == "Running"
+    nodes.tell("return", node="n2")
+    assert _over(kubectl, "ends")["phase"] == "Succeeded"
+    _until(lambda: not _sleepers(mark), 10)
 
 
 def test_nothing_is_left_of_a_killed_kubelet(plane: ControlPlane, kubectl: Kubectl) -> None:

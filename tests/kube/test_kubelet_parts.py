@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.kubelet import dns
-from cluster.kubelet.container import restarts
+from cluster.kubelet.aftermath import settle
+from cluster.kubelet.container import Container, restarts
 from cluster.kubelet.status import ContainerState, PodLook, report
 
 
@@ -79,6 +80,89 @@ def test_conditions_of_others_and_times_stay() -> None:
     by_type = {one["type"]: one for one in found}
     assert by_type["DisruptionTarget"]["status"] == "True"
     assert by_type["Ready"]["lastTransitionTime"] == "2020-01-01T00:00:00Z"
+
+
+def _ran(policy: str, *states: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    """A pod as an earlier kubelet left it."""
+    names = [f"c{number}" for number in range(len(states))]
+    listed: list[dict[str, Any]] = [
+        {"name": name, "containerID": "process://7", "restartCount": 2, **state}
+        for name, state in zip(names, states, strict=True)
+    ]
+    containers = [{"name": name, "image": "x"} for name in names]
+    return {
+        "metadata": metadata,
+        "spec": {"restartPolicy": policy, "containers": containers},
+        "status": {"containerStatuses": listed},
+    }
+
+
+def _settled(manifest: dict[str, Any]) -> tuple[bool, list[ContainerState]]:
+    containers = [Container(one, lambda: None) for one in manifest["spec"]["containers"]]
+    over = settle(manifest, [], containers, now=9.0)
+    return over, [one.state for one in containers]
+
+
+_RUNS: dict[str, Any] = {"state": {"running": {"startedAt": "1970-01-01T00:00:05Z"}}}
+_DONE: dict[str, Any] = {
+    "state": {
+        "terminated": {
+            "exitCode": 0,
+            "reason": "Completed",
+            "startedAt": "1970-01-01T00:00:01Z",
+            "finishedAt": "1970-01-01T00:00:02Z",
+            "containerID": "process://5",
+        }
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "metadata"),
+    [("Never", {}), ("Always", {"deletionTimestamp": "1970-01-01T00:00:08Z"})],
+)
+def test_what_ran_before_the_kubelet_is_reported_as_ended(
+    policy: str, metadata: dict[str, str]
+) -> None:
+    """Nothing starts again: failed, with the end that a lost container has, or with its own."""
+    over, states = _settled(_ran(policy, _RUNS, _DONE, **metadata))
+    assert over
+    found = report(_look(*states))
+    assert found["phase"] == "Failed"
+    lost, done = (one["state"]["terminated"] for one in found["containerStatuses"])
+    assert (lost["exitCode"], lost["reason"], lost["startedAt"], lost["finishedAt"]) == (
+        *(255, "Unknown"),
+        *("1970-01-01T00:00:05Z", "1970-01-01T00:00:09Z"),
+    )
+    assert done.items() >= _DONE["state"]["terminated"].items()
+    assert [one["restartCount"] for one in found["containerStatuses"]] == [2, 2]
+
+
+def test_what_may_start_again_does_and_says_why() -> None:
+    """The end is its last state; what succeeded under OnFailure stays as it is."""
+    over, (lost, done) = _settled(_ran("OnFailure", _RUNS, _DONE))
+    assert not over
+    found = lost.report()
+    assert "waiting" in found["state"]
+    assert found["lastState"]["terminated"]["exitCode"] == 255
+    assert found["restartCount"] == 3
+    assert (done.finished, done.exit_code, done.restarts) == (True, 0, 2)
+
+
+def test_a_container_that_waited_for_its_next_start_keeps_its_end() -> None:
+    """A kubelet knows how it ended; it was not the node."""
+    ended = {**_DONE["state"]["terminated"], "exitCode": 3}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    _, (state,) = _settled(_ran("Never", {"state": waiting, "lastState": {"terminated": ended}}))
+    assert (state.finished, state.exit_code) == (True, 3)
+
+
+@pytest.mark.parametrize("status", [{}, {"containerStatuses": [{"name": "c0", "containerID": ""}]}])
+def test_a_pod_of_which_nothing_ran_begins(status: dict[str, Any]) -> None:
+    """It is new, or its kubelet went away before its first start."""
+    over, (state,) = _settled(_ran("Never", {}) | {"status": status})
+    assert not over
+    assert state == ContainerState(name="c0", image="x")
 
 
 SERVICES = {

@@ -77,14 +77,21 @@ class Node:
         self.pods.clear()
 
     async def come_back(self) -> None:
-        """Be there again, as after a reboot: pods that were there have ended."""
+        """Be there again: pods of a node that was lost have ended, those of a silent one report."""
         self.silent = False
         await self._heartbeat()
         await self._renew()
         query = f"fieldSelector=spec.nodeName%3D{self.name}"
+        known = tuple(self.pods)
         listed = await self.client.call("GET", f"/api/v1/pods?{query}")
+        there = {one["metadata"]["uid"] for one in listed["items"]}
+        for uid in known:
+            if uid not in there and uid in self.pods:  # taken away, which nobody told it
+                self._end(self.pods.pop(uid))
         for one in listed["items"]:
             self._heard("MODIFIED", one)
+        for pod in self.pods.values():
+            pod.speak()
 
     def find(self, namespace: str, name: str) -> Pod | None:
         """Return the newest pod of that name."""
@@ -202,6 +209,6 @@ class Node:
             ],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}},
             "nodeInfo": info,
-            # Lets kubectl exec and our own port-forward come as plain websockets.
+            # Has the API server pass websockets on as they are: exec, and both port-forwards.
             "declaredFeatures": ["ExtendWebSocketsToKubelet"],
         }

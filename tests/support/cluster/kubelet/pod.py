@@ -17,13 +17,14 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from cluster.kubelet import probes
+from cluster.kubelet.aftermath import settle
 from cluster.kubelet.client import CONFLICT, MERGE, NOT_FOUND, ApiError, Client
 from cluster.kubelet.container import Container, Mount, Setting
 from cluster.kubelet.dns import DOMAIN
 from cluster.kubelet.material import Material, MaterialError, mount_memory
 from cluster.kubelet.network import DNS_ADDRESS, Network
 from cluster.kubelet.spaces import Space
-from cluster.kubelet.status import PodLook, report
+from cluster.kubelet.status import PodLook, report, unix
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.3
@@ -63,10 +64,13 @@ class Pod:
         self._host = host
         self._folder = host.folder / "pods" / self.uid
         self.logs = host.folder / "logs" / f"{self.namespace}_{self.name}_{self.uid}"
-        self._since = time.time()
+        began = manifest.get("status", {}).get("startTime")
+        self._since = unix(began) if began else time.time()
         spec = manifest["spec"]
         self.inits = [Container(one, self._change) for one in spec.get("initContainers") or ()]
         self.containers = [Container(one, self._change) for one in spec["containers"]]
+        self._over = settle(manifest, self.inits, self.containers, time.time())
+        """It ran under an earlier kubelet, and nothing of it starts again."""
         self._material = Material(host.client, manifest, host.name, host.address)
         self._volumes: dict[str, tuple[Path, bool]] = {}
         self._failure: tuple[str, str] | None = None
@@ -92,6 +96,10 @@ class Pod:
         if self._reported and _is_ready(manifest["status"]) != _is_ready(self._reported):
             self._reported = {}
             self._change()
+
+    def speak(self) -> None:
+        """Report what happened while its node was silent."""
+        self._change()
 
     def delete(self) -> None:
         """Begin its end, as its deletion timestamp wants."""
@@ -141,6 +149,9 @@ class Pod:
             await self._clean()
 
     async def _run(self) -> None:
+        if self._over:
+            self._change()
+            return
         await self._begin()
         policy = self.manifest["spec"].get("restartPolicy", "Always")
         init_policy = "Never" if policy == "Never" else "OnFailure"
@@ -148,7 +159,8 @@ class Pod:
             await self._run_one(container, init_policy)
             if container.state.exit_code:
                 return
-        await asyncio.gather(*(self._run_one(one, policy) for one in self.containers))
+        left = [one for one in self.containers if not one.state.finished]
+        await asyncio.gather(*(self._run_one(one, policy) for one in left))
 
     async def _begin(self) -> None:
         await asyncio.sleep(self._host.start_delay_s)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import ssl
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from cluster.kubelet.container import Container
+from cluster.kubelet.forward import forward
 from cluster.kubelet.node import Node
 from cluster.kubelet.pod import Pod
 
 _POLL_S: Final = 0.05
 _CHUNK: Final = 65536
-_FORWARD: Final = "v4.channel.k8s.io"
 _EXEC: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _ERROR = (bytes([channel]) for channel in range(4))
 _CLOSE: Final = b"\xff"
@@ -33,7 +33,9 @@ class NodeServer:
         application = web.Application()
         application.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         application.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
-        application.router.add_get("/portForward/{namespace}/{pod}", self._forward)
+        for method in ("GET", "POST"):  # websockets come by GET, bare SPDY by POST
+            place = "/portForward/{namespace}/{pod}"
+            application.router.add_route(method, place, self._forward)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
 
     async def start(self) -> None:
@@ -117,27 +119,7 @@ class NodeServer:
         pod = self._pod(request)
         if pod.space is None:
             raise web.HTTPBadRequest(text=f"pod {pod.name} is not running")
-        if _FORWARD not in request.headers.get("Sec-WebSocket-Protocol", ""):
-            raise web.HTTPBadRequest(text=f"this kubelet forwards by {_FORWARD} only")
-        port = int(request.query.get("port", request.query.get("ports", "0")).split(",")[0])
-        socket = web.WebSocketResponse(protocols=[_FORWARD], max_msg_size=0)
-        await socket.prepare(request)
-        for channel in (_STDIN, _STDOUT):  # data and errors of the first port
-            await socket.send_bytes(channel + struct.pack("<H", port))
-        try:
-            reader, writer = await pod.space.dial("127.0.0.1", port)
-        except OSError as error:
-            await socket.send_bytes(_STDOUT + str(error).encode())
-            await socket.close()
-            return socket
-        back = asyncio.create_task(_answer(socket, reader))
-        async for message in socket:
-            if message.type is WSMsgType.BINARY and message.data[:1] == _STDIN:
-                writer.write(message.data[1:])
-                await writer.drain()
-        writer.close()
-        back.cancel()
-        return socket
+        return await forward(request, functools.partial(pod.space.dial, "127.0.0.1"))
 
 
 async def _type(socket: web.WebSocketResponse, stdin: asyncio.StreamWriter) -> None:
@@ -153,11 +135,6 @@ async def _show(
 ) -> None:
     while data := await stream.read(_CHUNK):
         await socket.send_bytes(channel + data)
-
-
-async def _answer(socket: web.WebSocketResponse, reader: asyncio.StreamReader) -> None:
-    await _show(socket, reader, _STDIN)
-    await socket.close()
 
 
 def _outcome(code: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import socket
 import sys
@@ -66,7 +67,12 @@ class Space:
             raise NetworkError(said.decode())
 
     def make_socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-        """A socket of this process that lives in the namespace."""
+        """A socket of this process that lives in the namespace; raises OSError once that is gone.
+
+        Without that, whoever still asks for a pod that has ended would get a socket of the host.
+        """
+        if self._descriptor < 0:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the pod's network is gone")
         _LIBC.setns(self._descriptor, _NEWNET)
         try:
             made = socket.socket(socket.AF_INET, kind)

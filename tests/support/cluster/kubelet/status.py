@@ -13,6 +13,11 @@ def timestamp(unix: float) -> str:
     return datetime.fromtimestamp(int(unix), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def unix(stamp: str) -> float:
+    """The time that Kubernetes wrote so."""
+    return datetime.fromisoformat(stamp).timestamp()
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ContainerState:
     """One container, as far as it is."""
