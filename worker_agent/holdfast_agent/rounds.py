@@ -34,6 +34,8 @@ class Round:
     started_ns: dict[int, int] = dataclasses.field(default_factory=dict)
     exits: dict[int, int] = dataclasses.field(default_factory=dict)
     """Exit code by local rank, -N for signal N."""
+    dying: set[int] = dataclasses.field(default_factory=set)
+    """Local ranks among `exits` whose processes the kernel has not taken down yet."""
     cold: bool = False
     """A process was not forked from the zygote."""
     killed_at: float | None = None

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 15.0
 """A kill or a fork takes milliseconds; a node that needs this long is of no use to the job."""
+DYING_SECONDS = 60.0
+"""The same for a round that was killed while a rank of it was dying by itself: that may take 0.1 s
+per GiB, and the kill comes at its beginning."""
 
 Report = Callable[[Any, int], None]
 """Sends a message about a round to the master: (message, round)."""
@@ -124,7 +127,8 @@ class RoundRunner:
         current = self.current
         if current is None or current.dead:
             return ""
-        if current.killed_at is not None and now - current.killed_at > STUCK_SECONDS:
+        limit = DYING_SECONDS if current.dying else STUCK_SECONDS
+        if current.killed_at is not None and now - current.killed_at > limit:
             return f"processes of round {current.number} survive SIGKILL, or the zygote is stopped"
         if not current.all_started and now - current.spawned_at > STUCK_SECONDS:
             return f"the zygote has not started round {current.number}"
@@ -156,8 +160,28 @@ class RoundRunner:
         if current is None or event.round != current.number:
             return
         code = -event.signal if event.signal is not None else event.exit_code or 0
-        current.exits[event.local_rank] = code
-        self.exits.note(current, self._tools.page, event.local_rank, event.mono_ns)
+        if event.local_rank not in current.dying:
+            self._take_exit(current, event.local_rank, code, event.mono_ns)
+            return
+        current.dying.remove(event.local_rank)
+        if code != current.exits[event.local_rank]:
+            told = current.exits[event.local_rank]
+            log.error("rank %d ended with %d and not, as told, %d", event.local_rank, code, told)
+            current.exits[event.local_rank] = code
+
+    def on_dying(self, local_rank: int, code: int) -> None:
+        """A worker is being taken down and will have ended with this code: as good as gone.
+
+        Only its report is earlier. The round lives until the zygote says that it is dead.
+        """
+        current = self.current
+        if current is not None and local_rank not in current.exits:
+            current.dying.add(local_rank)
+            self._take_exit(current, local_rank, code, time.monotonic_ns())
+
+    def _take_exit(self, current: Round, local_rank: int, code: int, mono_ns: int) -> None:
+        current.exits[local_rank] = code
+        self.exits.note(current, self._tools.page, local_rank, mono_ns)
         if current.all_exited and self.phase in (RoundPhase.STARTING, RoundPhase.RUNNING):
             self._move(Happening.ALL_EXITED)
         self.changed.set()
