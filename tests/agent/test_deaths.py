@@ -17,8 +17,7 @@ import pytest
 from agent_process import eventually
 from holdfast.mark import OWNER_DIED, Mark
 from holdfast.page import Page
-from holdfast_agent import runner as runners
-from holdfast_agent import zygote
+from holdfast_agent import rounds, zygote
 from holdfast_agent.deaths import Deaths
 from holdfast_agent.decide.phases import RoundPhase
 from holdfast_agent.logs import RankFiles, RoundLogs
@@ -170,9 +169,9 @@ async def test_a_dying_worker_does_not_make_its_node_stuck_at_once(node: Node) -
     node.runner.on_dying(1, -9)
     node.runner.kill("test")
     assert node.round.killed_at is not None
-    late = node.round.killed_at + runners.STUCK_SECONDS + 1
+    late = node.round.killed_at + rounds.STUCK_SECONDS + 1
     assert node.runner.stuck(late) == ""
-    assert node.runner.stuck(node.round.killed_at + runners.DYING_SECONDS + 1)
+    assert node.runner.stuck(node.round.killed_at + rounds.DYING_SECONDS + 1)
     node.told(exit_code=None, signal=signal.SIGKILL)
     assert node.runner.stuck(late)
 

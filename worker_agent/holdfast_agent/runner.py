@@ -7,7 +7,6 @@ and why is decided elsewhere, where reports go is the caller's business. One thr
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import signal
 import time
@@ -18,8 +17,7 @@ from holdfast_agent import contract, zygote
 from holdfast_agent.decide import exits
 from holdfast_agent.decide.phases import Happening, RoundPhase, follow
 from holdfast_agent.exits import ExitReporter
-from holdfast_agent.logs import RoundLogs
-from holdfast_agent.rounds import Round
+from holdfast_agent.rounds import Pending, Round
 from holdfast_agent.tools import Tools
 from holdfast_wire import keys
 from holdfast_wire.messages import (
@@ -30,25 +28,8 @@ from holdfast_wire.messages import (
 
 log = logging.getLogger(__name__)
 
-STUCK_SECONDS = 15.0
-"""A kill or a fork takes milliseconds; a node that needs this long is of no use to the job."""
-DYING_SECONDS = 60.0
-"""The same for a round that was killed while a rank of it was dying by itself: that may take 0.1 s
-per GiB, and the kill comes at its beginning."""
-
 Report = Callable[[Any, int], None]
 """Sends a message about a round to the master: (message, round)."""
-
-
-@dataclasses.dataclass(slots=True)
-class Pending:
-    """An assignment that waits for the round before to be dead and for its log files."""
-
-    number: int
-    assignment: WorldAssignment
-    ordered_at: float
-    envs: dict[int, dict[str, str]]
-    logs: RoundLogs | None = None
 
 
 class RoundRunner:
@@ -124,15 +105,7 @@ class RoundRunner:
 
     def stuck(self, now: float) -> str:
         """Return why this node cannot go on, empty where it can (`now`: monotonic, s)."""
-        current = self.current
-        if current is None or current.dead:
-            return ""
-        limit = DYING_SECONDS if current.dying else STUCK_SECONDS
-        if current.killed_at is not None and now - current.killed_at > limit:
-            return f"processes of round {current.number} survive SIGKILL, or the zygote is stopped"
-        if not current.all_started and now - current.spawned_at > STUCK_SECONDS:
-            return f"the zygote has not started round {current.number}"
-        return ""
+        return "" if self.current is None else self.current.stuck(now)
 
     async def close(self) -> None:
         """Wait for what was begun in the background (evidence, tails)."""
