@@ -140,6 +140,25 @@ def test_what_the_agent_caused_is_no_evidence(*, code: int, orders: Orders, evid
     assert exits.is_evidence(code, orders) is evidence
 
 
+@pytest.mark.parametrize(
+    ("code", "orders", "stale", "early"),
+    [
+        (-9, NOTHING, False, True),
+        (1, NOTHING, False, True),
+        (0, NOTHING, False, False),
+        (-9, NOTHING, True, False),
+        (1, KILLED, False, False),
+        (1, STOPPED, False, False),
+        (1, EXPIRED, False, False),
+    ],
+)
+def test_only_a_failure_of_the_workers_own_is_told_before_it_is_gone(
+    *, code: int, orders: Orders, stale: bool, early: bool
+) -> None:
+    """Everything else waits for the process's end, where more is known."""
+    assert exits.is_early_news(code, orders, lease_is_stale=stale) is early
+
+
 def test_the_master_is_told_of_ends_that_it_does_not_know() -> None:
     """Not of a round that its own assignment ended; of an expired lease always."""
     assert exits.tells_stopped(KILLED, next_waits=False)

@@ -7,7 +7,8 @@ Pages of 4096 bytes, aligned 8-byte words in native byte order. Page 0 is the he
 `AGENT_WORDS` by the trainer, the others and the header by the agent. Every store is a
 `memoryview` item assignment of a native 8-byte format, which CPython does as one memcpy of
 8 bytes and so as one store. (`struct.pack_into` would not do: it zeroes its target first.)
-The trainer's words are covered by a sequence lock, the armed step by a check word.
+The trainer's words are covered by a sequence lock, the armed step by a check word. Behind them lies
+a mutex of the C library's, which is the trainer's too (`holdfast.mark`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ AGENT_WORDS: Final = 256
 """First word of a slot that the agent writes."""
 NOTICE_OFFSET: Final = 3072
 NOTICE_BYTES: Final = 256
+MARK_OFFSET: Final = 3584
+MARK_BYTES: Final = 128
+"""Room for a pthread_mutex_t (40 bytes on x86-64, 48 on Arm), see `holdfast.mark`. Whoever does not
+know of it leaves it empty or does not look at it: it needed no new version of the page."""
 GOES_ON: Final = 2**63
 """Bit of ARM_STEP: the rank saves at that step and goes on. Without it, it saves and stops."""
 _ARM_CHECK: Final = 0x5AFE_57E9_A11D_0C0D

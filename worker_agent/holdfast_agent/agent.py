@@ -18,6 +18,7 @@ from typing import Any
 from holdfast.layout import Header
 from holdfast_agent import zygote
 from holdfast_agent.commands import Commands
+from holdfast_agent.deaths import Deaths
 from holdfast_agent.decide import hearing, orders
 from holdfast_agent.decide.fence import Accepted, FenceVerdict
 from holdfast_agent.decide.goodput import Ledger, class_of
@@ -78,6 +79,7 @@ class Agent:
         self.stores = Stores(tools.control, own.address, self.report)
         node_rank = tools.settings.node_rank
         self.watch = Watch(tools.page, self.runner, self.report, node_rank)
+        self.deaths = Deaths(tools.page, tools.process.pid, self.runner)
         self.lease = Lease(tools.page, self._on_stood_still)
         self.commands = Commands(tools.control, self.runner, self.report)
         self.ending = Ending(
@@ -113,6 +115,7 @@ class Agent:
         """Work until the master, a signal or a fault ends the agent."""
         self.lease.begin()
         self.zygote.listen(self._tools.process)
+        self.deaths.start()
         works = (
             self.lease.run(),
             self.watch.beat(),
@@ -122,6 +125,7 @@ class Agent:
         )
         tasks = [self._supervised(work) for work in works]
         end = await self.ending.wait()
+        await asyncio.to_thread(self.deaths.stop)
         await self.commands.close()
         self.report(Goodbye(reason=end.reason, failed=end.own_fault))
         await self.session.close(CLOSE_SECONDS)

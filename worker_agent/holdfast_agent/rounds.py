@@ -15,6 +15,22 @@ from holdfast_wire.messages import Arm, RoundStarted, RunningWorker, WorldAssign
 
 READ_TIMEOUT_SECONDS = 0.0002
 """For one slot: a write lasts a microsecond, and a stopped writer must not hold the event loop."""
+STUCK_SECONDS = 15.0
+"""A kill or a fork takes milliseconds; a node that needs this long is of no use to the job."""
+DYING_SECONDS = 60.0
+"""The same for a round that was killed while a rank of it was dying by itself: that may take 0.1 s
+per GiB, and the kill comes at its beginning."""
+
+
+@dataclasses.dataclass(slots=True)
+class Pending:
+    """An assignment that waits for the round before to be dead and for its log files."""
+
+    number: int
+    assignment: WorldAssignment
+    ordered_at: float
+    envs: dict[int, dict[str, str]]
+    logs: RoundLogs | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -34,6 +50,8 @@ class Round:
     started_ns: dict[int, int] = dataclasses.field(default_factory=dict)
     exits: dict[int, int] = dataclasses.field(default_factory=dict)
     """Exit code by local rank, -N for signal N."""
+    dying: set[int] = dataclasses.field(default_factory=set)
+    """Local ranks among `exits` whose processes the kernel has not taken down yet."""
     cold: bool = False
     """A process was not forked from the zygote."""
     killed_at: float | None = None
@@ -97,6 +115,17 @@ class Round:
             for rank, pid in sorted(self.pids.items())
             if rank not in self.exits
         )
+
+    def stuck(self, now: float) -> str:
+        """Return why its node cannot go on, empty where it can (`now`: monotonic, s)."""
+        if self.dead:
+            return ""
+        limit = DYING_SECONDS if self.dying else STUCK_SECONDS
+        if self.killed_at is not None and now - self.killed_at > limit:
+            return f"processes of round {self.number} survive SIGKILL, or the zygote is stopped"
+        if not self.all_started and now - self.spawned_at > STUCK_SECONDS:
+            return f"the zygote has not started round {self.number}"
+        return ""
 
     def started(self, cold_reason: str) -> RoundStarted:
         """Return RoundStarted without a first step; cold_reason: why forking is not possible."""

@@ -7,7 +7,6 @@ and why is decided elsewhere, where reports go is the caller's business. One thr
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import signal
 import time
@@ -18,8 +17,7 @@ from holdfast_agent import contract, zygote
 from holdfast_agent.decide import exits
 from holdfast_agent.decide.phases import Happening, RoundPhase, follow
 from holdfast_agent.exits import ExitReporter
-from holdfast_agent.logs import RoundLogs
-from holdfast_agent.rounds import Round
+from holdfast_agent.rounds import Pending, Round
 from holdfast_agent.tools import Tools
 from holdfast_wire import keys
 from holdfast_wire.messages import (
@@ -30,22 +28,8 @@ from holdfast_wire.messages import (
 
 log = logging.getLogger(__name__)
 
-STUCK_SECONDS = 15.0
-"""A kill or a fork takes milliseconds; a node that needs this long is of no use to the job."""
-
 Report = Callable[[Any, int], None]
 """Sends a message about a round to the master: (message, round)."""
-
-
-@dataclasses.dataclass(slots=True)
-class Pending:
-    """An assignment that waits for the round before to be dead and for its log files."""
-
-    number: int
-    assignment: WorldAssignment
-    ordered_at: float
-    envs: dict[int, dict[str, str]]
-    logs: RoundLogs | None = None
 
 
 class RoundRunner:
@@ -121,14 +105,7 @@ class RoundRunner:
 
     def stuck(self, now: float) -> str:
         """Return why this node cannot go on, empty where it can (`now`: monotonic, s)."""
-        current = self.current
-        if current is None or current.dead:
-            return ""
-        if current.killed_at is not None and now - current.killed_at > STUCK_SECONDS:
-            return f"processes of round {current.number} survive SIGKILL, or the zygote is stopped"
-        if not current.all_started and now - current.spawned_at > STUCK_SECONDS:
-            return f"the zygote has not started round {current.number}"
-        return ""
+        return "" if self.current is None else self.current.stuck(now)
 
     async def close(self) -> None:
         """Wait for what was begun in the background (evidence, tails)."""
@@ -156,8 +133,28 @@ class RoundRunner:
         if current is None or event.round != current.number:
             return
         code = -event.signal if event.signal is not None else event.exit_code or 0
-        current.exits[event.local_rank] = code
-        self.exits.note(current, self._tools.page, event.local_rank, event.mono_ns)
+        if event.local_rank not in current.dying:
+            self._take_exit(current, event.local_rank, code, event.mono_ns)
+            return
+        current.dying.remove(event.local_rank)
+        if code != current.exits[event.local_rank]:
+            told = current.exits[event.local_rank]
+            log.error("rank %d ended with %d and not, as told, %d", event.local_rank, code, told)
+            current.exits[event.local_rank] = code
+
+    def on_dying(self, local_rank: int, code: int) -> None:
+        """A worker is being taken down and will have ended with this code: as good as gone.
+
+        Only its report is earlier. The round lives until the zygote says that it is dead.
+        """
+        current = self.current
+        if current is not None and local_rank not in current.exits:
+            current.dying.add(local_rank)
+            self._take_exit(current, local_rank, code, time.monotonic_ns())
+
+    def _take_exit(self, current: Round, local_rank: int, code: int, mono_ns: int) -> None:
+        current.exits[local_rank] = code
+        self.exits.note(current, self._tools.page, local_rank, mono_ns)
         if current.all_exited and self.phase in (RoundPhase.STARTING, RoundPhase.RUNNING):
             self._move(Happening.ALL_EXITED)
         self.changed.set()

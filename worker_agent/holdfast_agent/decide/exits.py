@@ -29,6 +29,20 @@ def is_evidence(exit_code: int, orders: Orders) -> bool:
     return not (orders.killed and exit_code == -SIGKILL)
 
 
+def is_early_news(exit_code: int, orders: Orders, *, lease_is_stale: bool) -> bool:
+    """Whether a worker that is still being taken down is reported as ended already.
+
+    lease_is_stale: workers kill themselves now, which is no failure, and the zygote is about to
+        say that the lease has run out.
+
+    Only a failure is worth the haste. A 0 waits for the process's real end, because a main thread
+    that ended alone looks the same; so does what this agent has ordered.
+    """
+    if exit_code == 0 or lease_is_stale:
+        return False
+    return not (orders.killed or orders.stopped or orders.lease_expired)
+
+
 def tells_stopped(orders: Orders, *, next_waits: bool) -> bool:
     """Whether the master is told that nothing of the round lives any more.
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import job
+from holdfast.mark import Mark
 from holdfast.page import Page, PageError
 from holdfast.slot import SlotWriter
 from holdfast_agent.zygote import channel, files, preload, script, threads, variables
@@ -158,6 +159,7 @@ def run_fresh(body: bytes, stack_signal: int) -> NoReturn:
 def _run(rank: SpawnRank, round_number: int, page: Page, stack_signal: int) -> NoReturn:
     writer = SlotWriter(page, rank.slot, round_number)
     job.adopt(writer)
+    Mark(page.fd, rank.slot).hold()  # if that fails the agent hears of this process's end later
     if rank.stacks is not None:
         file = open(rank.stacks, "a")  # noqa: PTH123, SIM115 - stays open for the signal handler
         faulthandler.register(stack_signal, file=file, all_threads=True, chain=False)

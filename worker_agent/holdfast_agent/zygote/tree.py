@@ -19,6 +19,9 @@ from typing import Final
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_PF_EXITING: Final = 4
+_STAT_PARENT, _STAT_FLAGS, _STAT_EXIT = 1, 6, 49
+"""Places in /proc/PID/stat, counted from the one behind the name."""
 _CHILDREN_FILES: Final = Path("/proc/thread-self/children").exists()
 
 
@@ -125,6 +128,23 @@ def kill_and_reap(spare: Collection[int], deadline_s: float) -> int:
 def task_count() -> int:
     """Return the number of threads of this process, the kernel's view."""
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def end_of_dying(pid: int, parent: int) -> int | None:
+    """Return how a child of `parent` that the kernel is taking down ends: its exit status, -N.
+
+    None while it lives (another program that it became lives, too), where the kernel does not say,
+    and for a process of another parent, which only has the number of one that is gone. A process
+    that `exec`s from a thread, or whose main thread alone ends, may look like one that ends with 0.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name, in brackets, may hold anything
+    if int(fields[_STAT_PARENT]) != parent or not int(fields[_STAT_FLAGS]) & _PF_EXITING:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[_STAT_EXIT]))
 
 
 def catches(pid: int, sig: int) -> bool:
