@@ -44,6 +44,10 @@ def soak(first: int, step: int, until: float) -> Seen:
     return runs, coverage.pairs, coverage.steps, ""
 
 
+def _soak(work: tuple[int, int, float]) -> Seen:
+    return soak(*work)
+
+
 def main() -> int:
     """Run on all cores that are given; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -56,7 +60,11 @@ def main() -> int:
     until = time.monotonic() + options.minutes * 60
     work = [(options.first + n, options.processes, until) for n in range(options.processes)]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        found = pool.starmap(soak, work)
+        found = []
+        for one in pool.imap_unordered(_soak, work):
+            found.append(one)
+            if one[-1]:
+                break  # what the others have seen is of no interest any more
     coverage = Coverage()
     for _, pairs, steps, _ in found:
         coverage.pairs += pairs
@@ -64,7 +72,8 @@ def main() -> int:
     runs = sum(runs for runs, *_ in found)
     print(f"soak: {runs} runs; {coverage.summary()}")
     failures = [failure for *_, failure in found if failure]
-    failures += [f"unreached: {phase} × {what}" for phase, what in coverage.missing()]
+    if not failures:
+        failures += [f"unreached: {phase} × {what}" for phase, what in coverage.missing()]
     failures += [f"impossible: {phase} × {what}" for phase, what in coverage.impossible()]
     if options.record is not None:
         said = {"what": "soak", "minutes": options.minutes, "first": options.first, "runs": runs}

@@ -175,7 +175,8 @@ class Accounts:
         self, fact: Incident, opened: float, wounds: Sequence[Wound], *, brief: bool
     ) -> frozenset[BudgetKind]:
         kinds = {wound.kind for wound in wounds}
-        if not self.wounds and self.job.operator.spec.generation == 1:
+        given_up = self.job.master.core._desk.state.departed
+        if not self.wounds and self.job.operator.spec.generation == 1 and not given_up:
             return frozenset({BudgetKind.RESCALES})  # nobody asked, and nothing had happened
         causes = [w for w in wounds if w.ends == fact.from_round and w.since <= opened]
         if not causes or fact.cause in _PLANNED:

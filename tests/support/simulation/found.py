@@ -441,5 +441,31 @@ FOUND = {
             Fault(5.0, "stop_wish", 0, 4.0),
         ),
     ),
+    "a surplus node gave way to the one that it stood for after a master was lost": Scenario(
+        seed=1795568354862,
+        replicas=3,
+        maximum=3,
+        heartbeat=3.0,
+        commits=1.0,
+        faults=(
+            Fault(2.0, "kill_worker", 2, 0.0),
+            Fault(3.0, "cut_half", 0, 3.6791),
+            Fault(3.0, "kill_worker", 0, 0.0),
+            Fault(5.0, "evict", 0, 6.0),
+            Fault(6.0, "scale", 0, 0.0),
+            Fault(7.0, "kill_master", 0, 3.0),
+        ),
+    ),
+    "a growth was to be paid that undid the loss to a zombie master": Scenario(
+        seed=1795568375973,
+        replicas=2,
+        maximum=2,
+        heartbeat=0.5,
+        replace_delay=3.0,
+        faults=(
+            Fault(1.0, "zombie_master", 0, 8.0),
+            Fault(1.0, "stall_master", 0, 3.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

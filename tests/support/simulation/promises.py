@@ -82,8 +82,9 @@ class Promises:
         world, spec, state = desk.running(), job.operator.spec, desk.state
         if world is None or state.spec != spec or job.others:
             return False
-        if len(world.places) != spec.replicas:
-            return False
+        surplus = any(rank >= spec.replicas + spec.standbys for rank in world.places)
+        if len(world.places) != spec.replicas or surplus:
+            return False  # the one goes when the other comes
         busy = desk.boundary or desk.case or state.stop or desk.broken or state.draining
         agents = [job.agents[rank] for rank in world.places]
         running = all(_sound(agent, master, world.round) for agent in agents)
