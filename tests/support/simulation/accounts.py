@@ -86,6 +86,8 @@ class Accounts:
         """Round to when it was given out, and to the node ranks of its members."""
         self.stalled = 0.0
         """Seconds in which a master stood still: it heard that much later of everything."""
+        self.unwatched: list[tuple[float, float]] = []
+        """When no operator watched: what it would have said of a pod, the pods of later do not tell."""
         self.durable: dict[str, BudgetCharge] = {}
         """Charges that the disk must keep, by incident."""
 
@@ -110,6 +112,14 @@ class Accounts:
     def muddle(self, span: float = 0.0) -> None:
         """A master is lost with what it alone knew, or two of them give orders, for so long."""
         self.muddled_at = max(self.muddled_at, self.job.time.now + span)
+
+    def look_away(self, span: float) -> None:
+        """Nobody watches the pods for so long."""
+        now = self.job.time.now
+        self.unwatched.append((now, now + span))
+
+    def _unseen(self, wound: Wound) -> bool:
+        return any(begin <= wound.since <= end for begin, end in self.unwatched)
 
     @property
     def muddled(self) -> bool:
@@ -183,7 +193,7 @@ class Accounts:
             return frozenset()
         if kinds <= {Hurt.FAILURE, Hurt.RAISED}:
             return _FAILURE_PAYS
-        single = len(kinds) == 1 and not brief
+        single = len(kinds) == 1 and not brief and not any(map(self._unseen, wounds))
         return _PAYS.get(kinds.pop(), frozenset()) if single else frozenset()
 
     # -------------------------------------------------------------------------------------- charges
@@ -214,7 +224,8 @@ class Accounts:
         if charge.kind not in {BudgetKind.PREEMPTIONS, BudgetKind.RESCALES}:
             require(kinds != {Hurt.PREEMPTION}, "preemption_spends_no_failure", text)
         guilty = set(_GUILTY[charge.kind])
-        if brief and charge.kind is BudgetKind.RESCALES:
+        unseen = any(map(self._unseen, self.recent(rank)))
+        if (brief or unseen) and charge.kind is BudgetKind.RESCALES:
             guilty.add(Hurt.PREEMPTION)  # it left by itself, and the operator had not said why
         require(kinds & guilty, "right_account", text)
 

@@ -198,6 +198,7 @@ def _respec(job: Job, fault: Fault) -> None:
 
 def _operator_gone(job: Job, fault: Fault) -> None:
     job.operator.leave()
+    job.checks.accounts.look_away(fault.span)
     job.time.after(fault.span, job.operator.come_back)
 
 

@@ -467,5 +467,19 @@ FOUND = {
             Fault(1.0, "stall_master", 0, 3.0),
         ),
     ),
+    "an eviction was to be known that no operator had watched": Scenario(
+        seed=1795569305275,
+        maximum=4,
+        heartbeat=1.0,
+        commits=0.3,
+        faults=(
+            Fault(4.0, "slow_node", 3, 6.0),
+            Fault(4.0, "vanish", 0, 0.0),
+            Fault(5.0, "operator_gone", 0, 1.0),
+            Fault(5.2792, "blip", 0, 0.0),
+            Fault(5.3232, "respec", 0, 0.0),
+            Fault(5.3232, "evict", 0, 5.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
