@@ -87,7 +87,7 @@ class Accounts:
         self.stalled = 0.0
         """Seconds in which a master stood still: it heard that much later of everything."""
         self.unwatched: list[tuple[float, float]] = []
-        """When no operator watched: what it would have said of a pod, the pods of later do not tell."""
+        """When no operator watched: later pods do not tell what it would have said of a pod."""
         self.durable: dict[str, BudgetCharge] = {}
         """Charges that the disk must keep, by incident."""
 
