@@ -39,16 +39,47 @@ def test_one_that_is_not_confirmed_is_followed_beside_the_old() -> None:
     assert course.at(13) == (NEW,)
 
 
-def test_a_newer_offer_ends_one_that_was_not_confirmed() -> None:
-    """The word that confirms the older one means nothing any more."""
+def test_a_newer_offer_stands_beside_one_that_was_not_confirmed() -> None:
+    """A master that is gone may have confirmed it to some; the next confirmed one ends it."""
+    course, other = Course(OLD), Every(memory=5, storage=5)
+    course.offered(_offer(1, 10))
+    course.offered(_offer(2, 20, other))
+    assert course.at(15) == (OLD, NEW)
+    assert course.at(20) == (OLD, NEW, other)
+    course.confirmed(2)
+    assert course.at(21) == (other,)
+
+
+def test_what_is_confirmed_late_still_holds() -> None:
+    """Beside what was offered since."""
     course, other = Course(OLD), Every(memory=5, storage=5)
     course.offered(_offer(1, 10))
     course.offered(_offer(2, 20, other))
     course.confirmed(1)
-    assert course.at(15) == (OLD,)
-    assert course.at(20) == (OLD, other)
+    assert course.at(15) == (NEW,)
+    assert course.at(20) == (NEW, other)
+
+
+def test_a_word_that_comes_again_changes_nothing() -> None:
+    """Nor does an old one after a newer one."""
+    course, other = Course(OLD), Every(memory=5, storage=5)
+    course.offered(_offer(1, 10))
+    course.offered(_offer(2, 20, other))
+    for number in (1, 1, 2, 1):
+        course.confirmed(number)
+    assert [course.at(step) for step in (9, 15, 20)] == [(OLD,), (NEW,), (other,)]
+
+
+def test_an_offer_that_is_made_again_later_is_followed_from_the_first_time_on() -> None:
+    """Until it is confirmed; then from the step of the one that was."""
+    course = Course(OLD)
+    course.offered(_offer(1, 10))
+    course.offered(_offer(2, 20))
+    assert course.at(15) == (OLD, NEW)
+    course.confirmed(1)
+    assert course.at(16) == (OLD, NEW), "nobody knows whether all heard of it in time"
     course.confirmed(2)
-    assert course.at(21) == (other,)
+    assert [course.at(step) for step in (19, 20)] == [(OLD, NEW), (NEW,)]
 
 
 def test_a_confirmed_one_waits_for_its_step_while_the_next_is_offered() -> None:

@@ -481,5 +481,22 @@ FOUND = {
             Fault(5.3232, "evict", 0, 5.0),
         ),
     ),
+    "an offer was dropped that a lost master had confirmed to some": Scenario(
+        seed=1795570134746,
+        replicas=3,
+        maximum=3,
+        standbys=1,
+        join_window=3.0,
+        heartbeat=0.5,
+        raises=1.0,
+        faults=(
+            Fault(1.0, "lose_journal", 0, 2.0),
+            Fault(1.0, "cut_all", 0, 5.0),
+            Fault(1.0, "crash_agent", 0, 0.0),
+            Fault(4.0, "slow_node", 3, 10.0),
+            Fault(4.0, "cut", 0, 7.0),
+            Fault(13.0, "lose_journal", 0, 1.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -99,6 +99,24 @@ class Offer:
     every: Every
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """An offer that is not confirmed."""
+
+    since: int
+    """The first step for which its schedule was offered."""
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """What holds from a step on."""
+
+    step: int
+    every: Every
+    number: int
+
+
 class Course:
     """What holds for one rank: what it began with, what was confirmed, what is offered.
 
@@ -106,28 +124,33 @@ class Course:
     what either asks for, from the offer's step on; only once the master says that all ranks know it
     may one do without the old. Whoever has not heard of that yet still saves what the new one asks
     for. At every step there is a schedule whose saves all ranks make: the old or the new.
+
+    A newer offer does not end one before: a master that follows another may not know that it was
+    confirmed to some.
     """
 
     def __init__(self, begin: Every) -> None:
         """Take what the world began with, equal on all of its ranks."""
-        self._holds: list[tuple[int, Every]] = [(0, begin)]
-        self._offer: Offer | None = None
+        self._holds = [_Hold(0, begin, 0)]
+        self._open: list[_Open] = []
 
     def offered(self, offer: Offer) -> None:
-        """A newer offer; the one before is over if it was not confirmed."""
-        self._offer = offer
+        """Follow an offer beside what holds; one of the same numbers takes the place of another."""
+        same = [one for one in self._open if one.offer.every == offer.every]
+        since = min([offer.step, *(one.since for one in same)])
+        self._open = [one for one in self._open if one not in same] + [_Open(since, offer)]
 
     def confirmed(self, number: int) -> None:
-        """All ranks know the offer of this number."""
-        offer = self._offer
-        if offer is not None and offer.number == number:
-            self._holds.append((offer.step, offer.every))
-            self._offer = None
+        """All ranks know this offer; said again, or after a later one, it is no news."""
+        for one in self._open:
+            if one.offer.number == number > self._holds[-1].number:
+                self._holds.append(_Hold(one.offer.step, one.offer.every, number))
 
     def at(self, step: int) -> tuple[Every, ...]:
         """Return the schedules of which any may ask for a save at this step; steps only grow."""
-        while len(self._holds) > 1 and self._holds[1][0] <= step:
+        while len(self._holds) > 1 and self._holds[1].step <= step:
             del self._holds[0]
-        offer = self._offer
-        now = self._holds[0][1]
-        return (now,) if offer is None or step < offer.step else (now, offer.every)
+        now = self._holds[0]
+        self._open = [one for one in self._open if one.offer.number > now.number]
+        offered = (one.offer.every for one in self._open if one.since <= step)
+        return (now.every, *(every for every in offered if every != now.every))
