@@ -176,6 +176,22 @@ def test_only_members_that_agree_make_a_world() -> None:
     assert [place.group_rank for _, place in members] == [0, 1]
 
 
+@pytest.mark.parametrize("newer", [1, 3], ids=["a-lower-number", "a-higher-one"])
+@pytest.mark.parametrize("first", [0, 1], ids=["the-older-comes-first", "the-newer-does"])
+def test_of_two_worlds_the_newer_master_s_counts(newer: int, first: int) -> None:
+    """Masters without a journal count rounds anew; a digest tells whose world it is."""
+
+    def of(epoch: int, rank: int, number: int, world: str) -> Hello:
+        digest = StateDigest(fence=Fence(epoch=epoch, round=number), world_members=(rank,))
+        return dataclasses.replace(hello(rank, number, world, size=1), digest=digest)
+
+    both = [of(1, 7, 2, "old"), of(2, 0, newer, "new")]
+    claims = Claims()
+    for one in (both[first], both[1 - first]):
+        claims.keep(one)
+    assert claims.top == (newer, "new")
+
+
 def test_the_newest_digest_is_kept() -> None:
     """By epoch, then by sequence."""
     claims = Claims()

@@ -35,6 +35,8 @@ class Claims:
     """Round and hash of the newest world that is claimed."""
     size: int = 0
     """Nodes of it, as one of its claimants says; 0: none is claimed."""
+    epoch: int = 0
+    """Of the master that spoke of it last, as far as its claimants know; 0: none of them does."""
     digest: StateDigest | None = None
     """The newest that any agent brought."""
     draining: set[str] = dataclasses.field(default_factory=set)
@@ -65,13 +67,18 @@ class Claims:
         if before is None or _claimed(before) == _claimed(hello):
             self._rise(hello)
             return
-        self.top, self.size = (0, ""), 0
+        self.top, self.size, self.epoch = (0, ""), 0, 0
         for known in self.hellos.values():
             self._rise(known)
 
     def _rise(self, hello: Hello) -> None:
-        if hello.assignment is not None and _claimed(hello) > self.top:
-            self.top, self.size = _claimed(hello), hello.assignment.group_world_size
+        if hello.assignment is None:
+            return
+        claimed, epoch = _claimed(hello), _epoch(hello)
+        if claimed == self.top:
+            self.epoch = max(self.epoch, epoch)
+        elif epoch > self.epoch > 0 or (claimed > self.top and not self.epoch > epoch > 0):
+            self.top, self.size, self.epoch = claimed, hello.assignment.group_world_size, epoch
 
     def whole(self) -> list[tuple[Hello, WorldAssignment]] | None:
         """The newest claimed world's members in rank order; None: some have not said hello."""
@@ -94,6 +101,17 @@ class Claims:
 
 def _claimed(hello: Hello) -> tuple[int, str]:
     return hello.round, hello.assignment.world_hash if hello.assignment else ""
+
+
+def _epoch(hello: Hello) -> int:
+    """Epoch of the newest master that the claimed world is known to have had; 0: not known.
+
+    Masters without a journal count rounds anew: the higher number may be the older world's.
+    """
+    digest = hello.digest
+    if digest is None or digest.fence is None or hello.node_rank not in digest.world_members:
+        return 0
+    return digest.fence.epoch if digest.fence.round == hello.round else 0
 
 
 def _age(digest: StateDigest | None) -> tuple[int, int]:

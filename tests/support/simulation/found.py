@@ -498,5 +498,16 @@ FOUND = {
             Fault(13.0, "lose_journal", 0, 1.0),
         ),
     ),
+    "of two worlds of one number the older was adopted": Scenario(
+        seed=1795571391371,
+        replicas=11,
+        maximum=11,
+        standbys=1,
+        faults=(
+            Fault(3.0, "lose_journal", 0, 2.0),
+            Fault(3.0, "cut_up", 11, 11.0),
+            Fault(12.0, "lose_journal", 1, 1.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
