@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import logging
 import time
@@ -41,6 +42,8 @@ EFFECTS_AT_ONCE = 200
 batch, and meanwhile heartbeats are to be heard and questions answered."""
 IDLE_SECONDS = 0.5
 """Longest sleep of the loop: pending journal writes are tried again this often."""
+WRITTEN_SECONDS = 0.5
+"""Who asks what is so waits this long for the disk: one that hangs must not hide the job."""
 
 
 Effect = Callable[[Any], None]
@@ -99,6 +102,9 @@ class Loop:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self.lookout: Watch | None = None
         """Looks for newer masters; None: nobody does. Set before `run`."""
+        self._on_disk = asyncio.Event()
+        """Set unless something durable is decided and not on disk yet."""
+        self._on_disk.set()
         self._stepped_down = False
         self._pushed = 0
         self._taken = 0
@@ -264,11 +270,23 @@ class Loop:
         encoded = [codec.encode(record.journal()) for record in records]
         durable = any(record.durable for record in records)
         before = journal.trouble
-        await asyncio.get_running_loop().run_in_executor(
-            self._writer, lambda: journal.commit(encoded, durable=durable)
-        )
+        if durable:
+            self._on_disk.clear()
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._writer, lambda: journal.commit(encoded, durable=durable)
+            )
+        finally:
+            self._on_disk.set()
         if journal.trouble != before:
             self._note_journal(journal.trouble)
+
+    async def on_disk(self) -> None:
+        """Wait until what is shown is on disk: the next master must not take an answer back."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WRITTEN_SECONDS):
+                while not self._on_disk.is_set():
+                    await self._on_disk.wait()
 
     def _note_journal(self, trouble: str) -> None:
         if trouble:

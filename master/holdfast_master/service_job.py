@@ -7,7 +7,7 @@ Belongs here: methods, their messages and deadlines. Does not belong here: watch
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import grpc
@@ -83,8 +83,10 @@ class JobService:
         watch: WatchService,
         clock: Callable[[], Moment],
         counters: CallCounters,
+        on_disk: Callable[[], Awaitable[None]],
     ) -> None:
-        """Make the service over the loop's core; `clock` is the loop's."""
+        """Make the service over the loop's core; `clock` and `on_disk` are the loop's."""
+        self._on_disk = on_disk
         self._views = views
         self._questions = questions
         self._watch = watch
@@ -112,21 +114,25 @@ class JobService:
         )
 
     async def _get_job(self, request: GetJobRequest, context: Context) -> GetJobResponse:
+        await self._on_disk()
         return GetJobResponse(status=self._views.status(self._clock()), spec=self._views.spec())
 
     async def _list_nodes(self, request: ListNodesRequest, context: Context) -> ListNodesResponse:
+        await self._on_disk()
         return ListNodesResponse(nodes=fitting(self._views.nodes(self._clock())))
 
     async def _list_events(
         self, request: ListEventsRequest, context: Context
     ) -> ListEventsResponse:
         limit = min(request.limit or EVENTS_DEFAULT, EVENTS_MOST)
+        await self._on_disk()
         events = events_fitting(self._views.events_after(request.after_sequence, limit))
         return ListEventsResponse(events=events, newest_sequence=self._views.newest_event())
 
     async def _get_goodput(
         self, request: GetGoodputRequest, context: Context
     ) -> GetGoodputResponse:
+        await self._on_disk()
         return self._views.goodput(self._clock())
 
     async def _ask(self, request: UserRequest, context: Context) -> object:

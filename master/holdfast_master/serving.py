@@ -122,7 +122,9 @@ class Master:
         own = (config.epoch, config.incarnation)
         ancestors.pop(own, None)
         self.watch = WatchService(core, own, ancestors, now, self.counters)
-        self._jobs = JobService(core, self._questions, self.watch, now, self.counters)
+        self._jobs = JobService(
+            core, self._questions, self.watch, now, self.counters, self._loop.on_disk
+        )
         self._health = health.aio.HealthServicer()
         self._loop.effects = {
             Send: self.sessions.send,

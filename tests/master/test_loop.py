@@ -102,6 +102,35 @@ async def test_effects_wait_for_the_records_of_their_batch() -> None:
         assert story == ["1 records, durable False", "effect", "shown 1"]
 
 
+@pytest.mark.parametrize("durable", [True, False])
+async def test_who_asks_waits_for_what_is_durable(*, durable: bool) -> None:
+    """What is shown and not on disk, the next master could take back. A hung disk hides nothing."""
+    story: list[str] = []
+
+    def react(event: Input, _now: Any) -> list[Instruction]:
+        fact = core.event("x").fact
+        return [core.record(fact, durable=durable)] if isinstance(event, PeerRefused) else []
+
+    core, disk = ScriptedCore(react), Disk(story)
+    async with running(core, disk, story) as loop:
+        await loop.on_disk()
+        disk.gate.clear()
+        loop.push(refused("a"))
+        await until(lambda: disk.attempts)
+        asked = asyncio.create_task(loop.on_disk())
+        await asyncio.sleep(0.05)
+        assert asked.done() is not durable
+        disk.gate.set()
+        await asked
+        assert story[:1] == [f"1 records, durable {durable}"] or not durable
+        disk.gate.clear()
+        loop.push(refused("b"))
+        begin = time.monotonic()
+        await loop.on_disk()
+        assert time.monotonic() - begin < 2 * loop_module.WRITTEN_SECONDS
+        disk.gate.set()
+
+
 async def test_what_arrives_during_a_write_shares_the_next_one() -> None:
     """A hundred inputs, two commits: the group commit."""
     story: list[str] = []
