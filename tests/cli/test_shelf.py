@@ -67,7 +67,7 @@ def _lay(end: socket.socket, name: str) -> None:
 def _contents(end: socket.socket) -> dict[str, str]:
     """Return what an agent finds at its start: the text of each arena by its name."""
     assert receive(end) == (Greeting(), None)
-    found = {}
+    found = dict[str, str]()
     while True:
         try:
             word, fd = receive(end)
@@ -131,7 +131,7 @@ def test_an_agent_that_is_killed_while_it_sends_leaves_whole_arenas() -> None:
     for number in range(8):
         shelf = _shelf()
         agent = _start(_AGENT, shelf.connect())
-        _until(lambda shelf=shelf: shelf.take_in(1) or len(shelf), "a first arena")
+        _until(lambda: shelf.take_in(1) or shelf.count, "a first arena")  # noqa: B023
         until = time.monotonic() + rng.random() * 0.05
         while time.monotonic() < until:
             shelf.take_in(rng.randrange(1, 5))
@@ -142,7 +142,7 @@ def test_an_agent_that_is_killed_while_it_sends_leaves_whole_arenas() -> None:
         where = f"seed {seed}, kill {number}"
         assert 1 <= len(found) <= 21, where
         assert all(text == name * 1000 for name, text in found.items()), where
-        assert len(_open_arenas()) == len(shelf) == len(found), where
+        assert len(_open_arenas()) == shelf.count == len(found), where
         _end(shelf)
 
 
@@ -171,11 +171,11 @@ def test_an_agent_that_talks_nonsense_is_not_listened_to(
     with shelf.connect() as end:
         _lay(end, "good")
         shelf.take_in(_PLENTY)
-        assert len(shelf) == 1
+        assert shelf.count == 1
         socket.send_fds(end, [body], [bad])
         os.close(bad)
         shelf.take_in(_PLENTY)
-        assert (len(shelf), shelf.fileno()) == (0, -1)
+        assert (shelf.count, shelf.fileno()) == (0, -1)
         with pytest.raises(BrokenPipeError):
             _lay(end, "later")
     assert [one.getMessage().partition(":")[0] for one in caplog.records] == ["node 3"]
@@ -205,7 +205,7 @@ def test_descriptors_that_do_not_belong_end_the_connection(case: str) -> None:
         os.close(one)
         os.close(other)
         shelf.take_in(_PLENTY)
-        assert (len(shelf), shelf.fileno()) == (0, -1)
+        assert (shelf.count, shelf.fileno()) == (0, -1)
         file.read()
     assert _open_arenas() == []
 
@@ -217,13 +217,13 @@ def test_a_node_has_a_bounded_number(caplog: pytest.LogCaptureFixture) -> None:
         for number in range(MOST + 5):
             _lay(end, f"a{number}")
             shelf.take_in(_PLENTY)
-        assert len(shelf) == len(_open_arenas()) == MOST
+        assert shelf.count == len(_open_arenas()) == MOST
         assert len(caplog.records) == 1
         send(end, Freed(f"a{MOST + 1}"))
         send(end, Freed("a0"))
         _lay(end, "b")
         shelf.take_in(_PLENTY)
-        assert len(shelf) == MOST
+        assert shelf.count == MOST
     shelf.disconnect()
     with shelf.connect() as end:
         found = _contents(end)
@@ -252,11 +252,11 @@ def test_a_runner_without_a_descriptor_to_spare_goes_on() -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             close_all(fillers)
-        assert len(shelf) == 1
+        assert shelf.count == 1
         send(end, Freed("b"))
         _lay(end, "c")
         shelf.take_in(_PLENTY)
-        assert len(shelf) == 2
+        assert shelf.count == 2
     _end(shelf)
 
 
@@ -271,14 +271,14 @@ async def test_an_agent_that_floods_does_not_keep_the_runner_from_its_work() -> 
     turns = 0
     until = loop.time() + 1.0
     async with asyncio.timeout(20):
-        while loop.time() < until or len(shelves._shelves[0]) < MOST:
+        while loop.time() < until or shelves._shelves[0].count < MOST:
             turns += 1
             await asyncio.sleep(0.001)
     assert turns > 50
-    assert len(shelves._shelves[0]) == MOST
+    assert shelves._shelves[0].count == MOST
     _kill(agent)
     shelves.ended(0, "a", keep=True)
-    assert len(shelves._shelves[0]) == MOST
+    assert shelves._shelves[0].count == MOST
     shelves.close()
 
 
@@ -337,7 +337,7 @@ async def test_all_nodes_together_have_a_bounded_number(monkeypatch: pytest.Monk
             _lay(two, f"y{number}")
         shelves.ended(0, "a", keep=True)
         shelves.ended(1, "b", keep=True)
-    assert [len(shelves._shelves[node]) for node in (0, 1)] == [3, 1]
+    assert [shelves._shelves[node].count for node in (0, 1)] == [3, 1]
     shelves.close()
 
 
@@ -347,7 +347,7 @@ _RUNNER = """
     agent = socket.socket(fileno=int(sys.argv[1]))
     shelf = Shelf(0, close_all, lambda: True)
     shelf._socket = agent
-    while not len(shelf):
+    while not shelf.count:
         shelf.take_in(10)
         time.sleep(0.01)
     in_flight = shelf.connect()

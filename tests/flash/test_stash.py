@@ -18,7 +18,7 @@ import pytest
 from filled_arenas import PLENTY, fill, layout, let_go
 from holdfast.flash.arena import Arena, geometry_of
 from holdfast.flash.decide.slots import SlotState, Version
-from holdfast.flash.header import ArenaWord
+from holdfast.flash.header import ArenaWord, SlotWord
 from holdfast.flash.keeper import Keeper, KeeperError
 from holdfast.flash.stash import Stash, StashError
 from holdfast.flash.table import decode
@@ -70,7 +70,7 @@ def _leave(shelf: Shelf, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = Tru
     keeper = _keeper(shelf)
     fill(keeper, steps, hash_it=hash_it)
     _die(keeper, shelf)
-    assert len(shelf) == 2
+    assert shelf.count == 2
 
 
 def _map(shelf: Shelf, number: int = 0) -> Arena:
@@ -99,7 +99,7 @@ def test_what_a_dead_agent_held_is_offered_as_if_it_had_been_held_all_along(
     assert keeper.drop_damaged(Version(1, 6)) == []
     keeper.close()
     shelf.take_in(_MOST_READ)
-    assert len(shelf) == 0
+    assert shelf.count == 0
 
 
 def test_a_successor_that_dies_before_it_takes_over_loses_nothing(shelf: Shelf) -> None:
@@ -116,16 +116,16 @@ def test_what_was_being_written_is_emptied(shelf: Shelf) -> None:
     """Half a step is none; an arena with nothing else is freed at the runner too."""
     _leave(shelf, steps=(6,))
     arena = _map(shelf)
+    rank = arena.table.rank
     for slot in arena.slots:
         if slot.state is SlotState.VALID:
-            rank = arena.table.rank
-            slot.words[1] = SlotState.WRITING
+            slot.words[SlotWord.STATE] = SlotState.WRITING
     arena.close()
     keeper = _keeper(shelf)
     assert keeper.take_over() == []
     assert keeper.ranks == [1 - rank]
     shelf.take_in(_MOST_READ)
-    assert len(shelf) == 1
+    assert shelf.count == 1
     keeper.close()
 
 
@@ -157,14 +157,14 @@ def test_foreign_jobs_and_older_formats_are_given_up(shelf: Shelf) -> None:
     stranger = _keeper(shelf, "another")
     fill(stranger, (6,))
     _die(stranger, shelf)
-    assert len(shelf) == 4
+    assert shelf.count == 4
     keeper = _keeper(shelf)
     notes = keeper.take_over()
     assert keeper.ranks == [1 - rank]
     assert sum("no arena of format" in note for note in notes) == 1
     assert sum("it is of job 'another', and this is 'job'" in note for note in notes) == 2
     shelf.take_in(_MOST_READ)
-    assert len(shelf) == 1
+    assert shelf.count == 1
     keeper.close()
 
 
@@ -231,7 +231,7 @@ def test_memory_that_a_trainer_goes_on_mapping_is_given_up(
     one.arena.close()
     os.close(one.fd)
     shelf.take_in(_MOST_READ)
-    assert len(shelf) == 1
+    assert shelf.count == 1
     stash.close()
 
 
@@ -242,7 +242,7 @@ def test_a_runner_that_reads_nothing_delays_nobody(
     stash = _stash(shelf)
     body = layout().table.encode()
     geometry = geometry_of(decode(body), len(body), 1, 4096)
-    names = []
+    names = list[str]()
     with caplog.at_level(logging.WARNING):
         while not names or names[-1]:
             fd, name = stash.make(body, geometry)
@@ -258,7 +258,7 @@ def test_a_runner_that_reads_nothing_delays_nobody(
     while shelf.take_in(_MOST_READ) or stash._unsaid:
         stash._say_freed()
     shelf.take_in(_MOST_READ)
-    assert len(shelf) == 0
+    assert shelf.count == 0
     fd, name = stash.make(body, geometry)
     os.close(fd)
     assert name

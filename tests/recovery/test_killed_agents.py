@@ -158,7 +158,8 @@ def test_a_sharded_world_that_waits_for_its_node_starts_from_memory(
 def test_a_node_that_is_scaled_away_leaves_no_memory(start_job: StartJob, tmp_path: Path) -> None:
     """Killed on its way: the runner lets go of what nobody will come back for."""
     job = start_job(script=_script(tmp_path), replicas=2, minReplicas=1)
-    before = job.wait_for("three steps", lambda: _saved(tmp_path, 2) >= 3 and job.status())
+    job.wait_for("three steps", lambda: _saved(tmp_path, 2) >= 3)
+    before = job.status()
     held = _of(job)
     assert len(held) == 2
     agent = job.agent_pid(1)

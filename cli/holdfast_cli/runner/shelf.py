@@ -38,8 +38,9 @@ class Shelf:
         self._socket: socket.socket | None = None
         self._told = False
 
-    def __len__(self) -> int:
-        """Return the number of descriptors that are held."""
+    @property
+    def count(self) -> int:
+        """Number of descriptors that are held."""
         return len(self._items)
 
     def fileno(self) -> int:

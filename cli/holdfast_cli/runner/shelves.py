@@ -67,7 +67,7 @@ class Shelves:
             shelf.clear()
 
     def _has_room(self) -> bool:
-        return sum(map(len, self._shelves.values())) < self._most
+        return sum(shelf.count for shelf in self._shelves.values()) < self._most
 
     def _disconnect(self, node: int) -> None:
         self._unwatch(node)
