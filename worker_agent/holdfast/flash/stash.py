@@ -16,6 +16,7 @@ import fcntl
 import logging
 import os
 import socket
+import threading
 from functools import partial
 from typing import Final
 
@@ -49,6 +50,8 @@ class Stash:
         self._unsaid: list[str] = []
         """Names that were freed, and the runner could not be told."""
         self._warned = False
+        self._lock = threading.RLock()
+        """Arenas are made by one thread and freed by another."""
         self._unpack(self._socket)
 
     def _unpack(self, sock: socket.socket) -> None:
@@ -90,13 +93,14 @@ class Stash:
         except OSError as error:
             self._warn(error)
             return False
-        try:
-            said = self._say(Held(name), shown)
-        finally:
-            os.close(shown)
-        if said:
-            self._names.add(name)
-        return said
+        with self._lock:
+            try:
+                said = self._say(Held(name), shown)
+            finally:
+                os.close(shown)
+            if said:
+                self._names.add(name)
+            return said
 
     def take_over(self, patience_s: float = PATIENCE_S) -> tuple[list[Taken], list[str]]:
         """Return the arenas of this job that hold something, oldest first; free all others.
@@ -109,10 +113,11 @@ class Stash:
 
     def remove(self, path: str) -> None:
         """Have the runner let an arena go."""
-        if path in self._names:
-            self._names.discard(path)
-            self._unsaid.append(path)
-            self._say_freed()
+        with self._lock:
+            if path in self._names:
+                self._names.discard(path)
+                self._unsaid.append(path)
+                self._say_freed()
 
     def close(self) -> None:
         """Have the runner let everything go, and part from it. A second time it does nothing."""
