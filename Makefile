@@ -103,8 +103,9 @@ test-fast: $(STAMP) ## Run the fast tests only (3 to 5 minutes)
 .PHONY: soak
 soak: $(STAMP) ## Kill checkpoints 2,000 times, then simulate the control plane for SOAK_MINUTES (120)
 	rm -f build/kills.jsonl
-	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 1000 $(KILLS_RECORD)
-	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 500 --files $(KILLS_RECORD)
+	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 700 $(KILLS_RECORD)
+	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 400 --files $(KILLS_RECORD)
+	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 400 --held $(KILLS_RECORD)
 	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED) --kills 300 --overlap $(KILLS_RECORD)
 	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)1 --kills 200 --files $(KILLS_RECORD)
 	$(KILLS)/kill_records.py build/kills.jsonl

@@ -15,6 +15,7 @@ KNOWN = frozenset(
     {
         "HOLDFAST_ARENA",
         "HOLDFAST_ARENA_DIR",
+        "HOLDFAST_ARENA_SOCKET",
         "HOLDFAST_EPOCH",
         "HOLDFAST_FORK",
         "HOLDFAST_GRACE_SECONDS",

@@ -17,11 +17,12 @@ KILLS = 150
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--files",)], ids=["memfds", "files"])
+@pytest.mark.parametrize("flags", [(), ("--files",), ("--held",)])
 def test_kills_lose_no_announcement_and_mix_no_state(flags: tuple[str, ...]) -> None:
     """Ranks agree on one version, its every byte is of it, and it is not older than announced.
 
-    In files it is not older either than the newest that all ranks had, whoever was killed.
+    In files, or held by a runner too, it is not older either than the newest that all ranks had,
+    whoever was killed.
     """
     seed = int(os.environ.get("FLASH_SEED", random.randrange(2**32)))
     done = subprocess.run(

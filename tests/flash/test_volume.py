@@ -14,18 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from filled_arenas import PLENTY, fill, layout, let_go
 from holdfast.flash.arena import Arena, ArenaError
-from holdfast.flash.decide.room import Room
 from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.header import PAGE, ArenaWord, SlotWord
 from holdfast.flash.keeper import Keeper, KeeperError
-from holdfast.flash.link import Hello, Layout
-from holdfast.flash.persisting import hashed
-from holdfast.flash.table import encode
 from holdfast.flash.volume import LOCK, Volume, VolumeError
-from sample_shards import sample_shard
-
-PLENTY = Room(available=2**40, source="a test")
 
 
 @pytest.fixture
@@ -39,38 +33,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     path.rmdir()
 
 
-def _layout(rank: int = 0, world: int = 2, room: int = 4096) -> Layout:
-    table = sample_shard(rank, world, random.Random(0))[0].table
-    return Layout(table=encode(table).decode(), bytes_room=room, slots=3)
-
-
 def _keeper(folder: Path, job: str = "job") -> Keeper:
     return Keeper(lambda: PLENTY, volume=Volume(str(folder), job))
-
-
-def _save(keeper: Keeper, rank: int, step: int, *, hash_it: bool = True) -> None:
-    """Do what a trainer and its agent do for one step."""
-    arena = keeper.grant(rank, _layout(rank)).arena
-    slot = next(slot for slot in arena.slots if slot.state is SlotState.EMPTY)
-    slot.begin_write(Version(1, step), rank=rank, world=2, layout=arena.layout)
-    slot.image[:] = bytes([step]) * len(slot.image)
-    slot.commit([step])
-    job = keeper.saved(rank, Version(1, step), durable=False, work=hash_it)
-    if job is not None:
-        hashed(job)
-        keeper.done(job)
 
 
 def _left(folder: Path, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True) -> list[Path]:
     """Leave what a killed agent with two ranks leaves; return the arenas by rank."""
     keeper = _keeper(folder)
-    for rank in (0, 1):
-        keeper.join(
-            Hello(rank=rank, world=2, kept=2, lineage=1, root="", keep_last=1, keep_every=0)
-        )
-    for step in steps:
-        for rank in (0, 1):
-            _save(keeper, rank, step, hash_it=hash_it)
+    fill(keeper, steps, hash_it=hash_it)
     paths = [Path(keeper._held[rank][0].path) for rank in (0, 1)]
     _abandon(keeper)
     return paths
@@ -78,11 +48,8 @@ def _left(folder: Path, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True
 
 def _abandon(keeper: Keeper) -> None:
     """Close what a SIGKILL closes: descriptors and mappings, and nothing else."""
-    assert keeper._volume is not None
-    for arenas in keeper._held.values():
-        for held in arenas:
-            held.arena.close()
-            os.close(held.fd)
+    assert isinstance(keeper._volume, Volume)
+    let_go(keeper)
     os.close(keeper._volume._lock)
 
 
@@ -104,7 +71,7 @@ def test_what_a_dead_agent_held_is_offered_as_if_it_had_been_held_all_along(
         assert place is not None
         assert bytes(place[1].image) == bytes([6]) * len(place[1].image)
         assert list(place[1].lengths) == [6]
-        assert keeper.grant(rank, _layout(rank)) is place[0]
+        assert keeper.grant(rank, layout(rank)) is place[0]
     assert keeper.drop_damaged(Version(1, 6)) == []
     keeper.resume_from(Version(1, 6))
     assert keeper.versions(0) == {Version(1, 6)}
@@ -275,9 +242,9 @@ def test_a_volume_that_is_full_is_told_with_the_numbers(folder: Path) -> None:
         with pytest.raises(
             KeeperError, match=r"rank 0: an arena of 7 MiB does not fit into .* MiB"
         ):
-            keeper.grant(0, _layout(room=2 * 2**20))
+            keeper.grant(0, layout(room=2 * 2**20))
         assert _files(folder) == [LOCK]
-        keeper.grant(0, _layout())
+        keeper.grant(0, layout())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old)
@@ -292,9 +259,9 @@ def test_a_small_or_read_only_file_system_is_refused_and_never_a_sigbus(tmp_path
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], check=True)
     try:
         keeper = _keeper(place)
-        keeper.grant(0, _layout())
+        keeper.grant(0, layout())
         with pytest.raises(KeeperError, match=r"has 1 MiB left \(No space left on device\)"):
-            keeper.grant(1, _layout(1, room=2**20))
+            keeper.grant(1, layout(1, room=2**20))
         keeper.close()
         assert _files(place) == []
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
@@ -315,6 +282,6 @@ def test_a_job_uid_that_does_not_fit_is_refused(folder: Path) -> None:
     volume = Volume(str(folder), "j" * 300)
     keeper = Keeper(lambda: PLENTY, volume=volume)
     with pytest.raises(ArenaError, match="300 bytes"):
-        keeper.grant(0, _layout())
+        keeper.grant(0, layout())
     assert _files(folder) == [LOCK]
     keeper.close()

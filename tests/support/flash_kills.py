@@ -5,8 +5,8 @@ number of the kill. No torch: a rank fills its slots with a pattern of (lineage,
 state shows in any byte. Half of the kills fall at a moment, half at a line of the code drawn from
 the seed: lines between two stores are never hit by a clock.
 
-With --files arenas lie in files of a directory, as in a pod: then what all ranks had in memory must
-outlive the keeper too.
+With --files arenas lie in files of a directory, as in a pod; with --held this process has their
+descriptors too, as the local runner: then what all ranks had in memory must outlive the keeper too.
 """
 
 from __future__ import annotations
@@ -38,16 +38,21 @@ from holdfast.flash.link import Durable, Granted, Hello, Layout, Link, Origin, R
 from holdfast.flash.reading import Found, newest
 from holdfast.flash.service import Service
 from holdfast.flash.sockets import connect, listen
+from holdfast.flash.stash import Stash
 from holdfast.flash.table import ByteItem, ShardTable, TensorItem, encode
 from holdfast.flash.volume import Volume
+from holdfast_cli.runner.shelf import Shelf, close_all
 from kill_records import record
 
 SIZE = 256 * 1024
 TRAINER_LINES = ("flash/arena.py", "support/flash_kills.py")
 KEEPER_LINES = tuple(
     f"flash/{name}.py"
-    for name in ("keeper", "commit", "persisting", "service", "origin", "disk", "arena", "volume")
-)
+    for name in (
+        "keeper", "commit", "persisting", "service", "origin", "disk", "arena", "volume",
+        "inheritance", "stash",
+    )
+)  # fmt: skip
 
 
 def table_of(rank: int, world: int) -> bytes:
@@ -97,14 +102,15 @@ def die_at_line(number: int, files: Sequence[str]) -> None:
     sys.settrace(trace)
 
 
-def serve(path: str, lines: int, files: str) -> None:
-    """Be the keeper; files: the directory of its arenas, if they lie in one."""
+def serve(path: str, lines: int, files: str, runner: int) -> None:
+    """Be the keeper; files: the directory of its arenas; runner: a socket to who holds them too."""
     listener = listen(path)
     if lines:
         die_at_line(lines, KEEPER_LINES)
-    keeper = Keeper(volume=Volume(files, "job") if files else None)
+    held = Stash(runner, "job") if runner >= 0 else None
+    keeper = Keeper(volume=Volume(files, "job") if files else held)
     for note in keeper.take_over():
-        (Path(files) / "note").write_text(note)
+        Path(path).with_name("note").write_text(note)
     Service(keeper, listener).run()
 
 
@@ -230,8 +236,9 @@ def fork(work: Callable[[], None]) -> int:
 class Campaign:
     """A sequence of worlds on one directory, each killed."""
 
-    def __init__(self, seed: int, folder: Path, *, files: bool) -> None:
+    def __init__(self, seed: int, folder: Path, *, files: bool, held: bool) -> None:
         """Begin with nothing."""
+        self._shelf = Shelf(0, close_all, lambda: True) if held else None
         # Not on a disk: a mapping's writes would wait for it.
         self._files = tempfile.mkdtemp(dir="/dev/shm") if files else ""
         self._rng = random.Random(seed)
@@ -256,14 +263,20 @@ class Campaign:
         lines = rng.randrange(1, 3000) if by_line else 0
         if not self._keeper:
             self._path = str(self._folder / f"keeper{self._lineage}")
-            at = lines if victim == "keeper" else 0
-            self._keeper = fork(lambda: serve(self._path, at, self._files))
+            self._serve(lines if victim == "keeper" else 0)
             _until(lambda: Path(self._path).exists() or not _lives(self._keeper))
         elif victim == "keeper":
             lines = 0
         ranks = self._start(rng.choice([1, 2]) if self._lineage == 1 else 2, victim, lines)
         self._run(ranks, victim, 0.0 if lines else rng.random() * 0.06)
         self._judge(ranks, victim)
+
+    def _serve(self, lines: int) -> None:
+        end = self._shelf.connect() if self._shelf else None
+        runner = end.fileno() if end else -1
+        self._keeper = fork(lambda: serve(self._path, lines, self._files, runner))
+        if end:
+            end.close()
 
     def _start(self, count: int, victim: str, lines: int) -> list[Rank]:
         world = World(self._path, self._root, 2, self._lineage)
@@ -281,20 +294,7 @@ class Campaign:
 
     def _run(self, ranks: list[Rank], victim: str, wait_s: float) -> None:
         """Let them work until the kill, then end the whole world as an agent would."""
-        deadline = time.monotonic() + 30
-        instant = None
-        while time.monotonic() < deadline:
-            if instant is None and all(rank.ready for rank in ranks) and wait_s:
-                instant = time.monotonic() + wait_s
-            over = instant is not None and time.monotonic() >= instant
-            if over or not all(map(_lives, [self._keeper, *(rank.pid for rank in ranks)])):
-                break
-            ready, _, _ = select.select([rank.pipe for rank in ranks], [], [], 0.005)
-            for rank in ranks:
-                if rank.pipe in ready:
-                    rank.read()
-        else:
-            self.wrong.append(f"lineage {self._lineage}: nothing went on for 30 s")
+        self._watch(ranks, wait_s)
         if victim == "keeper":
             _kill(self._keeper)
         for rank in ranks:
@@ -305,7 +305,26 @@ class Campaign:
         if not _lives(self._keeper):
             _kill(self._keeper)
             self._keeper = 0
+            if self._shelf:
+                self._shelf.disconnect()
         self.kills[victim] += 1
+
+    def _watch(self, ranks: list[Rank], wait_s: float) -> None:
+        deadline = time.monotonic() + 30
+        instant = None
+        while time.monotonic() < deadline:
+            if instant is None and all(rank.ready for rank in ranks) and wait_s:
+                instant = time.monotonic() + wait_s
+            over = instant is not None and time.monotonic() >= instant
+            if over or not all(map(_lives, [self._keeper, *(rank.pid for rank in ranks)])):
+                return
+            ready, _, _ = select.select([rank.pipe for rank in ranks], [], [], 0.005)
+            if self._shelf:
+                self._shelf.take_in(32)
+            for rank in ranks:
+                if rank.pipe in ready:
+                    rank.read()
+        self.wrong.append(f"lineage {self._lineage}: nothing went on for 30 s")
 
     def _judge(self, ranks: list[Rank], victim: str) -> None:
         say = self.wrong.append
@@ -327,9 +346,11 @@ class Campaign:
         self._before = f"{victim}, {[(r.origin, sorted(r.saved)[-4:], r.ready) for r in ranks]}"
         self._announced = max([self._announced, *ranks[0].durable, *ranks[1].durable])
         shared = ranks[0].saved & ranks[1].saved
-        self._common = max([self._common, *shared]) if self._keeper or self._files else 0
-        if self._files and (Path(self._files) / "note").exists():
-            say(f"{name}: {(Path(self._files) / 'note').read_text()}")
+        outlives = self._keeper or self._files or self._shelf is not None
+        self._common = max([self._common, *shared]) if outlives else 0
+        note = self._folder / "note"
+        if note.exists():
+            say(f"{name}: {note.read_text()}")
         found, notes = _newest(self._root)
         step = found.manifest.version.step if found else 0
         if step < self._announced or notes:
@@ -341,6 +362,9 @@ class Campaign:
             _kill(self._keeper)
         if self._files:
             shutil.rmtree(self._files)
+        if self._shelf:
+            self._shelf.disconnect()
+            self._shelf.clear()
 
 
 def _newest(root: str) -> tuple[Found | None, list[str]]:
@@ -382,10 +406,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kills", type=int, required=True)
     parser.add_argument("--files", action="store_true", help="arenas lie in files")
+    parser.add_argument("--held", action="store_true", help="this process has them too")
     parser.add_argument("--record", default="", help="file to add a line to")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    campaign = Campaign(arguments.seed, folder, files=arguments.files)
+    campaign = Campaign(arguments.seed, folder, files=arguments.files, held=arguments.held)
     begin = time.monotonic()
     try:
         for _ in range(arguments.kills):
@@ -396,6 +421,7 @@ def main() -> int:
     said = {
         "seed": arguments.seed,
         "files": arguments.files,
+        "held": arguments.held,
         "kills": campaign.kills,
         "resumed": campaign.resumed,
         "seconds": round(time.monotonic() - begin, 1),

@@ -4,8 +4,9 @@ Belongs here: its life within the agent's, and the way between it and the stream
 not belong here: what it does (`holdfast.flash`), what a message looks like (`checkpoint_words`).
 
 An agent whose ranks use no `Checkpointer` has a socket that nobody opens, and no thread. Memory is
-in memfds that this process and its ranks alone hold, and is gone when they are; or in files of a
-directory that the next agent finds when this one is killed, and that are gone when it ends.
+in memfds that this process and its ranks alone hold, and is gone when they are; or, so that the
+next agent finds it when this one is killed, in files of a directory, or in memfds that the job's
+runner holds too. When this one ends by itself, it is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.flash.sockets import listen
 from holdfast_agent import scratch
-from holdfast_agent.errors import ArenasError
+from holdfast_agent.arena_places import place_of
 
 if TYPE_CHECKING:
     from holdfast.flash.decide.slots import Version
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from holdfast.flash.led import LedService
     from holdfast.flash.lending import Loan
     from holdfast.flash.persisting import Grant
-    from holdfast.flash.volume import Volume
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,19 @@ Report = Callable[[Any, int | None], None]
 class Arenas:
     """The node's keeper; started by the first trainer that connects. Methods: the event loop's."""
 
-    def __init__(self, folder: str = "", job: str = "") -> None:
-        """Make the socket, and take the directory that arenas are to lie in, if one is named.
+    def __init__(self, folder: str = "", job: str = "", runner: int = -1) -> None:
+        """Make the socket, and take what outlives this agent, if there is anything.
+
+        Args:
+            folder: the directory that arenas are to lie in; empty: none.
+            job: the job's uid.
+            runner: a descriptor of the connection to who holds arenas too; -1: nobody does, or
+                they lie in a directory.
 
         Raises:
             ArenasError: the directory cannot be used, or is another agent's.
         """
-        self._volume = _volume(folder, job) if folder else None
+        self._volume = place_of(folder, job, runner)
         self._home = scratch.make("arena_")
         self.path = str(self._home / "keeper")
         self._listener = listen(self.path)
@@ -212,15 +218,6 @@ class Arenas:
         if self._volume is not None:
             self._volume.close()  # also where the keeper's thread was given up
         scratch.remove(self._home)
-
-
-def _volume(folder: str, job: str) -> Volume:
-    from holdfast.flash.volume import Volume, VolumeError
-
-    try:
-        return Volume(folder, job)
-    except VolumeError as error:
-        raise ArenasError(str(error)) from error
 
 
 def _serve(service: LedService) -> None:

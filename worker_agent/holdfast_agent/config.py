@@ -67,6 +67,9 @@ class Settings:
     """HOLDFAST_ARENA_DIR: directory of a memory volume for arenas of the flash checkpoint, which
     then outlive a kill of this agent: the next one of the same job takes them over. The operator
     names one in pods. Default none: memory that ends with the agent."""
+    arena_socket: int = -1
+    """HOLDFAST_ARENA_SOCKET: number of an inherited socket to the local runner, which holds the
+    arenas of this node too: they then outlive a kill of this agent. Default -1: nobody does."""
     log_level: str = "INFO"
     """HOLDFAST_LOG_LEVEL: least severe level that is logged to stderr."""
     notes: tuple[str, ...] = ()
@@ -170,6 +173,7 @@ def check(environ: Mapping[str, str]) -> None:
 
 
 def _with_identity(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    runner = environ.get(keys.ENV_ARENA_SOCKET)
     return dataclasses.replace(
         settings,
         master=_endpoint(environ),
@@ -179,6 +183,7 @@ def _with_identity(settings: Settings, environ: Mapping[str, str]) -> Settings:
         pod_uid=environ.get(keys.ENV_POD_UID, ""),
         tls_dir=Path(environ[keys.ENV_TLS_DIR]).absolute(),
         arena_dir=_arena_dir(environ),
+        arena_socket=_number(environ, keys.ENV_ARENA_SOCKET) if runner else -1,
     )
 
 

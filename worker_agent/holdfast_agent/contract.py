@@ -15,7 +15,7 @@ from holdfast_agent.zygote import Mode
 from holdfast_wire import keys
 from holdfast_wire.messages import WorldAssignment
 
-WITHHELD = (keys.ENV_MASTER, keys.ENV_TLS_DIR, keys.ENV_POD_UID)
+WITHHELD = (keys.ENV_MASTER, keys.ENV_TLS_DIR, keys.ENV_POD_UID, keys.ENV_ARENA_SOCKET)
 """An agent's own variables that workers do not get: a launcher inside a worker would otherwise
 take this node's place."""
 

@@ -52,7 +52,7 @@ async def work(
     """Run one agent; return its exit code."""
     if own_master is not None:
         settings = own_master.settings
-    arenas = Arenas(settings.arena_dir, settings.job_uid)
+    arenas = Arenas(settings.arena_dir, settings.job_uid, settings.arena_socket)
     tools = Tools(
         settings=settings,
         arenas=arenas,

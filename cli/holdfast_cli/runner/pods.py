@@ -19,10 +19,12 @@ from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob, LocalPod
 from holdfast_cli.runner.logs import last_line
 from holdfast_cli.runner.master_process import MasterProcess
+from holdfast_cli.runner.shelves import Shelves
 from holdfast_operator.build.contract import Identity
 from holdfast_operator.build.process import build_process
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import Role
+from holdfast_wire import keys
 
 _log = logging.getLogger(__name__)
 _MASTER_GRACE_S = 5.0
@@ -56,6 +58,7 @@ class PodProcesses:
         self._changed = changed
         self._surroundings = surroundings
         self._master = MasterProcess(home, record)
+        self._shelves = Shelves()
         self._running: dict[str, processes.Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -85,6 +88,8 @@ class PodProcesses:
             return
         if running is None or pod.exit_code is not None:
             self._job.remove(name)
+            if pod.slot.role is Role.WORKER:
+                self._shelves.drop(pod.slot.index, name)
             return
         pod.wanted_end = True
         self._changed(name)
@@ -99,6 +104,7 @@ class PodProcesses:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._shelves.close()
 
     async def _start_master(self, pod: LocalPod) -> processes.Running:
         try:
@@ -126,14 +132,20 @@ class PodProcesses:
                 tls_dir=tls,
             ),
         )
-        return await processes.start(
-            processes.Command(
-                argv=built.argv,
-                env=environment({**self._surroundings.variables, **built.env}),
-                cwd=Path(built.working_dir or "."),
-                log=self._log(pod.name),
-            )
+        command = processes.Command(
+            argv=built.argv,
+            env=environment({**self._surroundings.variables, **built.env}),
+            cwd=Path(built.working_dir or "."),
+            log=self._log(pod.name),
         )
+        return await (self._start_agent(pod, command) if is_agent else processes.start(command))
+
+    async def _start_agent(self, pod: LocalPod, command: processes.Command) -> processes.Running:
+        """Start an agent with a connection to what is held of its node."""
+        with self._shelves.open(pod.slot.index, pod.name) as end:
+            number = end.fileno()
+            env = {**command.env, keys.ENV_ARENA_SOCKET: str(number)}
+            return await processes.start(dataclasses.replace(command, env=env, passed=(number,)))
 
     def _log(self, name: str) -> Path:
         return self._home.logs / f"{name}.log"
@@ -148,6 +160,9 @@ class PodProcesses:
         code = await running.wait()
         if code > 0:
             pod.said = await asyncio.to_thread(last_line, self._log(pod.name))
+        if pod.slot.role is Role.WORKER:
+            keep = code != 0 and not pod.wanted_end
+            self._shelves.ended(pod.slot.index, pod.name, keep=keep)
         pod.exit_code = code
         pod.ended_at = time.time()
         pod.ready = False

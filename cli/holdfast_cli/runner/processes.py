@@ -25,12 +25,14 @@ _POLL_S = 0.02
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Command:
-    """What to start. The environment is complete: nothing is inherited beside it."""
+    """What to start. The environment is complete: nothing is inherited beside what stands here."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
     log: Path
+    passed: tuple[int, ...] = ()
+    """Descriptors that it inherits under their numbers."""
 
 
 class Running:
@@ -86,6 +88,7 @@ async def start(command: Command) -> Running:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
+            pass_fds=command.passed,
             start_new_session=True,
         )
     finally:

@@ -33,6 +33,7 @@ from holdfast.flash.header import (
 )
 from holdfast.flash.table import ShardTable, TableError, decode, layout_id
 from holdfast.layout import NEEDS_FENCE, fence
+from holdfast_wire.descriptors import ARENA
 
 BYTES_ROOM: Final = 64 * 1024
 """Bytes that a rank's byte items may have together unless its plan asks for more."""
@@ -359,11 +360,11 @@ def _job_in(words: memoryview, memory: memoryview, fd: int) -> str:
     return uid.decode()
 
 
-def in_memory(table: bytes, geometry: Geometry) -> int:
+def in_memory(table: bytes, geometry: Geometry, job: str = "") -> int:
     """Return the descriptor of a new memfd arena, sealed against another size."""
-    fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(ARENA, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        make(fd, table, geometry)
+        make(fd, table, geometry, job)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     except BaseException:

@@ -25,11 +25,11 @@ from holdfast.flash.decide.slots import (
     releasable,
 )
 from holdfast.flash.header import SlotWord
+from holdfast.flash.inheritance import Place, PlaceError
 from holdfast.flash.link import Hello, Layout
 from holdfast.flash.manifest import Manifest, Shard, hash_items
 from holdfast.flash.room import memory_left
 from holdfast.flash.table import TableError, decode, lacking, whole
-from holdfast.flash.volume import Volume, VolumeError
 
 _NEVER: Final = Version(-1, -1)
 _FAULTING: Final = min(4, max(1, len(os.sched_getaffinity(0)) // 2))
@@ -48,7 +48,7 @@ class Held:
     fd: int
     arena: Arena
     path: str = ""
-    """Of its file; empty: it is in memory that nobody else can find."""
+    """What its place calls it; empty: it is in memory that nobody else can find."""
     reading: list[int] = field(default_factory=list)
     """Slots that jobs read, once for each job."""
 
@@ -83,7 +83,7 @@ class Keeper:
         settings: RoomSettings = RoomSettings(),  # noqa: B008 - frozen
         *,
         led: bool = False,
-        volume: Volume | None = None,
+        volume: Place | None = None,
     ) -> None:
         """Take the source of the memory that is left; led: a master says what is complete.
 
@@ -179,7 +179,7 @@ class Keeper:
                 if self._volume is None
                 else self._volume.make(wanted.body, geometry)
             )
-        except VolumeError as error:
+        except PlaceError as error:
             raise KeeperError(f"rank {rank}: {error}") from error
         held = Held(rank, fd, Arena(fd), path)
         held.arena.populate(write=True, threads=_FAULTING)
@@ -191,7 +191,7 @@ class Keeper:
         return held
 
     def take_over(self) -> list[str]:
-        """Hold what a dead agent left in the volume; return a sentence for each thing given up.
+        """Hold what a dead agent left there; return a sentence for each thing given up.
 
         Call it before anything else. From then on it is as if it had been held all along.
         """

@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
+from holdfast_wire.passing import receive_fds, send_fds
+
 _DATAGRAM: Final = 32_768
 _MOST_DESCRIPTORS: Final = 250
 """The kernel passes 253 at once."""
@@ -178,7 +180,7 @@ class Link:
         body = json.dumps({"kind": type(message).__name__, **fields}).encode()
         try:
             if len(body) <= _DATAGRAM:
-                socket.send_fds(self._socket, [body], descriptors, socket.MSG_NOSIGNAL)
+                send_fds(self._socket, body, descriptors)
             else:
                 self._send_long(body, descriptors)
         except (BrokenPipeError, ConnectionResetError):
@@ -189,7 +191,7 @@ class Link:
         try:
             with os.fdopen(os.dup(fd), "wb") as file:
                 file.write(body)
-            socket.send_fds(self._socket, [b"memfd"], [fd, *descriptors], socket.MSG_NOSIGNAL)
+            send_fds(self._socket, b"memfd", [fd, *descriptors])
         finally:
             os.close(fd)
 
@@ -201,9 +203,7 @@ class Link:
         if self.closed or not self._readable(timeout_s):
             return None
         try:
-            body, found, _, _ = socket.recv_fds(
-                self._socket, _DATAGRAM, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            body, found, _ = receive_fds(self._socket, _DATAGRAM, _MOST_DESCRIPTORS)
         except ConnectionResetError:
             body, found = b"", []
         if not body:
