@@ -364,5 +364,16 @@ HANDOVERS = {
             Fault(12.0, "lose_journal", 1, 1.0),
         ),
     ),
+    "what a full disk had refused was not written again by itself": Scenario(
+        seed=1795571936447,
+        replicas=1,
+        maximum=1,
+        faults=(
+            Fault(3.0, "full_disk", 0, 1.0),
+            Fault(3.0, "drain", 0, 0.0),
+            Fault(5.0, "drain", 0, 0.0),
+            Fault(6.0, "kill_master", 0, 3.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from holdfast_master.inputs import Asked, Input, UserRequest
 from holdfast_master.instructions import Finished
+from holdfast_master.journal import RETRY_SECONDS
 from holdfast_wire.messages import GetRoundResponse, JobPhase, PodPhase
 from simulation.agent import Agent
 from simulation.checks import Checks
@@ -263,8 +264,12 @@ class Job:
         self.disk.latency = 0.0
 
     def disk_empty(self) -> None:
-        """The disk has room again."""
+        """The disk has room again; its master finds out when it tries next."""
         self.disk.full = False
+        self.time.after(RETRY_SECONDS, self._try_disk)
+
+    def _try_disk(self) -> None:
+        self.master.try_disk()
 
     def stores_work(self) -> None:
         """Stores can be started again."""

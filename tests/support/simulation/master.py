@@ -165,8 +165,13 @@ class Master:
         self._perform(batch)
         self._drain()
 
+    def try_disk(self) -> None:
+        """As `Loop` does while the journal is in trouble: write what is pending."""
+        if self.up and not self.frozen:
+            self._write([], durable=True)
+
     def _write(self, records: list[Record], *, durable: bool) -> None:
-        if self.segment is None or not records:
+        if self.segment is None or not (records or self.segment.pending):
             return
         troubled = bool(self.segment.pending)
         taken = self.job.disk.append(self.segment, records, durable=durable)
