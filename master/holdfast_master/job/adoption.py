@@ -196,6 +196,10 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
             # All ended at a boundary; that they saved is said by a message of its own.
             until = desk.now + desk.settings.terminal_seconds
             desk.timers.ensure(Timer.MISSING, until, hello.node_rank)
+    for rank, hello in sorted(desk.claims.hellos.items()):
+        node = desk.roster.nodes.get(rank)
+        if node is not None and node.agent_id == hello.agent_id and rank not in world.places:
+            stop_round(desk, node, hello.round, text)  # it runs an older world
     desk.spares = desk.roster.candidates - world.places.keys()
     for node in list(desk.roster.nodes.values()):
         candidacy.refresh(desk, node)

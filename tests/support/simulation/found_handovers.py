@@ -375,5 +375,19 @@ HANDOVERS = {
             Fault(6.0, "kill_master", 0, 3.0),
         ),
     ),
+    "who claimed another world than the adopted one ran on": Scenario(
+        seed=1795574497311,
+        replicas=12,
+        maximum=12,
+        standbys=1,
+        faults=(
+            Fault(0.6058, "leave", 9, 0.0),
+            Fault(1.0, "twin_master", 0, 4.0),
+            Fault(1.0, "leave", 9, 0.0),
+            Fault(1.119, "crash_agent", 9, 0.0),
+            Fault(2.0, "raise_worker", 10, 0.0),
+            Fault(4.0, "lose_journal", 9, 3.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
