@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Iterator
@@ -195,3 +196,20 @@ def test_a_damaged_slot_is_passed_over_in_memory() -> None:
         assert held.arena.slots[0].state is SlotState.EMPTY
     finally:
         keeper.close()
+
+
+def test_an_arena_that_cannot_be_faulted_in_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor is closed, and the trainer hears why."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    keeper = Keeper()
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    with monkeypatch.context() as broken:
+        broken.setattr(Arena, "populate", fail)
+        with pytest.raises(KeeperError, match=r"rank 0: .*Cannot allocate memory"):
+            keeper.grant(0, _layout())
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+    assert keeper.ranks == []
+    keeper.close()

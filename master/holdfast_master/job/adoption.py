@@ -9,6 +9,8 @@ time, the world goes on and nobody is restarted; otherwise one fresh round follo
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from holdfast_master.decide.goodput import Totals, entries, micros
 from holdfast_master.job import candidacy, digests, rounds, starting, stopping
 from holdfast_master.job.assignments import stop_round
@@ -151,11 +153,16 @@ def _end(desk: Desk, text: str) -> None:
     if not claims.hellos:
         return
     desk.event(EventReason.WORLD_NOT_ADOPTED, text, Warn)
-    for rank, hello in sorted(claims.hellos.items()):
-        node = desk.roster.nodes.get(rank)
-        if node is not None and node.agent_id == hello.agent_id:
-            stop_round(desk, node, hello.round, text)
+    _stop_claimants(desk, text)
     claims.hellos.clear()
+
+
+def _stop_claimants(desk: Desk, text: str, but: Collection[int] = ()) -> None:
+    """Stop what claimants run, but for these nodes'."""
+    for rank, hello in sorted(desk.claims.hellos.items()):
+        node = desk.roster.nodes.get(rank)
+        if node is not None and node.agent_id == hello.agent_id and rank not in but:
+            stop_round(desk, node, hello.round, text)
 
 
 def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
@@ -196,10 +203,7 @@ def _adopt(desk: Desk, members: list[tuple[Hello, WorldAssignment]]) -> None:
             # All ended at a boundary; that they saved is said by a message of its own.
             until = desk.now + desk.settings.terminal_seconds
             desk.timers.ensure(Timer.MISSING, until, hello.node_rank)
-    for rank, hello in sorted(desk.claims.hellos.items()):
-        node = desk.roster.nodes.get(rank)
-        if node is not None and node.agent_id == hello.agent_id and rank not in world.places:
-            stop_round(desk, node, hello.round, text)  # it runs an older world
+    _stop_claimants(desk, text, but=world.places)  # the others run older worlds
     desk.spares = desk.roster.candidates - world.places.keys()
     for node in list(desk.roster.nodes.values()):
         candidacy.refresh(desk, node)

@@ -46,7 +46,7 @@ class Overlap:
         self._hook: Any = None
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Begin a copy, once the one before is joined."""
+        """Begin a copy; the one before was joined."""
         self._watch_optimizers()
         self._copying = Beside(work)
 

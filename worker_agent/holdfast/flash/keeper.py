@@ -182,7 +182,11 @@ class Keeper:
         except PlaceError as error:
             raise KeeperError(f"rank {rank}: {error}") from error
         held = Held(rank, fd, Arena(fd), path)
-        held.arena.populate(write=True, threads=_FAULTING)
+        try:
+            held.arena.populate(write=True, threads=_FAULTING)
+        except OSError as error:
+            self._free([held])
+            raise KeeperError(f"rank {rank}: {error}") from error
         return held
 
     def adopt(self, held: Held) -> Held:

@@ -31,7 +31,6 @@ without a checkpoint."""
 class _Coming:
     """An arena that was asked for."""
 
-    layout: Layout
     plan: Plan
     leaves: Leaves
     arena: Arena | None = None
@@ -115,7 +114,7 @@ class Preparer:
             return True
         self.saver = None
         layout = Layout(table=body.decode(), bytes_room=self._room, slots=SLOTS)
-        self._coming = coming = _Coming(layout, plan, leaves)
+        self._coming = coming = _Coming(plan, leaves)
         client.ask_for_arena(layout)
         geometry = geometry_of(plan.table, len(body), SLOTS, self._room)
         return self._has_come(client, coming, wait=wait or geometry.total <= QUICK_BYTES)
