@@ -389,5 +389,16 @@ HANDOVERS = {
             Fault(4.0, "lose_journal", 9, 3.0),
         ),
     ),
+    "a replacement was still to come when its master was lost": Scenario(
+        seed=1795577468362,
+        replicas=1,
+        maximum=1,
+        replace_delay=3.0,
+        faults=(
+            Fault(1.0, "drain", 0, 0.0),
+            Fault(1.0, "restart_agent", 0, 0.0),
+            Fault(2.0, "lose_journal", 0, 2.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
