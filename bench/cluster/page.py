@@ -130,10 +130,10 @@ def page(lines: Mapping[str, Line]) -> str:
 _TAIL: Final = """
 - *Pod gone* is the watch event of a worker's deletion (forced: no grace counts), *created* that
   of its successor; one watcher sees both.
-- *Lost silently*: all processes of the node end and nothing is reported; the time runs until the
-  first step of the smaller world is written by real torch on gloo. The node had neither the
-  operator nor the job's master but where that is said. The cluster's own patience with nodes is
-  4 s and 2 s but where its defaults are named.
+- *Lost silently*: the node is cut off the network, then its processes end; nothing is reported.
+  The time runs until the first step of the smaller world is written by real torch on gloo. The
+  node had neither the operator nor the job's master but where that is said. The cluster's own
+  patience with nodes is 4 s and 2 s but where its defaults are named.
 - *Bed*: until the control plane answers, four nodes are ready and the release is installed.
 - *Killed*: SIGKILL just before or after a drawn write to the API server, or after a drawn
   time; every second kill follows closely on the one before. A watcher of all pods counts two living

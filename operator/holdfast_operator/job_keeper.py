@@ -25,9 +25,10 @@ from holdfast_operator.plan.pods import MASTER_SLOT, Role, Slot
 from holdfast_operator.plan.refusals import Refusal, refused
 from holdfast_operator.plan.situation import Job
 from holdfast_operator.plan.view import MasterView, Said
+from holdfast_operator.sounding import Sounding
 from holdfast_operator.spec import ElasticJob, JobSpec, from_object
 from holdfast_wire import keys
-from holdfast_wire.messages import Fence, PodListDone, PodPhase, StopWish
+from holdfast_wire.messages import Fence, PodListDone, PodObservation, PodPhase, StopWish
 
 EXPECT_S: Final = 30.0
 """What was asked for and has not shown after this long is asked for again."""
@@ -84,6 +85,10 @@ class JobKeeper:
     expected: dict[str, float] = dataclasses.field(default_factory=dict)
     """Names of pods that were made and not seen yet, uids of those whose deletion was not seen yet,
     and until when (monotonic) that is waited for: the copy of the cluster lags behind."""
+    sounding: Sounding | None = None
+    """Asks its nodes whether they are there, while one is in doubt."""
+    unreachable: frozenset[str] = frozenset()
+    """Nodes that answer nothing, as it found last."""
     stop: StopWish | None = None
     """What its master was asked for, once it was."""
     spec_sent: int = 0
@@ -244,6 +249,7 @@ class JobKeeper:
             deleted_at=_unix(metadata.get("deletionTimestamp")),
             first_seen_at=self.first_seen_at,
             cut_off=cut_off,
+            unreachable=self.unreachable,
             master_endpoint=endpoint,
         )
 
@@ -277,6 +283,18 @@ class JobKeeper:
         newest = max(masters, key=lambda pod: pod.incarnation, default=None)
         return "" if newest is None else newest.uid
 
+    def master_address(self) -> str:
+        """host:port of its newest master, of one that stays if there is any; empty: none has one.
+
+        One that is being deleted may still have a state to save.
+        """
+        masters = [pod for pod in self.pods() if pod.slot.role is Role.MASTER]
+        newest = max(masters, key=lambda pod: (not pod.deleting, pod.incarnation), default=None)
+        if newest is None or not newest.address:
+            return ""
+        host = f"[{newest.address}]" if ":" in newest.address else newest.address
+        return f"{host}:{self.spec.master_port}"
+
     @property
     def met_at(self) -> str | None:
         """The node of a master that was reached once and should be there; None: there is none."""
@@ -284,6 +302,27 @@ class JobKeeper:
             return None
         spoke = (pod for pod in self.pods() if pod.uid == self.view.speaker and pod.serving)
         return next((pod.node for pod in spoke), None)
+
+    def in_doubt(self) -> Iterable[str]:
+        """Nodes that may be gone: that of a master that was reached once and is not any more."""
+        node = None if self.view.connected else self.met_at
+        return () if node is None else (node,)
+
+    def finds(self, unreachable: frozenset[str]) -> None:
+        """Take in which nodes answer nothing, and tell the master of the workers there."""
+        changed = unreachable ^ self.unreachable
+        self.unreachable = unreachable
+        for pod in self.pods():
+            if pod.node in changed and pod.slot.role is Role.WORKER and self.link is not None:
+                self.link.send(self.observation(pod))
+
+    def observation(self, pod: PodRecord, *, gone: bool = False) -> PodObservation:
+        """A worker's pod as the master hears of it; `gone`: it does not exist any more."""
+        return pod.observation(
+            wanted=pod.uid in self.deletions,
+            unreachable=pod.node in self.unreachable,
+            phase=PodPhase.GONE if gone else None,
+        )
 
     def first_messages(self) -> Iterable[Upward]:
         """What a new stream to the master begins with."""
@@ -293,7 +332,7 @@ class JobKeeper:
         # end would be taken for its successor's.
         for pod in sorted(self.pods(), key=lambda pod: (pod.slot, pod.incarnation)):
             if pod.slot.role is Role.WORKER:
-                yield pod.observation(wanted=pod.uid in self.deletions)
+                yield self.observation(pod)
         yield PodListDone()
         if self.stop is not None:
             yield self.stop

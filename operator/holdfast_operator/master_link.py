@@ -57,7 +57,7 @@ class MasterLink:
 
     def __init__(
         self,
-        target: str,
+        where: Callable[[], str],
         job_uid: str,
         tls: Callable[[], Path],
         first: Callable[[], Iterable[Upward]],
@@ -68,7 +68,8 @@ class MasterLink:
         """Begin to connect.
 
         Args:
-            target: host:port of the master.
+            where: Says its host:port now, empty: it has none yet; asked for each stream. A Service
+                would lead to pods that are gone for as long as the cluster has not noticed.
             job_uid: Uid of the job.
             tls: Says where the operator's certificate for it is; asked for each stream.
             first: What a new stream begins with.
@@ -76,7 +77,9 @@ class MasterLink:
             told: Called with what happened, some of it again after a connection broke.
             refusal: Why a message with this fence is not acted on; empty: it is.
         """
-        self._target = target
+        self._where = where
+        self._target = ""
+        """Where it was looked for last."""
         self._job_uid = job_uid
         self._tls = tls
         self._first = first
@@ -87,7 +90,7 @@ class MasterLink:
         self._outgoing: asyncio.Queue[Upward] | None = None
         self._trouble = ""
         self._refused = ""
-        self._task = asyncio.create_task(self._run(), name=f"link {target}")
+        self._task = asyncio.create_task(self._run(), name=f"link {job_uid}")
 
     def send(self, message: Upward) -> None:
         """Queue a message; without a stream it is dropped, the next one begins with all of it."""
@@ -131,8 +134,12 @@ class MasterLink:
         self._trouble = trouble
 
     async def _stream(self) -> AsyncGenerator[Said, None]:
+        target = self._target = self._where()
+        if not target:
+            self._note("it has no address yet")
+            return
         async with grpc.aio.secure_channel(
-            self._target,
+            target,
             channel_credentials(self._tls()),
             options=operator_channel_options(self._job_uid),
         ) as channel:

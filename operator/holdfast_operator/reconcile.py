@@ -34,8 +34,9 @@ from holdfast_operator.plan.silence import cut_off
 from holdfast_operator.plan.view import Said
 from holdfast_operator.revisions import Revisions
 from holdfast_operator.settings import OperatorSettings
+from holdfast_operator.sounding import Sounding
 from holdfast_operator.spec import from_object, not_supported
-from holdfast_wire.messages import FinishDecision, JobEvent, PodPhase
+from holdfast_wire.messages import FinishDecision, JobEvent
 
 _log = logging.getLogger(__name__)
 MANAGED_BY: Final = "holdfast.dev/controller"
@@ -84,9 +85,7 @@ class Reconciler:
         if keeper is None or pod.owner != keeper.owner.uid:
             return  # an earlier job's, or a copy with its labels: no word about this job's worker
         if keeper.link is not None and pod.slot.role is Role.WORKER:
-            phase = PodPhase.GONE if gone else None
-            wanted = pod.uid in keeper.deletions
-            keeper.link.send(pod.observation(wanted=wanted, phase=phase))
+            keeper.link.send(keeper.observation(pod, gone=gone))
         keeper.shows(pod, gone=gone)
 
     async def look(self, key: Key) -> float | None:
@@ -299,21 +298,33 @@ class Reconciler:
         )
 
     async def _connect(self, keeper: JobKeeper, *, ended: bool) -> None:
-        if ended and keeper.link is not None:
-            await keeper.link.close()
-            keeper.link = None
+        if ended:
+            await self._disconnect(keeper)
         if ended or keeper.link is not None:
             return
 
         def heard(said: Said | None) -> None:
             keeper.hear(said, time.time())
+            if said is None:
+                sounding.begin()
+            self._wake(keeper.key)
+
+        def found(unreachable: frozenset[str]) -> None:
+            keeper.finds(unreachable)
             self._wake(keeper.key)
 
         def told(events: Sequence[JobEvent]) -> None:
             self._reporter.tell(keeper.owner, [from_master(event) for event in events])
 
+        sounding = keeper.sounding = Sounding(
+            name="/".join(keeper.key),
+            port=keeper.spec.master_port,
+            places=lambda: [pod.place for pod in keeper.pods()],
+            suspects=keeper.in_doubt,
+            found=found,
+        )
         keeper.link = MasterLink(
-            target=keeper.source(self._settings.image).master,
+            where=keeper.master_address,
             job_uid=keeper.owner.uid,
             tls=keeper.credentials.operator_folder,
             first=keeper.first_messages,
@@ -325,9 +336,15 @@ class Reconciler:
     async def _forget(self, keeper: JobKeeper) -> None:
         self._keepers.pop(keeper.key, None)
         self._reporter.forget(keeper.owner)
+        await self._disconnect(keeper)
+        keeper.credentials.close()
+
+    async def _disconnect(self, keeper: JobKeeper) -> None:
         if keeper.link is not None:
             await keeper.link.close()
-        keeper.credentials.close()
+        if keeper.sounding is not None:
+            await keeper.sounding.close()
+        keeper.link = keeper.sounding = None
 
 
 def _master_before(status: Mapping[str, Any]) -> KnownMaster:

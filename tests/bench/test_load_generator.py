@@ -86,7 +86,7 @@ def test_it_waits_as_long_as_the_agent(herd: Herd) -> None:
         assert waits == pytest.approx(
             {
                 "delay": reconnect.delay(attempt, share, refused=one["refused"], crowd=crowd),
-                "connect": reconnect.connect_deadline(crowd),
+                "connect": reconnect.connect_deadline(crowd, attempt),
                 "welcome": reconnect.welcome_deadline(crowd),
                 "longer": session.longer(one["patience"]),
             }

@@ -73,7 +73,8 @@ def test_the_node_of_the_master_and_of_a_worker_is_lost(
     stood = until_stands(file)
     job.until("the smaller world", lambda: file.stat().st_mtime_ns > stood)
     took = time.monotonic() - lost
-    assert took < 60, f"{took:.1f} s\n{job.seen()}"  # Kubernetes alone: 340 s
+    # Kubernetes alone: 340 s. The bar is measured on a quiet machine; before 0023 it took 25.
+    assert took < 12, f"{took:.1f} s\n{job.seen()}"
     ready = kubectl.run("get", "node", node, "-o", "jsonpath={.status.conditions[*].reason}")
     job.until_training(2)
     assert job.world["epoch"] > first["world"]["epoch"]

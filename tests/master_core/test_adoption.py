@@ -86,6 +86,59 @@ def test_a_world_with_a_missing_member_gives_way_to_a_fresh_round(training: Star
     assert job.assignments[-1][3].restart_count == 1
 
 
+def test_a_member_whose_node_answers_nothing_is_not_waited_for(training: Start) -> None:
+    """It was lost together with the master: the others train on at once, and it gets a new pod."""
+    job = training(3, join_window_seconds=30.0)
+    job.replaces = False
+    job.raises = 0.0
+    job.kill_master()
+    job.agents[2].crash(told=False)
+    job.pods[2] = dataclasses.replace(job.pods[2], unreachable=True)
+    job.run(1.0)
+    job.start_master(journal=False)
+    began = job.time.now
+    job.run_until("TRAINING")
+    assert job.time.now - began < 3.0, "the time that an agent takes to come back, and to start"
+    assert job.members == [0, 1]
+    assert "WorldNotAdopted" in job.reasons()
+    assert job.core._desk.operator.replacing == {}, "its agent may still come"
+    job.run(5.0)
+    assert job.core._desk.operator.replacing[2].reason == "its Kubernetes node does not answer"
+    job.replaces = True
+    job.replace(2)
+    job.run(12.0)
+    assert job.members == [0, 1, 2]
+
+
+def test_a_node_that_only_seems_to_answer_nothing_loses_nothing(training: Start) -> None:
+    """The operator may be wrong: who says hello in time is as good a member as any."""
+    job = training(3)
+    job.pods[2] = dataclasses.replace(job.pods[2], unreachable=True)
+    job.agents[2].blip()
+    lose_the_journal(job)
+    job.run(5.0)
+    assert job.is_in("TRAINING")
+    assert job.core.status(job.moment()).round == 1
+    assert job.core._desk.operator.replacing == {}
+
+
+def test_nobody_else_may_be_missing_beside_a_node_that_answers_nothing(training: Start) -> None:
+    """A member of which nothing is known gets its time, as ever."""
+    job = training(4)
+    job.replaces = False
+    job.raises = 0.0
+    job.kill_master()
+    for rank in (2, 3):
+        job.agents[rank].crash(told=False)
+    job.pods[3] = dataclasses.replace(job.pods[3], unreachable=True)
+    job.run(1.0)
+    job.start_master(journal=False)
+    job.run(4.0)
+    assert job.is_in("WAITING")
+    job.run(8.0)
+    assert job.members == [0, 1]
+
+
 def test_a_world_that_had_not_stepped_is_adopted_as_starting(training: Start) -> None:
     """Its first step comes with the heartbeats."""
     job = training(2)

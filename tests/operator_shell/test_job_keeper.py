@@ -58,6 +58,18 @@ def _pod(**metadata: Any) -> PodRecord:
     return record
 
 
+def _spoken(incarnation: int, address: str, **fields: Any) -> PodRecord:
+    name = f"t-master-0-{incarnation}"
+    record = dataclasses.replace(
+        _pod(name=name, uid=f"m-{incarnation}"),
+        slot=MASTER_SLOT,
+        incarnation=incarnation,
+        address=address,
+        conditions=("ContainersReady=True",),
+    )
+    return dataclasses.replace(record, **fields)
+
+
 CREATE = CreatePod(slot=SLOT, incarnation=0, name=NAME, reason="")
 DELETE = DeletePod(slot=SLOT, name=NAME, uid="p-1", grace_s=1, reason=DeleteReason.SURPLUS)
 
@@ -293,3 +305,50 @@ def test_a_master_that_its_node_starts_again_was_seen_to_end() -> None:
     keeper.shows(pods[0], gone=False)
     keeper.hear(None, 6.0)
     assert keeper.view.speaker == ""
+
+
+def test_a_master_is_looked_for_at_its_newest_pod_that_stays() -> None:
+    """Not behind its Service, which leads to pods of nodes that are gone, too."""
+    pods: list[PodRecord] = []
+    keeper = _keeper(pods)
+    assert keeper.master_address() == ""
+    pods.append(_spoken(0, "10.0.0.1"))
+    assert keeper.master_address() == "10.0.0.1:50051"
+    pods.append(_spoken(1, ""))
+    assert keeper.master_address() == "", "its successor is about to have an address"
+    pods[1] = _spoken(1, "fd00::1")
+    assert keeper.master_address() == "[fd00::1]:50051"
+    pods[1] = _spoken(1, "fd00::1", deleting=True)
+    assert keeper.master_address() == "10.0.0.1:50051"
+    pods[0] = _spoken(0, "10.0.0.1", deleting=True)
+    assert keeper.master_address() == "[fd00::1]:50051", "it may have a state to save"
+
+
+def test_the_node_of_a_master_that_cannot_be_reached_any_more_is_in_doubt() -> None:
+    """While it is reached, or never was, nothing is."""
+    pods = [_spoken(0, "10.0.0.1", node="n1")]
+    keeper = _keeper(pods)
+    keeper.hear(None, 1.0)
+    assert keeper.in_doubt() == ()
+    keeper.hear(JobStatus(round=1), 2.0)
+    assert keeper.in_doubt() == ()
+    keeper.hear(None, 3.0)
+    assert keeper.in_doubt() == ("n1",)
+
+
+def test_a_master_hears_which_of_its_workers_nodes_answer_nothing() -> None:
+    """At once on an open stream, with the list on a new one, and when they answer again."""
+    sent: list[PodObservation] = []
+
+    class Link:
+        def send(self, message: PodObservation) -> None:
+            sent.append(message)
+
+    keeper = _keeper([dataclasses.replace(_pod(), node="n1")])
+    keeper.link = Link()  # type: ignore[assignment]
+    keeper.finds(frozenset({"n1", "n2"}))
+    (listed,) = [one for one in keeper.first_messages() if isinstance(one, PodObservation)]
+    keeper.finds(frozenset())
+    keeper.finds(frozenset())
+    assert [one.unreachable for one in [*sent, listed]] == [True, False, True]
+    assert keeper.planned("m").unreachable == frozenset()

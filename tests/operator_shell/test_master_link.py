@@ -80,7 +80,7 @@ async def _linked(
     port = server.add_secure_port("127.0.0.1:0", channel.server_credentials(tls))
     await server.start()
     link = MasterLink(
-        target=f"127.0.0.1:{port}",
+        where=lambda: f"127.0.0.1:{port}",
         job_uid=JOB,
         tls=lambda: certificates.issue(folder, Identity(JOB, "operator")),
         first=first,

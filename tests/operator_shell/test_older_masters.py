@@ -37,7 +37,7 @@ class Keeper:
 
 def _link(keeper: Keeper, master: WokenMaster, folder: Path) -> MasterLink:
     return MasterLink(
-        target=f"127.0.0.1:{master.port}",
+        where=lambda: f"127.0.0.1:{master.port}",
         job_uid=JOB,
         tls=lambda: certificates.issue(folder, Identity(JOB, "operator")),
         first=lambda: [PodListDone()],

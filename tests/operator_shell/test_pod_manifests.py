@@ -189,6 +189,22 @@ def test_nodes_to_shun_are_only_a_preference() -> None:
     assert found == {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n7"]}
 
 
+def test_a_master_prefers_a_node_without_its_workers() -> None:
+    """Else a node takes both with it; a successor has to be elsewhere before all."""
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    pod = master_pod(_source(), _action(MASTER_SLOT), 1001)
+    (wish,) = pod["spec"]["affinity"]["podAntiAffinity"][preferred]
+    labels = {"holdfast.dev/job": "gpt", "holdfast.dev/role": "worker"}
+    assert wish["podAffinityTerm"] == {
+        "labelSelector": {"matchLabels": labels},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    worker = worker_pod(_source(), _action(Slot(WORKER, 0)))
+    assert labels.items() <= worker["metadata"]["labels"].items()
+    successor = master_pod(_source(), _action(MASTER_SLOT, shun_nodes=("n7",)), 2001)
+    assert list(successor["spec"]["affinity"]) == ["nodeAffinity"]
+
+
 def test_a_pod_of_an_extra_role_has_no_part_in_the_world() -> None:
     """It learns whose it is, and gets no certificate."""
     source = _source(extraRoles=[{"name": "eval", "template": TEMPLATE}])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason, FinishJob, Plan
-from holdfast_operator.plan.pods import Role, Slot, wanted_slots
+from holdfast_operator.plan.pods import ObservedPod, Role, Slot, wanted_slots
 from holdfast_operator.spec.problems import InvalidJobError
 from holdfast_operator.spec.schema import parse_crd
 from holdfast_operator.spec.structure import check_structure
@@ -104,6 +104,11 @@ class Cluster(RuleBasedStateMachine):
         name = self._pick(at)
         if name:
             self.world.change(name, lost=lost)
+
+    @rule(nodes=st.sets(st.integers(0, 2), max_size=2))
+    def nodes_answer_nothing(self, nodes: set[int]) -> None:
+        """Some nodes do not answer, and the others do."""
+        self.world.unreachable = frozenset(f"node-{number}" for number in nodes)
 
     @rule()
     def deletions_come_through(self) -> None:
@@ -257,17 +262,28 @@ class Cluster(RuleBasedStateMachine):
     def _check_deletion(self, action: DeletePod) -> None:
         pod = self.world.pods[action.name]
         assert action.uid == pod.uid
-        assert action.grace_s >= 1
+        if action.grace_s == 0:
+            self._check_forgotten(pod)
+            return
         assert not pod.deleting, "deleted twice"
         shrinking = action.reason in SHRINKING and pod.live and pod.slot.role is Role.WORKER
         if shrinking and action.name not in self.released:
             waited = self.world.now - self.surplus_since[action.name]
             assert waited >= GRACE_S, "an unreleased worker before its grace was spent"
 
+    def _check_forgotten(self, pod: ObservedPod) -> None:
+        """Nobody but a followed master may run on while its pod is gone, and only where unseen."""
+        assert pod.slot.role is Role.MASTER
+        assert pod.deleting
+        assert pod.lost or pod.node in self.world.unreachable
+        others = [one for one in self.world.pods.values() if one.slot == pod.slot and one.live]
+        assert any(one.incarnation > pod.incarnation for one in others)
+
     def teardown(self) -> None:
         """The faults stop: the job comes to rest with the pods that it should have."""
         if not hasattr(self, "world"):
             return
+        self.world.unreachable = frozenset()
         for name in list(self.world.pods):
             self.world.change(name, lost=False)
         made = self._look()

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from holdfast_operator import election
-from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.actions import CreatePod, DeletePod
+from holdfast_operator.plan.pods import OVERDUE_S
 from holdfast_operator.plan.silence import AGAIN_S, SILENT_S, cut_off
 from holdfast_wire.messages import JobStatus, PodPhase
 from planned import World, creates, deletes, running
@@ -39,7 +40,7 @@ def test_a_master_that_was_reached_and_is_not_any_more_is_made_anew_elsewhere() 
     for action in made.actions:
         world.carry_out(action)
     world.change("t-master-0-1", phase=PodPhase.RUNNING, serving=True)
-    assert world.look().actions == ()
+    assert creates(world.look()) == []
 
 
 def test_a_successor_that_was_not_made_yet_is_not_forgotten() -> None:
@@ -110,3 +111,42 @@ def test_masters_on_several_nodes_do_not_fall_silent_together(
 ) -> None:
     """Those of one node do, with it; and one that answers shows that the way is open."""
     assert cut_off(reached, nodes) is expected
+
+
+def test_a_node_that_answers_nothing_while_others_do_is_given_no_more_time() -> None:
+    """Somebody else's answer shows that this side is not cut off, whatever other masters say."""
+    world = _silent()
+    world.unreachable = frozenset({"node-0"})
+    world.cut_off = True
+    made = world.look()
+    assert deletes(made) == {MASTER: "NodeLost"}
+    (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
+    assert new.shun_nodes == ("node-0",)
+
+
+def test_a_master_that_is_reached_is_left_alone_whatever_its_node_answers() -> None:
+    """And so is one that was never reached: both may have a firewall in front of them."""
+    for world in (_silent(met=False), _silent()):
+        world.unreachable = frozenset({"node-0"})
+        if world.master.speaker:
+            world.hear(JobStatus(round=1))
+        assert world.look().actions == ()
+
+
+def test_a_followed_master_leaves_its_service_once_its_successor_is_there() -> None:
+    """A pod that nobody ends would draw every second connection for minutes; a worker stays."""
+    world = _silent()
+    world.unreachable = frozenset({"node-0"})
+    for action in world.look().actions:
+        world.carry_out(action)
+    (gone,) = world.look().actions
+    assert isinstance(gone, DeletePod)
+    assert (gone.name, gone.grace_s, gone.reason.value) == (MASTER, 0, "NodeLost")
+    world.unreachable = frozenset()
+    world.hear(JobStatus(round=1))
+    world.change(MASTER, gone_by=world.now + 1)
+    assert world.look().actions == (), "its node may end it in order"
+    world.now += 1 + OVERDUE_S
+    (gone,) = world.look().actions
+    assert isinstance(gone, DeletePod)
+    assert (gone.name, gone.grace_s) == (MASTER, 0)

@@ -56,6 +56,7 @@ class World:
     first_seen_at: float = 0.0
     """0: long ago."""
     cut_off: bool = False
+    unreachable: frozenset[str] = frozenset()
     named: int = 0
     """Pods made so far, for their uids."""
 
@@ -86,13 +87,16 @@ class World:
             deleted_at=self.deleted_at,
             first_seen_at=self.first_seen_at,
             cut_off=self.cut_off,
+            unreachable=self.unreachable,
         )
 
     def carry_out(self, action: Action) -> None:
-        """Does one action at once and completely, except that deletions only begin."""
+        """Does one action at once and completely, but deletions with a grace only begin."""
         match action:
             case CreatePod():
                 self.make(action.slot, action.incarnation)
+            case DeletePod() if action.grace_s == 0:
+                del self.pods[action.name]
             case DeletePod():
                 self.change(action.name, deleting=True)
             case ScaleJob():

@@ -145,7 +145,7 @@ class Session:
         while not self.closing:
             welcomed = refused = False
             try:
-                welcomed = await self._one_stream()
+                welcomed = await self._one_stream(attempt)
             except TRANSIENT as error:
                 welcomed, refused = self._went_down(error), isinstance(error, ConnectionError)
             attempt = 0 if welcomed else attempt + 1
@@ -165,11 +165,11 @@ class Session:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._down.wait(), timeout_seconds)
 
-    async def _one_stream(self) -> bool:
+    async def _one_stream(self, attempt: int) -> bool:
         endpoint = self._dial.endpoint()
         if endpoint is None:
             return False
-        limit = reconnect.connect_deadline(self._crowd)
+        limit = reconnect.connect_deadline(self._crowd, attempt)
         options = channel.agent_channel_options(self._dial.job_uid, limit)
         credentials = channel.channel_credentials(self._dial.tls_dir)
         async with grpc.aio.secure_channel(endpoint, credentials, options) as link:
@@ -286,7 +286,7 @@ async def connected(link: grpc.aio.Channel, limit: float) -> None:
                 await link.wait_for_state_change(state)
                 state = link.get_state(try_to_connect=True)
     except TimeoutError as error:
-        text = f"no connection within {limit:.0f} s"
+        text = f"no connection within {limit:g} s"
         raise ConnectionError(text) from error
 
 

@@ -80,7 +80,7 @@ func newAgent(fleet *fleet, rank int, who identity) *agent {
 // run connects again and again.
 func (a *agent) run() {
 	for attempt := 0; ; {
-		err := a.oneStream()
+		err := a.oneStream(attempt)
 		a.mu.Lock()
 		if errors.Is(err, errNoWelcome) {
 			a.patience = longer(a.patience)
@@ -109,8 +109,8 @@ func reason(err error) string {
 }
 
 // oneStream returns why the stream ended or could not be had.
-func (a *agent) oneStream() error {
-	made, err := a.identity.dial(connectDeadline(a.crowd))
+func (a *agent) oneStream(attempt int) error {
+	made, err := a.identity.dial(connectDeadline(a.crowd, attempt))
 	if err != nil {
 		return err
 	}

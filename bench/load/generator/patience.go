@@ -12,6 +12,8 @@ const (
 	firstDelay    = 0.05
 	maxDelay      = 1.0
 	perAgent      = 0.004
+	firstConnect  = 1.5
+	firstConnects = 4
 	connectLimit  = 10.0
 	welcomeLimit  = 5.0
 	longestWait   = 20.0
@@ -32,8 +34,10 @@ func delay(attempt int, share float64, refused bool, crowd int) float64 {
 }
 
 // connectDeadline is how long an attempt to connect may take, s.
-func connectDeadline(crowd int) float64 {
-	return max(connectLimit, float64(turns*crowd)*perAgent)
+func connectDeadline(crowd, attempt int) float64 {
+	doublings := min(max(0, attempt-firstConnects+1), mostDoublings)
+	alone := min(connectLimit, firstConnect*float64(int(1)<<doublings))
+	return max(alone, float64(turns*crowd)*perAgent)
 }
 
 // welcomeDeadline is how long a Welcome may take once there is a connection, s.
@@ -84,7 +88,7 @@ func delays(tries []try) []waits {
 	for _, at := range tries {
 		found = append(found, waits{
 			Delay:   delay(at.Attempt, at.Share, at.Refused, at.Crowd),
-			Connect: connectDeadline(at.Crowd),
+			Connect: connectDeadline(at.Crowd, at.Attempt),
 			Welcome: welcomeDeadline(at.Crowd),
 			Longer:  longer(at.Patience),
 			Pause:   pause(at.Rank, at.Interval, at.Wall),

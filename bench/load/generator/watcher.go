@@ -39,7 +39,7 @@ func (w *watcher) run() {
 }
 
 func (w *watcher) watch() error {
-	made, err := w.identity.dial(connectDeadline(1))
+	made, err := w.identity.dial(connectLimit)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ from holdfast_master.job.assignments import stop_round
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.timers import Timer
 from holdfast_master.job.transitions import Trigger
+from holdfast_master.job.wording import listing
 from holdfast_master.job.world import World
 from holdfast_wire.messages import (
     GoodputClass,
@@ -77,6 +78,11 @@ def pending(desk: Desk) -> str:
     members = claims.whole()
     number, _ = claims.top
     if members is None:
+        gone = _gone(desk)
+        if gone:
+            text = f"nodes {listing(gone)} of round {number} do not answer; a fresh round follows"
+            _end(desk, text)
+            return ""
         return f"{len(claims.hellos)} nodes run round {number}; waits for its other members"
     left = _left(desk, members)
     if _was_ended(desk, number):
@@ -118,12 +124,25 @@ def _all_back(desk: Desk) -> bool:
 
     Those are the job's nodes, whatever surplus ones came before them, and whom a digest names.
     """
-    if desk.roster.connected() < desk.wanted:
+    if desk.roster.connected() + len(desk.operator.unreachable) < desk.wanted:
         return False
+    return desk.operator.unreachable.issuperset(_missing(desk))
+
+
+def _gone(desk: Desk) -> list[int]:
+    """Who is waited for in vain: nobody else is missing, and their nodes answer nothing."""
+    if desk.state.spec is None or not desk.operator.unreachable:
+        return []
+    missing = _missing(desk)
+    return sorted(missing) if desk.operator.unreachable.issuperset(missing) else []
+
+
+def _missing(desk: Desk) -> set[int]:
+    """Who may run the newest world and is not back."""
     digest, nodes = desk.claims.digest, desk.roster.nodes
-    back = {rank for rank, node in nodes.items() if node.session is not None}
     members = digest.world_members if digest is not None else ()
-    return back.issuperset(members) and back.issuperset(range(desk.wanted))
+    expected = {*members, *range(desk.wanted)}
+    return {rank for rank in expected if rank not in nodes or nodes[rank].session is None}
 
 
 def give_up(desk: Desk) -> None:

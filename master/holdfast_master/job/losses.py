@@ -7,13 +7,12 @@ the limits (`decide.liveness`), what follows for the job (`incidents`, `rounds`)
 from __future__ import annotations
 
 from holdfast_master.decide import liveness
-from holdfast_master.decide.failure import Evidence, EvidenceKind, is_preemption
+from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.goodput import entries
 from holdfast_master.decide.liveness import Health
 from holdfast_master.instructions import CloseSession, RefusalCode
-from holdfast_master.job import candidacy, early_ends, incidents, replacements
+from holdfast_master.job import candidacy, incidents, replacements
 from holdfast_master.job.desk import Desk, Warn
-from holdfast_master.job.operator_view import is_over
 from holdfast_master.job.roster import Node
 from holdfast_master.job.state import DRAINING, RELEASED
 from holdfast_master.job.timers import Timer
@@ -25,7 +24,6 @@ from holdfast_wire.messages import (
     NodeGoodput,
     NodeMarked,
     PodObservation,
-    PodPhase,
 )
 from holdfast_wire.reasons import EventReason
 
@@ -162,17 +160,6 @@ def _went_early(desk: Desk, node: Node) -> None:
         replacements.ask(desk, node.rank, node.pod_uid, why)
 
 
-def rejoin_due(desk: Desk, rank: int) -> None:
-    """A container was started again, and its agent has not come."""
-    pod = desk.operator.pods.get(rank)
-    desk.dirty = True
-    if pod is None or rank in desk.roster.nodes or not desk.operator.is_coming(rank):
-        return
-    limit = desk.settings.rejoin_seconds
-    text = f"its container was started again, and no agent has joined within {limit:g} s"
-    replacements.ask(desk, rank, pod.pod_uid, text)
-
-
 def _why_lost(node: Node, kind: EvidenceKind) -> EvidenceKind:
     """What a node's end is evidence of: for one that was to leave, why it was to leave."""
     if node.draining is EvidenceKind.DRAINED and not node.condemned:
@@ -202,130 +189,4 @@ def drain(desk: Desk, node: Node, kind: EvidenceKind, text: str) -> None:
     desk.record(mark, durable=True)
     desk.event(EventReason.NODE_DRAINING, text, node=node.rank)
     candidacy.refresh(desk, node)
-    desk.dirty = True
-
-
-def pod_seen(desk: Desk, pod: PodObservation) -> None:
-    """What the operator sees of a pod is evidence about its node."""
-    view = desk.operator
-    if view.is_old(pod):
-        _late(desk, pod)
-        return
-    view.note(pod)
-    replacements.settle(desk, pod)
-    _settle_rejoin(desk, pod)
-    desk.dirty = True
-    node = desk.roster.nodes.get(pod.node_rank)
-    if node is None:
-        _late(desk, pod)
-        early_ends.pod_seen(desk, pod)
-    elif node.pod_uid == pod.pod_uid:
-        _own_pod(desk, node, pod)
-    elif node.pod_uid in view.superseded.get(node.rank, ()):
-        text = f"pod {node.pod_uid} of node {node.rank} was followed by {pod.pod_uid}"
-        lose(desk, node, EvidenceKind.AGENT_REPLACED, text)
-    else:
-        _late(desk, pod)  # the agent of its next pod was faster than the operator
-
-
-def _settle_rejoin(desk: Desk, pod: PodObservation) -> None:
-    """A container that was to start again does not, or has a new pod: nobody waits for it."""
-    if is_over(pod) or pod.terminating or not pod.ends:
-        desk.timers.cancel(Timer.REJOIN, pod.node_rank)
-
-
-def _own_pod(desk: Desk, node: Node, pod: PodObservation) -> None:
-    if is_over(pod):
-        lose(desk, node, pod_kind(pod), pod_end(pod), pod=pod)
-    elif pod.terminating:
-        drain(desk, node, taken_kind(desk, node), f"node {node.rank} leaves: its pod is deleted")
-    elif pod.ends > node.pod_ends and node.session is None:
-        # With a stream it may be the next agent's, which was faster than the operator.
-        lose(desk, node, EvidenceKind.POD_FAILED, pod_end(pod), pod=pod)
-    elif pod.ends > node.pod_ends:
-        _explain(desk, node, pod)
-    else:
-        candidacy.refresh(desk, node)
-
-
-def _explain(desk: Desk, node: Node, pod: PodObservation) -> None:
-    """The pod's container has ended; if its next agent is there, it is known now how."""
-    gone = desk.state.departed.get(node.rank)
-    if gone is None or gone.pod_uid != pod.pod_uid:
-        node.pod_ended_at = desk.now  # the stream is about to break, then
-        return
-    node.pod_ends = pod.ends
-    item = Evidence(
-        kind=EvidenceKind.POD_FAILED,
-        text=pod_end(pod),
-        at=desk.now,
-        node_rank=node.rank,
-        agent_id=gone.agent_id,
-        exit_code=pod.exit_code,
-        conditions=pod.conditions,
-    )
-    incidents.report_late(desk, item, node.rank)
-
-
-def taken_kind(desk: Desk, node: Node) -> EvidenceKind:
-    """Why a node that was asked to end was asked: by a person's wish, or by somebody else."""
-    pod = desk.operator.pods.get(node.rank)
-    wanted = pod is not None and pod.pod_uid == node.pod_uid and pod.wanted
-    replacing = desk.operator.replacing.get(node.rank)
-    replaced = replacing is not None and replacing.pod_uid == node.pod_uid
-    return EvidenceKind.NODE_REMOVED if wanted or replaced else EvidenceKind.PREEMPTED
-
-
-def _late(desk: Desk, pod: PodObservation) -> None:
-    gone = desk.state.departed.get(pod.node_rank)
-    if gone is None or gone.pod_uid != pod.pod_uid or not is_over(pod):
-        return
-    if pod.wanted and pod.pod_uid in desk.operator.asked:
-        return  # it was lost first, and is deleted because of that
-    kind = pod_kind(pod)
-    if desk.state.dismissed.get(gone.agent_id) == RELEASED and kind is not EvidenceKind.PREEMPTED:
-        return  # it left as it was told
-    item = Evidence(
-        kind=kind,
-        text=pod_end(pod),
-        at=desk.now,
-        node_rank=pod.node_rank,
-        agent_id=gone.agent_id,
-        exit_code=pod.exit_code,
-        conditions=pod.conditions,
-    )
-    incidents.report_late(desk, item, pod.node_rank)
-
-
-def pod_kind(pod: PodObservation) -> EvidenceKind:
-    """What a pod's end is evidence of."""
-    if pod.wanted:
-        return EvidenceKind.NODE_REMOVED
-    deleted = pod.phase is PodPhase.GONE and pod.exit_code == 0 and not pod.reason
-    if deleted or is_preemption(pod.reason, pod.conditions):
-        return EvidenceKind.PREEMPTED
-    if pod.phase is PodPhase.SUCCEEDED:
-        return EvidenceKind.AGENT_LEFT
-    return EvidenceKind.POD_FAILED
-
-
-def pods_listed(desk: Desk) -> None:
-    """Every pod has been named: pods and away nodes that were not do not exist."""
-    view = desk.operator
-    view.list_done = True
-    for rank in sorted(set(view.pods) - view.listed):
-        pod = view.pods[rank]
-        if not is_over(pod):
-            gone = PodObservation(
-                node_rank=rank,
-                pod_uid=pod.pod_uid,
-                name=pod.name,
-                phase=PodPhase.GONE,
-                node=pod.node,
-            )
-            pod_seen(desk, gone)
-    for rank in sorted(desk.roster.away - view.listed):
-        node = desk.roster.nodes[rank]
-        if node.hello is None or not node.hello.unmanaged:
-            lose(desk, node, EvidenceKind.PREEMPTED, f"the pod of node {rank} does not exist")
     desk.dirty = True

@@ -35,6 +35,8 @@ class OperatorView:
     """The newest pod of each node rank."""
     over: set[int] = dataclasses.field(default_factory=set)
     """Ranks whose newest pod is over: counted at every event, and pods may be ten thousand."""
+    unreachable: set[int] = dataclasses.field(default_factory=set)
+    """Ranks whose newest pod is on a node that answers nothing to the operator."""
     superseded: dict[int, set[str]] = dataclasses.field(default_factory=dict)
     replacing: dict[int, ReplaceDecision] = dataclasses.field(default_factory=dict)
     """Replacements that have not been seen yet."""
@@ -62,10 +64,11 @@ class OperatorView:
         if before is not None and before.pod_uid != pod.pod_uid:
             self.superseded.setdefault(pod.node_rank, set()).add(before.pod_uid)
         self.pods[pod.node_rank] = pod
-        if is_over(pod):
-            self.over.add(pod.node_rank)
-        else:
-            self.over.discard(pod.node_rank)
+        for ranks, holds in ((self.over, is_over(pod)), (self.unreachable, pod.unreachable)):
+            if holds:
+                ranks.add(pod.node_rank)
+            else:
+                ranks.discard(pod.node_rank)
 
     def note_asked(self, rank: int, pod_uid: str) -> None:
         """The pod's end is now of the master's own making."""

@@ -21,6 +21,7 @@ from holdfast_master.job import (
     losses,
     origins,
     saving,
+    sightings,
     starting,
     stopping,
     stores,
@@ -270,7 +271,7 @@ def _goodbye(desk: Desk, node: Node, _: int, message: Goodbye) -> None:
         losses.lose(desk, node, EvidenceKind.NODE_REMOVED, f"it was told to leave and left{why}")
     elif message.terminated:
         text = f"node {node.rank} was asked by SIGTERM to end{why}"
-        losses.drain(desk, node, losses.taken_kind(desk, node), text)
+        losses.drain(desk, node, sightings.taken_kind(desk, node), text)
     else:
         kind = EvidenceKind.AGENT_FAILED if message.failed else EvidenceKind.AGENT_LEFT
         how = "'s agent cannot go on" if message.failed else " left"

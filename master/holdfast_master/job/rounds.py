@@ -79,13 +79,16 @@ def _window(desk: Desk) -> float:
 
 
 def _may_grow(desk: Desk, present: int) -> bool:
-    """Whether anybody else may still come: not a node that left and that nobody makes anew."""
+    """Whether anybody else may still come: not a node that left and that nobody makes anew.
+
+    Nor one whose Kubernetes node answers nothing to the operator.
+    """
     view = desk.operator
     if not view.connected:
         return True
     left = sum(
         rank < desk.wanted and rank not in view.replacing and rank not in desk.roster.nodes
-        for rank in view.over
+        for rank in view.over | view.unreachable
     )
     return present + left < desk.bounds.largest
 

@@ -53,6 +53,8 @@ class Timer(enum.Enum):
     """(incident) Evidence does not count any more: close it."""
     REJOIN = "rejoin"
     """(node rank) A container that is started again in its pod should be ready by now."""
+    UNREACHABLE = "unreachable"
+    """(node rank) An agent whose node answers nothing to the operator should have come by now."""
     REQUEST = "request"
     """(request) A user has waited long enough."""
     COMMIT = "commit"

@@ -12,7 +12,7 @@ from holdfast_operator.build.contract import RESERVED, Identity, contract
 from holdfast_operator.build.names import Owner
 from holdfast_operator.build.template import main_container
 from holdfast_operator.plan.actions import CreatePod
-from holdfast_operator.plan.pods import Role, Slot
+from holdfast_operator.plan.pods import WORKER, Role, Slot
 from holdfast_operator.plan.situation import grace_of
 from holdfast_operator.spec.job import JobSpec
 from holdfast_wire import keys
@@ -106,6 +106,8 @@ def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, An
         _append(main, "volumeMounts", {"name": _JOURNAL_VOLUME, "mountPath": JOURNAL_DIR})
     _add_variables(main, [{"name": name, "value": text} for name, text in variables.items()])
     _mount_secret(spec, main, source.owner.master_secret, None)
+    if not action.shun_nodes:  # of two preferences neither would win
+        _keep_apart(spec, source.owner)
     return pod
 
 
@@ -224,6 +226,17 @@ def _shun(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     affinity = _inside(_inside(spec, "affinity"), "nodeAffinity")
     one = {"weight": _HEAVIEST, "preference": {"matchExpressions": [wish]}}
     _append(affinity, _PREFERRED, one)
+
+
+def _keep_apart(spec: dict[str, Any], owner: Owner) -> None:
+    """Prefer a node without a worker of the job: what is lost with the one is kept by the other.
+
+    The scheduler counts it for workers that come later, too.
+    """
+    affinity = _inside(_inside(spec, "affinity"), "podAntiAffinity")
+    workers = {"matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER}}
+    term = {"labelSelector": workers, "topologyKey": _HOSTNAME}
+    _append(affinity, _PREFERRED, {"weight": _HEAVIEST, "podAffinityTerm": term})
 
 
 def _inside(place: dict[str, Any], name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from holdfast_operator.build.names import LABEL_INCARNATION
 from holdfast_operator.build.template import main_container
 from holdfast_operator.plan.pods import MASTER, ObservedPod, Slot
+from holdfast_operator.plan.reach import Place
 from holdfast_wire import keys
 from holdfast_wire.messages import PodObservation, PodPhase
 
@@ -62,6 +63,8 @@ class PodRecord:
     unheard: bool
     """Ready was taken from it by the cluster, which hears nothing of its node."""
     node: str
+    address: str
+    """Its IP; empty before it has one."""
     conditions: tuple[str, ...]
     """The true ones, as Type=Status."""
     created_at: float
@@ -112,11 +115,19 @@ class PodRecord:
             waiting_text=self.waiting[1],
         )
 
-    def observation(self, *, wanted: bool, phase: PodPhase | None = None) -> PodObservation:
+    @property
+    def place(self) -> Place:
+        """Where it can be asked whether its node answers."""
+        return Place(self.node, self.address, self.uid, self.phase)
+
+    def observation(
+        self, *, wanted: bool, unreachable: bool = False, phase: PodPhase | None = None
+    ) -> PodObservation:
         """The pod as its master hears of it.
 
         Args:
             wanted: The operator itself deletes it.
+            unreachable: Its node answers nothing.
             phase: Instead of its own: GONE for one that does not exist any more.
         """
         runs = phase is None and self.phase is PodPhase.RUNNING and self.ends > 0
@@ -134,6 +145,7 @@ class PodRecord:
             wanted=wanted,
             text=ended[2],
             ends=self.ends,
+            unreachable=unreachable,
         )
 
 
@@ -170,6 +182,7 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         ready=_is_true(conditions, "Ready"),
         unheard=_unheard(conditions),
         node=spec.get("nodeName", ""),
+        address=status.get("podIP", ""),
         conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
         created_at=_unix(metadata["creationTimestamp"]),
         ended_at=_unix(ended["finishedAt"]) if ended.get("finishedAt") else None,

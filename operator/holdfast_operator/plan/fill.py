@@ -7,7 +7,7 @@ longer.
 
 from __future__ import annotations
 
-from holdfast_operator.plan.actions import CreatePod, DeleteReason
+from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
 from holdfast_operator.plan.history import SlotHistory
 from holdfast_operator.plan.pods import OVERDUE_S, ObservedPod, Role, Slot
 from holdfast_operator.plan.situation import SHORTEST_GRACE_S, Situation, Steps, Wake, delete
@@ -19,6 +19,7 @@ def fill(situation: Situation, slot: Slot) -> Steps:
     """What one wanted place needs now."""
     pods = situation.pods.get(slot, ())
     yield from _tidy(pods)
+    yield from _forget(situation, pods)
     live = [pod for pod in pods if pod.live]
     if live:
         yield from _replace(situation, live[-1])
@@ -57,6 +58,22 @@ def _tidy(pods: tuple[ObservedPod, ...]) -> Steps:
             yield from delete(pod, DeleteReason.LOST, SHORTEST_GRACE_S)
     for pod in [pod for pod in pods if not pod.live and not pod.lost][:-1]:
         yield from delete(pod, DeleteReason.SUPERSEDED, SHORTEST_GRACE_S)
+
+
+def _forget(situation: Situation, pods: tuple[ObservedPod, ...]) -> Steps:
+    """Takes a master out of its Service that was followed and whose node does not answer.
+
+    Its pod would stay there for minutes, as if ready, and every second attempt to connect would
+    lead to it and nowhere. Should it run, its epoch is obeyed by nobody; no other pod is forgotten.
+    """
+    newest = max((pod.incarnation for pod in pods if pod.live), default=-1)
+    for pod in pods:
+        silent = pod.lost or (pod.live and pod.node in situation.job.unreachable)
+        followed = pod.slot.role is Role.MASTER and pod.incarnation < newest
+        if followed and silent and pod.deleting:
+            yield DeletePod(
+                slot=pod.slot, name=pod.name, uid=pod.uid, grace_s=0, reason=DeleteReason.LOST
+            )
 
 
 def _decision(situation: Situation, slot: Slot, uid: str) -> ReplaceDecision | None:

@@ -1,8 +1,9 @@
 """Whether a master is gone together with its node, long before Kubernetes says so.
 
 Its node reports nothing any more, so its pod looks well for minutes: what is known sooner is that
-the stream to it broke and cannot be opened again. A wrong verdict costs a new master, which the
-workers join without a new round; it must still be rare, and never come twice for one reason.
+the stream to it broke, and that its node answers nothing while others do, or at least that the
+stream cannot be opened again. A wrong verdict costs a new master, which the workers join without a
+new round; it must still be rare, and never come twice for one reason.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from holdfast_operator.plan.situation import Job
 from holdfast_operator.plan.view import MasterView
 
 SILENT_S: Final = 10.0
-"""How long a master may not be reached. No less than an operator lives that cannot renew its Lease
-(10 s): one that is cut off from everything ends before it judges anybody. That the stream is broken
-shows 4 s after its peer has vanished."""
+"""How long a master may not be reached of whose node nothing is known. No less than an operator
+lives that cannot renew its Lease (10 s): one that is cut off from everything ends before it judges
+anybody."""
 AGAIN_S: Final = 2.0
 """Until a look again while this side itself may be cut off."""
 
@@ -29,7 +30,8 @@ def judged(
     """The pods, a master lost that is on a node which does not answer."""
     for pod in pods:
         at = verdict_at(pod, job, master)
-        gone = at is not None and now >= at and not job.cut_off
+        sure = pod.node in job.unreachable or not job.cut_off
+        gone = at is not None and now >= at and sure
         yield dataclasses.replace(pod, lost=True) if gone else pod
 
 
@@ -38,7 +40,8 @@ def verdict_at(pod: ObservedPod, job: Job, master: MasterView) -> float | None:
 
     Either it was reached once, and its node has not said since that a container of it ended: a new
     master that was never reached is not made anew again. Or the cluster, too, hears nothing of its
-    node, which is all that an operator has that was just started.
+    node, which is all that an operator has that was just started. A node that is known to answer
+    nothing is given no more time.
     """
     if pod.slot.role is not Role.MASTER or not pod.live or master.connected:
         return None
@@ -46,7 +49,7 @@ def verdict_at(pod: ObservedPod, job: Job, master: MasterView) -> float | None:
     if not met and not pod.unheard:
         return None
     since = job.first_seen_at if master.silent_since is None else master.silent_since
-    return since + SILENT_S
+    return since if pod.node in job.unreachable else since + SILENT_S
 
 
 def cut_off(reached: Iterable[bool], nodes: Iterable[str]) -> bool:

@@ -47,6 +47,8 @@ class Job:
     """When this planner first saw it, Unix time, s; 0: unknown, as if long ago."""
     cut_off: bool = False
     """It is rather this side that reaches no master: what is silent proves nothing."""
+    unreachable: frozenset[str] = frozenset()
+    """Nodes that answer nothing while others do."""
     master_endpoint: str = ""
     """host:port of the master; empty while nobody knows."""
 

@@ -61,6 +61,9 @@ class PodObservation:
     ends: int = 0
     """Ends of the agent's container after which its node starts it again in the same pod. While
     the pod runs, exit_code, reason and text are those of the newest of them."""
+    unreachable: bool = False
+    """Its Kubernetes node answers nothing to the operator, which others answer: it is gone or cut
+    off."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

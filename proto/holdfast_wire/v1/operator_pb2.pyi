@@ -120,6 +120,7 @@ class PodObservation(google.protobuf.message.Message):
     WANTED_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     ENDS_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
     name: builtins.str
@@ -140,6 +141,8 @@ class PodObservation(google.protobuf.message.Message):
     """Ends of the agent's container after which its node starts it again in the same pod. While the
     pod runs, exit_code, reason and text are those of the newest of them.
     """
+    unreachable: builtins.bool
+    """Its Kubernetes node answers nothing to the operator, which others answer: it is gone or cut off."""
     @property
     def conditions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Conditions as "Type=Status"."""
@@ -159,8 +162,9 @@ class PodObservation(google.protobuf.message.Message):
         wanted: builtins.bool = ...,
         text: builtins.str = ...,
         ends: builtins.int = ...,
+        unreachable: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["conditions", b"conditions", "ends", b"ends", "exit_code", b"exit_code", "name", b"name", "node", b"node", "node_rank", b"node_rank", "phase", b"phase", "pod_uid", b"pod_uid", "reason", b"reason", "terminating", b"terminating", "text", b"text", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["conditions", b"conditions", "ends", b"ends", "exit_code", b"exit_code", "name", b"name", "node", b"node", "node_rank", b"node_rank", "phase", b"phase", "pod_uid", b"pod_uid", "reason", b"reason", "terminating", b"terminating", "text", b"text", "unreachable", b"unreachable", "wanted", b"wanted"]) -> None: ...
 
 Global___PodObservation: typing_extensions.TypeAlias = PodObservation
 

@@ -136,6 +136,9 @@ class Accounts:
     def told(self, master: Master, fact: Incident, batch: Sequence[Instruction]) -> None:
         """A master opens an incident, lays it to another, or closes it."""
         opened, _ = self.opened.setdefault(fact.id, (self.job.time.now, master.watch.now))
+        if master is not self.job.master:
+            # It ends rounds that the newer one knows as its own.
+            self.muddled_at = max(self.muddled_at, self.job.time.now)
         if not fact.open and master is self.job.master:
             self._closed(master, fact, opened, batch)
 
@@ -174,7 +177,7 @@ class Accounts:
     def _blurred(self, opened: float, wounds: Sequence[Wound]) -> bool:
         """Whether masters were lost since the incident, or what may have led to it, began."""
         since = min([opened, *(wound.since for wound in wounds)])
-        return since < self.muddled_at + SETTLE_SECONDS
+        return since < self.muddled_at + SETTLE_SECONDS + self.stalled
 
     def _brief(self, master: Master, incident: str) -> bool:
         """Whether it ends before a silence could be noticed: the culprit may not be known yet."""

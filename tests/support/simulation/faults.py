@@ -207,6 +207,10 @@ def _operator_late(job: Job, fault: Fault) -> None:
     job.time.after(fault.span, job.operator_prompt)
 
 
+def _doubt(job: Job, agent: Agent, fault: Fault) -> None:
+    job.operator.doubt(agent.rank, fault.span)
+
+
 def _stall(job: Job, fault: Fault) -> None:
     master = job.master
     job.checks.accounts.stalled += fault.span
@@ -288,6 +292,7 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "cut_half": _cut_many(2),
     "cut_all": _cut_many(1),
     "cut_peers": _cut_peers,
+    "doubt_node": _hit(Hurt.NETWORK, _doubt),
     "slow_node": _hit(Hurt.NETWORK, _slow),
     "evict": _hit(Hurt.PREEMPTION, _evict),
     "leave": _hit(Hurt.LEFT, _leave),

@@ -400,5 +400,40 @@ HANDOVERS = {
             Fault(2.0, "lose_journal", 0, 2.0),
         ),
     ),
+    "a zombie ended the round while its successor stood still": Scenario(
+        seed=1795579293370,
+        replicas=3,
+        minimum=3,
+        maximum=3,
+        heartbeat=1.0,
+        commits=1.0,
+        faults=(
+            Fault(0.8436, "zombie_master", 0, 13.0),
+            Fault(1.1681, "stall_master", 0, 18.0),
+        ),
+    ),
+    "a window was not kept for a node that answers nothing": Scenario(
+        seed=1795579090459,
+        replicas=3,
+        minimum=3,
+        maximum=3,
+        faults=(
+            Fault(2.0, "respec", 1, 0.0),
+            Fault(3.0, "exit_worker", 0, 0.0),
+            Fault(3.0, "doubt_node", 2, 11.0),
+            Fault(3.0, "lose_journal", 0, 2.274),
+        ),
+    ),
+    "an adopted world broke at once, and no window was kept for the next": Scenario(
+        seed=1795580483764,
+        replicas=2,
+        maximum=2,
+        join_window=3.0,
+        faults=(
+            Fault(2.0, "lose_journal", 0, 1.838),
+            Fault(4.0, "kill_worker", 0, 0.0),
+            Fault(4.0, "restart_node", 0, 0.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

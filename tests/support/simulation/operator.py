@@ -172,6 +172,21 @@ class Operator:
             )
             self.observe(rank)
 
+    def doubt(self, rank: int, span: float) -> None:
+        """The node of a rank's pod seems to answer nothing for a while; it may live."""
+        pod = self.pods.get(rank)
+        if pod is None:
+            return
+        self.pods[rank] = dataclasses.replace(pod, unreachable=True)
+        self.observe(rank)
+        self.job.time.after(span, self._believe, rank, pod.pod_uid)
+
+    def _believe(self, rank: int, pod_uid: str) -> None:
+        pod = self.pods.get(rank)
+        if pod is not None and pod.pod_uid == pod_uid:
+            self.pods[rank] = dataclasses.replace(pod, unreachable=False)
+            self.observe(rank)
+
     # -------------------------------------------------------------------------------------- stream
 
     def attach(self) -> None:

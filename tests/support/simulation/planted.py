@@ -23,10 +23,10 @@ from holdfast_master.job import (
     digests,
     hellos,
     incidents,
-    losses,
     operators,
     restoring,
     rounds,
+    sightings,
 )
 from holdfast_master.job.operator_view import is_over
 from holdfast_wire.messages import BudgetKind, SuccessPolicy, WorldDecided
@@ -198,7 +198,7 @@ def _charges_forgotten() -> list[Patch]:
 
 def _stale_pod_kills() -> list[Patch]:
     """An event of an old pod is taken for the newest pod's."""
-    right = losses.pod_seen
+    right = sightings.pod_seen
 
     def seen(the_desk: Any, pod: Any) -> None:
         node = the_desk.roster.nodes.get(pod.node_rank)
@@ -206,7 +206,7 @@ def _stale_pod_kills() -> list[Patch]:
             pod = dataclasses.replace(pod, pod_uid=node.pod_uid)
         right(the_desk, pod)
 
-    return [(losses, "pod_seen", seen)]
+    return [(sightings, "pod_seen", seen)]
 
 
 def _stall_expires() -> list[Patch]:

@@ -85,8 +85,8 @@ class Promises:
         surplus = any(rank >= spec.replicas + spec.standbys for rank in world.places)
         if len(world.places) != spec.replicas or surplus:
             return False  # the one goes when the other comes
-        busy = desk.boundary or desk.case or state.stop or desk.broken or state.draining
-        busy = busy or desk.operator.replacing  # a pod is about to go that was asked for
+        busy = bool(desk.boundary or desk.case or state.stop or desk.broken or state.draining)
+        busy |= bool(desk.operator.replacing)  # a pod is about to go that was asked for
         agents = [job.agents[rank] for rank in world.places]
         running = all(_sound(agent, master, world.round) for agent in agents)
         return running and not busy and state.phase is JobPhase.TRAINING

@@ -90,6 +90,7 @@ WEIGHTS: Mapping[str, float] = {
     "cut_half": 1,
     "cut_all": 1,
     "cut_peers": 1,
+    "doubt_node": 1,
     "slow_node": 1,
     "evict": 2,
     "leave": 1,
@@ -128,6 +129,7 @@ SPANS: Mapping[str, tuple[float, float]] = {
     "cut_half": (0.2, 14.0),
     "cut_all": (0.2, 14.0),
     "cut_peers": (1.0, 20.0),
+    "doubt_node": (0.5, 14.0),
     "slow_node": (1.0, 10.0),
     "evict": (0.2, 8.0),
     "suspend": (0.1, 8.0),
@@ -167,6 +169,12 @@ CROSSINGS: tuple[tuple[tuple[str, float, float, float], ...], ...] = (
         # Masters are lost while nothing else goes wrong: the job must not notice.
         ("lose_journal", 12.0, 20.0, 1.0),
         ("kill_master", 8.0, 10.0, 1.0),
+    ),
+    (
+        # A node goes together with the master, or only seems to, and the operator says so.
+        ("vanish", 3.0, 12.0, 0.0),
+        ("doubt_node", 0.0, 0.1, 14.0),
+        ("lose_journal", 0.0, 0.1, 1.0),
     ),
 )
 """Faults that meet, or come when all is quiet, as chance does not have it, each: what, how long

@@ -235,14 +235,16 @@ class Watch:
             self.checks.accounts.assigned(fact)
             self.decided = max(self.decided, fact.round)  # newer only where it is adopted
             self.members = fact.members
+            self.newest = fact.round  # an adopted one may break before the input is done
             return
         invariants.one_round(fact.round, self.decided)
         self.decided = fact.round
         spec = self.master.core._desk.state.spec
         invariants.world_bounds(fact, spec)
         bounds = self.master.core._desk.bounds
-        pods = self.master.core._desk.operator.pods
-        gone = any(is_over(pod) for pod in pods.values())  # perhaps nobody makes it anew
+        pods = self.master.core._desk.operator.pods.values()
+        # Perhaps nobody makes it anew, or nobody can come from there.
+        gone = any(is_over(pod) or pod.unreachable for pod in pods)
         first = not (self.recovering or self.newest or gone)
         if spec is not None and first and len(fact.members) < bounds.largest:
             since = self.now if self.enough_since is None else self.enough_since

@@ -7,8 +7,14 @@ MAX_DELAY_SECONDS = 1.0
 SECONDS_PER_AGENT = 0.004
 """After a refusal: a master that has just come back takes about this long for one handshake.
 Where more come at once than it can take, each waits until it gives up, and the work is lost."""
+FIRST_CONNECT_SECONDS = 1.5
+"""The first attempts to connect may take this long each, the handshake included; a refused one
+fails at once. One that leads to a node that is gone leads nowhere, and the next one to the master's
+successor; TCP asks a second time after 1 s."""
+FIRST_CONNECTS = 4
+"""So many are the first; the later ones may take twice as long each."""
 CONNECT_SECONDS = 10.0
-"""An attempt to connect with its handshake may take this long; a refused one fails at once."""
+"""And at most this long, for a master that is slow."""
 WELCOME_SECONDS = 5.0
 """From the connection to the Welcome: a master that does not answer is left."""
 TURNS = 2
@@ -31,13 +37,16 @@ def delay(attempt: int, share: float, *, refused: bool = False, crowd: int = 1) 
     return share * spread if refused and spread > MAX_DELAY_SECONDS else alone
 
 
-def connect_deadline(crowd: int) -> float:
+def connect_deadline(crowd: int, attempt: int = 0) -> float:
     """Return how long an attempt to connect may take, s.
 
     In a crowd of thousands a handshake waits for its turn, and an attempt that is given up too
     early only adds to the crowd. Arguments as for `delay`.
     """
-    return max(CONNECT_SECONDS, TURNS * crowd * SECONDS_PER_AGENT)
+    doublings = min(max(0, attempt - FIRST_CONNECTS + 1), _MOST_DOUBLINGS)
+    alone = min(CONNECT_SECONDS, FIRST_CONNECT_SECONDS * (1 << doublings))
+    turns = TURNS * crowd * SECONDS_PER_AGENT
+    return max(alone, turns)
 
 
 def welcome_deadline(crowd: int) -> float:

@@ -16,12 +16,14 @@ from typing import Any, Final, cast
 
 from cluster.kubelet import dns
 from cluster.kubelet.client import Client
-from cluster.kubelet.spaces import Space
+from cluster.kubelet.spaces import NetworkError, Space
 
 _log = logging.getLogger(__name__)
 DNS_ADDRESS: Final = "10.96.0.10"
 _FIRST_POD: Final = 10
 _CHUNK: Final = 65536
+_VANISHED_MS: Final = 2_000
+"""As gRPC sets it for an agent's connection."""
 _PODS: Final = "10.244"
 
 Backends = list[tuple[str, int]]
@@ -98,6 +100,13 @@ class Network:
         )
         return address
 
+    async def cut(self, address: str) -> None:
+        """Let nothing pass to or from an address any more, not even a word that it is gone."""
+        assert self._space is not None
+        high, low = map(int, address.rsplit(".", 2)[-2:])
+        with contextlib.suppress(NetworkError):  # its pod has ended
+            await self._space.configure([f"link set v{high << 8 | low} down"])
+
     def _answer(self, question: bytes) -> bytes:
         return dns.answer(question, self._services, self._slices)
 
@@ -160,6 +169,10 @@ class Network:
             try:
                 if backends:
                     there = await self._space.dial(*random.choice(backends))
+                    # Where a real proxy only rewrites addresses, a client's own TCP would see that
+                    # its peer acknowledges nothing; here nobody but the proxy can.
+                    link = there[1].get_extra_info("socket")
+                    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
                 else:
                     there = await asyncio.open_connection("127.0.0.1", self._api_port)
             except OSError:

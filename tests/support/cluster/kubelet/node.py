@@ -71,8 +71,10 @@ class Node:
         await self.client.close()
 
     async def die(self) -> None:
-        """Be lost: processes end, nothing is reported, no heartbeat."""
+        """Be lost: the network is gone, then processes end; nothing is reported, no heartbeat."""
         self.silent = True
+        places = [pod.address for pod in self.pods.values() if pod.address]
+        await asyncio.gather(*map(self.network.cut, places))
         await asyncio.gather(*(pod.vanish() for pod in self.pods.values()))
         self.pods.clear()
 

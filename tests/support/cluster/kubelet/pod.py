@@ -122,6 +122,11 @@ class Pod:
         found = (one for one in (*self.inits, *self.containers) if one.state.name == name)
         return next(found, None)
 
+    @property
+    def address(self) -> str:
+        """Its IP; empty while it has none, or the node's."""
+        return self._material.address if self.space is not None else ""
+
     async def vanish(self) -> None:
         """End every process, report nothing: its object is gone, or its node is."""
         if not self._cleaning:  # its object goes while it cleans up: that is to come to its end
