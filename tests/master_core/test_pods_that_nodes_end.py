@@ -77,6 +77,8 @@ def test_a_pod_that_its_node_turns_away_is_no_try_of_the_script(reason: str) -> 
     )
     job.take(PodSeen(refused))
     assert job.charges() == [BudgetKind.PREEMPTIONS]
+    told = [event.text for event in job.core.events_after(0, 1000) if event.reason == "PodFailed"]
+    assert told == [f"p of node 0 failed ({reason}) before its agent joined"]
 
 
 def test_pods_that_every_node_turns_away_end_the_job_by_the_preemption_budget() -> None:
