@@ -15,49 +15,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast_operator.build.names import KEYS_PER_SECRET, Owner
-from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.failures import RefusedError
 from holdfast_wire import keys
-from holdfast_wire.authority import Credentials, JobAuthority, new_root_key
+from holdfast_wire.authority import Credentials, JobAuthority
 from holdfast_wire.identity import Identity
 
-ROOT_SECRET: Final = "holdfast-operator-root-key"  # noqa: S105 - a name
-_ROOT_FIELD: Final = "root-key"
 LABEL_RANKS: Final = "holdfast.dev/ranks"
 """On a Secret of workers: how many ranks, from its first on, it has key pairs for."""
 RENEW_AFTER: Final = "holdfast.dev/renew-after"
 """On every Secret of a job: when its certificates are to be renewed (RFC 3339)."""
 _RENEWAL: Final = 2 / 3
 """Part of a lifetime after which it is time: the rest is for operators that are away."""
-
-
-async def load_root_key(client: KubeClient, namespace: str) -> bytes:
-    """Return the operator's root key; the first operator of a namespace makes it.
-
-    Raises:
-        KubeError: the API server refused, or cannot be reached.
-    """
-    path = f"/api/v1/namespaces/{namespace}/secrets"
-    try:
-        found = await client.call("GET", f"{path}/{ROOT_SECRET}")
-    except RefusedError as error:
-        if error.code != 404:
-            raise
-        body = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": ROOT_SECRET, "namespace": namespace},
-            "type": "holdfast.dev/root-key",
-            "immutable": True,
-            "data": {_ROOT_FIELD: _text(new_root_key())},
-        }
-        try:
-            found = await client.call("POST", path, body)
-        except RefusedError as other:
-            if not other.exists:
-                raise
-            found = await client.call("GET", f"{path}/{ROOT_SECRET}")
-    return base64.b64decode(found["data"][_ROOT_FIELD])
 
 
 class JobCredentials:

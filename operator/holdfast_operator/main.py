@@ -17,7 +17,6 @@ import time
 from typing import Final
 
 from holdfast_operator import logs
-from holdfast_operator.credentials import load_root_key
 from holdfast_operator.election import Election, LeaseLostError
 from holdfast_operator.job_keeper import Key
 from holdfast_operator.kube.client import KubeClient
@@ -27,6 +26,7 @@ from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.news.report import Reporter
 from holdfast_operator.probing import LOOK_SECONDS, LOOKS, QUEUE_DEPTH, serve_probes
 from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.root_key import RootKey
 from holdfast_operator.settings import OperatorSettings, SettingsError, read_settings
 from holdfast_operator.watching import watch_jobs
 from holdfast_operator.work_queue import WorkQueue
@@ -59,6 +59,7 @@ class Operator:
         self._election = Election(
             self._lease_client, settings.namespace, settings.lease, settings.identity
         )
+        self._root_key = RootKey(self._client, settings.namespace)
         self._signalled = asyncio.Event()
         self._leads = False
         self._reconciler: Reconciler | None = None
@@ -79,6 +80,7 @@ class Operator:
                 group.create_task(self._work())
         except* _Stopped:
             _log.info("stopping")
+            await self._root_key.give_up()  # before another leads; one without its Lease may not
         finally:
             if self._reconciler is not None:
                 await self._reconciler.close()
@@ -101,13 +103,15 @@ class Operator:
         await self._wait_for_the_crd()
         await self._election.win()
         self._leads = True
-        root_key = await load_root_key(self._client, self._settings.namespace)
+        root_key = await self._root_key.load()
+        await self._root_key.warn_of_strangers(self._jobs_path())
         reporter = Reporter(self._client, self._settings.identity)
         reconciler = self._reconciler = Reconciler(
             self._settings, self._client, self._pods, reporter, root_key, self._queue.add
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.keep())
+            group.create_task(self._root_key.keep())
             group.create_task(self._pods.run())
             group.create_task(reporter.run())
             await self._pods.synced.wait()
@@ -133,15 +137,15 @@ class Operator:
         """Without it kopf would warn once and never serve."""
         while True:
             try:
-                where = self._settings.watch_namespace
-                where = f"/namespaces/{where}" if where else ""
-                await self._client.call(
-                    "GET", f"/apis/{keys.API_VERSION}{where}/elasticjobs?limit=1"
-                )
+                await self._client.call("GET", f"{self._jobs_path()}?limit=1")
                 return
             except KubeError as error:
                 _log.warning("ElasticJobs cannot be listed yet: %s", error)
                 await asyncio.sleep(_RETRY_S)
+
+    def _jobs_path(self) -> str:
+        where = self._settings.watch_namespace
+        return f"/apis/{keys.API_VERSION}{where and f'/namespaces/{where}'}/elasticjobs"
 
     async def _look_for_ever(self, reconciler: Reconciler) -> None:
         while True:

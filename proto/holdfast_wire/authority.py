@@ -25,7 +25,7 @@ from holdfast_wire.identity import Identity, agent_host, master_host
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _BACKDATE = dt.timedelta(minutes=5)
 """Certificates begin this much earlier, for nodes whose clock is behind."""
-_ROOT_KEY_BYTES = 32
+ROOT_KEY_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -54,8 +54,8 @@ class JobAuthority:
         Raises:
             ValueError: the root key is too short to be one.
         """
-        if len(root_key) < _ROOT_KEY_BYTES:
-            raise ValueError(f"root key has {len(root_key)} bytes, needs {_ROOT_KEY_BYTES}")
+        if len(root_key) < ROOT_KEY_BYTES:
+            raise ValueError(f"root key has {len(root_key)} bytes, needs {ROOT_KEY_BYTES}")
         self._job_uid = job_uid
         self._key = _derive_key(root_key, job_uid)
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"holdfast job {job_uid}")])
@@ -134,7 +134,7 @@ class JobAuthority:
 
 def new_root_key() -> bytes:
     """Return a fresh root key."""
-    return os.urandom(_ROOT_KEY_BYTES)
+    return os.urandom(ROOT_KEY_BYTES)
 
 
 def _derive_key(root_key: bytes, job_uid: str) -> ec.EllipticCurvePrivateKey:

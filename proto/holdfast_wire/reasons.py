@@ -168,7 +168,8 @@ class Cause:
     AGENT_LEFT: Final = "AgentLeft"
     """An agent left by itself, without being told to."""
     PREEMPTED: Final = "Preempted"
-    """A node was taken away: preemption, eviction, drain by others, a pod deleted by hand."""
+    """A node was taken away: preemption, eviction, drain by others, a pod deleted by hand, a node
+    that shut down, was started anew or did not take its pod in."""
     NODE_REMOVED: Final = "NodeRemoved"
     """The operator took the node away at a person's wish."""
     DRAINED: Final = "Drained"

@@ -15,7 +15,6 @@ from holdfast_master.decide.failure import (
     EvidenceKind,
     charge,
     culprit,
-    is_preemption,
     respond,
     strongest,
     worker_kind,
@@ -151,24 +150,6 @@ def test_what_a_workers_end_is_evidence_of(code: int, error: str, kind: Evidence
     assert worker_kind(code, error) is kind
 
 
-PREEMPTIONS = [
-    ("Evicted", (), True),
-    ("Deleted", (), True),
-    ("", ("Ready=False", "DisruptionTarget=True"), True),
-    ("", ("DisruptionTarget=False",), False),
-    ("OOMKilled", ("Ready=False",), False),
-    ("Killed", (), False),
-]
-
-
-@pytest.mark.parametrize(("reason", "conditions", "yes"), PREEMPTIONS)
-def test_what_counts_as_a_preemption(
-    *, reason: str, conditions: tuple[str, ...], yes: bool
-) -> None:
-    """The pod's reason or its DisruptionTarget condition."""
-    assert is_preemption(reason, conditions) is yes
-
-
 def rule(action: FailureAction, **matcher: object) -> FailureRule:
     """A failure rule."""
     return FailureRule(action=action, **matcher)  # type: ignore[arg-type]
@@ -195,6 +176,15 @@ RESPONSES = [
     ),
     (seen(Kind.AGENT_SILENT, patterns=("NCCL.*timeout",)), RESTART, "NCCL"),
     (seen(Kind.RESTART_ASKED, exit_code=1), RESTART, "no failure rule"),
+    # what ended on a node that was taken away has no exit code of its own, but conditions
+    (seen(Kind.PREEMPTED, exit_code=-9), RESTART, "no failure rule"),
+    (seen(Kind.PREEMPTED, exit_code=1), RESTART, "no failure rule"),
+    (seen(Kind.NODE_REMOVED, exit_code=255), RESTART, "no failure rule"),
+    (
+        seen(Kind.PREEMPTED, exit_code=1, conditions=("DiskPressure=True",)),
+        FailureAction.REPLACE_ON_OTHER_NODE,
+        "DiskPressure=True",
+    ),
 ]
 
 

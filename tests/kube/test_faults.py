@@ -139,7 +139,10 @@ def test_pods_that_others_take_away_never_spend_the_failure_budget(
 def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
     make_job: Make, nodes: Nodes, kubectl: Kubectl, release: Release, tmp_path: Path
 ) -> None:
-    """Its Lease stops while its processes live, and goes on; then a kubelet runs out of memory."""
+    """Its Lease stops while its processes live, and goes on; then a kubelet runs out of memory.
+
+    One that ends a pod for its own limit does cost one: the next pod will be no better.
+    """
     job = make_job("quiet")
     job.create(_spread(tmp_path))
     job.until_training(2)
@@ -164,6 +167,11 @@ def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
     job.until_training(2)
     assert "failures" not in _used(job), job.seen()
     job.until("its event", lambda: "Evicted" in kubectl.run("describe", "ej", "quiet"))
+
+    limited = job.live()[-1]
+    nodes.tell("evict", namespace=kubectl.namespace, pod=limited, limit=True)
+    job.until("its account", lambda: _used(job).get("failures") == 1)
+    job.until_training(2)
     job.delete()
 
 

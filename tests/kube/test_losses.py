@@ -91,5 +91,37 @@ def test_the_node_of_the_master_and_of_a_worker_is_lost(
     assert witness.faults == []
 
 
+def test_a_node_that_is_started_anew_spends_no_failure(
+    make_job: Make, nodes: Nodes, release: Release, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """Sooner than the cluster notices: the 255 of its pods is nobody's exit code."""
+    job = make_job("boots")
+    made_up = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [137, 255]}}
+    body = training(tmp_path, replicas=3, minReplicas=1, failurePolicy={"rules": [made_up]})
+    container(body)["resources"] = _GPUS
+    job.create(body)
+    job.until_training(3)
+    others = [*job.pods("master"), *release.kubectl.json("get", "pods")["items"]]
+    free = [one for one in job.pods() if one["spec"]["nodeName"] not in map(_name_of, others)]
+    pod, node = free[0]["metadata"]["name"], _node_of(free[:1])
+    nodes.tell("lose", node=node)
+    nodes.tell("return", node=node)
+    job.until("its account", lambda: _used(job).get("preemptions") == 1)
+    said = kubectl.run("get", "events", "-o", "jsonpath={.items[*].note}{.items[*].message}")
+    assert f"{pod} of node" in said
+    assert "(Unknown)" in said
+    job.until_training(3)
+    assert _used(job).keys() <= {"preemptions", "rescales"}, job.seen()
+    job.delete()
+
+
+def _name_of(pod: dict[str, Any]) -> str:
+    return str(pod["spec"]["nodeName"])
+
+
+def _used(job: Job) -> dict[str, int]:
+    return {one["name"]: one["used"] for one in job.status["budgets"]}
+
+
 def _stays(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" not in pod["metadata"]

@@ -55,7 +55,7 @@ def _literal(reason: ast.expr) -> str | None:
 def test_every_reason_of_a_condition_is_on_the_page_with_its_status() -> None:
     """What a script waits for should be looked up, not found out."""
     page, code = _written(), _stated()
-    assert set(page) == {*code, ENDS, "Obstacles"}
+    assert set(page) == {*code, ENDS, "Obstacles", "Who ended a pod"}
     # A scaling that goes on repeats the reason that it began with.
     assert {kind: page[kind] for kind in code} == code
 

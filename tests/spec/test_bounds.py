@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from holdfast_operator.spec.problems import Path, Problem, ProblemKind
 from holdfast_operator.spec.schema import Kind, Schema, parse_crd
-from job_files import CRD, TEMPLATE, faults_of, job
+from job_files import CRD, faults_of, job
+from placed_fields import fields, put
 
 Field = tuple[str, Path, Schema]
-_ITEMS: dict[str, Any] = {
-    "spec.failurePolicy.rules": {"action": "FailJob", "onLogPattern": "x"},
-    "spec.failurePolicy.rules.0.onPodConditions": {"type": "DisruptionTarget"},
-    "spec.extraRoles": {"name": "e", "template": TEMPLATE},
-    "spec.podTemplateOverrides": {"manager": "m"},
-    "spec.podTemplateOverrides.0.schedulingGates": {"name": "g"},
-}
-"""An item that is right, for every list whose items have required fields."""
-
-
-def _fields(schema: Schema, path: Path) -> Iterator[Field]:
-    yield ".".join(map(str, path)), path, schema
-    for name, child in schema.properties.items():
-        yield from _fields(child, (*path, name))
-    if schema.items is not None:
-        yield from _fields(schema.items, (*path, 0))
-    if schema.values is not None:
-        yield from _fields(schema.values, (*path, "key"))
-
-
-SPEC = list(_fields(parse_crd(CRD).schema.properties["spec"], ("spec",)))
+SPEC: list[Field] = [
+    (".".join(map(str, path)), path, schema)
+    for path, schema in fields(parse_crd(CRD).schema.properties["spec"], ("spec",))
+]
 # In a status nothing is checked, and pods' own lists are the pod template's.
 
 
-def _put(path: Path, value: Any) -> dict[str, Any]:
-    """The shortest job with one field set, and what its place needs to be right."""
-    body = job()
-    place: Any = body
-    for at, step in enumerate(path[:-1]):
-        following = path[at + 1]
-        fresh: Any = [] if isinstance(following, int) else {}
-        is_item = isinstance(step, int)
-        place = _item(place, path[:at]) if is_item else place.setdefault(step, fresh)
-    if isinstance(path[-1], int):
-        place[:] = [value]
-    else:
-        place[path[-1]] = value
-    return body
-
-
-def _item(place: list[Any], path: Path) -> Any:
-    if not place:
-        place.append(copy.deepcopy(_ITEMS.get(".".join(map(str, path)), {})))
-    return place[0]
-
-
 def _at(path: Path, value: Any) -> list[Problem]:
-    return [one for one in faults_of(_put(path, value)) if one.path == path]
+    return [one for one in faults_of(put(job(), path, value)) if one.path == path]
 
 
 def _kind(kind: Kind, bound: str) -> list[Any]:

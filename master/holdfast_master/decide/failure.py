@@ -68,18 +68,6 @@ intended change explains nothing once something has failed on its way."""
 PLANNED = frozenset(kind for kind, strength in STRENGTH.items() if strength == 0)
 """Kinds that somebody wanted: no failure."""
 
-_PREEMPTION_CONDITIONS = frozenset({"DisruptionTarget=True"})
-_PREEMPTION_REASONS = frozenset(
-    {
-        "Evicted",
-        "Preempted",
-        "Preempting",
-        "Deleted",
-        "NodeShutdown",
-        "Terminated",
-        "TerminationByKubelet",
-    }
-)
 _UNCHARGED = PLANNED | {EvidenceKind.NODE_REMOVED, EvidenceKind.ROUND_LOST}
 
 
@@ -97,7 +85,7 @@ class Evidence:
     rank: int | None = None
     """Global rank of the process; None: it is about the node."""
     exit_code: int | None = None
-    """Of the process or of the agent; -N for signal N."""
+    """Of the process or of the agent; -N for signal N; None: nobody's own."""
     conditions: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     """Log patterns of the rules that were found in the process's standard error."""
@@ -110,11 +98,6 @@ def worker_kind(exit_code: int, error_type: str) -> EvidenceKind:
     if exit_code < 0 or 128 < exit_code <= 128 + 64:
         return EvidenceKind.WORKER_CRASHED
     return EvidenceKind.WORKER_RAISED if error_type else EvidenceKind.WORKER_EXITED
-
-
-def is_preemption(reason: str, conditions: Sequence[str]) -> bool:
-    """Whether a pod's end says that somebody took the node away."""
-    return reason in _PREEMPTION_REASONS or not _PREEMPTION_CONDITIONS.isdisjoint(conditions)
 
 
 def culprit(evidence: Sequence[Evidence]) -> Evidence:
@@ -204,7 +187,8 @@ def _match(item: Evidence, rule: FailureRule) -> str:
 
 
 def _match_code(item: Evidence, rule: FailureRule) -> str:
-    if item.exit_code is None or item.exit_code == 0:
+    # What ends on a node that is taken away ends by a signal of the node's, not by its own choice.
+    if item.kind in TAKEN or item.exit_code is None or item.exit_code == 0:
         return ""
     code = 128 - item.exit_code if item.exit_code < 0 else item.exit_code
     if (code in rule.exit_codes) is rule.exit_codes_not_in:

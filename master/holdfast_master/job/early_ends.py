@@ -7,6 +7,8 @@ that were known (`losses`).
 from __future__ import annotations
 
 from holdfast_master.decide import budgets
+from holdfast_master.decide.failure import TAKEN
+from holdfast_master.decide.pod_ends import pod_kind
 from holdfast_master.job import charges
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_master.job.operator_view import is_over
@@ -38,13 +40,17 @@ def pod_seen(desk: Desk, pod: PodObservation) -> None:
 
 
 def _charge(desk: Desk, pod: PodObservation, text: str) -> None:
-    """Nothing trains, and this is why: it counts as a restart without progress."""
+    """Nothing trains, and this is why: it counts as a restart without progress.
+
+    A pod that its node turned away or took down is no try of the script's: that is a preemption.
+    """
+    kind = BudgetKind.PREEMPTIONS if pod_kind(pod) in TAKEN else BudgetKind.NO_PROGRESS
     incident = f"pod {pod.pod_uid}"
     if any(charge.incident_id == incident for charge in desk.state.charges):
         return  # an earlier master has seen it
-    can = budgets.afford(charges.balance(desk, BudgetKind.NO_PROGRESS))
+    can = budgets.afford(charges.balance(desk, kind))
     paid = BudgetCharge(
-        kind=BudgetKind.NO_PROGRESS,
+        kind=kind,
         job_seconds=desk.clock.job_seconds,
         incident_id=incident,
     )
@@ -52,5 +58,5 @@ def _charge(desk: Desk, pod: PodObservation, text: str) -> None:
     desk.event(EventReason.BUDGET_CHARGED, f"nothing trains: {can.reason}", node=pod.node_rank)
     if not can.ok:
         desk.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn)
-        reason = budgets.END_REASONS[BudgetKind.NO_PROGRESS]
+        reason = budgets.END_REASONS[kind]
         desk.request_end(succeeded=False, reason=reason, text=f"{can.reason}; the last was: {text}")

@@ -10,6 +10,7 @@ from holdfast_master.decide import liveness
 from holdfast_master.decide.failure import Evidence, EvidenceKind
 from holdfast_master.decide.goodput import entries
 from holdfast_master.decide.liveness import Health
+from holdfast_master.decide.pod_ends import exit_code, pod_kind
 from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job import candidacy, incidents, replacements
 from holdfast_master.job.desk import Desk, Warn
@@ -50,7 +51,7 @@ def disconnected(desk: Desk, session: int) -> None:
         return
     pod = desk.operator.pods.get(node.rank)
     if pod is not None and desk.now <= node.pod_ended_at + desk.settings.silence_seconds:
-        lose(desk, node, EvidenceKind.POD_FAILED, pod_end(pod), pod=pod)
+        lose(desk, node, pod_kind(pod), pod_end(pod), pod=pod)
         return
     watch(desk, node)
 
@@ -123,7 +124,7 @@ def lose(
         at=desk.now if at is None else at,
         node_rank=node.rank,
         agent_id=node.agent_id,
-        exit_code=pod.exit_code if pod else None,
+        exit_code=exit_code(pod) if pod else None,
         conditions=pod.conditions if pod else (),
     )
     if world is not None and member and node.rank in world.finished:

@@ -6,7 +6,8 @@ node (`losses`) and for the job (`incidents`, `rounds`).
 
 from __future__ import annotations
 
-from holdfast_master.decide.failure import Evidence, EvidenceKind, is_preemption
+from holdfast_master.decide.failure import Evidence, EvidenceKind
+from holdfast_master.decide.pod_ends import exit_code, pod_kind
 from holdfast_master.job import candidacy, early_ends, incidents, losses, replacements
 from holdfast_master.job.desk import Desk
 from holdfast_master.job.operator_view import is_over
@@ -106,7 +107,7 @@ def _own_pod(desk: Desk, node: Node, pod: PodObservation) -> None:
         losses.drain(desk, node, taken_kind(desk, node), text)
     elif pod.ends > node.pod_ends and node.session is None:
         # With a stream it may be the next agent's, which was faster than the operator.
-        losses.lose(desk, node, EvidenceKind.POD_FAILED, pod_end(pod), pod=pod)
+        losses.lose(desk, node, pod_kind(pod), pod_end(pod), pod=pod)
     elif pod.ends > node.pod_ends:
         _explain(desk, node, pod)
     else:
@@ -120,16 +121,20 @@ def _explain(desk: Desk, node: Node, pod: PodObservation) -> None:
         node.pod_ended_at = desk.now  # the stream is about to break, then
         return
     node.pod_ends = pod.ends
-    item = Evidence(
-        kind=EvidenceKind.POD_FAILED,
+    incidents.report_late(desk, _end_of(pod, gone.agent_id, desk.now), node.rank)
+
+
+def _end_of(pod: PodObservation, agent_id: str, now: float) -> Evidence:
+    """A pod's end, of which its agent cannot tell."""
+    return Evidence(
+        kind=pod_kind(pod),
         text=pod_end(pod),
-        at=desk.now,
-        node_rank=node.rank,
-        agent_id=gone.agent_id,
-        exit_code=pod.exit_code,
+        at=now,
+        node_rank=pod.node_rank,
+        agent_id=agent_id,
+        exit_code=exit_code(pod),
         conditions=pod.conditions,
     )
-    incidents.report_late(desk, item, node.rank)
 
 
 def taken_kind(desk: Desk, node: Node) -> EvidenceKind:
@@ -147,28 +152,8 @@ def _late(desk: Desk, pod: PodObservation) -> None:
         return
     if pod.wanted and pod.pod_uid in desk.operator.asked:
         return  # it was lost first, and is deleted because of that
-    kind = pod_kind(pod)
-    if desk.state.dismissed.get(gone.agent_id) == RELEASED and kind is not EvidenceKind.PREEMPTED:
+    item = _end_of(pod, gone.agent_id, desk.now)
+    released = desk.state.dismissed.get(gone.agent_id) == RELEASED
+    if released and item.kind is not EvidenceKind.PREEMPTED:
         return  # it left as it was told
-    item = Evidence(
-        kind=kind,
-        text=pod_end(pod),
-        at=desk.now,
-        node_rank=pod.node_rank,
-        agent_id=gone.agent_id,
-        exit_code=pod.exit_code,
-        conditions=pod.conditions,
-    )
     incidents.report_late(desk, item, pod.node_rank)
-
-
-def pod_kind(pod: PodObservation) -> EvidenceKind:
-    """What a pod's end is evidence of."""
-    if pod.wanted:
-        return EvidenceKind.NODE_REMOVED
-    deleted = pod.phase is PodPhase.GONE and pod.exit_code == 0 and not pod.reason
-    if deleted or is_preemption(pod.reason, pod.conditions):
-        return EvidenceKind.PREEMPTED
-    if pod.phase is PodPhase.SUCCEEDED:
-        return EvidenceKind.AGENT_LEFT
-    return EvidenceKind.POD_FAILED

@@ -5,6 +5,7 @@ Belongs here: turning reports into words. Does not belong here: what is made of 
 
 from __future__ import annotations
 
+from holdfast_master.decide.pod_ends import exit_code
 from holdfast_wire.messages import PodObservation, PodPhase, WorkerExited
 
 _SIGNALS = {
@@ -25,13 +26,13 @@ _READ = 4_000
 """Characters that are looked at: what people and scripts send may be of any length."""
 
 
-def ending(exit_code: int) -> str:
+def ending(code: int) -> str:
     """How a process ended."""
-    number = -exit_code if exit_code < 0 else exit_code - 128
-    if exit_code < 0 or number in _SIGNALS:
+    number = -code if code < 0 else code - 128
+    if code < 0 or number in _SIGNALS:
         name = f" ({_SIGNALS[number]})" if number in _SIGNALS else ""
         return f"was ended by signal {number}{name}"
-    return f"ended with exit code {exit_code}"
+    return f"ended with exit code {code}"
 
 
 def short(text: str) -> str:
@@ -63,8 +64,8 @@ def pod_end(pod: PodObservation, when: str = "") -> str:
 def _pod_ending(pod: PodObservation) -> str:
     if pod.phase is PodPhase.SUCCEEDED:
         return "ended with exit code 0"
-    if pod.exit_code:
-        return ending(pod.exit_code)
+    if code := exit_code(pod):
+        return ending(code)
     return "is gone" if pod.phase is PodPhase.GONE else "failed"
 
 

@@ -51,7 +51,8 @@ class Misbehaviour:
             case "kill":
                 self._kill(wish)
             case "evict":
-                self._pod(wish).evict("Evicted", wish.get("message", "out of memory"))
+                message, limit = wish.get("message", "out of memory"), wish.get("limit", False)
+                self._pod(wish).evict(message, disrupted=not limit)
             case other:
                 raise KeyError(other)
 

@@ -167,7 +167,12 @@ class Material:
         if not volume:
             raise MaterialError(f"claim {name} is not bound")
         found = await self._client.call("GET", f"/api/v1/persistentvolumes/{volume}")
-        return Path(found["spec"]["hostPath"]["path"])
+        if "hostPath" in found["spec"]:
+            return Path(found["spec"]["hostPath"]["path"])
+        folder = Path(found["spec"]["local"]["path"])
+        if (group := self._group()) is not None:
+            await asyncio.to_thread(give_to_group, folder, group)
+        return folder
 
     def _path(self, kind: str, name: str) -> str:
         return f"/api/v1/namespaces/{self._namespace}/{kind}/{name}"
@@ -181,6 +186,13 @@ def mount_memory(folder: Path, limit: str = "") -> None:
     size = f"size={int(number) * _UNITS[unit]}" if number else "mode=1777"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "memory", folder], check=True)
     folder.chmod(0o1777)
+
+
+def give_to_group(folder: Path, group: int) -> None:
+    """Let a pod's fsGroup write to a volume, old files included; not to one of kind hostPath."""
+    for one in (folder, *folder.rglob("*")):
+        os.chown(one, -1, group)
+        one.chmod(one.stat().st_mode | (0o2770 if one.is_dir() else 0o660))
 
 
 def _make(folder: Path) -> None:

@@ -74,6 +74,7 @@ class Pod:
         self._material = Material(host.client, manifest, host.name, host.address)
         self._volumes: dict[str, tuple[Path, bool]] = {}
         self._failure: tuple[str, str] | None = None
+        self._disrupted = False
         self._changed = asyncio.Event()
         self._deleted = asyncio.Event()
         self._reported: dict[str, Any] = {}
@@ -105,9 +106,9 @@ class Pod:
         """Begin its end, as its deletion timestamp wants."""
         self._deleted.set()
 
-    def evict(self, reason: str, message: str) -> None:
-        """End it as a kubelet does that runs out of something."""
-        self._failure = (reason, message)
+    def evict(self, message: str, *, disrupted: bool) -> None:
+        """End it as a kubelet does that runs out of something, or has a pod out of its limits."""
+        self._failure, self._disrupted = ("Evicted", message), disrupted
         self.signal(signal.SIGKILL)
         self._change()
 
@@ -322,6 +323,7 @@ class Pod:
             containers=[one.state for one in self.containers],
             now=time.time(),
             failure=self._failure,
+            disrupted=self._disrupted,
         )
         status = report(look)
         if self._host.silent or json.dumps(status) == json.dumps(self._reported):

@@ -107,6 +107,8 @@ class PodLook:
     now: float
     failure: tuple[str, str] | None = None
     """Reason and message of a pod that the kubelet itself ended (evicted)."""
+    disrupted: bool = False
+    """Its node took it down for its own sake, not for what the pod did."""
 
 
 def report(look: PodLook) -> dict[str, Any]:
@@ -168,5 +170,12 @@ def _conditions(look: PodLook, stated: Mapping[str, bool], phase: str) -> list[d
         if not holds and phase == "Succeeded":
             condition["reason"] = "PodCompleted"
         result.append(condition)
-    # Others' conditions (DisruptionTarget) stay as they are.
+    if look.disrupted:
+        before["DisruptionTarget"] = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "TerminationByKubelet",
+            "lastTransitionTime": timestamp(look.now),
+        }
+    # Others' conditions stay as they are.
     return [*result, *(dict(one) for one in before.values())]

@@ -1,0 +1,195 @@
+"""The root key of all jobs' certificates, and the Secret that hands it to the next operator.
+
+Belongs here: making, reading and guarding that Secret. Does not belong here: what is derived from
+the key (`credentials`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import prometheus_client as prometheus
+
+from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.failures import KubeError, RefusedError
+from holdfast_wire.authority import ROOT_KEY_BYTES, new_root_key
+
+_log = logging.getLogger(__name__)
+ROOT_SECRET: Final = "holdfast-operator-root-key"  # noqa: S105 - a name
+_ROOT_FIELD: Final = "root-key"
+_LOOK_S: Final = 10.0
+"""Between two looks at the Secret. One that ends in order looks once more; only a crash so soon
+after somebody's deletion leaves its successor without the key."""
+_LAST_LOOK_S: Final = 5.0
+"""For the look of one that ends: its Lease and its pod's grace wait for it."""
+_MOST_JOBS: Final = 500
+_SHOWN: Final = 20
+"""Names in the log of jobs whose key is lost."""
+KEPT: Final = prometheus.Gauge(
+    "holdfast_operator_root_key_kept",
+    "1 while the Secret holds the root key that this operator works with.",
+)
+
+
+class RootKey:
+    """The key, for as long as an operator leads."""
+
+    def __init__(self, client: KubeClient, namespace: str) -> None:
+        """Know of no key yet; `namespace` is the operator's own."""
+        self._client = client
+        self._namespace = namespace
+        self._path = f"/api/v1/namespaces/{namespace}/secrets"
+        self._key = b""
+        self._fresh = False
+        self._judged = ""
+
+    async def load(self) -> bytes:
+        """Return the key; the first operator of a namespace makes it.
+
+        Raises:
+            KubeError: the API server refused, or cannot be reached.
+            ValueError: the Secret holds no key.
+        """
+        found = await self._look()
+        if found is None:
+            if await self._make(key := new_root_key()):
+                self._fresh = True
+                return self._take(key)
+            found = await self._client.call("GET", f"{self._path}/{ROOT_SECRET}")
+        if (known := _key_of(found)) is None:
+            raise ValueError(
+                f"Secret {self._namespace}/{ROOT_SECRET} has no {_ROOT_FIELD} in its data; restore "
+                "it from a backup, or delete it to have all jobs get new certificates"
+            )
+        return self._take(known)
+
+    def _take(self, key: bytes) -> bytes:
+        self._key = key
+        KEPT.set(1)
+        return key
+
+    async def keep(self) -> None:
+        """Have the Secret hold the key, for ever: a successor with another one loses every job."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.see_to_it()
+
+    async def see_to_it(self) -> None:
+        """Put the Secret back where it is gone; say so where it holds something else."""
+        try:
+            found = await self._look()
+            if found is None:
+                made = await self._make(self._key)
+                KEPT.set(made)
+                if made:
+                    _log.error(
+                        "Secret %s was deleted and is put back: every job's certificates are "
+                        "derived from it",
+                        ROOT_SECRET,
+                    )
+                return
+        except KubeError as error:
+            _log.warning("the Secret of the root key was not looked after: %s", error)
+            return
+        self._judge(found)
+
+    async def give_up(self) -> None:
+        """Look once more before a successor reads it."""
+        if not self._key:
+            return
+        try:
+            async with asyncio.timeout(_LAST_LOOK_S):
+                await self.see_to_it()
+        except TimeoutError:
+            _log.warning("the Secret of the root key was not looked after: no answer in time")
+
+    async def warn_of_strangers(self, jobs: str) -> None:
+        """Say which jobs run although this operator had to make a key: theirs was another one.
+
+        Args:
+            jobs: Path of the ElasticJobs that it looks after.
+        """
+        if not self._fresh:
+            return
+        try:
+            found = await self._client.call("GET", f"{jobs}?limit={_MOST_JOBS}")
+        except KubeError as error:
+            _log.warning("jobs of an earlier root key were not looked for: %s", error)
+            return
+        names = sorted(_name(one) for one in found["items"] if _runs(one))
+        if names:
+            _log.critical(
+                "Secret %s was gone, and a new root key is made; %d jobs run with certificates of "
+                "the one before, and cannot be reached: %s. Restore the Secret from a backup and "
+                "restart the operator, or delete and create these jobs anew",
+                ROOT_SECRET,
+                len(names),
+                ", ".join(names[:_SHOWN]),
+            )
+
+    def _judge(self, found: Mapping[str, Any]) -> None:
+        key = _key_of(found)
+        same = key is not None and hmac.compare_digest(key, self._key)
+        KEPT.set(same)
+        version = str(found["metadata"].get("resourceVersion", ""))
+        if same or version == self._judged:
+            return
+        self._judged = version
+        _log.critical(
+            "Secret %s holds another key than this operator works with: the next operator would "
+            "reach no job that runs; delete that Secret, and this operator puts its own back",
+            ROOT_SECRET,
+        )
+
+    async def _look(self) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = await self._client.call("GET", f"{self._path}/{ROOT_SECRET}")
+        except RefusedError as error:
+            if error.code != 404:
+                raise
+            return None
+        return found
+
+    async def _make(self, key: bytes) -> bool:
+        """Make the Secret; False: there is one."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": ROOT_SECRET, "namespace": self._namespace},
+            "type": "holdfast.dev/root-key",
+            "immutable": True,
+            "data": {_ROOT_FIELD: base64.b64encode(key).decode()},
+        }
+        try:
+            await self._client.call("POST", self._path, body)
+        except RefusedError as error:
+            if not error.exists:
+                raise
+            return False
+        return True
+
+
+def _key_of(secret: Mapping[str, Any]) -> bytes | None:
+    """The key in a Secret; None: there is none that could be used."""
+    text = (secret.get("data") or {}).get(_ROOT_FIELD) or ""
+    try:
+        key = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return None
+    return key if len(key) >= ROOT_KEY_BYTES else None
+
+
+def _name(job: Mapping[str, Any]) -> str:
+    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"
+
+
+def _runs(job: Mapping[str, Any]) -> bool:
+    """Whether a job has a master, or had one that will be followed by another."""
+    status = job.get("status") or {}
+    return bool(status.get("masterPods")) and "completionTime" not in status
