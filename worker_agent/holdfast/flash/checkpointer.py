@@ -159,7 +159,8 @@ class Checkpointer:
         images = of_arenas(usable, origin.slots, origin.lent, tails=not origin.path)
         images += of_files(origin.path) if origin.path else []
         fetch = self._connect().fetch
-        restorer = Restorer(self._parts, leaves, self._place, stored(images), fetch)
+        found = stored(images, origin.step)
+        restorer = Restorer(self._parts, leaves, self._place, found, fetch)
         threads = max(self._threads, _idle_cores(self._place))
         for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)

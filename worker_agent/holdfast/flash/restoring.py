@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.flash.agreement import all_or_none
 from holdfast.flash.copying import Piece, Pieces
 from holdfast.flash.giving import Gift, GivingError, give
-from holdfast.flash.optimizers import otherness
+from holdfast.flash.optimizers import (
+    OF_THE_CLASS,
+    classes_of,
+    other_class,
+    other_form,
+    other_settings,
+)
 from holdfast.flash.planning import Local, Place, locate
 from holdfast.flash.rng import Rng
 from holdfast.flash.saving import decode_value, is_lazy, is_on_gpu
@@ -165,7 +171,7 @@ class Restorer:
             path = ("optimizer", prefix) if prefix else ("optimizer",)
             names = parameter_names(self._parts, prefix)
             if other := self._other(path, optimizer):
-                self._work.wrong.append(f"{'.'.join(path)} is {other}")
+                self._work.wrong.append(f"{'.'.join(path)}: {other}")
                 self._fresh[id(optimizer)] = {}
                 continue
             by_name = {
@@ -196,8 +202,19 @@ class Restorer:
             self._compare_groups(path, optimizer, names)
 
     def _other(self, path: tuple[str, ...], optimizer: Any) -> str:
-        saved = {key for _, key in self._below((*path, "param_groups"))}
-        return otherness(saved, {key for group in optimizer.param_groups for key in group})
+        """Return why the stored state is another optimizer's; empty: it is not."""
+        found, groups = self._found, optimizer.param_groups
+        settings = self._below((*path, "param_groups"))
+        saved = [
+            {key: self._values.get(name) for (at, key), name in settings.items() if at == number}
+            for number in range(len(groups))
+        ]
+        kinds = found.optimizers.get(".".join(path), ())
+        return (
+            other_class(kinds, classes_of(optimizer), found.step)
+            or other_settings({key for _, key in settings}, {key for one in groups for key in one})
+            or other_form(saved, groups, found.step)
+        )
 
     def _state_tensor(
         self, name: str, key: str, parameter: Any, group: dict[str, Any], here: Any
@@ -242,7 +259,7 @@ class Restorer:
                 wrong.append(f"{'.'.join(begin)}.{number}: other parameters in the checkpoint")
                 continue
             for key, value in group.items():
-                name = settings.get((number, key))
+                name = settings.get((number, key)) if key not in OF_THE_CLASS else None
                 if name in self._found.tensors and name is not None:
                     group_value = new_like(self._found.tensors[name][0].item, value)
                     self._fill(name, locate(group_value, name, self._place))
