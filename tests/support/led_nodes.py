@@ -150,12 +150,13 @@ def rank_of(
     world: int = 2,
     round_number: int = 1,
     table: ShardTable | None = None,
+    kept: int = 1,
 ) -> Iterator[Rank]:
     """Connect a trainer of a node, with an arena."""
     link = connect(node.path)
     link.send(
         Hello(
-            rank=rank, world=world, kept=1, lineage=round_number, root=str(root),
+            rank=rank, world=world, kept=kept, lineage=round_number, root=str(root),
             keep_last=3, keep_every=0,
         )
     )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.flash.arena import Arena, Geometry, Slot, geometry_of, in_memory
+from holdfast.flash.arena import Arena, ArenaError, Geometry, Slot, geometry_of, in_memory
 from holdfast.flash.commit import unique
 from holdfast.flash.decide.room import Room, RoomSettings, refusal
 from holdfast.flash.decide.slots import (
@@ -167,7 +167,7 @@ class Keeper:
         """Make an arena, pre-faulted, on whichever thread; one at a time, as each looks for room.
 
         Nothing else is touched until it is taken up (`adopt`). Raises `KeeperError` when there is
-        no room, before anything is allocated.
+        no room, before anything is allocated, or it cannot be made.
         """
         rank, geometry = wanted.rank, wanted.geometry
         reason = refusal(geometry.total, self.room(), self._settings)
@@ -179,7 +179,7 @@ class Keeper:
                 if self._volume is None
                 else self._volume.make(wanted.body, geometry)
             )
-        except PlaceError as error:
+        except (PlaceError, ArenaError, OSError) as error:
             raise KeeperError(f"rank {rank}: {error}") from error
         held = Held(rank, fd, Arena(fd), path)
         try:

@@ -21,7 +21,7 @@ from holdfast.flash.keeper import Job, Keeper
 from holdfast.flash.labour import failure_of
 from holdfast.flash.lead import Answer, HeldPart, Lead, Question, Written
 from holdfast.flash.lending import Lender
-from holdfast.flash.link import Fetch, Fetched, Hello, LinkError, Origin, Refused, Saved
+from holdfast.flash.link import Fetch, Fetched, Hello, LinkError, NotSaved, Origin, Refused, Saved
 from holdfast.flash.manifest import FormatError, ManifestError, Shard
 from holdfast.flash.member import Member
 from holdfast.flash.persisting import Grant
@@ -110,17 +110,26 @@ class LedService(Service):
             del self._writing[job.version]
         super()._done(job, shard, error)
 
+    def _not_saved(self, member: Member, told: NotSaved) -> None:
+        super()._not_saved(member, told)
+        if not told.durable:  # that one is told as every other that fails on its way to storage
+            version = Version(told.lineage, told.step)
+            self._tell_failed(version, f"rank {member.rank} did not save it: {told.error}")
+
+    def _tell_failed(self, version: Version, error: str) -> None:
+        storage = self._storage
+        parts = Written(
+            version=version,
+            world=self.keeper.world,
+            ranks=(),
+            root=storage.root if storage else "",
+            attempt=storage.token if storage else self._lead.attempt(version.lineage),
+            error=error,
+        )
+        self._lead.written(parts)
+
     def _failed(self, version: Version, error: str) -> None:
-        if self._storage is not None:
-            parts = Written(
-                version=version,
-                world=self.keeper.world,
-                ranks=(),
-                root=self._storage.root,
-                attempt=self._storage.token,
-                error=error,
-            )
-            self._lead.written(parts)
+        self._tell_failed(version, error)
         self._unannounced.pop(version, None)
         super()._failed(version, error)
 

@@ -28,6 +28,7 @@ from holdfast.flash.link import (
     Layout,
     Link,
     LinkError,
+    NotSaved,
     Origin,
     Refused,
     Restore,
@@ -174,6 +175,8 @@ class Service:
                 finally:
                     version = Version(message.lineage, message.step)
                     self.keeper.asked.discard((member.rank, version))
+            case NotSaved():
+                self._not_saved(member, message)
             case _:
                 raise LinkError(f"{type(message).__name__} is not for a keeper")
 
@@ -244,6 +247,13 @@ class Service:
             self._failed(version, f"step {saved.step} is in no slot any more")
             return
         self._work_on(job)
+
+    def _not_saved(self, member: Member, told: NotSaved) -> None:
+        """A rank has no part of a step: what others have of it never comes to anything."""
+        log.warning("rank %d did not save step %d: %s", member.rank, told.step, told.error)
+        if told.durable:
+            version = Version(told.lineage, told.step)
+            self._failed(version, f"rank {member.rank} did not save it: {told.error}")
 
     def _work_on(self, job: Job) -> None:
         self._labour.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))
