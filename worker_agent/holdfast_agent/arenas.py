@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast import faults
 from holdfast.flash.sockets import listen
 from holdfast_agent import scratch
 from holdfast_agent.arena_places import place_of
@@ -162,7 +163,8 @@ class Arenas:
             try:
                 word(service, lambda one: _soon(loop, end, one))
             except Exception:  # the top of the question: who asks must hear of it
-                log.exception("the keeper could not answer another agent")
+                number = faults.count(__name__)
+                log.exception("the keeper could not answer another agent (fault %d)", number)
                 _soon(loop, end, None)
 
         self.tell(ask)
@@ -226,7 +228,8 @@ def _serve(service: LedService) -> None:
             log.warning("of what a dead agent left: %s", note)
         service.run()
     except Exception:  # the top of the thread's loop
-        log.exception("the keeper of checkpoints failed; nothing is kept from now on")
+        number = faults.count(__name__)
+        log.exception("the keeper failed; nothing is kept from now on (fault %d)", number)
     finally:
         service.keeper.close()
 

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from holdfast import faults
 from holdfast.page import Page
 from holdfast_agent import address, family, greeting, summary, zygote
 from holdfast_agent.agent import Agent
@@ -88,6 +89,7 @@ async def work(
         if guard is not None:
             guard.cancel()
         await arenas.close(ARENAS_END_SECONDS)
+        faults.say(log)
 
 
 def _reader(agent: Agent, settings: Settings) -> PartReader:

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from holdfast import faults
+
 log: Final = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -24,14 +26,14 @@ def outcome_of(
 ) -> tuple[_T | None, str]:
     """Do something at the top of a thread; return what it returned, or None and why it failed.
 
-    expected: errors whose text is for a user; any other is logged with its trace.
+    expected: errors whose text is for a user; any other is logged with its trace, and counted.
     """
     try:
         return work(), ""
     except expected as error:
         return None, str(error)
     except Exception as error:  # the top of a thread
-        log.exception("%s failed", what)
+        log.exception("%s failed (fault %d)", what, faults.count(__name__))
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from holdfast import faults
 from holdfast.flash.commit import CommitError
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
@@ -149,7 +150,8 @@ class Service:
             number = message.number if isinstance(message, Layout) else 0
             member.link.send(Refused(error=str(error), number=number))
         except Exception as error:  # the top of the loop: one trainer's fault is not the others'
-            log.exception("a message of process %d failed", member.link.peer)
+            number, peer = faults.count(__name__), member.link.peer
+            log.exception("a message of process %d failed (fault %d)", peer, number)
             member.link.send(Refused(error=f"{type(error).__name__}: {error}"))
         if member.is_done:
             self._forget(member)
