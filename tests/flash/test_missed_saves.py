@@ -16,7 +16,8 @@ from filled_arenas import layout
 from holdfast.flash.client import CheckpointError
 from holdfast.flash.decide.room import Room
 from holdfast.flash.decide.slots import Version
-from holdfast.flash.keeper import Held, Keeper, KeeperError, Wanted
+from holdfast.flash.holdings import Held
+from holdfast.flash.keeper import Keeper, KeeperError, Wanted
 from holdfast.flash.lead import Written
 from holdfast.flash.link import Failed, NotSaved
 from holdfast.flash.trouble import Trouble

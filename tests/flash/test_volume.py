@@ -57,28 +57,6 @@ def _files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("hash_it", [True, False])
-def test_what_a_dead_agent_held_is_offered_as_if_it_had_been_held_all_along(
-    *, folder: Path, hash_it: bool
-) -> None:
-    """Versions, bytes and lengths; also of slots that were never hashed; then nothing is left."""
-    _left(folder, hash_it=hash_it)
-    keeper = _keeper(folder)
-    assert keeper.take_over() == []
-    assert keeper.usable([0, 1], 2)[0] == Version(1, 6)
-    for rank in (0, 1):
-        place = keeper.find(rank, Version(1, 6))
-        assert place is not None
-        assert bytes(place[1].image) == bytes([6]) * len(place[1].image)
-        assert list(place[1].lengths) == [6]
-        assert keeper.grant(rank, layout(rank)) is place[0]
-    assert keeper.drop_damaged(Version(1, 6)) == []
-    keeper.resume_from(Version(1, 6))
-    assert keeper.versions(0) == {Version(1, 6)}
-    keeper.close()
-    assert _files(folder) == []
-
-
 def test_what_was_being_written_is_emptied(folder: Path) -> None:
     """Half a step is none, and its slot is free again."""
     (path, _) = _left(folder)

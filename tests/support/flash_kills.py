@@ -50,7 +50,7 @@ KEEPER_LINES = tuple(
     f"flash/{name}.py"
     for name in (
         "keeper", "commit", "persisting", "retaining", "service", "origin", "disk", "arena",
-        "volume", "inheritance", "stash",
+        "volume", "inheritance", "stash", "holdings", "offering",
     )
 )  # fmt: skip
 

@@ -69,10 +69,10 @@ class LedService(Service):
             return
         if keeper.lineage != self._begun:
             return  # what there is may have to be fallen back to
-        now = (keeper.lineage, keeper.saved_here())
+        now = (keeper.lineage, keeper.offer.saved_by(keeper.here, keeper.world))
         if now != self._held:
             self._held = now
-            self._lead.held(*now, whole=keeper.is_whole(now[1]))
+            self._lead.held(*now, whole=keeper.offer.is_whole(now[1]))
 
     def release(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
         """Take the master's word on what need not be kept."""
@@ -201,17 +201,17 @@ class LedService(Service):
     def _ask(self, number: int, asking: list[Member]) -> Question:
         ranks = [member.hello.rank for member in asking if member.hello is not None]
         root = self._storage.root if self._storage else ""
-        parts = sorted(self.keeper.parts().items(), reverse=True)[:_MOST_PARTS]
+        parts = sorted(self.keeper.offer.parts().items(), reverse=True)[:_MOST_PARTS]
         question = Question(
             round=number,
-            memory=tuple(self.keeper.usable(ranks, self.keeper.world)),
+            memory=tuple(self.keeper.offer.usable(ranks, self.keeper.world)),
             stored=tuple(committed(self._disk, root, _MOST_STORED)) if root else (),
             parts=tuple(
                 HeldPart(
                     version=one,
                     world=size,
                     ranks=own,
-                    whole=self.keeper.is_whole([one]),
+                    whole=self.keeper.offer.is_whole([one]),
                     saved_by=self._lead.world(one.lineage),
                 )
                 for one, (size, own) in parts
@@ -279,7 +279,7 @@ class LedService(Service):
 
         def check() -> None:
             if answer.memory:
-                notes.extend(self.keeper.drop_damaged(version))
+                notes.extend(self.keeper.offer.drop_damaged(version))
             elif self._storage is not None:
                 self._compare(f"{self._storage.root}/step_{version.step}", version, answer)
 
@@ -292,7 +292,7 @@ class LedService(Service):
         if found.version != version:
             lineage = found.version.lineage
             raise ManifestError(f"{path} is of lineage {lineage}, not {version.lineage}")
-        self.keeper.drop_unlike(found)
+        self.keeper.offer.drop_unlike(found)
         self._verified = answer.number
 
     def _looked(self, round_number: int, answer: Answer, error: str) -> None:
@@ -360,4 +360,4 @@ class LedService(Service):
         if self._question is not None:
             self._lead.asks(self._question)
         if self._held[0]:
-            self._lead.held(*self._held, whole=self.keeper.is_whole(self._held[1]))
+            self._lead.held(*self._held, whole=self.keeper.offer.is_whole(self._held[1]))

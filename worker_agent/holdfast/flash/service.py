@@ -19,7 +19,8 @@ from holdfast.flash.commit import CommitError
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk, PosixDisk
-from holdfast.flash.keeper import Held, Job, Keeper, KeeperError
+from holdfast.flash.holdings import Held
+from holdfast.flash.keeper import Job, Keeper, KeeperError
 from holdfast.flash.labour import Labour, failure_of, outcome_of
 from holdfast.flash.link import (
     Durable,
