@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,16 @@ def test_the_last_word_of_a_process_has_the_counts(caplog: pytest.LogCaptureFixt
     assert said.getMessage() == (
         "2 faults were caught, each is in this log (holdfast.flash.labour: 2)"
     )
+
+
+def test_who_wakes_a_labour_that_has_ended_writes_into_nobodys_file(tmp_path: Path) -> None:
+    """The number of its pipe may be another file's by then: a keeper may end before its agent."""
+    labour = Labour()
+    labour.start()
+    labour.end()
+    with (tmp_path / "file").open("wb") as file:
+        os.dup2(file.fileno(), labour._wake_write)
+        labour.wake()
+        labour.post(_fail)
+        os.close(labour._wake_write)
+    assert (tmp_path / "file").stat().st_size == 0
