@@ -51,6 +51,7 @@ KEEPER_LINES = tuple(
     for name in (
         "keeper", "commit", "persisting", "retaining", "service", "origin", "disk", "arena",
         "volume", "inheritance", "stash", "holdings", "offering",
+        "leftovers",
     )
 )  # fmt: skip
 

@@ -80,6 +80,8 @@ class Node:
     path: str
     service: LedService
     master: Script
+    thread: threading.Thread
+    """The service's."""
 
     def word(self, name: str, *words: Any) -> None:
         """Let the master say something, and wait until it was taken in."""
@@ -107,7 +109,7 @@ def served(
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
-        yield Node(path, service, master)
+        yield Node(path, service, master, thread)
     finally:
         service.stop()
         thread.join()

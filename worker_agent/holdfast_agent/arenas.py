@@ -204,8 +204,11 @@ class Arenas:
             self._held = None
             self.say(checkpoint_words.held(versions, whole=whole), number)
 
-    async def close(self, seconds: float) -> None:
-        """Let work in flight end, for so long at most; afterwards the memory is free."""
+    async def close(self, seconds: float, *, over: bool = False) -> None:
+        """Let work in flight end, for so long at most; afterwards the memory is free.
+
+        over: the job is; what was begun on storage and cannot be committed any more goes too.
+        """
         if self._held_timer is not None:
             self._held_timer.cancel()
         if self._service is None or self._thread is None:
@@ -213,7 +216,7 @@ class Arenas:
                 self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
         else:
-            self._service.stop()
+            self._service.stop(over=over)
             await asyncio.to_thread(self._thread.join, seconds)
             if self._thread.is_alive():
                 log.warning("a checkpoint was still being written after %.0f s: given up", seconds)

@@ -309,12 +309,18 @@ def read_manifest_or_none(disk: Disk, path: str) -> Manifest | None:
 
 def attempts_of(disk: Disk, root: str, attempt: Attempt) -> list[Attempt]:
     """Return the attempts whose number begins with this one's, the shortest first."""
-    found = []
-    for name in disk.names(root):
-        match = _TEMPORARY.fullmatch(name)
-        if match and name.startswith(attempt.folder):
-            found.append(Attempt(version=attempt.version, number=match[3]))
+    found = [one for one in attempts(disk, root) if one.folder.startswith(attempt.folder)]
     return sorted(found, key=lambda one: (len(one.number), one.number))
+
+
+def attempts(disk: Disk, root: str) -> list[Attempt]:
+    """Return all attempts in a directory."""
+    matches = (_TEMPORARY.fullmatch(name) for name in disk.names(root))
+    return [_attempt(match) for match in matches if match]
+
+
+def _attempt(match: re.Match[str]) -> Attempt:
+    return Attempt(version=Version(int(match[2]), int(match[1])), number=match[3])
 
 
 def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> list[str]:
@@ -324,18 +330,14 @@ def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> list[str]:
     """
     swept = []
     for name in sorted(disk.names(root)):
-        match = _TEMPORARY.fullmatch(name)
-        if name.startswith(_TRASH):
-            disk.remove_tree(f"{root}/{name}")
-        elif (
-            match
-            and not keep(Attempt(version=Version(int(match[2]), int(match[1])), number=match[3]))
-            and not _is_newer(disk, f"{root}/{name}")
-        ):
-            discard(disk, root, f"{root}/{name}")
-        else:
-            continue
-        swept.append(name)
+        path, match = f"{root}/{name}", _TEMPORARY.fullmatch(name)
+        with contextlib.suppress(FileNotFoundError):  # another node is at it, and not at the rest
+            if name.startswith(_TRASH):
+                disk.remove_tree(path)
+                swept.append(name)
+            elif match and not keep(_attempt(match)) and not _is_newer(disk, path):
+                discard(disk, root, path)
+                swept.append(name)
     return swept
 
 

@@ -8,8 +8,8 @@ provides it. Everything here runs on the service's own thread; a master's word c
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
+import logging
 from typing import Final
 
 from holdfast.flash.borrowing import Borrower
@@ -20,14 +20,17 @@ from holdfast.flash.granting import Grants
 from holdfast.flash.keeper import Job, Keeper
 from holdfast.flash.labour import failure_of
 from holdfast.flash.lead import Answer, HeldPart, Lead, Question, Written
+from holdfast.flash.leftovers import leave_nothing
 from holdfast.flash.lending import Lender
 from holdfast.flash.link import Fetch, Fetched, Hello, LinkError, NotSaved, Origin, Refused, Saved
 from holdfast.flash.manifest import FormatError, ManifestError, Shard
 from holdfast.flash.member import Member
-from holdfast.flash.persisting import Grant
+from holdfast.flash.persisting import Grant, Storage
 from holdfast.flash.reading import committed, verify
 from holdfast.flash.rescuing import Order, Rescuer
 from holdfast.flash.service import Service
+
+log: Final = logging.getLogger(__name__)
 
 _MOST_STORED: Final = 16
 _MOST_PARTS: Final = 8
@@ -45,6 +48,8 @@ class LedService(Service):
         self._writing: collections.Counter[Version] = collections.Counter()
         """Parts of ranks that are on their way to storage, by what the ranks themselves asked."""
         self._rescuer = Rescuer(keeper, self._disk, self._labour.hand_out, self._told)
+        self._begun_in: set[tuple[str, str]] = set()
+        """Directory and name of all attempts that parts were written to, or may have been."""
         self._grants = Grants(self._disk, self._labour, lead.committed)
         self._question: Question | None = None
         self.lender = Lender(keeper, self._labour.hand_out)
@@ -55,7 +60,9 @@ class LedService(Service):
         """The newest round whose ranks know what they start from."""
 
     def _token(self, hello: Hello) -> str:
-        return self._lead.attempt(hello.lineage)
+        token = self._lead.attempt(hello.lineage)
+        self._begun_in.add((hello.root, token))
+        return token
 
     def _alone(self, _: Job) -> bool:
         return True  # whoever gets the grant reads what each part says of itself
@@ -147,7 +154,7 @@ class LedService(Service):
         if storage and storage.token == attempt and on_its_way >= self.keeper.kept:
             return  # as its ranks asked: it is told when it is there
         root = storage.root if storage else ""
-        self._rescuer.order(Order(version=version, attempt=attempt, root=root))
+        self._order(Order(version=version, attempt=attempt, root=root))
 
     def _told(
         self, order: Order, *, world: int, ranks: tuple[int, ...], size: int, error: str
@@ -256,20 +263,37 @@ class LedService(Service):
         if not answer.sources:
             self._borrower.give_up()
         self._begun = round_number
-        if self._storage is not None and not self._labour.in_flight:
-            with contextlib.suppress(OSError):  # another node may be at it too
-                self._storage.clear_up()
+        if self._storage is not None:
+            self._clear_up(self._storage)
         self._begin([member for member in self._members if member.asks], answer)
         version = answer.version if answer.memory and not answer.partial else None
         if version is not None and version not in known.stored:
             self._write_beside(version)
 
+    def _clear_up(self, storage: Storage) -> None:
+        """Have what is there now of earlier worlds deleted after what is being done for them."""
+        folders = storage.left_behind()
+        self._labour.hand_out(
+            lambda: failure_of("clearing up", lambda: storage.clear_up(folders), OSError),
+            lambda error: log.warning("earlier worlds' parts stay: %s", error) if error else None,
+        )
+
+    def _leave_nothing(self) -> None:
+        first = 0 in self.keeper.ranks
+        for root in {root for root, _ in self._begun_in | self._grants.own if root}:
+            begun = {name for where, name in self._begun_in if where == root}
+            own = {name for where, name in self._grants.own if where == root}
+            leave_nothing(self._disk, root, begun, own, first=first)
+
     def _write_beside(self, version: Version) -> None:
         """Write what a world starts from to storage while it starts: only memory had it so far."""
         storage = self._storage
         if storage is not None and self.keeper.places(version):
-            order = Order(version=version, attempt=storage.token, root=storage.root)
-            self._rescuer.order(order)
+            self._order(Order(version=version, attempt=storage.token, root=storage.root))
+
+    def _order(self, order: Order) -> None:
+        self._begun_in.add((order.root, order.attempt))
+        self._rescuer.order(order)
 
     def _check(self, answer: Answer) -> str:
         """Work on the labour's thread; nobody trains, so the keeper is nobody else's meanwhile."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.flash import leftovers
 from holdfast.flash.commit import (
     Attempt,
     CommitError,
@@ -20,7 +21,6 @@ from holdfast.flash.commit import (
     commit,
     open_attempt,
     read_manifest_or_none,
-    sweep,
     unique,
     write_shard,
 )
@@ -179,6 +179,7 @@ class Storage:
         commit(self._disk, root, self._attempt(job), shards.values(), self._own, final=job.final)
         if not job.final:
             self._retainer.delete_old(job.version.step)
+            leftovers.pass_over(self._disk, self.root, self._token, job.version)
 
     def commit_granted(self, grant: Grant) -> None:
         """Commit the step that a master has granted; what another coordinator began is taken over.
@@ -194,6 +195,7 @@ class Storage:
                 if len(shards) == grant.world:
                     commit(self._disk, self.root, found, shards.values(), grant.own)
                     self._retainer.delete_old(grant.version.step)
+                    leftovers.pass_over(self._disk, self.root, grant.attempt, grant.version)
                     return
         except OSError as error:
             raise CommitError(f"{final} was not committed: {error}") from error
@@ -241,10 +243,15 @@ class Storage:
                 raise CommitError(f"{final}: rank 0 did not commit it in {_TOGETHER_S:g} s")
             time.sleep(_LOOK_S)
 
-    def clear_up(self) -> None:
-        """Delete what earlier worlds left half done; no attempt of this one is touched."""
-        with contextlib.suppress(FileNotFoundError):
-            sweep(self._disk, self.root, lambda one: one.number.startswith(self._token))
+    def left_behind(self) -> frozenset[str]:
+        """Return what earlier worlds left half done, for `clear_up`."""
+        return leftovers.left_behind(self._disk, self.root, self._token)
+
+    def clear_up(self, folders: frozenset[str] | None = None) -> None:
+        """Delete what was left behind; raises OSError. By default what is so now."""
+        leftovers.clear_up(
+            self._disk, self.root, self.left_behind() if folders is None else folders
+        )
 
 
 class _Patience:

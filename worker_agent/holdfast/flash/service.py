@@ -65,7 +65,7 @@ class Service:
         self._labour = Labour()
         self._making = Labour()
         """Makes arenas: that takes a second a GiB, and waits for nothing that is being written."""
-        self._stopping = False
+        self._stopping = self._over = False
 
     def add(self, link: Link) -> None:
         """Serve a trainer that is connected already."""
@@ -73,8 +73,9 @@ class Service:
         if member is not None:
             self._members.append(member)
 
-    def stop(self) -> None:
-        """End `run`, from any thread, once the work in flight is done."""
+    def stop(self, *, over: bool = False) -> None:
+        """End `run`, from any thread, once the work in flight is done; over: so is the job."""
+        self._over |= over
         self._stopping = True
         self._labour.wake()
 
@@ -92,10 +93,15 @@ class Service:
         finally:
             self._labour.end()
             self._making.end()
+            if self._over and (error := failure_of("clearing up", self._leave_nothing, OSError)):
+                log.warning("of what was begun on storage something stays: %s", error)
             for member in list(self._members):
                 self._forget(member)
             if self._listener is not None:
                 self._listener.close()
+
+    def _leave_nothing(self) -> None:
+        """Delete what was begun on storage: the job is over; a hook of `led`."""
 
     def _finished(self) -> bool:
         alone = self._listener is None and not self._members
