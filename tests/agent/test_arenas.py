@@ -119,8 +119,34 @@ def test_a_killed_rank_comes_back_to_the_step_before_from_memory(
     assert len(steps) == 1, begun
     assert 1 <= min(steps) <= 20, begun
     assert {float(words[2]) for words in begun} == {float(min(steps))}
-    stored = {path.name.split(".")[0] for path in (tmp_path / "checkpoints").iterdir()}
-    assert stored <= {f"step_{min(steps)}"}, "nothing but what they went on from"
+    stored = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert stored <= {f"step_{min(steps)}"}, "what they went on from, whole or not at all"
+
+
+ALONE = """
+import os
+import torch
+import torch.distributed as dist
+import holdfast
+
+dist.init_process_group("gloo")
+flash = holdfast.Checkpointer("checkpoints", model=torch.nn.Linear(300, 200))
+if dist.get_rank() == 0:
+    flash.save(1)
+    while not any(name.startswith("step_1.tmp") for name in os.listdir("checkpoints")):
+        pass
+dist.barrier()
+"""
+
+
+def test_a_step_that_only_one_rank_saved_is_gone_when_the_job_has_ended(
+    start: Start, tmp_path: Path
+) -> None:
+    """It is no checkpoint, nobody will ever make one of it, and no other world comes to sweep."""
+    (tmp_path / "train.py").write_text(ALONE)
+    agent = start(1)
+    assert agent.wait(120) == 0, agent.errors()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_no_byte_is_left_when_the_job_has_ended(start: Start) -> None:

@@ -189,9 +189,9 @@ def test_a_damaged_slot_is_passed_over_in_memory() -> None:
         assert job is not None
         hashed(job)
         keeper.done(job)
-        assert keeper.drop_damaged(Version(1, 7)) == []
+        assert keeper.offer.drop_damaged(Version(1, 7)) == []
         held.arena.slots[0].image[100] ^= 1
-        (note,) = keeper.drop_damaged(Version(1, 7))
+        (note,) = keeper.offer.drop_damaged(Version(1, 7))
         assert "slot 0 in memory is damaged" in note
         assert held.arena.slots[0].state is SlotState.EMPTY
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.flash import restoring, saving
+from holdfast.flash import filling, saving
 from holdfast.flash.decide.slots import SlotState
 from holdfast.flash.device import Gpus
 from holdfast.flash.upload import upload
@@ -199,12 +199,12 @@ def test_a_restore_goes_through_pinned_memory_in_parts(
     train(model, optimizer)
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
         flash.save(1)
-    monkeypatch.setattr(restoring, "is_on_gpu", lambda values: values.numel() > 5)
+    monkeypatch.setattr(filling, "is_on_gpu", lambda values: values.numel() > 5)
 
     def parts(pairs: Any, threads: int) -> None:
         upload(cuda, pairs, threads, pinned=False, buffer_bytes=64)
 
-    monkeypatch.setattr(restoring, "_upload", parts)
+    monkeypatch.setattr(filling, "_upload", parts)
     cuda.calls.clear()
     model2, optimizer2 = state_of(1)
     train(model2, optimizer2)

@@ -18,7 +18,8 @@ from forgetful_disk import ForgetfulDisk, PowerCut
 from holdfast.flash.commit import CommitError, is_own, steps
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Move, Version
-from holdfast.flash.keeper import Held, Job, Keeper
+from holdfast.flash.holdings import Held
+from holdfast.flash.keeper import Job, Keeper
 from holdfast.flash.link import Layout
 from holdfast.flash.manifest import Manifest, ManifestError, Shard
 from holdfast.flash.persisting import Grant, Storage

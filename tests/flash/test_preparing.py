@@ -15,7 +15,8 @@ import holdfast
 from holdfast.flash import preparing
 from holdfast.flash.client import CheckpointError
 from holdfast.flash.decide.slots import Version
-from holdfast.flash.keeper import Held, Keeper, KeeperError, Wanted
+from holdfast.flash.holdings import Held
+from holdfast.flash.keeper import Keeper, KeeperError, Wanted
 from holdfast.flash.service import Service
 from holdfast.flash.sockets import listen
 from small_models import same, state_of, train

@@ -118,50 +118,6 @@ def test_other_parameter_groups_are_refused(tmp_path: Path, parts: list[slice], 
     assert same((other.state_dict(), its.state_dict()), before)
 
 
-@pytest.mark.parametrize(
-    ("saved", "live", "text"),
-    [
-        ("AdamW", "SGD", r"optimizer is another optimizer's: .*betas.* are not in the state, "),
-        ("SGD", "AdamW", r"momentum, nesterov are not in the state, .*betas.*not in the checkpoi"),
-        ("RMSprop", "Adagrad", r"alpha, .* are not in the state"),
-    ],
-)
-def test_another_optimizers_state_is_refused_by_its_settings(
-    tmp_path: Path, saved: str, live: str, text: str
-) -> None:
-    """What one lacks and what the other lacks is told; with the option it keeps its own state."""
-    model, optimizer = state_of(kind=saved)
-    train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
-    other, its = state_of(5, kind=live)
-    train(other, its)
-    before = copy.deepcopy((other.state_dict(), its.state_dict()))
-    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
-        with pytest.raises(RestoreError, match=text):
-            flash.load()
-        assert same((other.state_dict(), its.state_dict()), before)
-        assert flash.load(partial=True) == 1
-    assert same(its.state_dict(), before[1])
-    assert same(other.state_dict(), model.state_dict())
-
-
-def test_settings_of_another_release_or_a_scheduler_are_no_other_optimizer(tmp_path: Path) -> None:
-    """More settings on one side alone, or a scheduler's own: the state is loaded."""
-    import torch
-
-    model, optimizer = state_of()
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
-    train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
-    other, its = state_of(5)
-    its.param_groups[0]["of_the_next_release"] = True
-    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
-        assert flash.load() == 1
-    assert same(its.state_dict()["state"], optimizer.state_dict()["state"])
-
-
 def _made_newer(step: Path) -> None:
     """Make of a committed step what the next Holdfast may write."""
     file = step / "holdfast.json"

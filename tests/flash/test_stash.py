@@ -81,27 +81,6 @@ def _map(shelf: Shelf, number: int = 0) -> Arena:
     return arena
 
 
-@pytest.mark.parametrize("hash_it", [True, False])
-def test_what_a_dead_agent_held_is_offered_as_if_it_had_been_held_all_along(
-    *, shelf: Shelf, hash_it: bool
-) -> None:
-    """Versions, bytes and lengths; the same memory is used again; then the runner has nothing."""
-    _leave(shelf, hash_it=hash_it)
-    keeper = _keeper(shelf)
-    assert keeper.take_over() == []
-    assert keeper.usable([0, 1], 2)[0] == Version(1, 6)
-    for rank in (0, 1):
-        place = keeper.find(rank, Version(1, 6))
-        assert place is not None
-        assert bytes(place[1].image) == bytes([6]) * len(place[1].image)
-        assert list(place[1].lengths) == [6]
-        assert keeper.grant(rank, layout(rank)) is place[0]
-    assert keeper.drop_damaged(Version(1, 6)) == []
-    keeper.close()
-    shelf.take_in(_MOST_READ)
-    assert shelf.count == 0
-
-
 def test_a_successor_that_dies_before_it_takes_over_loses_nothing(shelf: Shelf) -> None:
     """Handing over is no giving away."""
     _leave(shelf)

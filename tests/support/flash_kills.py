@@ -49,8 +49,9 @@ TRAINER_LINES = ("flash/arena.py", "support/flash_kills.py")
 KEEPER_LINES = tuple(
     f"flash/{name}.py"
     for name in (
-        "keeper", "commit", "persisting", "service", "origin", "disk", "arena", "volume",
-        "inheritance", "stash",
+        "keeper", "commit", "persisting", "retaining", "service", "origin", "disk", "arena",
+        "volume", "inheritance", "stash", "holdings", "offering",
+        "leftovers",
     )
 )  # fmt: skip
 

@@ -162,7 +162,7 @@ KEEPER = (
     *_keeper("commit", "_publish", "disk.rename_new(folder, final)", nth=2),
     *_keeper("commit", "_publish", "disk.sync_dir(root)", nth=2, last=True),
     *_keeper("service", "Service._announce", "member.link.send(Durable", nth=3),
-    *_keeper("persisting", "Storage._delete_old", "delete_steps(", nth=3),
+    *_keeper("retaining", "Retainer.delete_old", "delete_steps(", nth=3),
     *_keeper(
         "commit", "discard",
         "disk.rename(path, trash)", "disk.sync_dir(root)", "disk.remove_tree(trash)",

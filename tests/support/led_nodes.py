@@ -80,6 +80,8 @@ class Node:
     path: str
     service: LedService
     master: Script
+    thread: threading.Thread
+    """The service's."""
 
     def word(self, name: str, *words: Any) -> None:
         """Let the master say something, and wait until it was taken in."""
@@ -107,7 +109,7 @@ def served(
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
-        yield Node(path, service, master)
+        yield Node(path, service, master, thread)
     finally:
         service.stop()
         thread.join()
@@ -150,12 +152,13 @@ def rank_of(
     world: int = 2,
     round_number: int = 1,
     table: ShardTable | None = None,
+    kept: int = 1,
 ) -> Iterator[Rank]:
     """Connect a trainer of a node, with an arena."""
     link = connect(node.path)
     link.send(
         Hello(
-            rank=rank, world=world, kept=1, lineage=round_number, root=str(root),
+            rank=rank, world=world, kept=kept, lineage=round_number, root=str(root),
             keep_last=3, keep_every=0,
         )
     )  # fmt: skip

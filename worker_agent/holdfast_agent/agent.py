@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from holdfast import faults
 from holdfast.layout import Header
 from holdfast_agent import zygote
 from holdfast_agent.commands import Commands
@@ -320,7 +321,7 @@ class Agent:
             except RefusedError as error:
                 self.ending.fail(f"the master refused this agent: {error}")
             except Exception as error:
-                log.exception("a part of the agent failed")
+                log.exception("a part of the agent failed (fault %d)", faults.count(__name__))
                 self.ending.fail(f"{type(error).__name__}: {error}")
 
         return asyncio.create_task(guarded())

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast import faults
 from holdfast.flash.sockets import listen
 from holdfast_agent import scratch
 from holdfast_agent.arena_places import place_of
@@ -162,7 +163,8 @@ class Arenas:
             try:
                 word(service, lambda one: _soon(loop, end, one))
             except Exception:  # the top of the question: who asks must hear of it
-                log.exception("the keeper could not answer another agent")
+                number = faults.count(__name__)
+                log.exception("the keeper could not answer another agent (fault %d)", number)
                 _soon(loop, end, None)
 
         self.tell(ask)
@@ -202,8 +204,11 @@ class Arenas:
             self._held = None
             self.say(checkpoint_words.held(versions, whole=whole), number)
 
-    async def close(self, seconds: float) -> None:
-        """Let work in flight end, for so long at most; afterwards the memory is free."""
+    async def close(self, seconds: float, *, over: bool = False) -> None:
+        """Let work in flight end, for so long at most; afterwards the memory is free.
+
+        over: the job is; what was begun on storage and cannot be committed any more goes too.
+        """
         if self._held_timer is not None:
             self._held_timer.cancel()
         if self._service is None or self._thread is None:
@@ -211,7 +216,7 @@ class Arenas:
                 self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
         else:
-            self._service.stop()
+            self._service.stop(over=over)
             await asyncio.to_thread(self._thread.join, seconds)
             if self._thread.is_alive():
                 log.warning("a checkpoint was still being written after %.0f s: given up", seconds)
@@ -226,7 +231,8 @@ def _serve(service: LedService) -> None:
             log.warning("of what a dead agent left: %s", note)
         service.run()
     except Exception:  # the top of the thread's loop
-        log.exception("the keeper of checkpoints failed; nothing is kept from now on")
+        number = faults.count(__name__)
+        log.exception("the keeper failed; nothing is kept from now on (fault %d)", number)
     finally:
         service.keeper.close()
 

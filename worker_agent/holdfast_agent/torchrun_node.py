@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast import faults
 from holdfast_agent.commands import MAX_DONE
 from holdfast_agent.config import Settings
 from holdfast_agent.decide import beat, hearing
@@ -121,7 +122,7 @@ class TorchrunNode:
         except RefusedError as error:
             self._fail(str(error))
         except Exception as error:
-            log.exception("the session failed")
+            log.exception("the session failed (fault %d)", faults.count(__name__))
             self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, text: str) -> None:

@@ -14,13 +14,15 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from holdfast import faults
 from holdfast.page import Page
 from holdfast_agent import address, family, greeting, summary, zygote
 from holdfast_agent.agent import Agent
 from holdfast_agent.arenas import Arenas
 from holdfast_agent.config import Settings
 from holdfast_agent.control import Control
-from holdfast_agent.decide.leaving import ExitCode
+from holdfast_agent.decide.leaving import ExitCode, is_job_over
+from holdfast_agent.ending import End
 from holdfast_agent.errors import StandaloneError
 from holdfast_agent.greeting import Self
 from holdfast_agent.logs import LogKeeper
@@ -82,12 +84,16 @@ async def work(
     served.append(agent)
     guard = asyncio.create_task(_keep_master(own_master, agent)) if own_master else None
     arenas.open(agent.report, lambda: _reader(agent, settings))
+    over = False
     try:
-        return await _until_end(agent, tools, peers)
+        end = await _until_end(agent, tools, peers)
+        over = is_job_over(end.outcome)
+        return end.code
     finally:
         if guard is not None:
             guard.cancel()
-        await arenas.close(ARENAS_END_SECONDS)
+        await arenas.close(ARENAS_END_SECONDS, over=over)
+        faults.say(log)
 
 
 def _reader(agent: Agent, settings: Settings) -> PartReader:
@@ -120,7 +126,7 @@ async def _keep_master(own_master: Standalone, agent: Agent) -> None:
             log.warning("%s", news)
 
 
-async def _until_end(agent: Agent, tools: Tools, peers: PeerServer) -> int:
+async def _until_end(agent: Agent, tools: Tools, peers: PeerServer) -> End:
     loop = asyncio.get_running_loop()
     for number in tools.settings.launch.signals:
         loop.add_signal_handler(number, agent.on_signal, number)
@@ -134,7 +140,7 @@ async def _until_end(agent: Agent, tools: Tools, peers: PeerServer) -> int:
     if end.code == ExitCode.FAILED:
         summary.show(agent.runner, end, tools.settings.launch.script)
     await agent.zygote.close(tools.process, ZYGOTE_END_SECONDS)
-    return end.code
+    return end
 
 
 def _address(settings: Settings) -> str:

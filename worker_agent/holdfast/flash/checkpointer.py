@@ -17,7 +17,7 @@ from holdfast.environment import Environment
 from holdfast.flash import given, tags
 from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.alone import say_what_is_missing
-from holdfast.flash.arena import ArenaError, Slot
+from holdfast.flash.arena import Slot
 from holdfast.flash.beside import Overlap
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
 from holdfast.flash.decide.retention import chosen
@@ -33,6 +33,7 @@ from holdfast.flash.restoring import Restorer
 from holdfast.flash.saving import Saver
 from holdfast.flash.state import StateError, collect
 from holdfast.flash.stored import stored
+from holdfast.flash.trouble import Trouble
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
 _SLOT_S: Final = 600.0
@@ -102,6 +103,9 @@ class Checkpointer:
         self._beside = Overlap(self._pacer.waited)
         self.skipped = 0
         """Saves that were left out: they found no free slot, or their memory was being made."""
+        self.failed = 0
+        """Scheduled saves that failed: no memory was to be had, say. Training went on."""
+        self._trouble = Trouble()
 
     def _connect(self) -> Client:
         if self._client is None:
@@ -159,7 +163,8 @@ class Checkpointer:
         images = of_arenas(usable, origin.slots, origin.lent, tails=not origin.path)
         images += of_files(origin.path) if origin.path else []
         fetch = self._connect().fetch
-        restorer = Restorer(self._parts, leaves, self._place, stored(images), fetch)
+        found = stored(images, origin.step)
+        restorer = Restorer(self._parts, leaves, self._place, found, fetch)
         threads = max(self._threads, _idle_cores(self._place))
         for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)
@@ -170,7 +175,8 @@ class Checkpointer:
     ) -> Action:
         """Say that a step is complete, and save it if it is due; returns what `Job.step` does.
 
-        A scheduled save that fails is a warning: training goes on.
+        A scheduled save that fails is counted, and a warning once until the reason changes:
+        training goes on.
         """
         job = init()
         action = job.step(step, samples=samples, loss=loss, fingerprint=fingerprint)
@@ -196,7 +202,7 @@ class Checkpointer:
     def _begin_to_prepare(self) -> None:
         try:
             self._preparer.begin(self._connect())
-        except (CheckpointError, StateError, LinkError, ArenaError, OSError) as error:
+        except (CheckpointError, StateError, LinkError, OSError) as error:
             warnings.warn(f"no memory for checkpoints: {error}", RuntimeWarning, stacklevel=3)
 
     def _is_writing(self) -> bool:
@@ -211,13 +217,22 @@ class Checkpointer:
     ) -> None:
         failures = []
         try:
-            self._save(step, durable=durable, must=must, awaited=awaited)
+            if self._save(step, durable=durable, must=must, awaited=awaited):
+                self._trouble.over()
         except (CheckpointError, StateError, LinkError, OSError) as error:
-            failures = [f"step {step} was not saved: {error}"]
+            failures = self._missed(step, str(error), durable=durable)
         if self._client is not None:
             failures += self._client.failures()
         for failure in failures:
             warnings.warn(failure, RuntimeWarning, stacklevel=3)
+
+    def _missed(self, step: int, error: str, *, durable: bool) -> list[str]:
+        """Count a scheduled save that failed, and tell the keeper; return what is to be said."""
+        self.failed += 1
+        is_new = self._trouble.is_new(error)
+        if self._client is not None and (durable or is_new):
+            self._client.not_saved(Version(self._lineage, step), durable=durable, error=error)
+        return [f"step {step} was not saved: {error}"] if is_new else []
 
     def prepare(self) -> None:
         """Plan and have the memory made now, so that the very first save is not left out.

@@ -27,6 +27,7 @@ from holdfast.flash.link import (
     Link,
     LinkError,
     Message,
+    NotSaved,
     Refused,
     Saved,
 )
@@ -157,6 +158,11 @@ class Client:
         if durable:
             self._told.add(version.step)
         told = Saved(lineage=version.lineage, step=version.step, durable=durable, final=final)
+        self._link.send(told)
+
+    def not_saved(self, version: Version, *, durable: bool, error: str) -> None:
+        """Tell that a scheduled save failed, and why: nobody is to wait for it."""
+        told = NotSaved(lineage=version.lineage, step=version.step, durable=durable, error=error)
         self._link.send(told)
 
     def expect_durable(self, step: int) -> None:

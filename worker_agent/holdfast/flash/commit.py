@@ -11,6 +11,7 @@ The order of operations is the guarantee: nothing counts before what it stands o
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -36,12 +37,18 @@ _STEP: Final = re.compile(r"step_(0|[1-9]\d*)")
 _TEMPORARY: Final = re.compile(r"step_(\d+)\.tmp\.(\d+)\.(\w+)")
 _OWN: Final = re.compile(r"__\d+_\d+\.distcp|\.metadata|holdfast\.json")
 """What a checkpoint consists of, by DCP too."""
+_DESCRIPTION: Final = re.compile(r"\.shard\.\d+\.json")
 _TRASH: Final = ".trash."
 _CHUNK: Final = 16 * 2**20
 """Bytes of one write: large enough for a direct one to run at the disk's speed."""
 _TRIES: Final = 3
 """Files that a shard may be written to. An error of fsync may have dropped pages that a second
 fsync calls durable, so each try is a new file."""
+
+
+log: Final = logging.getLogger(__name__)
+_left_alone: Final = set[str]()
+"""Attempts of a newer Holdfast that the log has named."""
 
 
 class CommitError(Exception):
@@ -302,29 +309,54 @@ def read_manifest_or_none(disk: Disk, path: str) -> Manifest | None:
 
 def attempts_of(disk: Disk, root: str, attempt: Attempt) -> list[Attempt]:
     """Return the attempts whose number begins with this one's, the shortest first."""
-    found = []
-    for name in disk.names(root):
-        match = _TEMPORARY.fullmatch(name)
-        if match and name.startswith(attempt.folder):
-            found.append(Attempt(version=attempt.version, number=match[3]))
+    found = [one for one in attempts(disk, root) if one.folder.startswith(attempt.folder)]
     return sorted(found, key=lambda one: (len(one.number), one.number))
 
 
+def attempts(disk: Disk, root: str) -> list[Attempt]:
+    """Return all attempts in a directory."""
+    matches = (_TEMPORARY.fullmatch(name) for name in disk.names(root))
+    return [_attempt(match) for match in matches if match]
+
+
+def _attempt(match: re.Match[str]) -> Attempt:
+    return Attempt(version=Version(int(match[2]), int(match[1])), number=match[3])
+
+
 def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> list[str]:
-    """Delete what died half-way: trash, and attempts that `keep` does not name as alive."""
+    """Delete what died half-way: trash, and attempts that `keep` does not name as alive.
+
+    One that a newer Holdfast has described stays too: what it means is not known here.
+    """
     swept = []
     for name in sorted(disk.names(root)):
-        match = _TEMPORARY.fullmatch(name)
-        if name.startswith(_TRASH):
-            disk.remove_tree(f"{root}/{name}")
-        elif match and not keep(
-            Attempt(version=Version(int(match[2]), int(match[1])), number=match[3])
-        ):
-            discard(disk, root, f"{root}/{name}")
-        else:
-            continue
-        swept.append(name)
+        path, match = f"{root}/{name}", _TEMPORARY.fullmatch(name)
+        with contextlib.suppress(FileNotFoundError):  # another node is at it, and not at the rest
+            if name.startswith(_TRASH):
+                disk.remove_tree(path)
+                swept.append(name)
+            elif match and not keep(_attempt(match)) and not _is_newer(disk, path):
+                discard(disk, root, path)
+                swept.append(name)
     return swept
+
+
+def _is_newer(disk: Disk, folder: str) -> bool:
+    """Tell whether a newer Holdfast wrote the description of an attempt, and say so once."""
+    for name in sorted(disk.names(folder)):
+        if name != MANIFEST_NAME and not _DESCRIPTION.fullmatch(name):
+            continue
+        try:
+            decode_manifest(disk.read(f"{folder}/{name}"), f"{folder}/{name}")
+        except FormatError as error:
+            if folder not in _left_alone:
+                _left_alone.add(folder)
+                log.warning("%s is left alone: %s", folder, error)
+            return True
+        except (ManifestError, OSError):
+            continue
+        return False
+    return False
 
 
 def delete_steps(disk: Disk, root: str, numbers: Sequence[int]) -> None:

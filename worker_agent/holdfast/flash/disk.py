@@ -58,7 +58,7 @@ class Disk(Protocol):
         """Remove a file."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all below it."""
+        """Remove a directory and all below it; somebody else may be at it too."""
 
     def names(self, path: str) -> list[str]:
         """Return the names in a directory."""
@@ -133,7 +133,14 @@ class PosixDisk:
         os.unlink(path)  # noqa: PTH108
 
     def remove_tree(self, path: str) -> None:
-        shutil.rmtree(path)
+        while True:
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                if not os.path.lexists(path):
+                    return
+            else:
+                return
 
     def names(self, path: str) -> list[str]:
         return os.listdir(path)  # noqa: PTH208

@@ -24,15 +24,15 @@ class Grants:
     def __init__(self, disk: Disk, labour: Labour, tell: Callable[[Grant, str], None]) -> None:
         """Take who does the work, and what tells the master how it ended."""
         self._disk, self._labour, self._tell = disk, labour, tell
-        self._known: set[str] = set()
-        """Own names of all that were given."""
+        self.own: set[tuple[str, str]] = set()
+        """Directory and own name of all that were given."""
         self._ended: list[tuple[Grant, str]] = []
 
     def carry_out(self, grant: Grant, storage: Storage | None) -> None:
         """Commit a step, once; storage: of the world that is here, which may be another's."""
-        if grant.own in self._known:
+        if (grant.root, grant.own) in self.own:
             return  # it is being done, or was: `restate` tells
-        self._known.add(grant.own)
+        self.own.add((grant.root, grant.own))
         fits = storage is not None and storage.root == grant.root
         own = storage if storage is not None and fits else self._other(grant)
         self._labour.hand_out(

@@ -17,10 +17,13 @@ from holdfast.flash.stored import Image
 def mapped(descriptors: tuple[int, ...]) -> dict[int, Arena]:
     """Map the arenas behind the descriptors, and close these; by inode."""
     arenas: dict[int, Arena] = {}
-    for fd in descriptors:
-        arena = arenas[os.fstat(fd).st_ino] = Arena(fd)
-        arena.keep_from_children()
-        os.close(fd)
+    try:
+        for fd in descriptors:
+            arena = arenas[os.fstat(fd).st_ino] = Arena(fd)
+            arena.keep_from_children()
+    finally:
+        for fd in descriptors:
+            os.close(fd)
     return arenas
 
 

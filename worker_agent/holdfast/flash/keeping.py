@@ -7,15 +7,20 @@ every trainer of a node that connects, until it is told to stop.
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import socket
 import subprocess
 import sys
+from typing import Final
 
+from holdfast import faults
 from holdfast.flash.keeper import Keeper
 from holdfast.flash.link import Link
 from holdfast.flash.service import Service
 from holdfast.flash.sockets import listen
+
+log: Final = logging.getLogger(__name__)
 
 
 def start() -> tuple[Link, subprocess.Popen[bytes]]:
@@ -52,6 +57,7 @@ def main() -> int:
         service.add(Link(socket.socket(fileno=arguments.fd)))
     service.run()
     keeper.close()
+    faults.say(log)
     return 0
 
 

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from holdfast import faults
+
 log: Final = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -24,14 +26,14 @@ def outcome_of(
 ) -> tuple[_T | None, str]:
     """Do something at the top of a thread; return what it returned, or None and why it failed.
 
-    expected: errors whose text is for a user; any other is logged with its trace.
+    expected: errors whose text is for a user; any other is logged with its trace, and counted.
     """
     try:
         return work(), ""
     except expected as error:
         return None, str(error)
     except Exception as error:  # the top of a thread
-        log.exception("%s failed", what)
+        log.exception("%s failed (fault %d)", what, faults.count(__name__))
         return None, f"{type(error).__name__}: {error}"
 
 
@@ -49,6 +51,8 @@ class Labour:
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+        self._lock, self._ended = threading.Lock(), False
+        """Of the descriptors: whether they are closed."""
         self.in_flight = 0
         """Things handed out whose outcome was not taken in yet."""
 
@@ -64,17 +68,20 @@ class Labour:
         """Wait until what was handed out is done, and end; outcomes are not taken in any more."""
         self._work.put(None)
         self._thread.join()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._lock:
+            self._ended = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def fileno(self) -> int:
         """Return what is readable once there is something to take in."""
         return self._wake_read
 
     def wake(self) -> None:
-        """Wake the owner; from any thread."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"x")
+        """Wake the owner; from any thread, and also after the end, when nobody is left to wake."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if not self._ended:  # the number may be another file's by now
+                os.write(self._wake_write, b"x")
 
     def post(self, result: Callable[[], None]) -> None:
         """Have something done by the owner's thread; from any thread."""

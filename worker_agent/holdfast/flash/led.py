@@ -8,8 +8,8 @@ provides it. Everything here runs on the service's own thread; a master's word c
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
+import logging
 from typing import Final
 
 from holdfast.flash.borrowing import Borrower
@@ -20,14 +20,17 @@ from holdfast.flash.granting import Grants
 from holdfast.flash.keeper import Job, Keeper
 from holdfast.flash.labour import failure_of
 from holdfast.flash.lead import Answer, HeldPart, Lead, Question, Written
+from holdfast.flash.leftovers import leave_nothing
 from holdfast.flash.lending import Lender
-from holdfast.flash.link import Fetch, Fetched, Hello, LinkError, Origin, Refused, Saved
+from holdfast.flash.link import Fetch, Fetched, Hello, LinkError, NotSaved, Origin, Refused, Saved
 from holdfast.flash.manifest import FormatError, ManifestError, Shard
 from holdfast.flash.member import Member
-from holdfast.flash.persisting import Grant
+from holdfast.flash.persisting import Grant, Storage
 from holdfast.flash.reading import committed, verify
 from holdfast.flash.rescuing import Order, Rescuer
 from holdfast.flash.service import Service
+
+log: Final = logging.getLogger(__name__)
 
 _MOST_STORED: Final = 16
 _MOST_PARTS: Final = 8
@@ -45,6 +48,8 @@ class LedService(Service):
         self._writing: collections.Counter[Version] = collections.Counter()
         """Parts of ranks that are on their way to storage, by what the ranks themselves asked."""
         self._rescuer = Rescuer(keeper, self._disk, self._labour.hand_out, self._told)
+        self._begun_in: set[tuple[str, str]] = set()
+        """Directory and name of all attempts that parts were written to, or may have been."""
         self._grants = Grants(self._disk, self._labour, lead.committed)
         self._question: Question | None = None
         self.lender = Lender(keeper, self._labour.hand_out)
@@ -55,7 +60,9 @@ class LedService(Service):
         """The newest round whose ranks know what they start from."""
 
     def _token(self, hello: Hello) -> str:
-        return self._lead.attempt(hello.lineage)
+        token = self._lead.attempt(hello.lineage)
+        self._begun_in.add((hello.root, token))
+        return token
 
     def _alone(self, _: Job) -> bool:
         return True  # whoever gets the grant reads what each part says of itself
@@ -69,10 +76,10 @@ class LedService(Service):
             return
         if keeper.lineage != self._begun:
             return  # what there is may have to be fallen back to
-        now = (keeper.lineage, keeper.saved_here())
+        now = (keeper.lineage, keeper.offer.saved_by(keeper.here, keeper.world))
         if now != self._held:
             self._held = now
-            self._lead.held(*now, whole=keeper.is_whole(now[1]))
+            self._lead.held(*now, whole=keeper.offer.is_whole(now[1]))
 
     def release(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
         """Take the master's word on what need not be kept."""
@@ -110,17 +117,26 @@ class LedService(Service):
             del self._writing[job.version]
         super()._done(job, shard, error)
 
+    def _not_saved(self, member: Member, told: NotSaved) -> None:
+        super()._not_saved(member, told)
+        if not told.durable:  # that one is told as every other that fails on its way to storage
+            version = Version(told.lineage, told.step)
+            self._tell_failed(version, f"rank {member.rank} did not save it: {told.error}")
+
+    def _tell_failed(self, version: Version, error: str) -> None:
+        storage = self._storage
+        parts = Written(
+            version=version,
+            world=self.keeper.world,
+            ranks=(),
+            root=storage.root if storage else "",
+            attempt=storage.token if storage else self._lead.attempt(version.lineage),
+            error=error,
+        )
+        self._lead.written(parts)
+
     def _failed(self, version: Version, error: str) -> None:
-        if self._storage is not None:
-            parts = Written(
-                version=version,
-                world=self.keeper.world,
-                ranks=(),
-                root=self._storage.root,
-                attempt=self._storage.token,
-                error=error,
-            )
-            self._lead.written(parts)
+        self._tell_failed(version, error)
         self._unannounced.pop(version, None)
         super()._failed(version, error)
 
@@ -138,7 +154,7 @@ class LedService(Service):
         if storage and storage.token == attempt and on_its_way >= self.keeper.kept:
             return  # as its ranks asked: it is told when it is there
         root = storage.root if storage else ""
-        self._rescuer.order(Order(version=version, attempt=attempt, root=root))
+        self._order(Order(version=version, attempt=attempt, root=root))
 
     def _told(
         self, order: Order, *, world: int, ranks: tuple[int, ...], size: int, error: str
@@ -192,17 +208,17 @@ class LedService(Service):
     def _ask(self, number: int, asking: list[Member]) -> Question:
         ranks = [member.hello.rank for member in asking if member.hello is not None]
         root = self._storage.root if self._storage else ""
-        parts = sorted(self.keeper.parts().items(), reverse=True)[:_MOST_PARTS]
+        parts = sorted(self.keeper.offer.parts().items(), reverse=True)[:_MOST_PARTS]
         question = Question(
             round=number,
-            memory=tuple(self.keeper.usable(ranks, self.keeper.world)),
+            memory=tuple(self.keeper.offer.usable(ranks, self.keeper.world)),
             stored=tuple(committed(self._disk, root, _MOST_STORED)) if root else (),
             parts=tuple(
                 HeldPart(
                     version=one,
                     world=size,
                     ranks=own,
-                    whole=self.keeper.is_whole([one]),
+                    whole=self.keeper.offer.is_whole([one]),
                     saved_by=self._lead.world(one.lineage),
                 )
                 for one, (size, own) in parts
@@ -247,20 +263,37 @@ class LedService(Service):
         if not answer.sources:
             self._borrower.give_up()
         self._begun = round_number
-        if self._storage is not None and not self._labour.in_flight:
-            with contextlib.suppress(OSError):  # another node may be at it too
-                self._storage.clear_up()
+        if self._storage is not None:
+            self._clear_up(self._storage)
         self._begin([member for member in self._members if member.asks], answer)
         version = answer.version if answer.memory and not answer.partial else None
         if version is not None and version not in known.stored:
             self._write_beside(version)
 
+    def _clear_up(self, storage: Storage) -> None:
+        """Have what is there now of earlier worlds deleted after what is being done for them."""
+        folders = storage.left_behind()
+        self._labour.hand_out(
+            lambda: failure_of("clearing up", lambda: storage.clear_up(folders), OSError),
+            lambda error: log.warning("earlier worlds' parts stay: %s", error) if error else None,
+        )
+
+    def _leave_nothing(self) -> None:
+        first = 0 in self.keeper.ranks
+        for root in {root for root, _ in self._begun_in | self._grants.own if root}:
+            begun = {name for where, name in self._begun_in if where == root}
+            own = {name for where, name in self._grants.own if where == root}
+            leave_nothing(self._disk, root, begun, own, first=first)
+
     def _write_beside(self, version: Version) -> None:
         """Write what a world starts from to storage while it starts: only memory had it so far."""
         storage = self._storage
         if storage is not None and self.keeper.places(version):
-            order = Order(version=version, attempt=storage.token, root=storage.root)
-            self._rescuer.order(order)
+            self._order(Order(version=version, attempt=storage.token, root=storage.root))
+
+    def _order(self, order: Order) -> None:
+        self._begun_in.add((order.root, order.attempt))
+        self._rescuer.order(order)
 
     def _check(self, answer: Answer) -> str:
         """Work on the labour's thread; nobody trains, so the keeper is nobody else's meanwhile."""
@@ -270,7 +303,7 @@ class LedService(Service):
 
         def check() -> None:
             if answer.memory:
-                notes.extend(self.keeper.drop_damaged(version))
+                notes.extend(self.keeper.offer.drop_damaged(version))
             elif self._storage is not None:
                 self._compare(f"{self._storage.root}/step_{version.step}", version, answer)
 
@@ -283,7 +316,7 @@ class LedService(Service):
         if found.version != version:
             lineage = found.version.lineage
             raise ManifestError(f"{path} is of lineage {lineage}, not {version.lineage}")
-        self.keeper.drop_unlike(found)
+        self.keeper.offer.drop_unlike(found)
         self._verified = answer.number
 
     def _looked(self, round_number: int, answer: Answer, error: str) -> None:
@@ -351,4 +384,4 @@ class LedService(Service):
         if self._question is not None:
             self._lead.asks(self._question)
         if self._held[0]:
-            self._lead.held(*self._held, whole=self.keeper.is_whole(self._held[1]))
+            self._lead.held(*self._held, whole=self.keeper.offer.is_whole(self._held[1]))

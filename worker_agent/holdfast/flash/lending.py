@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from holdfast.flash.decide.slots import SlotState, Version
 from holdfast.flash.gathering import Described
-from holdfast.flash.keeper import Job, Keeper, was_hashed
+from holdfast.flash.keeper import Job, Keeper
 from holdfast.flash.labour import failure_of
+from holdfast.flash.offering import was_hashed
 from holdfast.flash.persisting import hashed
 
 Aside = Callable[[Callable[[], str], Callable[[str], None]], None]

@@ -121,6 +121,17 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotSaved:
+    """A scheduled save failed before there was a slot for it, and training goes on."""
+
+    lineage: int
+    step: int
+    durable: bool
+    """It was to go to storage, where others may wait for this rank's part."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Durable:
     """A step is committed: announced, from now on it must never be lost."""
 
@@ -145,6 +156,7 @@ Message = (
     | Granted
     | Refused
     | Saved
+    | NotSaved
     | Durable
     | Failed
 )

@@ -36,8 +36,8 @@ def choose_origin(keeper: Keeper, disk: Disk, root: str) -> Origin:
 
 def _in_memory(keeper: Keeper, notes: list[str]) -> Version | None:
     """Return the newest version in memory that is undamaged; note the others."""
-    while (version := keeper.memory_version()) is not None:
-        damage = keeper.drop_damaged(version)
+    while (version := keeper.offer.newest()) is not None:
+        damage = keeper.offer.drop_damaged(version)
         if not damage:
             return version
         notes += damage

@@ -13,22 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.flash import tags
+from holdfast.flash import leftovers
 from holdfast.flash.commit import (
     Attempt,
     CommitError,
     attempts_of,
     commit,
-    delete_steps,
-    is_own,
     open_attempt,
     read_manifest_or_none,
-    steps,
-    sweep,
     unique,
     write_shard,
 )
-from holdfast.flash.decide.retention import RetentionSettings, to_delete
+from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk
 from holdfast.flash.header import SlotWord
@@ -42,6 +38,7 @@ from holdfast.flash.manifest import (
     encode_manifest,
     hash_items,
 )
+from holdfast.flash.retaining import Retainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +91,7 @@ class Storage:
         """
         self._awaited = awaited
         self._disk, self.root, self._token = disk, root, token
-        self._retention = retention
+        self._retainer = Retainer(disk, root, retention)
         self._own = unique()
 
     @property
@@ -181,15 +178,8 @@ class Storage:
         root, _ = self._where(job)
         commit(self._disk, root, self._attempt(job), shards.values(), self._own, final=job.final)
         if not job.final:
-            self._delete_old(job.version)
-
-    def _delete_old(self, version: Version) -> None:
-        with contextlib.suppress(OSError):  # an old step that stays costs room, not safety
-            found = [step for step in steps(self._disk, self.root) if step <= version.step]
-            # What others have put there neither goes nor counts.
-            older = [s for s in found if is_own(self._disk, f"{self.root}/step_{s}")]
-            tagged = tags.pinned(self._disk, self.root)
-            delete_steps(self._disk, self.root, to_delete(older, self._retention, tagged))
+            self._retainer.delete_old(job.version.step)
+            leftovers.pass_over(self._disk, self.root, self._token, job.version)
 
     def commit_granted(self, grant: Grant) -> None:
         """Commit the step that a master has granted; what another coordinator began is taken over.
@@ -204,7 +194,8 @@ class Storage:
                 shards = _shards_in(self._disk, folder, grant.world)
                 if len(shards) == grant.world:
                     commit(self._disk, self.root, found, shards.values(), grant.own)
-                    self._delete_old(grant.version)
+                    self._retainer.delete_old(grant.version.step)
+                    leftovers.pass_over(self._disk, self.root, grant.attempt, grant.version)
                     return
         except OSError as error:
             raise CommitError(f"{final} was not committed: {error}") from error
@@ -252,10 +243,15 @@ class Storage:
                 raise CommitError(f"{final}: rank 0 did not commit it in {_TOGETHER_S:g} s")
             time.sleep(_LOOK_S)
 
-    def clear_up(self) -> None:
-        """Delete what earlier worlds left half done; no attempt of this one is touched."""
-        with contextlib.suppress(FileNotFoundError):
-            sweep(self._disk, self.root, lambda one: one.number.startswith(self._token))
+    def left_behind(self) -> frozenset[str]:
+        """Return what earlier worlds left half done, for `clear_up`."""
+        return leftovers.left_behind(self._disk, self.root, self._token)
+
+    def clear_up(self, folders: frozenset[str] | None = None) -> None:
+        """Delete what was left behind; raises OSError. By default what is so now."""
+        leftovers.clear_up(
+            self._disk, self.root, self.left_behind() if folders is None else folders
+        )
 
 
 class _Patience:

@@ -189,6 +189,7 @@ class Planner:
             ),
             paths={leaf.name: leaf.path for leaf in names},
             needs=self._needs(leaves.tensors),
+            optimizers=leaves.optimizers,
         )
         return Plan(table=table, sources=sources, values=(*values, *tail_values))
 

@@ -84,7 +84,7 @@ class Preparer:
         """Return a saver whose plan fits the state of this moment, and the small values.
 
         wait: for an arena that is being made; None: it still is. Raises `CheckpointError` when
-        there is no room for it, or the state changes all the time.
+        there is no room for it, it is no arena, or the state changes all the time.
         """
         for _ in range(_MOST_PLANS):
             try:
@@ -133,7 +133,10 @@ class Preparer:
             if not wait and not coming.work.is_done:
                 return False
             coming.work.join()
-        except (CheckpointError, LinkError, ArenaError, OSError):
+        except ArenaError as error:
+            self._coming = None
+            raise CheckpointError(f"the memory that the agent gave: {error}") from error
+        except (CheckpointError, LinkError, OSError):
             self._coming = None  # the next save asks again
             raise
         assert coming.arena is not None, "it was mapped"  # noqa: S101

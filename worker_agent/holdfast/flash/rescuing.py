@@ -87,7 +87,9 @@ class Rescuer:
         if not order.root:
             return "its ranks named no directory for checkpoints"
         sizes = {
-            size for version, (size, _) in self._keeper.parts().items() if version == order.version
+            size
+            for version, (size, _) in self._keeper.offer.parts().items()
+            if version == order.version
         }
         same = sizes == {self._keeper.world}  # else another world saved it, on other ranks
         if not ranks or (same and len(ranks) < self._keeper.kept):

@@ -1,31 +1,30 @@
 """Fills a training state from images, whatever world wrote them.
 
 First everything is compared, then everything is read that can be refused, and only then is
-anything changed. A box of a tensor is put together from the boxes that overlap it, so the same
-world and another one take the same path.
+anything changed. How a tensor is put together is `filling`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from holdfast.flash.agreement import all_or_none
-from holdfast.flash.copying import Piece, Pieces
+from holdfast.flash.filling import Filler
 from holdfast.flash.giving import Gift, GivingError, give
-from holdfast.flash.optimizers import otherness
-from holdfast.flash.planning import Local, Place, locate
+from holdfast.flash.optimizers import (
+    OF_THE_CLASS,
+    classes_of,
+    other_class,
+    other_form,
+    other_settings,
+)
+from holdfast.flash.planning import Place, locate
 from holdfast.flash.rng import Rng
-from holdfast.flash.saving import decode_value, is_lazy, is_on_gpu
+from holdfast.flash.saving import decode_value
 from holdfast.flash.state import Leaves, Parts, parameter_names
-from holdfast.flash.stored import Part, Stored
-from holdfast.flash.table import Box, overlap
-from holdfast.flash.targets import is_like, narrow, new_like, values_of
-
-if TYPE_CHECKING:
-    import torch
+from holdfast.flash.stored import Stored
+from holdfast.flash.targets import is_like, new_like
 
 _SHOWN: Final = 10
 _RESEEDED: Final = "random generators of rank {} are reseeded from what others had: {}"
@@ -40,20 +39,6 @@ class RestoreError(Exception):
     """A checkpoint does not fit the state; no tensor was changed."""
 
 
-@dataclass(slots=True)
-class _Work:
-    """What is to be done once nothing can be refused any more."""
-
-    pieces: list[Piece] = field(default_factory=list)
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    uploads: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Into GPUs, without gaps on either side."""
-    kept: list[Any] = field(default_factory=list)
-    wanted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """What is to be fetched first, by rank and index of the item: its bytes."""
-    wrong: list[str] = field(default_factory=list)
-
-
 class Restorer:
     """One restore of one state."""
 
@@ -63,7 +48,8 @@ class Restorer:
         """Take the state as it is, what is stored, and how to get what another node has."""
         self._parts, self._leaves, self._place, self._found = parts, leaves, place, found
         self._fetch = fetch
-        self._work = _Work()
+        self._filler = Filler(found)
+        self._wrong = self._filler.wrong
         self._fresh: dict[int, dict[Any, dict[str, Any]]] = {}
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
         self._values: dict[str, Any] = {}
@@ -78,7 +64,7 @@ class Restorer:
         """
         import torch
 
-        work = self._work
+        filler = self._filler
         for name in self._found.values:
             memory, begin, length = self._found.values[name]
             body = bytes(memoryview(memory)[begin : begin + length])
@@ -88,21 +74,17 @@ class Restorer:
                 self._models()
                 self._optimizers()
                 self._extras()
-                if work.wrong and not partial:
+                if self._wrong and not partial:
                     raise RestoreError(
-                        f"{len(work.wrong)} differences between checkpoint and state, the first: "
-                        f"{'; '.join(work.wrong[:_SHOWN])}. load(partial=True) takes what fits"
+                        f"{len(self._wrong)} differences between checkpoint and state, the first: "
+                        f"{'; '.join(self._wrong[:_SHOWN])}. load(partial=True) takes what fits"
                     )
             with all_or_none(self._place.world, RestoreError):
-                if work.wanted:
-                    self._fetch(dict(sorted(work.wanted.items())))
+                if filler.wanted:
+                    self._fetch(dict(sorted(filler.wanted.items())))
                 notes = self._give()
             self._unshard_nothing()
-            for to, source in work.copies:
-                to.copy_(source)
-            Pieces(work.pieces).copy(threads)
-            if work.uploads:
-                _upload(work.uploads, threads)
+            filler.copy(threads)
         self._apply(partial=partial)
         return notes
 
@@ -112,60 +94,20 @@ class Restorer:
             if leaf.path[0] != "model":
                 continue
             names.add(leaf.name)
-            if not self._fill(leaf.name, locate(leaf.tensor, leaf.name, self._place)):
+            if not self._filler.fill(leaf.name, locate(leaf.tensor, leaf.name, self._place)):
                 self._unfit.add(id(leaf.tensor))
         self._missing_or_new(names, "model")
 
     def _missing_or_new(self, names: set[str], part: str) -> None:
         there = {name for name in self._found.tensors if self._found.paths[name][0] == part}
-        wrong = self._work.wrong
-        wrong += [f"{name} is not in the state" for name in sorted(there - names)]
-
-    def _fill(self, name: str, local: Local) -> bool:
-        """Plan the copies into one local tensor, or note why they cannot be; False then."""
-        work, values = self._work, local.values
-        parts = self._found.tensors.get(name)
-        if parts is None:
-            work.wrong.append(f"{name} is not in the checkpoint")
-            return False
-        dtype = str(values.dtype).removeprefix("torch.")
-        there = (parts[0].item.dtype, parts[0].item.shape)
-        if there != (dtype, local.shape):
-            work.wrong.append(f"{name} is {dtype} {local.shape}, in the checkpoint {there}")
-            return False
-        if not values.numel():
-            return True
-        wanted: Box = (local.offsets, tuple(values.shape))
-        found = _tiling(parts, wanted, values.numel())
-        covered = _covered(found)
-        if covered != values.numel():
-            work.wrong.append(f"{name}: {covered} of {values.numel()} elements are stored")
-            return False
-        for part, common in found:
-            self._copy(part, common, local)
-        return True
-
-    def _copy(self, part: Part, common: Box, local: Local) -> None:
-        item = part.item
-        if part.lent is not None:
-            self._work.wanted[part.lent] = item.length
-        source = narrow(values_of(item, part.memory, local.values.dtype), common, item.offsets)
-        to = narrow(local.values, common, local.offsets)
-        self._work.kept.append(source)
-        whole = to.is_contiguous() and source.is_contiguous() and not is_lazy(to)
-        if whole and is_on_gpu(to):
-            self._work.uploads.append((to, source))
-        elif whole and to.device.type == "cpu":
-            self._work.pieces.append(Piece(to.data_ptr(), source.data_ptr(), to.nbytes))
-        else:
-            self._work.copies.append((to, source))
+        self._wrong += [f"{name} is not in the state" for name in sorted(there - names)]
 
     def _optimizers(self) -> None:
         for prefix, optimizer in self._parts.optimizers.items():
             path = ("optimizer", prefix) if prefix else ("optimizer",)
             names = parameter_names(self._parts, prefix)
             if other := self._other(path, optimizer):
-                self._work.wrong.append(f"{'.'.join(path)} is {other}")
+                self._wrong.append(f"{'.'.join(path)}: {other}")
                 self._fresh[id(optimizer)] = {}
                 continue
             by_name = {
@@ -179,7 +121,7 @@ class Restorer:
                     continue
                 owner, key = str(full[len(path) + 1]), str(full[len(path) + 2])
                 if owner not in by_name:
-                    self._work.wrong.append(f"{name} is not in the state")
+                    self._wrong.append(f"{name} is not in the state")
                     continue
                 parameter, group = by_name[owner]
                 if id(parameter) in self._unfit:
@@ -196,8 +138,19 @@ class Restorer:
             self._compare_groups(path, optimizer, names)
 
     def _other(self, path: tuple[str, ...], optimizer: Any) -> str:
-        saved = {key for _, key in self._below((*path, "param_groups"))}
-        return otherness(saved, {key for group in optimizer.param_groups for key in group})
+        """Return why the stored state is another optimizer's; empty: it is not."""
+        found, groups = self._found, optimizer.param_groups
+        settings = self._below((*path, "param_groups"))
+        saved = [
+            {key: self._values.get(name) for (at, key), name in settings.items() if at == number}
+            for number in range(len(groups))
+        ]
+        kinds = found.optimizers.get(".".join(path), ())
+        return (
+            other_class(kinds, classes_of(optimizer), found.step)
+            or other_settings({key for _, key in settings}, {key for one in groups for key in one})
+            or other_form(saved, groups, found.step)
+        )
 
     def _state_tensor(
         self, name: str, key: str, parameter: Any, group: dict[str, Any], here: Any
@@ -222,7 +175,7 @@ class Restorer:
             state = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         else:
             state = torch.empty(item.shape, dtype=dtype, device=device)
-        if not self._fill(name, locate(state, name, self._place)):
+        if not self._filler.fill(name, locate(state, name, self._place)):
             self._unfit.add(id(parameter))
         return state
 
@@ -230,7 +183,7 @@ class Restorer:
         self, path: tuple[str, ...], optimizer: Any, names: Mapping[int, str]
     ) -> None:
         """Compare the groups' parameters; plan the copies of settings that are tensors."""
-        begin, wrong = (*path, "param_groups"), self._work.wrong
+        begin, wrong = (*path, "param_groups"), self._wrong
         settings = self._below(begin)
         there = {number for number, _ in settings}
         if there != set(range(len(optimizer.param_groups))):
@@ -242,10 +195,10 @@ class Restorer:
                 wrong.append(f"{'.'.join(begin)}.{number}: other parameters in the checkpoint")
                 continue
             for key, value in group.items():
-                name = settings.get((number, key))
+                name = settings.get((number, key)) if key not in OF_THE_CLASS else None
                 if name in self._found.tensors and name is not None:
                     group_value = new_like(self._found.tensors[name][0].item, value)
-                    self._fill(name, locate(group_value, name, self._place))
+                    self._filler.fill(name, locate(group_value, name, self._place))
                     self._settings.append((group, key, group_value))
                 elif name is not None and key != "params":
                     self._settings.append((group, key, self._values[name]))
@@ -262,11 +215,11 @@ class Restorer:
     def _extras(self) -> None:
         for leaf in self._leaves.values:
             if leaf.name not in self._values and not leaf.own and leaf.path[0] != "optimizer":
-                self._work.wrong.append(f"{leaf.name} is not in the checkpoint")
+                self._wrong.append(f"{leaf.name} is not in the checkpoint")
         known = {leaf.name for leaf in self._leaves.values}
         for name in self._values:
             if self._found.paths[name][0] in ("extra", "model") and name not in known:
-                self._work.wrong.append(f"{name} is not in the state")
+                self._wrong.append(f"{name} is not in the state")
 
     def _unshard_nothing(self) -> None:
         """Have FSDP drop what it gathered before: it would outlive the values it came from."""
@@ -336,42 +289,3 @@ class Restorer:
                     f"{self._found.world}, this one has {self._place.world}"
                 )
         return gifts, notes
-
-
-def _tiling(parts: list[Part], wanted: Box, size: int) -> list[tuple[Part, Box]]:
-    """Return parts that fill a box of so many elements; others where there is no such choice.
-
-    What lies in memory here goes first. Else files tile exactly, and so do the files and tails of a
-    node that has everything.
-    """
-    near = [part for part in parts if part.near]
-    files = [part for part in parts if not part.item.tail]
-    choices = (_overlapping(kind, wanted) for kind in (near, files, parts))
-    found: list[tuple[Part, Box]] = []
-    for found in choices:
-        if _covered(found) == size:
-            break
-    return found
-
-
-def _overlapping(parts: Iterable[Part], wanted: Box) -> list[tuple[Part, Box]]:
-    """Return the parts with an element of a box, and what they have of it; each box once."""
-    found: dict[Box, tuple[Part, Box]] = {}
-    for part in parts:
-        common = overlap(part.item.box, wanted)
-        if common is not None:
-            found.setdefault(part.item.box, (part, common))
-    return list(found.values())
-
-
-def _covered(found: Iterable[tuple[Part, Box]]) -> int:
-    return sum(math.prod(common[1]) for _, common in found)
-
-
-def _upload(pairs: list[tuple[torch.Tensor, torch.Tensor]], threads: int) -> None:
-    """Copy into GPUs; only here anything of CUDA is touched."""
-    import torch
-
-    from holdfast.flash.upload import upload
-
-    upload(torch.cuda, pairs, threads)

@@ -14,11 +14,13 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from holdfast import faults
 from holdfast.flash.commit import CommitError
 from holdfast.flash.decide.retention import RetentionSettings
 from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import Disk, PosixDisk
-from holdfast.flash.keeper import Held, Job, Keeper, KeeperError
+from holdfast.flash.holdings import Held
+from holdfast.flash.keeper import Job, Keeper, KeeperError
 from holdfast.flash.labour import Labour, failure_of, outcome_of
 from holdfast.flash.link import (
     Durable,
@@ -28,6 +30,7 @@ from holdfast.flash.link import (
     Layout,
     Link,
     LinkError,
+    NotSaved,
     Origin,
     Refused,
     Restore,
@@ -62,7 +65,7 @@ class Service:
         self._labour = Labour()
         self._making = Labour()
         """Makes arenas: that takes a second a GiB, and waits for nothing that is being written."""
-        self._stopping = False
+        self._stopping = self._over = False
 
     def add(self, link: Link) -> None:
         """Serve a trainer that is connected already."""
@@ -70,8 +73,9 @@ class Service:
         if member is not None:
             self._members.append(member)
 
-    def stop(self) -> None:
-        """End `run`, from any thread, once the work in flight is done."""
+    def stop(self, *, over: bool = False) -> None:
+        """End `run`, from any thread, once the work in flight is done; over: so is the job."""
+        self._over |= over
         self._stopping = True
         self._labour.wake()
 
@@ -89,10 +93,15 @@ class Service:
         finally:
             self._labour.end()
             self._making.end()
+            if self._over and (error := failure_of("clearing up", self._leave_nothing, OSError)):
+                log.warning("of what was begun on storage something stays: %s", error)
             for member in list(self._members):
                 self._forget(member)
             if self._listener is not None:
                 self._listener.close()
+
+    def _leave_nothing(self) -> None:
+        """Delete what was begun on storage: the job is over; a hook of `led`."""
 
     def _finished(self) -> bool:
         alone = self._listener is None and not self._members
@@ -148,7 +157,8 @@ class Service:
             number = message.number if isinstance(message, Layout) else 0
             member.link.send(Refused(error=str(error), number=number))
         except Exception as error:  # the top of the loop: one trainer's fault is not the others'
-            log.exception("a message of process %d failed", member.link.peer)
+            number, peer = faults.count(__name__), member.link.peer
+            log.exception("a message of process %d failed (fault %d)", peer, number)
             member.link.send(Refused(error=f"{type(error).__name__}: {error}"))
         if member.is_done:
             self._forget(member)
@@ -174,6 +184,8 @@ class Service:
                 finally:
                     version = Version(message.lineage, message.step)
                     self.keeper.asked.discard((member.rank, version))
+            case NotSaved():
+                self._not_saved(member, message)
             case _:
                 raise LinkError(f"{type(message).__name__} is not for a keeper")
 
@@ -244,6 +256,13 @@ class Service:
             self._failed(version, f"step {saved.step} is in no slot any more")
             return
         self._work_on(job)
+
+    def _not_saved(self, member: Member, told: NotSaved) -> None:
+        """A rank has no part of a step: what others have of it never comes to anything."""
+        log.warning("rank %d did not save step %d: %s", member.rank, told.step, told.error)
+        if told.durable:
+            version = Version(told.lineage, told.step)
+            self._failed(version, f"rank {member.rank} did not save it: {told.error}")
 
     def _work_on(self, job: Job) -> None:
         self._labour.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))

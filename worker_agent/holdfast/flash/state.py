@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from holdfast.flash.optimizers import classes_of
 from holdfast.flash.table import Path
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Leaves:
     links: list[tuple[Mapping[Any, Any], Any, Any]] = field(default_factory=list)
     """Where each of them was found: holder, key, and what must still be there. One that is replaced
     as a whole would go on being read, and nobody would change it any more."""
+    optimizers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The classes of each (`optimizers.classes_of`), by the beginning of its names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,7 @@ def collect(parts: Parts, rank: int) -> Leaves:
         _model(leaves, ("model", prefix) if prefix else ("model",), model, trained)
     for prefix, optimizer in parts.optimizers.items():
         path = ("optimizer", prefix) if prefix else ("optimizer",)
+        leaves.optimizers[".".join(path)] = classes_of(optimizer)
         _optimizer(leaves, path, optimizer, parameter_names(parts, prefix))
     for key in parts.extra:
         path = ("extra", key)

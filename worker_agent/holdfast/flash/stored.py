@@ -47,16 +47,20 @@ class Stored:
     tensors: dict[str, list[Part]] = field(default_factory=dict)
     values: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    optimizers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The classes of each, as in the tables."""
     world: int = 0
+    step: int = 0
 
 
-def stored(images: Iterable[Image]) -> Stored:
-    """Return what the images hold together; of equal ones the first counts."""
-    found = Stored()
+def stored(images: Iterable[Image], step: int = 0) -> Stored:
+    """Return what the images of a step hold together; of equal ones the first counts."""
+    found = Stored(step=step)
     for image in images:
         table = image.table
         found.world = table.world
         found.paths.update(table.paths)
+        found.optimizers.update(table.optimizers)
         for index, item in enumerate(table.tensors):
             if image.tail or not item.tail:
                 part = Part(

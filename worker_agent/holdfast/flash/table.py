@@ -86,6 +86,9 @@ class ShardTable:
     """Name → keys in the nested state, as DCP's planner data has them."""
     needs: Mapping[str, Box] = field(default_factory=dict)
     """What this rank has of a tensor, where it leaves a part of it to others to store."""
+    optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The classes of each optimizer, its own first, by the beginning of its names. Nothing where an
+    older release saved."""
 
     @property
     def items(self) -> list[TensorItem | ByteItem]:
@@ -136,6 +139,8 @@ def encode(table: ShardTable) -> bytes:
     }
     if table.needs:
         fields["needs"] = {name: list(box) for name, box in table.needs.items()}
+    if table.optimizers:
+        fields["optimizers"] = {name: list(kinds) for name, kinds in table.optimizers.items()}
     return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -163,6 +168,9 @@ def from_fields(fields: Any) -> ShardTable:
             byte_items=tuple(ByteItem(name=n, tail=bool(t)) for n, t in fields["byte_items"]),
             paths={name: tuple(path) for name, path in fields["paths"].items()},
             needs={name: _box(box) for name, box in fields.get("needs", {}).items()},
+            optimizers={
+                name: tuple(map(str, kinds)) for name, kinds in fields.get("optimizers", {}).items()
+            },
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TableError(f"a shard table lacks or misstates a field: {error!r}") from error

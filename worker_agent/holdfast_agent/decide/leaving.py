@@ -30,6 +30,14 @@ _BY_OUTCOME = {
 }
 
 
+def is_job_over(outcome: LeaveOutcome) -> bool:
+    """Tell whether a Leave ends all agents of the job: nobody trains or commits after it.
+
+    An agent that is released may have successors at once, and others that go on.
+    """
+    return outcome in (LeaveOutcome.SUCCEEDED, LeaveOutcome.FAILED)
+
+
 def exit_code(outcome: LeaveOutcome, signal_number: int | None) -> int:
     """Return the exit code after a Leave.
 

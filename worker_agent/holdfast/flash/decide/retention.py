@@ -54,9 +54,13 @@ def to_delete(
 ) -> tuple[int, ...]:
     """Return the steps to delete, oldest first; never the newest, never one of `pinned`."""
     known = sorted(set(steps))
+    old = known[: -settings.keep_last]
+    return tuple(step for step in old if not is_for_good(step, settings, pinned))
+
+
+def is_for_good(
+    step: int, settings: RetentionSettings, pinned: frozenset[int] = frozenset()
+) -> bool:
+    """Tell whether a step stays however many there are after it."""
     every = settings.keep_every
-    return tuple(
-        step
-        for step in known[: -settings.keep_last]
-        if step not in pinned and not (every and step % every == 0)
-    )
+    return step in pinned or (every > 0 and step % every == 0)
