@@ -103,7 +103,7 @@ def lost_node(stage: Stage, count: int = 5) -> Figures:
     return {"nodes": count, "median_s": _quantile(sorted(took), 0.5), "max_s": round(max(took), 2)}
 
 
-def lost_master_node(stage: Stage, count: int = 5) -> Figures:
+def lost_master_node(stage: Stage, count: int = 10) -> Figures:
     """The same of the node that has the job's master beside a worker; a new job each time."""
     stage.close_own_nodes()  # a worker on each of the other three, the master beside one of them
     took, masters = [], 0
