@@ -109,7 +109,7 @@ class JobService:
                 "DrainNode": unary(DrainNodeRequest, self._ask),
                 "StopJob": unary(StopJobRequest, self._ask),
                 "TriggerCheckpoint": unary(TriggerCheckpointRequest, self._ask),
-                "WatchJob": grpc.unary_stream_rpc_method_handler(self._watch.serve),
+                "WatchJob": grpc.unary_stream_rpc_method_handler(self._watch_job),
             },
         )
 
@@ -134,6 +134,10 @@ class JobService:
     ) -> GetGoodputResponse:
         await self._on_disk()
         return self._views.goodput(self._clock())
+
+    async def _watch_job(self, data: bytes, context: Context) -> None:
+        await self._on_disk()  # a watch begins with all of the state, as if it had been asked for
+        await self._watch.serve(data, context)
 
     async def _ask(self, request: UserRequest, context: Context) -> object:
         who = calls.caller(context).describe()

@@ -21,6 +21,7 @@ from holdfast_wire.messages import (
     GetGoodputRequest,
     GetJobRequest,
     JobPhase,
+    JobSnapshot,
     ListEventsRequest,
     ListNodesRequest,
     RestartWorkerRequest,
@@ -29,6 +30,8 @@ from holdfast_wire.messages import (
     ScaleResponse,
     StopJobRequest,
     StopJobResponse,
+    WatchJobRequest,
+    WatchJobResponse,
 )
 from scripted_core import ScriptedCore
 from served import OPERATOR, USER, Served, refusal_of, serve
@@ -47,6 +50,27 @@ def answer_all(event: Any, _now: Any) -> list[Instruction]:
         StopJobRequest: StopJobResponse,
     }[type(request)]()
     return [Reply(event.request_id, response)]
+
+
+async def test_questions_and_watches_wait_for_the_disk(tmp_path: Path) -> None:
+    """What the next master could take back is not shown, in a watch's first message neither."""
+    core = ScriptedCore()
+    async with serve(tmp_path, core) as served:
+        assert served.master is not None
+        written = served.master._loop._on_disk
+        written.clear()
+        asked = asyncio.create_task(served.ask("GetJob", GetJobRequest()))
+        open_watch: Any = served.channel(USER).unary_stream("/holdfast.v1.JobService/WatchJob")
+        watch = open_watch(codec.encode(WatchJobRequest()), timeout=10.0)
+        first = asyncio.create_task(watch.read())
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        assert not first.done()
+        written.set()
+        assert (await asked).status.phase is JobPhase.TRAINING
+        response = codec.decode(WatchJobResponse, await first)
+        assert isinstance(response.message, JobSnapshot)
+        watch.cancel()
 
 
 async def test_views_are_served(tmp_path: Path) -> None:
