@@ -122,6 +122,24 @@ def test_a_node_that_only_seems_to_answer_nothing_loses_nothing(training: Start)
     assert job.core._desk.operator.replacing == {}
 
 
+def test_where_the_others_are_too_few_a_node_that_answers_nothing_is_waited_for(
+    training: Start,
+) -> None:
+    """Nothing is won by not waiting, and the operator may be wrong: its processes go on."""
+    job = training(2, min_replicas=2)
+    job.pods[1] = dataclasses.replace(job.pods[1], unreachable=True)
+    job.agents[1].cut_off()
+    job.kill_master()
+    job.run(1.0)
+    job.start_master(journal=False)
+    job.run(2.0)
+    job.agents[1].reachable()
+    job.run(4.0)
+    assert job.is_in("TRAINING")
+    assert job.core.status(job.moment()).round == 1
+    assert "WorldAdopted" in job.reasons()
+
+
 def test_nobody_else_may_be_missing_beside_a_node_that_answers_nothing(training: Start) -> None:
     """A member of which nothing is known gets its time, as ever."""
     job = training(4)

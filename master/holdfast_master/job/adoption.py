@@ -78,7 +78,7 @@ def pending(desk: Desk) -> str:
     members = claims.whole()
     number, _ = claims.top
     if members is None:
-        gone = _gone(desk)
+        gone = _gone(desk, _missing(desk)) if desk.operator.unreachable else []
         if gone:
             text = f"nodes {listing(gone)} of round {number} do not answer; a fresh round follows"
             _end(desk, text)
@@ -124,17 +124,21 @@ def _all_back(desk: Desk) -> bool:
 
     Those are the job's nodes, whatever surplus ones came before them, and whom a digest names.
     """
-    if desk.roster.connected() + len(desk.operator.unreachable) < desk.wanted:
+    connected = desk.roster.connected()
+    if connected + len(desk.operator.unreachable) < desk.wanted:
         return False
-    return desk.operator.unreachable.issuperset(_missing(desk))
-
-
-def _gone(desk: Desk) -> list[int]:
-    """Who is waited for in vain: nobody else is missing, and their nodes answer nothing."""
-    if desk.state.spec is None or not desk.operator.unreachable:
-        return []
     missing = _missing(desk)
-    return sorted(missing) if desk.operator.unreachable.issuperset(missing) else []
+    return not missing or bool(_gone(desk, missing))
+
+
+def _gone(desk: Desk, missing: set[int]) -> list[int]:
+    """Who is waited for in vain: nobody else is missing, and their nodes answer nothing.
+
+    Where the others are too few for a world nothing is won by not waiting: the operator may err.
+    """
+    enough = desk.state.spec is not None and desk.bounds.fit(desk.roster.connected()) > 0
+    in_vain = enough and desk.operator.unreachable.issuperset(missing)
+    return sorted(missing) if in_vain else []
 
 
 def _missing(desk: Desk) -> set[int]:

@@ -435,5 +435,14 @@ HANDOVERS = {
             Fault(4.0, "restart_node", 0, 0.0),
         ),
     ),
+    "a node that seemed to answer nothing was not waited for by nobody": Scenario(
+        seed=1795582651611,
+        replicas=1,
+        maximum=5,
+        faults=(
+            Fault(2.0, "doubt_node", 0, 4.0),
+            Fault(3.0, "lose_journal", 0, 2.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -82,6 +82,9 @@ class Promises:
         world, spec, state = desk.running(), job.operator.spec, desk.state
         if world is None or state.spec != spec or job.others:
             return False
+        doubted = sum(pod.unreachable for pod in job.operator.pods.values())
+        if doubted and desk.bounds.fit(len(world.places) - doubted):
+            return False  # the next master goes on without them, though they may live
         surplus = any(rank >= spec.replicas + spec.standbys for rank in world.places)
         if len(world.places) != spec.replicas or surplus:
             return False  # the one goes when the other comes
