@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from holdfast_operator.belongings import Belongings
 from holdfast_operator.build.pod import EPOCHS_PER_POD, master_pod, worker_pod
-from holdfast_operator.job_keeper import EXISTS_S, EXPECT_S, JobKeeper
+from holdfast_operator.job_keeper import EXISTS_S, EXPECT_S, JobKeeper, by_force
 from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient
 from holdfast_operator.kube.failures import RefusedError, TakenError
@@ -198,6 +198,9 @@ class Applier:
 
     async def _delete(self, keeper: JobKeeper, action: DeletePod) -> None:
         keeper.deletions.add(action.uid)
+        if action.grace_s == 0:
+            # Whatever comes of it: it only spares connections, and must keep nothing waiting.
+            keeper.expected[by_force(action.uid)] = time.monotonic() + EXPECT_S
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -209,8 +212,11 @@ class Applier:
                 "DELETE", f"{paths.core(keeper.owner, 'pods')}/{action.name}", body
             )
         except RefusedError as error:
-            if not error.is_gone:
+            if not error.is_gone and action.grace_s:
                 raise
+            if not error.is_gone:
+                _log.warning("job %s: %s stays in its Service: %s", keeper.key, action.name, error)
+                return
         keeper.expect_deletion(action.uid, time.monotonic() + EXPECT_S)
         _log.info("job %s: deleted pod %s: %s", keeper.key, action.name, action.reason.value)
 

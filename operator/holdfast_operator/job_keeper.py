@@ -22,6 +22,7 @@ from holdfast_operator.plan.actions import Action, CreatePod, DeletePod
 from holdfast_operator.plan.history import History
 from holdfast_operator.plan.masters import KnownMaster
 from holdfast_operator.plan.pods import MASTER_SLOT, Role, Slot
+from holdfast_operator.plan.reach import Reach
 from holdfast_operator.plan.refusals import Refusal, refused
 from holdfast_operator.plan.situation import Job
 from holdfast_operator.plan.view import MasterView, Said
@@ -86,9 +87,9 @@ class JobKeeper:
     """Names of pods that were made and not seen yet, uids of those whose deletion was not seen yet,
     and until when (monotonic) that is waited for: the copy of the cluster lags behind."""
     sounding: Sounding | None = None
-    """Asks its nodes whether they are there, while one is in doubt."""
-    unreachable: frozenset[str] = frozenset()
-    """Nodes that answer nothing, as it found last."""
+    """Asks its nodes whether they are there."""
+    reach: Reach = dataclasses.field(default_factory=Reach)
+    """What it found last."""
     stop: StopWish | None = None
     """What its master was asked for, once it was."""
     spec_sent: int = 0
@@ -173,6 +174,7 @@ class JobKeeper:
         if pod.deleting or gone:
             self.expected.pop(pod.uid, None)
         if gone:
+            self.expected.pop(by_force(pod.uid), None)
             self.deletions.discard(pod.uid)
         if pod.slot.role is Role.MASTER and pod.ends and (pod.uid, pod.ends) != self.master_ends:
             self.master_ends = (pod.uid, pod.ends)
@@ -184,7 +186,7 @@ class JobKeeper:
             case CreatePod():
                 what = action.name
             case DeletePod():
-                what = action.uid
+                what = action.uid if action.grace_s else by_force(action.uid)
             case _:
                 return 0.0
         left = self.expected.get(what, now) - now
@@ -249,7 +251,7 @@ class JobKeeper:
             deleted_at=_unix(metadata.get("deletionTimestamp")),
             first_seen_at=self.first_seen_at,
             cut_off=cut_off,
-            unreachable=self.unreachable,
+            unreachable=self.reach.unreachable,
             master_endpoint=endpoint,
         )
 
@@ -308,19 +310,23 @@ class JobKeeper:
         node = None if self.view.connected else self.met_at
         return () if node is None else (node,)
 
-    def finds(self, unreachable: frozenset[str]) -> None:
+    def finds(self, reach: Reach) -> None:
         """Take in which nodes answer nothing, and tell the master of the workers there."""
-        changed = unreachable ^ self.unreachable
-        self.unreachable = unreachable
+        changed = reach.unreachable ^ self.reach.unreachable
+        self.reach = reach
         for pod in self.pods():
             if pod.node in changed and pod.slot.role is Role.WORKER and self.link is not None:
                 self.link.send(self.observation(pod))
 
     def observation(self, pod: PodRecord, *, gone: bool = False) -> PodObservation:
-        """A worker's pod as the master hears of it; `gone`: it does not exist any more."""
+        """A worker's pod as the master hears of it; `gone`: it does not exist any more.
+
+        One that never answered is not called unreachable: it may be new on a node that is back.
+        """
+        silent = pod.node in self.reach.unreachable and pod.uid in self.reach.answered
         return pod.observation(
             wanted=pod.uid in self.deletions,
-            unreachable=pod.node in self.unreachable,
+            unreachable=silent,
             phase=PodPhase.GONE if gone else None,
         )
 
@@ -349,6 +355,11 @@ class JobKeeper:
         if self.link is not None and self.spec_sent and self.spec_sent != self.generation:
             self.spec_sent = self.generation
             self.link.send(master_spec(self.spec, self.generation))
+
+
+def by_force(uid: str) -> str:
+    """What is expected of a deletion without a grace, which may follow one that had one."""
+    return f"{uid} by force"
 
 
 def _unix(text: str | None) -> float:

@@ -40,6 +40,10 @@ _STATUS_S: Final = 3600.0
 """Between two status messages on the watch: it is there for the events."""
 _FIRST_RETRY_S: Final = 0.1
 _LONGEST_RETRY_S: Final = 1.0
+_FIRST_CONNECT_S: Final = 1.5
+_LONGEST_CONNECT_S: Final = 10.0
+"""An attempt may take so long, each twice as long as the one before: one that goes nowhere keeps no
+other waiting, and a master that is slow is reached all the same."""
 
 LINK_ERRORS: Final = prometheus.Counter(
     "holdfast_operator_link_errors_total", "Faults of this program on a stream to a master."
@@ -103,11 +107,11 @@ class MasterLink:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        wait = _FIRST_RETRY_S
+        wait, limit = _FIRST_RETRY_S, _FIRST_CONNECT_S
         while True:
             told = False
             try:
-                async with contextlib.aclosing(self._stream()) as stream:
+                async with contextlib.aclosing(self._stream(limit)) as stream:
                     async for message in stream:
                         told = True
                         self._heard(message)
@@ -125,6 +129,7 @@ class MasterLink:
             if told:
                 self._heard(None)
             wait = _FIRST_RETRY_S if told else min(_LONGEST_RETRY_S, 2 * wait)
+            limit = _FIRST_CONNECT_S if told else min(_LONGEST_CONNECT_S, 2 * limit)
             await asyncio.sleep(wait)
 
     def _note(self, trouble: str) -> None:
@@ -133,15 +138,18 @@ class MasterLink:
             _log.info("master %s: %s", self._target, trouble)
         self._trouble = trouble
 
-    async def _stream(self) -> AsyncGenerator[Said, None]:
-        target = self._target = self._where()
+    async def _stream(self, limit: float) -> AsyncGenerator[Said, None]:
+        before, target = self._target, self._where()
+        self._target = target
         if not target:
             self._note("it has no address yet")
             return
         async with grpc.aio.secure_channel(
             target,
             channel_credentials(self._tls()),
-            options=operator_channel_options(self._job_uid),
+            options=operator_channel_options(
+                self._job_uid, limit if target == before else _FIRST_CONNECT_S
+            ),
         ) as channel:
             open_stream: Any = channel.stream_stream(_METHOD)
             call = open_stream(self._requests())

@@ -29,6 +29,7 @@ from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import SETTLED_S
 from holdfast_operator.plan.masters import KnownMaster
 from holdfast_operator.plan.pods import MASTER_SLOT, ObservedPod, Role
+from holdfast_operator.plan.reach import Reach
 from holdfast_operator.plan.refusals import FIRST_WAIT_S
 from holdfast_operator.plan.silence import cut_off
 from holdfast_operator.plan.view import Said
@@ -87,6 +88,8 @@ class Reconciler:
         if keeper.link is not None and pod.slot.role is Role.WORKER:
             keeper.link.send(keeper.observation(pod, gone=gone))
         keeper.shows(pod, gone=gone)
+        if keeper.sounding is not None:
+            keeper.sounding.look()
 
     async def look(self, key: Key) -> float | None:
         """Look at one job; return after how many seconds to look again, None: no need.
@@ -306,11 +309,11 @@ class Reconciler:
         def heard(said: Said | None) -> None:
             keeper.hear(said, time.time())
             if said is None:
-                sounding.begin()
+                sounding.look()
             self._wake(keeper.key)
 
-        def found(unreachable: frozenset[str]) -> None:
-            keeper.finds(unreachable)
+        def found(reach: Reach) -> None:
+            keeper.finds(reach)
             self._wake(keeper.key)
 
         def told(events: Sequence[JobEvent]) -> None:
@@ -319,10 +322,12 @@ class Reconciler:
         sounding = keeper.sounding = Sounding(
             name="/".join(keeper.key),
             port=keeper.spec.master_port,
+            own_node=self._settings.node_name,
             places=lambda: [pod.place for pod in keeper.pods()],
             suspects=keeper.in_doubt,
             found=found,
         )
+        sounding.begin()
         keeper.link = MasterLink(
             where=keeper.master_address,
             job_uid=keeper.owner.uid,

@@ -33,6 +33,9 @@ class OperatorSettings:
     """Name of this process among its replicas: the pod's. No default."""
     image: str
     """Image of the job masters: the operator's own. No default."""
+    node_name: str = ""
+    """The Kubernetes node that it runs on: what answers there says nothing of the way to others.
+    Default: not known."""
     lease: str = "holdfast-operator"
     """Name of the Lease that the replicas compete for: each installation in a namespace needs one
     of its own. Default: what the chart gives a release named holdfast."""

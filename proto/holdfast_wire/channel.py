@@ -93,13 +93,13 @@ def master_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Optio
     return list(options.items())
 
 
-def operator_channel_options(job_uid: str) -> Options:
-    """Return the options of the operator's channel to the master of `job_uid`.
+def operator_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
+    """Return the options of the operator's channel to the master of `job_uid`; see above.
 
     There is one for each job, and what it does not reach is judged: its peer's end is noticed after
-    1 + 1 s, and an attempt that goes nowhere keeps no other one waiting for long.
+    1 + 1 s.
     """
-    options = dict(master_channel_options(job_uid, connect_seconds=1.5))
+    options = dict(master_channel_options(job_uid, connect_seconds))
     pings = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 1_000}
     return list((options | pings).items())
 

@@ -11,11 +11,12 @@ import pytest
 from holdfast_operator.build.names import Owner
 from holdfast_operator.build.revision import revision_name, templates_of
 from holdfast_operator.credentials import JobCredentials
-from holdfast_operator.job_keeper import EXPECT_S, JobKeeper
+from holdfast_operator.job_keeper import EXPECT_S, JobKeeper, by_force
 from holdfast_operator.kube.failures import RefusedError
 from holdfast_operator.kube.pods import PodRecord, read_pod
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, Slot
+from holdfast_operator.plan.reach import Reach
 from holdfast_wire.messages import Fence, JobStatus, PodListDone, PodObservation, StopWish
 from job_files import job, read
 
@@ -346,9 +347,25 @@ def test_a_master_hears_which_of_its_workers_nodes_answer_nothing() -> None:
 
     keeper = _keeper([dataclasses.replace(_pod(), node="n1")])
     keeper.link = Link()  # type: ignore[assignment]
-    keeper.finds(frozenset({"n1", "n2"}))
+    known = Reach(answered=frozenset({"p-1"}))
+    keeper.finds(dataclasses.replace(known, unreachable=frozenset({"n1", "n2"})))
     (listed,) = [one for one in keeper.first_messages() if isinstance(one, PodObservation)]
-    keeper.finds(frozenset())
-    keeper.finds(frozenset())
+    keeper.finds(known)
+    keeper.finds(known)
     assert [one.unreachable for one in [*sent, listed]] == [True, False, True]
     assert keeper.planned("m").unreachable == frozenset()
+    keeper.finds(Reach(unreachable=frozenset({"n1"})))
+    assert not sent[-1].unreachable, "a pod that never answered may be new there"
+
+
+def test_a_pod_is_forgotten_by_force_once() -> None:
+    """Though it is being deleted already; with a finalizer of others it may stay for long."""
+    keeper = _keeper([_spoken(0, "10.0.0.1", deleting=True)])
+    forced = DeletePod(
+        slot=MASTER_SLOT, name="t-master-0-0", uid="m-0", grace_s=0, reason=DeleteReason.LOST
+    )
+    assert keeper.expects(forced, 100.0) == 0
+    keeper.expected[by_force("m-0")] = 130.0
+    assert keeper.expects(forced, 101.0) == 29.0
+    keeper.shows(keeper.pods()[0], gone=True)
+    assert keeper.expected == {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -10,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast_operator import sounding
-from holdfast_operator.plan.reach import Place
+from holdfast_operator.plan.reach import Place, Reach
 from holdfast_operator.sounding import Sounding, answers_at
 from holdfast_wire.messages import PodPhase
+from served import eventually
 
 WITHIN = 10.0
 
@@ -44,33 +47,47 @@ async def test_a_kernel_answers_whether_or_not_somebody_listens(deaf: tuple[str,
     """A refusal shows a node that lives as well as a connection does; silence shows nothing."""
     server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    assert await answers_at("127.0.0.1", port)
+    assert await answers_at("127.0.0.1", [port]) is True
     server.close()
     await server.wait_closed()
-    assert await answers_at("127.0.0.1", port)
+    assert await answers_at("127.0.0.1", [port]) is True
     began = time.monotonic()
-    assert not await answers_at(*deaf)
+    assert await answers_at(deaf[0], [deaf[1]]) is False
     assert time.monotonic() - began >= sounding.ANSWER_S - 0.1
+    assert await answers_at(deaf[0], [deaf[1], sounding.FREE_PORT]) is True
 
 
-async def test_a_node_is_found_gone_and_found_again(deaf: tuple[str, int]) -> None:
-    """It is told once each, and nobody is asked any more once no node is in doubt."""
-    found: asyncio.Queue[frozenset[str]] = asyncio.Queue()
-    places = [_place("a", deaf[0]), _place("b", "127.0.0.1")]
-    doubted = ["a"]
-    asks = Sounding("team/t", deaf[1], lambda: places, lambda: doubted, found.put_nowait)
+async def test_what_this_side_cannot_do_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of descriptors, and an address that no route leads to: nobody was asked."""
+    assert await answers_at("300.0.0.1", [9]) is None
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        assert await answers_at("127.0.0.1", [9]) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_node_is_found_gone_and_found_again(
+    deaf: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once each; a node stays gone though nobody doubts it, until it answers."""
+    monkeypatch.setattr(sounding, "FREE_PORT", deaf[1])
+    found: asyncio.Queue[Reach] = asyncio.Queue()
+    places = [_place("a", "127.0.0.1"), _place("b", "127.0.0.1")]
+    doubted: list[str] = []
+    asks = Sounding("team/t", deaf[1], "", lambda: places, lambda: doubted, found.put_nowait)
     asks.begin()
-    asks.begin()
-    assert await asyncio.wait_for(found.get(), WITHIN) == {"a"}
+    await eventually(lambda: asks.reach.answered, lambda known: len(known) == 2)
+    places[0] = _place("a", deaf[0])
+    doubted.append("a")
+    asks.look()
+    assert (await asyncio.wait_for(found.get(), WITHIN)).unreachable == {"a"}
     doubted.clear()
-    await asyncio.sleep(2 * sounding.AGAIN_S)
+    await asyncio.sleep(2 * sounding.AGAIN_S + sounding.ANSWER_S)
     assert found.empty(), "it stays gone although nobody doubts it any more"
     places[0] = _place("a", "127.0.0.1")
-    assert await asyncio.wait_for(found.get(), WITHIN) == frozenset()
-    assert asks._task is not None
-    await asyncio.wait_for(asks._task, WITHIN)
-    doubted.append("a")
-    places[0] = _place("a", deaf[0])
-    asks.begin()
-    assert await asyncio.wait_for(found.get(), WITHIN) == {"a"}
+    assert (await asyncio.wait_for(found.get(), WITHIN)).unreachable == frozenset()
     await asks.close()

@@ -245,7 +245,9 @@ class Cluster(RuleBasedStateMachine):
     def _check_creations(self, made: Plan, *, ended: bool) -> None:
         world = self.world
         created = [action for action in made.actions if isinstance(action, CreatePod)]
-        living = {pod.slot for pod in world.pods.values() if pod.live}
+        living = {
+            pod.slot for pod in world.pods.values() if pod.live and not self._is_stranded(pod)
+        }
         slots = [action.slot for action in created]
         assert len(set(slots)) == len(slots), "two pods for one place in one plan"
         assert not set(slots) & living, "a second living pod for a place"
@@ -258,6 +260,11 @@ class Cluster(RuleBasedStateMachine):
         if world.job.spec.suspend:
             assert all(action.slot.role is Role.MASTER for action in created)
         assert set(slots) <= set(wanted_slots(world.job.spec))
+
+    def _is_stranded(self, pod: ObservedPod) -> bool:
+        """A master that never began, on a node that answers nothing."""
+        is_there = pod.node in self.world.unreachable and not pod.serving
+        return pod.slot.role is Role.MASTER and is_there and not self.world.master.connected
 
     def _check_deletion(self, action: DeletePod) -> None:
         pod = self.world.pods[action.name]

@@ -1,27 +1,54 @@
-"""A node counts as unreachable only while another one answers."""
+"""A node counts as unreachable only while another one answers, and if it has answered before."""
 
 from __future__ import annotations
 
-from holdfast_operator.plan.reach import MOST_NODES, Place, asked, unreachable
+from holdfast_operator.plan.reach import MOST_NODES, Place, Reach, asked
 from holdfast_wire.messages import PodPhase
+
+KNOWN = Reach(own_node="own", answered=frozenset(f"uid-{number}" for number in range(9)))
 
 
 def _place(node: str, number: int, *, phase: PodPhase = PodPhase.RUNNING) -> Place:
     return Place(node, f"10.0.0.{number}", f"uid-{number}", phase)
 
 
+A, A2, B, C = _place("a", 1), _place("a", 2), _place("b", 3), _place("c", 4)
+OWN = _place("own", 5)
+
+
 def test_a_node_that_answers_nothing_while_another_answers_is_unreachable() -> None:
     """One answer of a node is enough, whatever its other pods do."""
-    answers = {_place("a", 1): False, _place("a", 2): False, _place("b", 3): True}
-    assert unreachable(answers) == {"a"}
-    answers[_place("a", 4)] = True
-    assert unreachable(answers) == frozenset()
+    assert KNOWN.hear({A: False, A2: False, B: True}, {"a"}).unreachable == {"a"}
+    assert KNOWN.hear({A: False, A2: True, B: True}, {"a"}).unreachable == frozenset()
 
 
-def test_where_nobody_answers_it_may_be_this_side_that_is_cut_off() -> None:
-    """Then nobody is unreachable; nor where nobody was asked."""
-    assert unreachable({_place("a", 1): False, _place("b", 2): False}) == frozenset()
-    assert unreachable({}) == frozenset()
+def test_a_pod_that_never_answered_cannot_fall_silent() -> None:
+    """A policy that lets this side reach nothing but masters is no reason to doubt workers."""
+    learnt = Reach().hear({A: False, B: True, C: None}, ())
+    assert learnt.answered == {"uid-3"}
+    again = learnt.hear({A: False, B: True}, {"a"})
+    assert again.hear({A: False, B: True}, {"a"}).unreachable == frozenset()
+
+
+def test_where_nobody_else_answers_it_may_be_this_side_that_is_cut_off() -> None:
+    """Pods on its own node are no witnesses; and what was known before stays."""
+    assert KNOWN.hear({A: False, B: False}, {"a"}).unreachable == frozenset()
+    assert KNOWN.hear({A: False, B: False, OWN: True}, {"a"}).unreachable == frozenset()
+    gone = KNOWN.hear({A: False, B: True}, {"a"})
+    assert gone.hear({A: False, B: False}, {"a"}).unreachable == {"a"}
+    assert gone.hear({A: True, B: False}, {"a"}).unreachable == frozenset()
+
+
+def test_a_node_that_was_not_in_question_counts_from_its_second_silence_on() -> None:
+    """In the first round only one of its pods was asked."""
+    first = KNOWN.hear({A: False, B: True, C: False}, {"a"})
+    assert first.unreachable == {"a"}
+    assert first.hear({A: False, B: True, C: False}, {"a"}).unreachable == {"a", "c"}
+
+
+def test_a_question_that_could_not_be_put_says_nothing() -> None:
+    """This side was out of sockets, or stood still."""
+    assert KNOWN.hear({A: None, B: True}, {"a"}).unreachable == frozenset()
 
 
 def test_every_pod_of_a_node_in_doubt_is_asked_and_one_of_each_other() -> None:

@@ -139,6 +139,7 @@ def test_a_followed_master_leaves_its_service_once_its_successor_is_there() -> N
     world.unreachable = frozenset({"node-0"})
     for action in world.look().actions:
         world.carry_out(action)
+    world.change("t-master-0-1", node="node-7")
     (gone,) = world.look().actions
     assert isinstance(gone, DeletePod)
     assert (gone.name, gone.grace_s, gone.reason.value) == (MASTER, 0, "NodeLost")
@@ -150,3 +151,16 @@ def test_a_followed_master_leaves_its_service_once_its_successor_is_there() -> N
     (gone,) = world.look().actions
     assert isinstance(gone, DeletePod)
     assert (gone.name, gone.grace_s) == (MASTER, 0)
+
+
+def test_a_successor_that_was_placed_on_another_dead_node_is_made_anew() -> None:
+    """The cluster believes in that node for long; every node that answers nothing is shunned."""
+    world = _silent()
+    world.unreachable = frozenset({"node-0", "node-1"})
+    made = world.look()
+    (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
+    assert new.shun_nodes == ("node-0", "node-1")
+    for action in made.actions:
+        world.carry_out(action)
+    world.change("t-master-0-1", node="node-1")
+    assert creates(world.look()) == ["t-master-0-2"]

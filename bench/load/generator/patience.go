@@ -13,7 +13,7 @@ const (
 	maxDelay      = 1.0
 	perAgent      = 0.004
 	firstConnect  = 1.5
-	firstConnects = 4
+	firstConnects = 2
 	connectLimit  = 10.0
 	welcomeLimit  = 5.0
 	longestWait   = 20.0

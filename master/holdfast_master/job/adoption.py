@@ -137,7 +137,7 @@ def _gone(desk: Desk, missing: set[int]) -> list[int]:
     Where the others are too few for a world nothing is won by not waiting: the operator may err.
     """
     enough = desk.state.spec is not None and desk.bounds.fit(desk.roster.connected()) > 0
-    in_vain = enough and desk.operator.unreachable.issuperset(missing)
+    in_vain = enough and desk.operator.connected and desk.operator.unreachable.issuperset(missing)
     return sorted(missing) if in_vain else []
 
 

@@ -59,7 +59,8 @@ class DeletePod:
     uid: str
     """Only this very pod, never a newer one of the name."""
     grace_s: int
-    """Between SIGTERM and SIGKILL; never 0, which in Kubernetes forgets a pod that still runs."""
+    """Between SIGTERM and SIGKILL. 0 makes Kubernetes forget a pod that may run: only for a master
+    that was followed, see `fill`."""
     reason: DeleteReason
 
 

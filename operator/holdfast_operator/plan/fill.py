@@ -39,9 +39,15 @@ def fill(situation: Situation, slot: Slot) -> Steps:
         incarnation=entry.incarnation + 1,
         name=slot.pod_name(situation.job.name, entry.incarnation + 1),
         avoid_nodes=_avoid(situation),
-        shun_nodes=tuple(dict.fromkeys(pod.node for pod in pods if pod.lost and pod.node)),
+        shun_nodes=_shun(situation, pods),
         reason=reason,
     )
+
+
+def _shun(situation: Situation, pods: tuple[ObservedPod, ...]) -> tuple[str, ...]:
+    """Nodes that do not answer: the cluster may believe in them for long."""
+    lost = (pod.node for pod in pods if pod.lost and pod.node)
+    return tuple(dict.fromkeys([*lost, *sorted(situation.job.unreachable)]))
 
 
 def _refused_until(situation: Situation, slot: Slot) -> float:

@@ -41,12 +41,13 @@ def verdict_at(pod: ObservedPod, job: Job, master: MasterView) -> float | None:
     Either it was reached once, and its node has not said since that a container of it ended: a new
     master that was never reached is not made anew again. Or the cluster, too, hears nothing of its
     node, which is all that an operator has that was just started. A node that is known to answer
-    nothing is given no more time.
+    nothing is given no more time; nor is one there that never began, as its kubelet is gone.
     """
     if pod.slot.role is not Role.MASTER or not pod.live or master.connected:
         return None
     met = pod.uid == master.speaker and pod.serving
-    if not met and not pod.unheard:
+    stranded = pod.node in job.unreachable and not pod.serving
+    if not met and not pod.unheard and not stranded:
         return None
     since = job.first_seen_at if master.silent_since is None else master.silent_since
     return since if pod.node in job.unreachable else since + SILENT_S

@@ -11,7 +11,7 @@ FIRST_CONNECT_SECONDS = 1.5
 """The first attempts to connect may take this long each, the handshake included; a refused one
 fails at once. One that leads to a node that is gone leads nowhere, and the next one to the master's
 successor; TCP asks a second time after 1 s."""
-FIRST_CONNECTS = 4
+FIRST_CONNECTS = 2
 """So many are the first; the later ones may take twice as long each."""
 CONNECT_SECONDS = 10.0
 """And at most this long, for a master that is slow."""
