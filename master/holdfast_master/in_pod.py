@@ -36,6 +36,7 @@ def config_of(environment: Mapping[str, str]) -> MasterConfig:
     host, _, port = environment[keys.ENV_MASTER].rpartition(":")
     first = environment[keys.ENV_EPOCH]
     journal = _own(environment.get(keys.ENV_JOURNAL_DIR, ""), environment[keys.ENV_JOB_UID])
+    starts = _own(environment.get(keys.ENV_STARTS_DIR, ""), environment[keys.ENV_JOB_UID])
     if not port.isdecimal() or not first.isdecimal():
         raise ConfigError(
             f"{keys.ENV_MASTER}={environment[keys.ENV_MASTER]!r} must be host:port and "
@@ -44,7 +45,7 @@ def config_of(environment: Mapping[str, str]) -> MasterConfig:
     document: dict[str, Any] = {
         "job_name": environment[keys.ENV_JOB],
         "job_uid": environment[keys.ENV_JOB_UID],
-        "epoch": int(first) + _starts_before(journal, first),
+        "epoch": int(first) + _starts_before(journal or starts, first),
         "tls_dir": environment[keys.ENV_TLS_DIR],
         "bind_host": host,
         "port": int(port),
@@ -65,11 +66,12 @@ def _own(journal: str, job_uid: str) -> Path | None:
 
 
 def _starts_before(folder: Path | None, first: str) -> int:
-    """How often a container of this pod was started before, which a file beside the journal counts.
+    """How often a container of this pod was started before, which a file counts.
 
-    A claim outlives pods, so the file names whose starts it counts: the pod's first epoch.
-    Without a journal a container that is started again has the epoch of its predecessor, and agents
-    that knew that one refuse it.
+    It lies beside the journal, or where there is none in a volume of its own. A claim outlives
+    pods, so the file names whose starts it counts: the pod's first epoch. Without either (an
+    operator one minor release older) a container that is started again has the epoch of its
+    predecessor, and agents that knew that one refuse it.
     """
     if folder is None:
         return 0

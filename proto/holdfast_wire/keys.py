@@ -28,6 +28,8 @@ ENV_EPOCH = "HOLDFAST_EPOCH"
 """First epoch of those that this pod owns; each start of its container takes the next."""
 ENV_JOURNAL_DIR = "HOLDFAST_JOURNAL_DIR"
 """Directory of the master's journal; unset: it keeps none."""
+ENV_STARTS_DIR = "HOLDFAST_STARTS_DIR"
+"""Directory where a master without a journal counts the starts of its container."""
 ENV_GRACE = "HOLDFAST_GRACE_SECONDS"
 """Seconds from SIGTERM to an agent's end; in a pod less than its grace period."""
 

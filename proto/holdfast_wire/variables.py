@@ -34,6 +34,7 @@ KNOWN = frozenset(
         "HOLDFAST_PRELOAD",
         "HOLDFAST_ROUND",
         "HOLDFAST_SCHEDULE",
+        "HOLDFAST_STARTS_DIR",
         "HOLDFAST_STEP_LOG",
         "HOLDFAST_TLS_DIR",
         "HOLDFAST_TOPOLOGY",

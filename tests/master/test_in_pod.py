@@ -35,6 +35,15 @@ def test_a_later_pod_on_the_same_claim_begins_at_its_own_epoch(tmp_path: Path) -
     assert config_of(_variables(tmp_path, 3001)).epoch == 3001
 
 
+def test_a_master_without_a_journal_counts_its_starts_too(tmp_path: Path) -> None:
+    """With the epoch of its predecessor it would end as a zombie at the first hello."""
+    variables = _variables(tmp_path)
+    variables["HOLDFAST_STARTS_DIR"] = variables.pop("HOLDFAST_JOURNAL_DIR")
+    starts = [config_of(variables) for _ in range(2)]
+    assert [config.epoch for config in starts] == [2001, 2002]
+    assert {config.journal_dir for config in starts} == {None}
+
+
 def test_jobs_that_share_a_claim_have_journals_of_their_own(tmp_path: Path) -> None:
     """So has a job that is deleted and made again under its name."""
     first = config_of(_variables(tmp_path))

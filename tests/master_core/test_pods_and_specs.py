@@ -96,6 +96,22 @@ def test_an_excluded_host_is_told_to_a_new_operator_stream(training: Start) -> N
     assert job.core.status(job.moment()).excluded_nodes == ("bad",)
 
 
+def test_every_node_on_an_excluded_host_gets_another_pod(training: Start) -> None:
+    """Not the culprit's alone: nobody else would bring the others back."""
+    rules = (FailureRule(action=FailureAction.REPLACE_ON_OTHER_NODE, exit_codes=(9,)),)
+    job = training(3, failure_rules=rules)
+    before = {rank: job.agents[rank].pod_uid for rank in (0, 1, 2)}
+    for rank in (1, 2):
+        job.pods[rank] = dataclasses.replace(job.pods[rank], node="bad")
+        job.take(PodSeen(job.pods[rank]))
+    job.agents[1].crash_worker(9)
+    job.run(20.0)
+    assert sorted(job.members) == [0, 1, 2]
+    same = {rank for rank, uid in before.items() if job.agents[rank].pod_uid == uid}
+    assert same == {0}
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
 def test_a_culprit_that_is_gone_already_is_not_drained(training: Start) -> None:
     """The rule matches the pod's own end."""
     rules = (FailureRule(action=FailureAction.REPLACE_POD, exit_codes=(137,)),)

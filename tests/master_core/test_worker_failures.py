@@ -243,6 +243,20 @@ def test_a_rule_can_exclude_the_host(training: Start) -> None:
     assert sorted(job.members) == [0, 2]
 
 
+def test_a_pod_that_the_operator_puts_on_an_excluded_host_takes_part(training: Start) -> None:
+    """It has forgotten the host, as the spec allows; where that pod fails, the host is the newest.
+
+    The simulated operator makes every pod on the host of the one before.
+    """
+    rules = rule(FailureAction.REPLACE_ON_OTHER_NODE, exit_codes=(9,))
+    job = training(3, failure_rules=rules)
+    for rank in (1, 2, 1):
+        job.agents[rank].crash_worker(9)
+        job.run(20.0)
+        assert sorted(job.members) == [0, 1, 2]
+    assert job.core.status(job.moment()).excluded_nodes == ("k8s-2", "k8s-1")
+
+
 def test_without_an_operator_a_replace_rule_restarts_in_place() -> None:
     """Nobody can replace: said in an event."""
     rules = rule(FailureAction.REPLACE_POD, exit_codes=(137,))

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast_master.in_pod import EPOCHS_PER_POD as MASTERS_OWN
 from holdfast_operator.build import arena
+from holdfast_operator.build.avoiding import HOSTNAME, REQUIRED, avoided_by
 from holdfast_operator.build.names import Owner, services
 from holdfast_operator.build.pod import EPOCHS_PER_POD, PodSource, master_pod, worker_pod
 from holdfast_operator.build.revision import revision_name, templates_of, with_templates
@@ -174,6 +175,17 @@ def test_nodes_to_avoid_are_added_to_every_alternative() -> None:
     assert term == {"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}
 
 
+def test_the_nodes_that_a_pod_avoids_can_be_read_from_it() -> None:
+    """Those of every alternative: the template may have others in some of them."""
+    assert avoided_by(_worker()["spec"]) == ()
+    terms = [{"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": ["x"]}]}, {}]
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+    wish = {**TEMPLATE["spec"], "affinity": affinity}
+    source = _source(worker__template__spec=wish)
+    action = _action(Slot(WORKER, 0), avoid_nodes=("b", "a"))
+    assert avoided_by(worker_pod(source, action)["spec"]) == ("a", "b")
+
+
 def test_nodes_to_shun_are_only_a_preference() -> None:
     """The template's own stay; where there is no other node, the pod is made there."""
     wish = {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}
@@ -226,13 +238,17 @@ def test_a_master_is_started_again_in_its_pod_and_keeps_its_journal() -> None:
 
 
 def test_a_journal_may_be_on_a_claim_or_absent() -> None:
-    """The claim is the user's own; without a journal there is no volume for it."""
+    """The claim is the user's own; without a journal the starts of the container are counted."""
     mode = {"mode": "PersistentVolumeClaim", "claimName": "keep"}
     pod = master_pod(_source(master__journal=mode), _action(MASTER_SLOT), 1)
     claims = [one.get("persistentVolumeClaim") for one in pod["spec"]["volumes"]]
     assert {"claimName": "keep"} in claims
     pod = master_pod(_source(master__journal={"mode": "None"}), _action(MASTER_SLOT), 1)
-    assert "HOLDFAST_JOURNAL_DIR" not in _variables(pod)
+    variables = _variables(pod)
+    assert "HOLDFAST_JOURNAL_DIR" not in variables
+    assert {"name": "holdfast-starts", "emptyDir": {}} in pod["spec"]["volumes"]
+    mounts = {one["name"]: one["mountPath"] for one in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["holdfast-starts"] == variables["HOLDFAST_STARTS_DIR"]
 
 
 def test_operator_and_master_agree_on_the_epochs_of_a_pod() -> None:

@@ -301,6 +301,21 @@ def test_a_successor_avoids_the_excluded_nodes(
     assert found == {avoided}
 
 
+def test_a_pod_that_was_made_before_its_node_was_excluded_is_made_again() -> None:
+    """As long as nothing of it runs, and only where its own affinity does not keep it away."""
+    world = World({"replicas": 2})
+    world.settle()
+    world.end("t-worker-1-0")
+    for action in world.look().actions:
+        world.carry_out(action)
+    world.hear(ExcludeDecision(node="node-1"))
+    assert deletes(world.look()) == {"t-worker-1-1": "Replaced"}
+    running_now = world.change("t-worker-1-1", phase=PodPhase.RUNNING)
+    assert world.look().actions == ()
+    world.change(running_now.name, phase=PodPhase.PENDING, avoids=("node-1",))
+    assert world.look().actions == ()
+
+
 def test_a_wish_for_another_size_is_handed_on_until_it_is_answered() -> None:
     """The planner never changes the size itself: there is one writer of it."""
     world = running(replicas=2)

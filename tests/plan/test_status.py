@@ -223,6 +223,21 @@ def test_a_job_is_degraded_when_fewer_train_than_could(
     assert _condition(_said(world, active_nodes=active), "Degraded")[0] == degraded
 
 
+def test_nodes_that_are_not_avoided_any_more_are_not_listed() -> None:
+    """Of as many as the spec lets new pods avoid; none where it wants none."""
+    for scheduling, listed in (
+        ({"maxExcludedNodes": 1}, ["b"]),
+        ({"excludeFailedNodes": False}, None),
+    ):
+        world = running(replicas=4, scheduling=scheduling)
+        _said(world)
+        for node in ("a", "b"):
+            world.hear(ExcludeDecision(node=node))
+        world.look()
+        assert world.status.get("excludedNodes") == listed
+        assert (_condition(world.status, "Degraded")[0] == "True") is (listed is not None)
+
+
 def test_avoided_nodes_are_listed() -> None:
     """People should know why pods do not go there."""
     world = running(replicas=4)

@@ -94,7 +94,7 @@ class World:
         """Does one action at once and completely, but deletions with a grace only begin."""
         match action:
             case CreatePod():
-                self.make(action.slot, action.incarnation)
+                self.make(action.slot, action.incarnation, action.avoid_nodes)
             case DeletePod() if action.grace_s == 0:
                 del self.pods[action.name]
             case DeletePod():
@@ -124,7 +124,7 @@ class World:
                 return made
         raise AssertionError(f"no rest after {rounds} plans: {made.actions}")
 
-    def make(self, slot: Slot, incarnation: int = 0) -> ObservedPod:
+    def make(self, slot: Slot, incarnation: int = 0, avoids: tuple[str, ...] = ()) -> ObservedPod:
         """A new pod, Pending."""
         self.named += 1
         pod = ObservedPod(
@@ -135,6 +135,7 @@ class World:
             phase=PodPhase.PENDING,
             created_at=self.now,
             node=f"node-{slot.index}",
+            avoids=avoids,
         )
         self.pods[slot.pod_name("t", incarnation)] = pod
         return pod

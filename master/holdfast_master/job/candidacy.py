@@ -43,9 +43,7 @@ def _is_candidate(desk: Desk, node: Node) -> bool:
     ready = node.warm or member
     marked = node.rank in desk.state.draining or node.rank in desk.state.released
     marked |= node.rank in desk.surplus
-    host = desk.operator.host_of(node.rank)
-    excluded = bool(host) and host in desk.state.excluded
-    return node.session is not None and ready and not marked and not excluded
+    return node.session is not None and ready and not marked
 
 
 def recount(desk: Desk) -> None:

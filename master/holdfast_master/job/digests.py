@@ -35,7 +35,7 @@ def build(desk: Desk) -> StateDigest:
         sequence=state.sequence,
         spec=state.spec,
         charges=tuple(state.charges[-_CHARGES:]),
-        excluded_nodes=tuple(sorted(state.excluded)[:_EXCLUDED]),
+        excluded_nodes=tuple(state.excluded)[-_EXCLUDED:],
         event_sequence=state.event_sequence,
         job_seconds=desk.clock.job_seconds,
         restart_count=state.assigned.restart_count if state.assigned else 0,

@@ -1,7 +1,7 @@
-"""What the operator is asked to do about pods: make anew, exclude, release.
+"""What the operator is asked to do about pods: make anew, release.
 
 Belongs here: issuing those decisions once and repeating them to a new operator stream. Does not
-belong here: why a node is to go.
+belong here: why a node is to go, which hosts are avoided (`exclusions`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from holdfast_wire.messages import (
     JobPhase,
     Leave,
     LeaveOutcome,
-    NodeExcluded,
     NodeMarked,
     PodObservation,
     ReleaseDecision,
@@ -71,25 +70,11 @@ def settle(desk: Desk, pod: PodObservation) -> None:
         desk.record(CommandFinished(command_id=decision.decision_id, ok=True))
 
 
-def exclude(desk: Desk, rank: int, reason: str) -> str:
-    """Exclude the Kubernetes node of this node rank; its name, empty where it is not known."""
-    host = desk.operator.host_of(rank)
-    if not host or host in desk.state.excluded:
-        return host
-    desk.record(NodeExcluded(node=host, reason=reason), durable=True)
-    desk.event(EventReason.NODE_EXCLUDED, f"{host} is avoided from now on: {reason}", node=rank)
-    number = desk.command("exclude", rank)
-    desk.tell(ExcludeDecision(decision_id=number, node=host, reason=reason))
-    for node in list(desk.roster.nodes.values()):
-        candidacy.refresh(desk, node)
-    return host
-
-
 def repeat(desk: Desk) -> None:
     """A new operator stream: say again what is still wanted."""
     for rank in sorted(desk.operator.replacing):
         desk.tell(desk.operator.replacing[rank])
-    for host, reason in sorted(desk.state.excluded.items()):
+    for host, reason in desk.state.excluded.items():  # the newest last: the oldest is forgotten
         desk.tell(ExcludeDecision(decision_id=0, node=host, reason=reason))
     ranks = tuple(sorted(desk.state.released))
     if ranks:

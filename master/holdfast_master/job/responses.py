@@ -7,7 +7,7 @@ belong here: which rule matches (`decide.failure`), rules that end the job (`cha
 from __future__ import annotations
 
 from holdfast_master.decide.failure import EvidenceKind
-from holdfast_master.job import losses, replacements
+from holdfast_master.job import exclusions, losses, replacements
 from holdfast_master.job.case import Case
 from holdfast_master.job.desk import Desk, Warn
 from holdfast_wire.messages import FailureAction
@@ -28,7 +28,7 @@ def act(desk: Desk) -> None:
 def _replace(desk: Desk, case: Case, rank: int) -> None:
     elsewhere = case.response.action is FailureAction.REPLACE_ON_OTHER_NODE
     why = case.response.reason
-    host = replacements.exclude(desk, rank, why) if elsewhere else ""
+    host = exclusions.exclude(desk, rank, why) if elsewhere else ""
     node = desk.roster.nodes.get(rank)
     if node is None or node.agent_id != case.best.agent_id:
         return  # it is gone already, and its replacement asked for

@@ -193,6 +193,7 @@ class JobState:
 
     @_fold.register
     def _(self, fact: NodeExcluded, _: JournalRecord) -> None:
+        self.excluded.pop(fact.node, None)  # excluded again, it is the newest
         self.excluded[fact.node] = fact.reason
 
     @_fold.register

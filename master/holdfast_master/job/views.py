@@ -58,7 +58,7 @@ def status(desk: Desk) -> JobStatus:
         goodput=ratio(desk.ledger.whole(desk.clock.micros)),
         started_unix=state.started_unix,
         finished_unix=state.finished_unix,
-        excluded_nodes=tuple(sorted(state.excluded)),
+        excluded_nodes=tuple(state.excluded),
         generation=spec.generation,
         job_seconds=desk.clock.job_seconds,
         degraded_progress=world is not None and world.training and not world.sdk_ranks,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast_operator.build.arena import keep_arenas
+from holdfast_operator.build.avoiding import HOSTNAME, REQUIRED
 from holdfast_operator.build.contract import RESERVED, Identity, contract
 from holdfast_operator.build.names import Owner
 from holdfast_operator.build.template import main_container
@@ -19,6 +20,7 @@ from holdfast_wire import keys
 
 TLS_DIR: Final = "/var/run/holdfast/tls"
 JOURNAL_DIR: Final = "/var/run/holdfast/journal"
+STARTS_DIR: Final = "/var/run/holdfast/starts"
 EPOCHS_PER_POD: Final = 1000
 """A container that is started again in its pod needs an epoch of its own, and nobody is asked for
 it: each master pod owns this many."""
@@ -26,13 +28,12 @@ _MARGIN_S: Final = 5.0
 """What an agent leaves of its pod's grace: for its last words, and for a node that is slow."""
 _TLS_VOLUME: Final = "holdfast-tls"
 _JOURNAL_VOLUME: Final = "holdfast-journal"
-_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_STARTS_VOLUME: Final = "holdfast-starts"
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 _HEAVIEST: Final = 100
 """Of what a preference can weigh."""
 _LONGEST_LABEL: Final = 63
 """Of DNS, and so of a host name."""
-_HOSTNAME: Final = "kubernetes.io/hostname"
 _UID: Final = {"fieldRef": {"fieldPath": "metadata.uid"}}
 
 
@@ -89,7 +90,6 @@ def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, An
     spec = pod["spec"]
     spec["restartPolicy"] = "Always"
     main = spec["containers"][main_container(spec)]
-    journal = source.body["spec"]["master"]["journal"]
     variables = {
         keys.ENV_JOB: source.owner.name,
         keys.ENV_JOB_UID: source.owner.uid,
@@ -97,18 +97,33 @@ def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, An
         keys.ENV_MASTER: f"0.0.0.0:{source.spec.master_port}",
         keys.ENV_EPOCH: str(epoch),
     }
-    if journal["mode"] != "None":
-        variables[keys.ENV_JOURNAL_DIR] = JOURNAL_DIR
-        kind: dict[str, Any] = {"emptyDir": {}}
-        if journal["mode"] == "PersistentVolumeClaim":
-            kind = {"persistentVolumeClaim": {"claimName": journal["claimName"]}}
-        _append(spec, "volumes", {"name": _JOURNAL_VOLUME, **kind})
-        _append(main, "volumeMounts", {"name": _JOURNAL_VOLUME, "mountPath": JOURNAL_DIR})
+    variables |= _keep_books(spec, main, source.body["spec"]["master"]["journal"])
     _add_variables(main, [{"name": name, "value": text} for name, text in variables.items()])
     _mount_secret(spec, main, source.owner.master_secret, None)
     if not action.shun_nodes:  # of two preferences neither would win
         _keep_apart(spec, source.owner)
     return pod
+
+
+def _keep_books(
+    spec: dict[str, Any], main: dict[str, Any], journal: Mapping[str, Any]
+) -> dict[str, str]:
+    """Give a master a volume for what it writes down; return the variable that names it.
+
+    One without a journal still has to count the starts of its container: with the epoch of the one
+    before it would take itself for a zombie as soon as an agent says hello.
+    """
+    volume: dict[str, Any] = {"name": _JOURNAL_VOLUME, "emptyDir": {}}
+    name, path = keys.ENV_JOURNAL_DIR, JOURNAL_DIR
+    if journal["mode"] == "PersistentVolumeClaim":
+        claim = {"claimName": journal["claimName"]}
+        volume = {"name": _JOURNAL_VOLUME, "persistentVolumeClaim": claim}
+    elif journal["mode"] == "None":
+        name, path = keys.ENV_STARTS_DIR, STARTS_DIR
+        volume["name"] = _STARTS_VOLUME
+    _append(spec, "volumes", volume)
+    _append(main, "volumeMounts", {"name": volume["name"], "mountPath": path})
+    return {name: path}
 
 
 def _own_master(image: str) -> dict[str, Any]:
@@ -213,8 +228,8 @@ def _append(place: dict[str, Any], name: str, one: dict[str, Any]) -> None:
 
 def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     """Add nodes to avoid to every alternative of the template's own node affinity."""
-    wish = {"key": _HOSTNAME, "operator": "NotIn", "values": list(nodes)}
-    required = _inside(_inside(_inside(spec, "affinity"), "nodeAffinity"), _REQUIRED)
+    wish = {"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    required = _inside(_inside(_inside(spec, "affinity"), "nodeAffinity"), REQUIRED)
     required["nodeSelectorTerms"] = required.get("nodeSelectorTerms") or [{}]
     for term in required["nodeSelectorTerms"]:
         _append(term, "matchExpressions", wish)
@@ -222,7 +237,7 @@ def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
 
 def _shun(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     """Add nodes that are the last choice to the template's own preferences."""
-    wish = {"key": _HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    wish = {"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}
     affinity = _inside(_inside(spec, "affinity"), "nodeAffinity")
     one = {"weight": _HEAVIEST, "preference": {"matchExpressions": [wish]}}
     _append(affinity, _PREFERRED, one)
@@ -235,7 +250,7 @@ def _keep_apart(spec: dict[str, Any], owner: Owner) -> None:
     """
     affinity = _inside(_inside(spec, "affinity"), "podAntiAffinity")
     workers = {"matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER}}
-    term = {"labelSelector": workers, "topologyKey": _HOSTNAME}
+    term = {"labelSelector": workers, "topologyKey": HOSTNAME}
     _append(affinity, _PREFERRED, {"weight": _HEAVIEST, "podAffinityTerm": term})
 
 

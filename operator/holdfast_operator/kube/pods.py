@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from holdfast_operator.build.avoiding import avoided_by
 from holdfast_operator.build.names import LABEL_INCARNATION
 from holdfast_operator.build.template import main_container
 from holdfast_operator.plan.pods import MASTER, ObservedPod, Slot
@@ -63,6 +64,8 @@ class PodRecord:
     unheard: bool
     """Ready was taken from it by the cluster, which hears nothing of its node."""
     node: str
+    avoids: tuple[str, ...]
+    """The nodes that it was made to avoid."""
     address: str
     """Its IP; empty before it has one."""
     conditions: tuple[str, ...]
@@ -109,6 +112,7 @@ class PodRecord:
             serving=self.serving,
             unheard=self.unheard,
             node=self.node,
+            avoids=self.avoids,
             created_at=self.created_at,
             ended_at=self.ended_at,
             waiting=self.waiting[0],
@@ -182,6 +186,7 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         ready=_is_true(conditions, "Ready"),
         unheard=_unheard(conditions),
         node=spec.get("nodeName", ""),
+        avoids=avoided_by(spec),
         address=status.get("podIP", ""),
         conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
         created_at=_unix(metadata["creationTimestamp"]),

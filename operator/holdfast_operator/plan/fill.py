@@ -12,7 +12,7 @@ from holdfast_operator.plan.history import SlotHistory
 from holdfast_operator.plan.pods import OVERDUE_S, ObservedPod, Role, Slot
 from holdfast_operator.plan.situation import SHORTEST_GRACE_S, Situation, Steps, Wake, delete
 from holdfast_operator.spec.job import RestartPolicy
-from holdfast_wire.messages import ReplaceDecision
+from holdfast_wire.messages import PodPhase, ReplaceDecision
 
 
 def fill(situation: Situation, slot: Slot) -> Steps:
@@ -38,7 +38,7 @@ def fill(situation: Situation, slot: Slot) -> Steps:
         slot=slot,
         incarnation=entry.incarnation + 1,
         name=slot.pod_name(situation.job.name, entry.incarnation + 1),
-        avoid_nodes=_avoid(situation),
+        avoid_nodes=situation.avoided,
         shun_nodes=_shun(situation, pods),
         reason=reason,
     )
@@ -92,8 +92,18 @@ def _decision(situation: Situation, slot: Slot, uid: str) -> ReplaceDecision | N
 
 def _replace(situation: Situation, pod: ObservedPod) -> Steps:
     # The master asks once no world needs the pod, so there is nothing to wait for.
-    if _decision(situation, pod.slot, pod.uid) is not None:
+    if _decision(situation, pod.slot, pod.uid) is not None or _misplaced(situation, pod):
         yield from delete(pod, DeleteReason.REPLACED, SHORTEST_GRACE_S)
+
+
+def _misplaced(situation: Situation, pod: ObservedPod) -> bool:
+    """Whether it was made before its node was excluded, and nothing of it runs yet.
+
+    A pod's end reaches the planner and the master at once: the next one may be made before the
+    master has said that it wants another node. Those that run are the master's to move.
+    """
+    idle = pod.slot.role is Role.WORKER and pod.phase is PodPhase.PENDING
+    return idle and pod.node in situation.avoided and pod.node not in pod.avoids
 
 
 def _why_create(situation: Situation, slot: Slot, entry: SlotHistory) -> str | None:
@@ -136,10 +146,3 @@ def _how_ended(pod: ObservedPod | None) -> str:
         return "was taken away"
     code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
     return f"ended{code}" + (f" ({pod.reason})" if pod.reason else "")
-
-
-def _avoid(situation: Situation) -> tuple[str, ...]:
-    spec = situation.job.spec
-    if not spec.exclude_failed_nodes or spec.max_excluded_nodes == 0:
-        return ()
-    return situation.master.excluded[-spec.max_excluded_nodes :]

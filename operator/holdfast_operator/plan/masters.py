@@ -46,6 +46,6 @@ class KnownMaster:
     def ended(self) -> KnownMaster:
         """What is known once the process of this epoch is seen to have ended.
 
-        In a pod without a journal its container starts again with the same epoch.
+        A master one minor release older that keeps no journal begins again with the same epoch.
         """
         return dataclasses.replace(self, incarnation="")

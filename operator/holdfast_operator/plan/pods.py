@@ -83,6 +83,8 @@ class ObservedPod:
     """The cluster has not heard of its node for a while."""
     node: str = ""
     """The Kubernetes node; locally the pod's own name."""
+    avoids: tuple[str, ...] = ()
+    """The nodes that it was made to avoid."""
     created_at: float = 0.0
     """Unix time, s."""
     waiting: str = ""

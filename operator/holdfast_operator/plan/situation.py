@@ -95,6 +95,20 @@ class Situation:
             if slot.role in roles and pod.live
         ]
 
+    @property
+    def avoided(self) -> tuple[str, ...]:
+        """Kubernetes nodes that new pods keep away from, the newest last.
+
+        Before the master has spoken: those of the last status.
+        """
+        spec, master = self.job.spec, self.master
+        if not spec.exclude_failed_nodes or spec.max_excluded_nodes == 0:
+            return ()
+        named = master.excluded
+        if not named and master.status is None:
+            named = tuple(self.job.status.get("excludedNodes", ()))
+        return named[-spec.max_excluded_nodes :]
+
     def grace_s(self, slot: Slot) -> int:
         """Seconds between SIGTERM and SIGKILL that the pods of a place get."""
         return grace_of(self._template(slot))

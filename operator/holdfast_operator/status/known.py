@@ -57,14 +57,6 @@ def world(situation: Situation) -> World:
     return dataclasses.replace(last, active=active, size=last.size if active else 0)
 
 
-def excluded(situation: Situation) -> tuple[str, ...]:
-    """Kubernetes nodes to avoid, the newest last."""
-    master = situation.master
-    if master.excluded or master.status is not None:
-        return master.excluded
-    return tuple(situation.job.status.get("excludedNodes", ()))
-
-
 def kept_until(situation: Situation) -> float | None:
     """Until when (Unix time, s) a predecessor's status is believed; None: no longer."""
     job = situation.job

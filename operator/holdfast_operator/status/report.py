@@ -14,7 +14,7 @@ from holdfast_operator.plan.pods import WORKER, Role
 from holdfast_operator.plan.situation import Situation
 from holdfast_operator.plan.view import Outcome
 from holdfast_operator.status.conditions import holding, rfc3339, settle
-from holdfast_operator.status.known import excluded, hears, kept_phase, world
+from holdfast_operator.status.known import hears, kept_phase, world
 from holdfast_operator.status.statements import statements
 from holdfast_wire import keys
 from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus, PodPhase
@@ -26,8 +26,6 @@ _BUDGETS: Final[Mapping[BudgetKind, str]] = {
     BudgetKind.NO_PROGRESS: "noProgressRestarts",
 }
 _RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STOPPING, JobPhase.SUCCEEDED})
-_MOST_NODES: Final = 64
-"""As many excluded nodes as the CRD lets a status have."""
 
 
 def report(situation: Situation, outcome: Outcome | None, *, finished: bool) -> dict[str, Any]:
@@ -60,9 +58,8 @@ def report(situation: Situation, outcome: Outcome | None, *, finished: bool) -> 
             status["world"] = {**job.status["world"], **_members(situation)}
     if job.master_endpoint:
         status["masterEndpoint"] = job.master_endpoint
-    avoided = excluded(situation)
-    if avoided:
-        status["excludedNodes"] = list(avoided[-_MOST_NODES:])
+    if situation.avoided:
+        status["excludedNodes"] = list(situation.avoided)
     status |= _times(situation, finished=finished)
     before = job.status.get("conditions", ())
     stated = statements(situation, outcome, finished=finished)

@@ -14,7 +14,7 @@ from holdfast_operator.plan.pods import Role, Slot, wanted_slots
 from holdfast_operator.plan.situation import Situation
 from holdfast_operator.plan.view import Outcome
 from holdfast_operator.status.conditions import Statement, holding
-from holdfast_operator.status.known import begun, excluded, kept_until, world
+from holdfast_operator.status.known import begun, kept_until, world
 from holdfast_operator.status.obstacles import obstacle
 
 EXTRA_GIVEN_UP: Final = "ExtraRoleGivenUp"
@@ -180,8 +180,7 @@ def _degraded(situation: Situation, *, finished: bool) -> Statement:
         if found is not None:
             message = f"{message}; {found.reason}: {found.text}"
         return Statement(kind, True, "BelowRequested", message)
-    avoided = excluded(situation)
-    if avoided:
-        message = "avoided nodes: " + ", ".join(avoided)
+    if situation.avoided:
+        message = "avoided nodes: " + ", ".join(situation.avoided)
         return Statement(kind, True, "NodeExcluded", message)
     return Statement(kind, False, "AsRequested")
