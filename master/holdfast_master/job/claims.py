@@ -39,8 +39,6 @@ class Claims:
     """Of the master that spoke of it last, as far as its claimants know; 0: none of them does."""
     digest: StateDigest | None = None
     """The newest that any agent brought."""
-    draining: set[str] = dataclasses.field(default_factory=set)
-    """Agents that are to leave, as it says, and that have not come yet."""
     held: list[Held] = dataclasses.field(default_factory=list)
     """What claimants reported since their hellos, oldest first."""
     settled: bool = False

@@ -13,8 +13,9 @@ from holdfast_master.decide.goodput import class_seconds, summed
 from holdfast_master.job import candidacy, losses
 from holdfast_master.job.desk import Desk, Placed
 from holdfast_master.job.roster import Node
+from holdfast_master.job.state import PROMISED
 from holdfast_master.job.timers import Timer
-from holdfast_wire.messages import NodeExcluded, SpecAccepted, StateDigest
+from holdfast_wire.messages import NodeExcluded, NodeMarked, SpecAccepted, StateDigest
 
 _KEEPERS = 3
 _CHARGES = 500
@@ -56,9 +57,10 @@ def _ended(desk: Desk) -> int:
 
 def _draining(desk: Desk) -> tuple[str, ...]:
     nodes, ranks = desk.state.nodes, desk.state.draining
-    if len(ranks) > _DRAINING:
+    promised = sorted(desk.state.promised)
+    if len(ranks) + len(promised) > _DRAINING:
         return ()  # a reduction: the spec says as much
-    return tuple(nodes[rank].agent_id for rank in sorted(ranks) if rank in nodes)
+    return (*(nodes[rank].agent_id for rank in sorted(ranks) if rank in nodes), *promised)
 
 
 def keep_fresh(desk: Desk) -> None:
@@ -77,7 +79,7 @@ def keep_fresh(desk: Desk) -> None:
         len(state.excluded),
         tuple(case.id for case in desk.open_cases()),
         _ended(desk),
-        min(len(state.draining), _DRAINING),
+        min(len(state.draining) + len(state.promised), _DRAINING),
     )
     if guarded == desk.placed.guarded or _place(desk):
         desk.placed = Placed(state.sequence, guarded)
@@ -125,13 +127,15 @@ def _replay(desk: Desk, digest: StateDigest) -> None:
             desk.record(charge)
     for host in digest.excluded_nodes:
         desk.record(NodeExcluded(node=host, reason="excluded by an earlier master"))
-    desk.claims.draining = set(digest.draining_agents)
+    for agent in digest.draining_agents:
+        # Who has not come yet may come to the next master.
+        desk.record(NodeMarked(agent_id=agent, mark=PROMISED, value=True), durable=True)
     for node in list(desk.roster.nodes.values()):
         drain(desk, node)
 
 
 def drain(desk: Desk, node: Node) -> None:
     """The node leaves if the predecessor had promised that to somebody."""
-    if node.agent_id in desk.claims.draining:
-        desk.claims.draining.discard(node.agent_id)
+    if node.agent_id in desk.state.promised:
+        desk.record(NodeMarked(agent_id=node.agent_id, mark=PROMISED, value=False))
         losses.drain(desk, node, EvidenceKind.DRAINED, f"node {node.rank} was told to leave")

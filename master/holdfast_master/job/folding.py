@@ -97,6 +97,7 @@ def fold_out(state: JobState, masters: Iterable[PastMaster]) -> Iterator[JobFold
         **first,
         "first": True,
         "draining": tuple(sorted(state.draining)),
+        "promised": tuple(sorted(state.promised)),
         "finished": tuple(sorted(state.finished)),
         "released": tuple(sorted(state.released)),
         "trained_rounds": tuple(state.trained_rounds),
@@ -169,6 +170,7 @@ def _begin(state: JobState, part: JobFolded) -> None:
     for name in _SAME:
         setattr(state, name, getattr(part, name))
     state.draining.update(part.draining)
+    state.promised.update(part.promised)
     state.finished.update(part.finished)
     state.released.update(part.released)
     state.trained_rounds.update(dict.fromkeys(part.trained_rounds, True))

@@ -50,6 +50,7 @@ DRAINING: Final = "draining"
 FINISHED: Final = "finished"
 RELEASED: Final = "released"
 REPLACED: Final = "replaced"
+PROMISED: Final = "promised"
 RENEW: Final = "renew"
 ANSWERED: Final = frozenset({"leave", "replace", "stacks", "stop", RENEW})
 """Kinds of commands whose end is told, or is the node's; of others only the ids are kept."""
@@ -86,6 +87,8 @@ class JobState:
     released: set[int] = dataclasses.field(default_factory=set)
     dismissed: dict[str, str] = dataclasses.field(default_factory=dict)
     """Ids of agents that must not return: released, or replaced by another."""
+    promised: set[str] = dataclasses.field(default_factory=set)
+    """Ids of agents that are to leave, as an earlier master promised, and that have not come."""
     excluded: dict[str, str] = dataclasses.field(default_factory=dict)
     """Kubernetes nodes that replacements avoid, with the reason."""
 
@@ -182,6 +185,9 @@ class JobState:
     def _(self, fact: NodeMarked, _: JournalRecord) -> None:
         if fact.mark in {RELEASED, REPLACED}:
             self.dismissed[fact.agent_id] = fact.mark
+        if fact.mark == PROMISED:
+            (self.promised.add if fact.value else self.promised.discard)(fact.agent_id)
+            return
         known = self.nodes.get(fact.node_rank)
         if known is None or known.agent_id != fact.agent_id or fact.mark == REPLACED:
             return

@@ -188,12 +188,12 @@ class NodeExcluded:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMarked:
-    """NodeMarked: draining, finished, released."""
+    """NodeMarked: draining, finished, released; promised: the agent is to leave when it comes."""
 
     node_rank: int = 0
     agent_id: str = ""
     mark: str = ""
-    """draining, finished or released."""
+    """draining, finished, released, replaced or promised."""
     value: bool = False
 
 
@@ -308,3 +308,5 @@ class JobFolded:
     trained_seconds: float = 0.0
     trains_since: float | None = None
     """The job's own time since which the assigned world trains, s; absent: it does not."""
+    promised: tuple[str, ...] = ()
+    """Agents that are to leave, as an earlier master promised, and that have not come yet."""

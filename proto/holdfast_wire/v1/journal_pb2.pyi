@@ -470,7 +470,7 @@ Global___NodeExcluded: typing_extensions.TypeAlias = NodeExcluded
 
 @typing.final
 class NodeMarked(google.protobuf.message.Message):
-    """NodeMarked: draining, finished, released."""
+    """NodeMarked: draining, finished, released; promised: the agent is to leave when it comes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -481,7 +481,7 @@ class NodeMarked(google.protobuf.message.Message):
     node_rank: builtins.int
     agent_id: builtins.str
     mark: builtins.str
-    """draining, finished or released."""
+    """draining, finished, released, replaced or promised."""
     value: builtins.bool
     def __init__(
         self,
@@ -691,6 +691,7 @@ class JobFolded(google.protobuf.message.Message):
     STORAGE_FAILURES_FIELD_NUMBER: builtins.int
     TRAINED_SECONDS_FIELD_NUMBER: builtins.int
     TRAINS_SINCE_FIELD_NUMBER: builtins.int
+    PROMISED_FIELD_NUMBER: builtins.int
     first: builtins.bool
     last: builtins.bool
     epoch: builtins.int
@@ -769,6 +770,10 @@ class JobFolded(google.protobuf.message.Message):
     def checkpoint(self) -> Global___CheckpointCommitted: ...
     @property
     def schedule(self) -> Global___ScheduleConfirmed: ...
+    @property
+    def promised(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Agents that are to leave, as an earlier master promised, and that have not come yet."""
+
     def __init__(
         self,
         *,
@@ -821,9 +826,10 @@ class JobFolded(google.protobuf.message.Message):
         storage_failures: builtins.int = ...,
         trained_seconds: builtins.float = ...,
         trains_since: builtins.float | None = ...,
+        promised: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "schedule", b"schedule", "spec", b"spec", "stop", b"stop", "trains_since", b"trains_since", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted", b"counted", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "memory_failures", b"memory_failures", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "storage_failures", b"storage_failures", "text", b"text", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted", b"counted", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "memory_failures", b"memory_failures", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "promised", b"promised", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "storage_failures", b"storage_failures", "text", b"text", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
     @typing.overload

@@ -444,5 +444,16 @@ HANDOVERS = {
             Fault(3.0, "lose_journal", 0, 2.0),
         ),
     ),
+    "a drain that a digest had promised was forgotten by the next master": Scenario(
+        seed=1795583593313,
+        replicas=2,
+        maximum=3,
+        faults=(
+            Fault(0.179, "cut", 1, 10.0),
+            Fault(0.5795, "drain", 1, 0.0),
+            Fault(1.0, "lose_journal", 0, 3.0),
+            Fault(5.0, "kill_master", 0, 2.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
