@@ -79,6 +79,9 @@ class Accounts:
         self.job = job
         self.wounds: dict[int, list[Wound]] = {}
         self.muddled_at = -MEMORY_SECONDS - 1.0
+        self.overruled_at = self.muddled_at
+        """When an older master last judged: it ends rounds that the newer one knows as its own, and
+        hears of late, if it stood still."""
         """Then masters were lost last: what they knew of causes may be gone with them."""
         self.opened: dict[str, tuple[float, float]] = {}
         """Incident to when it was opened: virtual time, its master's patient clock."""
@@ -137,8 +140,7 @@ class Accounts:
         """A master opens an incident, lays it to another, or closes it."""
         opened, _ = self.opened.setdefault(fact.id, (self.job.time.now, master.watch.now))
         if master is not self.job.master:
-            # It ends rounds that the newer one knows as its own.
-            self.muddled_at = max(self.muddled_at, self.job.time.now)
+            self.overruled_at = self.job.time.now
         if not fact.open and master is self.job.master:
             self._closed(master, fact, opened, batch)
 
@@ -177,7 +179,8 @@ class Accounts:
     def _blurred(self, opened: float, wounds: Sequence[Wound]) -> bool:
         """Whether masters were lost since the incident, or what may have led to it, began."""
         since = min([opened, *(wound.since for wound in wounds)])
-        return since < self.muddled_at + SETTLE_SECONDS + self.stalled
+        overruled = since < self.overruled_at + SETTLE_SECONDS + self.stalled
+        return overruled or since < self.muddled_at + SETTLE_SECONDS
 
     def _brief(self, master: Master, incident: str) -> bool:
         """Whether it ends before a silence could be noticed: the culprit may not be known yet."""

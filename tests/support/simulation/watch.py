@@ -243,8 +243,10 @@ class Watch:
         invariants.world_bounds(fact, spec)
         bounds = self.master.core._desk.bounds
         pods = self.master.core._desk.operator.pods.values()
-        # Perhaps nobody makes it anew, or nobody can come from there.
-        gone = any(is_over(pod) or pod.unreachable for pod in pods)
+        gone = any(is_over(pod) for pod in pods)  # perhaps nobody makes it anew
+        members = {member.node_rank for member in fact.members}
+        stranded = {pod.node_rank for pod in pods if pod.unreachable} - members
+        gone |= bool(stranded) and len(members | stranded) >= bounds.largest
         first = not (self.recovering or self.newest or gone)
         if spec is not None and first and len(fact.members) < bounds.largest:
             since = self.now if self.enough_since is None else self.enough_since
