@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -79,10 +80,10 @@ class Accounts:
         self.job = job
         self.wounds: dict[int, list[Wound]] = {}
         self.muddled_at = -MEMORY_SECONDS - 1.0
-        self.overruled_at = self.muddled_at
+        """Then masters were lost last: what they knew of causes may be gone with them."""
+        self.overruled_at = -math.inf
         """When an older master last judged: it ends rounds that the newer one knows as its own, and
         hears of late, if it stood still."""
-        """Then masters were lost last: what they knew of causes may be gone with them."""
         self.opened: dict[str, tuple[float, float]] = {}
         """Incident to when it was opened: virtual time, its master's patient clock."""
         self.worlds: dict[int, tuple[float, frozenset[int]]] = {}
