@@ -310,6 +310,8 @@ class Reconciler:
             keeper.hear(said, time.time())
             if said is None:
                 sounding.look()
+            elif keeper.view.speaker:
+                sounding.met(keeper.view.speaker)
             self._wake(keeper.key)
 
         def found(reach: Reach) -> None:

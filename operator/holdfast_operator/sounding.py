@@ -83,6 +83,10 @@ class Sounding:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"sounding {self._name}")
 
+    def met(self, uid: str) -> None:
+        """A stream to this pod is open: that is an answer."""
+        self._reach = self._reach.met(uid)
+
     def look(self) -> None:
         """A node may be gone, or a pod is new: ask at once."""
         self._hurry.set()
@@ -114,7 +118,8 @@ class Sounding:
         places = list(self._places())
         known = self._reach.answered & {place.uid for place in places}
         self._reach = Reach(own_node=self._reach.own_node, answered=known)
-        new = (one for one in places if can_answer(one) and one.uid not in known)
+        workers = (one for one in places if can_answer(one) and not one.is_master)
+        new = (one for one in workers if one.uid not in known)
         return tuple(itertools.islice(new, _MOST_AT_ONCE))
 
     async def _ask(self, place: Place) -> bool | None:

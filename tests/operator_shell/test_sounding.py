@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import resource
 import socket
@@ -91,3 +92,19 @@ async def test_a_node_is_found_gone_and_found_again(
     places[0] = _place("a", "127.0.0.1")
     assert (await asyncio.wait_for(found.get(), WITHIN)).unreachable == frozenset()
     await asks.close()
+
+
+async def test_a_master_is_known_by_its_stream() -> None:
+    """A connection that says nothing would stand in its log as a refused handshake."""
+    accepted: list[object] = []
+    server = await asyncio.start_server(lambda *one: accepted.append(one), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    master = dataclasses.replace(_place("a", "127.0.0.1"), is_master=True)
+    places = [master, _place("b", "127.0.0.2")]
+    asks = Sounding("team/t", port, "", lambda: places, list, lambda _: None)
+    asks.met(master.uid)
+    asks.begin()
+    await eventually(lambda: asks.reach.answered, lambda known: len(known) == 2)
+    assert accepted == []
+    await asks.close()
+    server.close()

@@ -122,7 +122,8 @@ class PodRecord:
     @property
     def place(self) -> Place:
         """Where it can be asked whether its node answers."""
-        return Place(self.node, self.address, self.uid, self.phase)
+        is_master = self.slot.name == MASTER
+        return Place(self.node, self.address, self.uid, self.phase, is_master)
 
     def observation(
         self, *, wanted: bool, unreachable: bool = False, phase: PodPhase | None = None

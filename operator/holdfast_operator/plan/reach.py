@@ -27,6 +27,8 @@ class Place:
     """Its IP."""
     uid: str
     phase: PodPhase
+    is_master: bool = False
+    """It is known by its stream: a connection that says nothing would only stand in its log."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,10 @@ class Reach:
     """Nodes none of whose pods answered the last time, while others did."""
     unreachable: frozenset[str] = frozenset()
     """Those of them that are taken for gone or cut off."""
+
+    def met(self, uid: str) -> Reach:
+        """What is known once a stream to this pod is open."""
+        return dataclasses.replace(self, answered=self.answered | {uid})
 
     def hear(self, answers: Mapping[Place, bool | None], suspects: Collection[str]) -> Reach:
         """What is known after one more round of questions.
