@@ -455,5 +455,16 @@ HANDOVERS = {
             Fault(5.0, "kill_master", 0, 2.0),
         ),
     ),
+    "a node froze before a restart was answered on a slow disk": Scenario(
+        seed=1795588996402,
+        replicas=2,
+        maximum=2,
+        join_window=3.0,
+        faults=(
+            Fault(2.0, "slow_disk", 0, 5.0),
+            Fault(2.0, "restart_round", 0, 0.0),
+            Fault(2.0, "freeze_agent", 0, 13.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -65,7 +65,7 @@ class Promises:
     def disturb(self) -> None:
         """Something happens that may lead to another round."""
         self.began_at = None
-        self._inherits = False
+        self._inherits = self._alone = False  # a slow disk may keep its answer back
         for item in self.granted:
             item.alone = False
 
@@ -118,8 +118,9 @@ class Promises:
     def asked(self, request: UserRequest) -> None:
         """Somebody is about to ask for something."""
         if not isinstance(request, DumpStacksRequest | TriggerCheckpointRequest):
-            self._alone = self._calm(self.job.master)
+            calm = self._calm(self.job.master)
             self.disturb()
+            self._alone = calm
 
     def answered(self, request: UserRequest, response: object) -> None:
         """A request was granted."""
