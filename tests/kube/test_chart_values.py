@@ -18,7 +18,7 @@ from repository import ROOT
 
 pytestmark = pytest.mark.kube
 _FIELDS = {field.name: field for field in dataclasses.fields(OperatorSettings)}
-_SET_BY_TEMPLATE = {"namespace", "identity", "image", "lease", "probe_port"}
+_SET_BY_TEMPLATE = {"namespace", "identity", "image", "node_name", "lease", "probe_port"}
 _OWN_VALUE = {"watch_namespace", "log_level"}
 
 
