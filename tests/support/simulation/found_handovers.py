@@ -466,5 +466,20 @@ HANDOVERS = {
             Fault(2.0, "freeze_agent", 0, 13.0),
         ),
     ),
+    "a window was not kept for a node that answers nothing, beside one too many": Scenario(
+        seed=1795589754511,
+        replicas=8,
+        minimum=2,
+        unit=2,
+        join_window=3.0,
+        faults=(
+            Fault(0.5883, "vanish", 6, 0.0),
+            Fault(0.5982, "suspend", 0, 2.4898),
+            Fault(1.9128, "twin_master", 0, 4.0),
+            Fault(2.0, "stacks", 0, 0.0),
+            Fault(3.0, "kill_master", 0, 4.2108),
+            Fault(4.0, "doubt_node", 1, 12.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -244,9 +244,9 @@ class Watch:
         bounds = self.master.core._desk.bounds
         pods = self.master.core._desk.operator.pods.values()
         gone = any(is_over(pod) for pod in pods)  # perhaps nobody makes it anew
-        members = {member.node_rank for member in fact.members}
-        stranded = {pod.node_rank for pod in pods if pod.unreachable} - members
-        gone |= bool(stranded) and len(members | stranded) >= bounds.largest
+        stranded = {pod.node_rank for pod in pods if pod.unreachable}
+        there = self.master.core._desk.roster.candidates | stranded  # in a unit too few, perhaps
+        gone |= bool(stranded) and len(there) >= bounds.largest
         first = not (self.recovering or self.newest or gone)
         if spec is not None and first and len(fact.members) < bounds.largest:
             since = self.now if self.enough_since is None else self.enough_since
