@@ -154,9 +154,11 @@ class Accounts:
         """What happened to members of an incident's world since shortly before it was given out.
 
         A silence is noticed in the world that follows. And a world that came to nothing before the
-        one that ended the incident belongs to it: whoever was in it. Blips are over at once.
+        one that ended the incident belongs to it: whoever was in it; nor may the one that should
+        have ended it have trained. Blips are over at once.
         """
         since, ranks = self.worlds.get(fact.from_round, (0.0, frozenset(self.wounds)))
+        ranks |= self.worlds.get(fact.to_round, (0.0, ranks))[1]
         if fact.to_round > fact.from_round + 1:
             ranks = frozenset(self.wounds)
         since -= silence + SETTLE_SECONDS + self.stalled

@@ -151,5 +151,17 @@ FOUND = HANDOVERS | {
             Fault(5.3232, "evict", 0, 5.0),
         ),
     ),
+    "an eviction in the world after an incident's was to be no part of it": Scenario(
+        seed=1795590239722,
+        minimum=2,
+        maximum=4,
+        faults=(
+            Fault(0.3803, "raise_worker", 1, 0.0),
+            Fault(0.3823, "freeze_agent", 1, 8.0),
+            Fault(3.0, "evict", 0, 2.0),
+            Fault(3.0, "raise_worker", 0, 0.0),
+            Fault(7.0, "suspend", 0, 1.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
