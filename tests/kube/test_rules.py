@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.jobs import SHARED, Job, container, manifest
+from cluster.nodes import Nodes
 from cluster.rights import needs_pods
 from loop_script import loop_script
 
@@ -109,3 +110,20 @@ def test_a_budget_that_is_spent_ends_the_job(make_job: Make, tmp_path: Path) -> 
         assert (failed["status"], failed["reason"]) == ("True", reason), jobs[name].seen()
         assert "no luck" in failed["message"]
         jobs[name].delete()
+
+
+def test_a_rule_on_a_pod_s_condition_decides(
+    make_job: Make, nodes: Nodes, namespace: str, tmp_path: Path
+) -> None:
+    """An evicted pod's, here: the rule ends the job, which a preemption would not."""
+    condition = {"type": "DisruptionTarget", "status": "True"}
+    rules = [{"action": "FailJob", "onPodConditions": [condition]}]
+    words = loop_script(tmp_path, "--step-seconds=0.05")
+    job = make_job("taken")
+    job.create(manifest("holdfast-run", "--nproc-per-node=1", *words, failurePolicy__rules=rules))
+    job.until_training(1)
+    nodes.tell("evict", namespace=namespace, pod="taken-worker-0-0")
+    job.until_over()
+    failed = job.condition("Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "FailJobRule"), job.seen()
+    job.delete()
