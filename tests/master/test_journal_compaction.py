@@ -12,12 +12,12 @@ from holdfast_master.compaction import CompactionError, Retention, choose_cut, c
 from holdfast_master.core import Core
 from holdfast_master.history import read_history
 from holdfast_master.job import folding
-from holdfast_master.job.state import JobState
+from holdfast_master.job.state import PROMISED, JobState
 from holdfast_master.journal import Journal
 from holdfast_master.segments import FileName, JournalError, Kind, listing, segment_path
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import codec
-from holdfast_wire.messages import JournalRecord, PastMaster
+from holdfast_wire.messages import JournalRecord, NodeMarked, PastMaster
 from journals import (
     EVERY_MASTER,
     KEEP_ALL,
@@ -63,12 +63,24 @@ def test_a_base_folds_to_the_state_of_the_records_that_it_stands_for(
 def test_every_field_of_the_state_is_in_a_base() -> None:
     """A field that somebody adds to the state must be folded out, or a base would forget it."""
     named = set(folding._SAME) | set(folding._lists(fold([])))
-    named |= {"draining", "finished", "released", "trained_rounds"}
+    named |= {"draining", "finished", "promised", "released", "trained_rounds"}
     renamed = {"ended_steps", "counted_unix"}
     of_the_record = {"sequence", "job_seconds"}
     settings = {"event_limit", "incident_limit"}
     fields = {field.name for field in dataclasses.fields(JobState)}
     assert fields == (named - {"worlds_ended", "counted"}) | renamed | of_the_record | settings
+
+
+def test_what_an_earlier_master_promised_is_in_a_base() -> None:
+    """Of agents that may still come, until they have."""
+    state = fold([])
+    for value, there in ((True, {"a7"}), (False, set())):
+        fact = NodeMarked(agent_id="a7", mark=PROMISED, value=value)
+        state.apply(JournalRecord(sequence=state.sequence + 1, fact=fact))
+        again = fold([])
+        for part in folding.fold_out(state, ()):
+            folding.fold_in(again, part)
+        assert again.promised == state.promised == there
 
 
 def test_a_damaged_base_is_left_out_and_the_facts_are_used(
