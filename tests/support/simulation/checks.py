@@ -135,6 +135,8 @@ class Checks:
             if agent.alive and not agent.frozen:
                 self._masterless(agent)
                 self._old_workers(agent)
+            else:
+                self._old_since.pop(agent.agent_id, None)  # it kills nobody while it stands still
         self.job.time.after(SWEEP_SECONDS, self.sweep)
 
     def _masterless(self, agent: Agent) -> None:

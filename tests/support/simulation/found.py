@@ -163,5 +163,18 @@ FOUND = HANDOVERS | {
             Fault(7.0, "suspend", 0, 1.0),
         ),
     ),
+    "an agent was to ask its peers while it stood still": Scenario(
+        seed=1795590564075,
+        minimum=4,
+        maximum=4,
+        standbys=2,
+        faults=(
+            Fault(0.673, "cut_half", 0, 6.0),
+            Fault(1.0, "kill_worker", 5, 0.0),
+            Fault(3.0, "pause_node", 0, 13.0),
+            Fault(4.0, "vanish", 0, 0.0),
+            Fault(4.3179, "freeze_agent", 0, 3.6786),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
