@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -147,17 +147,9 @@ def test_a_master_that_reaches_nobody_lets_them_train(network: Network) -> None:
     assert after.round <= before.round + 2, network.job.evidence()
 
 
-def _used(status: JobStatus) -> Mapping[BudgetKind, int]:
-    return {budget.kind: budget.used for budget in status.budgets}
-
-
-def _all_closed(network: Network) -> bool:
-    return not any(incident.open for incident in network.job.goodput().incidents)
-
-
 def test_a_node_that_is_heard_keeps_its_place(network: Network) -> None:
     """It hears nothing for longer than the silence limit: the same round, ranks and budgets."""
-    network.job.wait_for("the incidents before", lambda: _all_closed(network))
+    used = network.job.charged()
     before, seen = network.settled(NODES), network.job.newest_event()
     ranks = {rank: network.job.rank_pid(rank) for rank in range(NODES)}
     with network.held(1, up=False):
@@ -168,7 +160,7 @@ def test_a_node_that_is_heard_keeps_its_place(network: Network) -> None:
     assert after.round == before.round, network.job.evidence()
     assert {rank: network.job.rank_pid(rank) for rank in range(NODES)} == ranks
     assert all(event.reason != "NodeLost" for event in network.job.events(seen))
-    assert _used(after) == _used(before)
+    assert network.job.charged() == used
 
 
 def _without(network: Network, *nodes: int, down: bool) -> None:
@@ -198,14 +190,13 @@ def _without(network: Network, *nodes: int, down: bool) -> None:
 
 def test_nodes_that_are_not_heard_are_lost_once(network: Network) -> None:
     """One cut off, one and then half of which nothing arrives: a failure each, nothing doubled."""
-    network.job.wait_for("the incidents before", lambda: _all_closed(network))
-    before = network.settled(NODES)
+    used = network.job.charged()
+    network.settled(NODES)
     _without(network, 1, down=True)
     _without(network, 3, down=False)
     _without(network, 0, 1, down=False)
-    network.job.wait_for("the incidents' ends", lambda: _all_closed(network))
-    used = _used(network.settled(NODES))
-    expected = {**_used(before), BudgetKind.FAILURES: _used(before)[BudgetKind.FAILURES] + 3}
-    assert used == expected, network.job.evidence()
+    network.settled(NODES)
+    expected = {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 3}
+    assert network.job.charged() == expected, network.job.evidence()
     lines = network.lines()
     assert len(lines) == len(set(lines))

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,10 +55,6 @@ def _both_train(job: RunningJob, above: int) -> JobStatus:
     status = job.wait_for("two nodes that train", there)
     assert status is not None
     return status
-
-
-def _used(job: RunningJob) -> Mapping[BudgetKind, int]:
-    return {budget.kind: budget.used for budget in job.status().budgets}
 
 
 def _ranks(job: RunningJob) -> set[int]:
@@ -137,16 +133,16 @@ def _frozen_for(pid: int, seconds: float) -> None:
 
 def test_restart_by_a_person_costs_no_budget(job: RunningJob) -> None:
     """Holdfast restart: new processes in a new round, no budget."""
-    before, ranks, used = job.status(), _ranks(job), _used(job)
+    used, before, ranks = job.charged(), job.status(), _ranks(job)
     assert job.cli("restart", job.name).returncode == 0
     job.wait_step(before.step, round_above=before.round)
     assert not ranks & _ranks(job)
-    assert _used(job) == used
+    assert job.charged() == used, job.evidence()
 
 
 def test_the_culprit_is_named_and_exactly_one_budget_is_charged(job: RunningJob) -> None:
     """The incident blames the killed rank, not the survivor whose collective broke."""
-    before, used, seen = job.status(), _used(job), job.newest_event()
+    used, before, seen = job.charged(), job.status(), job.newest_event()
     incidents = len(job.goodput().incidents)
     os.kill(job.rank_pid(1), signal.SIGKILL)
     job.wait_step(before.step, round_above=before.round)
@@ -155,12 +151,12 @@ def test_the_culprit_is_named_and_exactly_one_budget_is_charged(job: RunningJob)
     assert incident.culprit_rank == "1"
     assert incident.culprit_node in {str(n) for n, info in job.nodes().items() if info.ranks}
     assert incident.charged is BudgetKind.FAILURES
-    assert _used(job) == {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
+    assert job.charged() == {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
 
 
 def test_two_ranks_at_once_are_one_incident(job: RunningJob) -> None:
     """Both ranks killed in the same moment: one restart, one charge."""
-    before, used, seen = job.status(), _used(job), job.newest_event()
+    used, before, seen = job.charged(), job.status(), job.newest_event()
     incidents = len(job.goodput().incidents)
     for pid in _ranks(job):
         os.kill(pid, signal.SIGKILL)
@@ -168,21 +164,20 @@ def test_two_ranks_at_once_are_one_incident(job: RunningJob) -> None:
     job.wait_event("IncidentClosed", after=seen)
     assert len(job.goodput().incidents) == incidents + 1
     assert job.status().round == before.round + 1
-    assert _used(job)[BudgetKind.FAILURES] == used[BudgetKind.FAILURES] + 1
+    assert job.charged()[BudgetKind.FAILURES] == used[BudgetKind.FAILURES] + 1
 
 
 def test_sigterm_of_an_agent_is_a_preemption_and_spends_no_failure(job: RunningJob) -> None:
     """An agent that is told to end leaves at a boundary; the failure budget is untouched."""
-    before, used, seen = job.status(), _used(job), job.newest_event()
+    used, before = job.charged(), job.status()
     os.kill(job.agent_pid(1), signal.SIGTERM)
     _both_train(job, before.round)
-    job.wait_event("BudgetCharged", after=seen)
-    assert _used(job) == {**used, BudgetKind.PREEMPTIONS: used[BudgetKind.PREEMPTIONS] + 1}
+    assert job.charged() == {**used, BudgetKind.PREEMPTIONS: used[BudgetKind.PREEMPTIONS] + 1}
 
 
 def test_a_killed_zygote_is_a_failure(job: RunningJob) -> None:
     """Its agent cannot go on; the pod that is then made anew does not hide it."""
-    before, used = job.status(), _used(job)
+    used, before = job.charged(), job.status()
     incidents = len(job.goodput().incidents)
     node = job.nodes()[1]
     [zygote] = {_parent(rank.pid) for rank in node.ranks}
@@ -190,7 +185,7 @@ def test_a_killed_zygote_is_a_failure(job: RunningJob) -> None:
     os.kill(zygote, signal.SIGKILL)
     _both_train(job, before.round)
     spent = {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
-    job.wait_for("the charge", lambda: _used(job) == spent)
+    assert job.charged() == spent, job.evidence()
     causes = [incident.cause for incident in job.goodput().incidents[incidents:]]
     assert "NodeRemoved" not in causes, job.evidence()
 
@@ -204,7 +199,7 @@ def test_a_frozen_agent_is_left_behind_and_its_ranks_are_dead_first(job: Running
 
     A failure is charged, also where its pod was deleted because of it.
     """
-    before, used, seen = job.status(), _used(job), job.newest_event()
+    used, before, seen = job.charged(), job.status(), job.newest_event()
     agent, rank = job.agent_pid(1), next(one.pid for one in job.nodes()[1].ranks)
     os.kill(agent, signal.SIGSTOP)
     job.wait_for("the frozen agent's rank is dead", lambda: not alive(rank), timeout_s=10)
@@ -217,8 +212,7 @@ def test_a_frozen_agent_is_left_behind_and_its_ranks_are_dead_first(job: Running
     with contextlib.suppress(ProcessLookupError):
         os.kill(agent, signal.SIGCONT)
     _both_train(job, shrunk.round)
-    job.wait_event("BudgetCharged", after=seen)
-    assert _used(job) == {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
+    assert job.charged() == {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
     _no_old_round_writes(job)
 
 
@@ -256,7 +250,7 @@ def test_scaling_above_the_first_size_adds_a_node(job: RunningJob) -> None:
 
 def test_a_drained_node_leaves_at_a_boundary_and_costs_no_budget(job: RunningJob) -> None:
     """Holdfast drain: the world goes on without the node, no step is lost, nothing is charged."""
-    before, used, seen = job.status(), _used(job), job.newest_event()
+    used, before, seen = job.charged(), job.status(), job.newest_event()
     node = max(rank for rank, info in job.nodes().items() if info.ranks)
     done = job.cli("drain", job.name, str(node))
     assert done.returncode == 0, done.stderr
@@ -264,4 +258,4 @@ def test_a_drained_node_leaves_at_a_boundary_and_costs_no_budget(job: RunningJob
     assert after.world_size == 1
     job.wait_event("NodeReleased", after=seen)
     assert all(event.reason != "RolledBack" for event in job.events(seen)), job.evidence()
-    assert _used(job) == used
+    assert job.charged() == used, job.evidence()

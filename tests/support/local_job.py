@@ -25,6 +25,7 @@ from holdfast_cli.failures import CliError
 from holdfast_cli.home import Endpoint, JobHome, job_home
 from holdfast_cli.runner.processes import descendants
 from holdfast_wire.messages import (
+    BudgetKind,
     GetGoodputRequest,
     GetJobRequest,
     JobEvent,
@@ -162,6 +163,18 @@ class RunningJob:
     def goodput(self) -> Any:
         """Return the goodput ledger with its incidents."""
         return self.ask(GetGoodputRequest())
+
+    def charged(self) -> dict[BudgetKind, int]:
+        """Return what every budget has paid, once nothing that has happened may still be charged.
+
+        An incident is charged some seconds after its first step: until then a test that compares
+        two readings would find the charge of what came before it.
+        """
+        self.wait_for("the ends of all incidents", self._all_closed)
+        return {budget.kind: budget.used for budget in self.status().budgets}
+
+    def _all_closed(self) -> bool:
+        return not any(incident.open for incident in self.goodput().incidents)
 
     def rank_pid(self, rank: int) -> int:
         """Return the pid of a global rank in the current world."""
