@@ -37,4 +37,4 @@ def test_a_kill_at_any_named_line_breaks_no_promise(kind: str) -> None:
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == len(POINTS[kind]), done.stderr
     assert [one["point"] for one in said if not one["hit"]] == []
-    assert [one for one in said if one["wrong"]] == []
+    assert [one for one in said if one["wrong"]] == [], done.stderr

@@ -285,9 +285,10 @@ class Scene:
         )
         if not over:
             self._judge.wrong.append(f"world {number}: nothing went on")
+        name = f"world {number}"
+        self._hear_the_keeper(name, keeper, ranks)
         for rank in ranks:
             rank.kill()
-        name = f"world {number}"
         victims = ranks if point.who == "trainer" else [keeper]
         self.hit = self.hit or any(one.words("hit") for one in victims)
         if keeper.ended:
@@ -298,6 +299,14 @@ class Scene:
         self._judge.wrong += [f"{name}: {' '.join(note)}" for note in keeper.words("note")]
         if self._keeper is None:
             self._judge.stored(name, clean=False)
+
+    def _hear_the_keeper(self, name: str, keeper: Process, ranks: Sequence[Process]) -> None:
+        """Where a rank ended that nobody killed its keeper did too; that may be heard later."""
+        orphans = [rank for rank in ranks if rank.ended]
+        if not orphans or any(rank.words("hit") for rank in orphans):
+            return
+        if not listen_to([keeper], lambda: keeper.ended):
+            self._judge.wrong.append(f"{name}: a rank ended, and nobody was killed")
 
     def _rank(self, number: int, rank: int, trap: Point | None) -> Process:
         world = World(self._path, self._root, rank, number, rank, 2, self._point.overlap)

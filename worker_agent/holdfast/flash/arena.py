@@ -10,13 +10,10 @@ is `decide.slots`, what lies in a slot `table`, who asks for an arena `keeper`. 
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +28,7 @@ from holdfast.flash.header import (
     ArenaWord,
     SlotWord,
 )
+from holdfast.flash.mapping import Mapping
 from holdfast.flash.table import ShardTable, TableError, decode, layout_id
 from holdfast.layout import NEEDS_FENCE, fence
 from holdfast_wire.descriptors import ARENA
@@ -38,12 +36,6 @@ from holdfast_wire.descriptors import ARENA
 BYTES_ROOM: Final = 64 * 1024
 """Bytes that a rank's byte items may have together unless its plan asks for more."""
 SLOTS: Final = 3
-_MAP_FIXED: Final = 0x10
-_MAP_NORESERVE: Final = 0x4000
-_MADV_DONTFORK: Final = 10
-_MADV_POPULATE_READ: Final = 22
-_MADV_POPULATE_WRITE: Final = 23
-_PREFAULT_CHUNK: Final = 64 * 2**20
 
 
 class ArenaError(Exception):
@@ -117,8 +109,8 @@ class Arena:
         """
         if os.fstat(fd).st_size < PAGE:
             raise ArenaError(f"descriptor {fd}: {os.fstat(fd).st_size} bytes are no arena")
-        self._map = _mapped(fd, os.fstat(fd).st_size)
-        self._bytes = memoryview(self._map)
+        self._map = Mapping(fd)
+        self._bytes = self._map.memory
         words = self._bytes[:PAGE].cast("Q")
         if words[ArenaWord.MAGIC] != MAGIC or words[ArenaWord.FORMAT] != FORMAT:
             raise ArenaError(
@@ -151,7 +143,7 @@ class Arena:
     @property
     def address(self) -> int:
         """Where the mapping begins in this process."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        return self._map.address
 
     @property
     def memory(self) -> memoryview:
@@ -164,57 +156,22 @@ class Arena:
 
     def keep_from_children(self) -> None:
         """Leave the mapping out of forked processes: a data loader's child must not pin it."""
-        self._map.madvise(_MADV_DONTFORK)
+        self._map.keep_from_children()
 
-    def populate(self, *, write: bool, threads: int = 1) -> None:
-        """Fault all pages in, so that the first copy does not; other threads run meanwhile."""
-        advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
-        libc = ctypes.CDLL(None, use_errno=True)
-        base, total = self.address, len(self._bytes)
+    def populate(self, *, write: bool, threads: int = 1, enlarge: bool = False) -> None:
+        """Fault all pages in, so that the first copy does not; other threads run meanwhile.
 
-        def fault_in(at: int) -> None:
-            size = min(_PREFAULT_CHUNK, total - at)
-            if libc.madvise(ctypes.c_void_p(base + at), ctypes.c_size_t(size), advice):
-                code = ctypes.get_errno()
-                if code != errno.EINVAL:  # a kernel before 5.14 faults in at the first copy
-                    raise OSError(code, f"populating an arena: {os.strerror(code)}")
-
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(fault_in, range(0, total, _PREFAULT_CHUNK)):
-                pass
+        `enlarge`: who makes the arena has it in large pages, where the kernel gives them.
+        """
+        if enlarge:
+            self._map.enlarge(threads=threads)
+        self._map.fault_in(write=write, threads=threads)
 
     def close(self) -> None:
         """Unmap; fails with BufferError while somebody still holds a view."""
         for slot in self.slots:
             slot.close()
-        self._bytes.release()
         self._map.close()
-
-
-def _mapped(fd: int, size: int) -> mmap.mmap:
-    """Map a file and keep no descriptor of it.
-
-    Python's own mapping of a file holds a copy of the descriptor for as long as it lives. A forked
-    child would have that copy too and pin the memory, whatever is done about the mapping.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    memory = mmap.mmap(-1, size, flags=flags)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    found = libc.mmap(
-        ctypes.c_void_p(address),
-        ctypes.c_size_t(size),
-        mmap.PROT_READ | mmap.PROT_WRITE,
-        mmap.MAP_SHARED | _MAP_FIXED,
-        fd,
-        ctypes.c_long(0),
-    )
-    if found != address:
-        code = ctypes.get_errno()
-        memory.close()
-        raise OSError(code, f"mapping an arena: {os.strerror(code)}")
-    return memory
 
 
 class Slot:

@@ -116,7 +116,7 @@ class Client:
             self._hear(answer)  # it is about an arena that was asked for before
 
     def ask_for_arena(self, layout: Layout) -> None:
-        """Have an arena made, which takes about a second a GiB; `arena` tells when it is there."""
+        """Have an arena made, which can take a second a GiB; `arena` tells when it is there."""
         self._asked, self._arena = self._asked + 1, ()
         self._link.send(dataclasses.replace(layout, number=self._asked))
 

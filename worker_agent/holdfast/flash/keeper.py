@@ -36,7 +36,7 @@ from holdfast.flash.table import TableError, decode
 
 _NEVER: Final = Version(-1, -1)
 _FAULTING: Final = min(4, max(1, len(os.sched_getaffinity(0)) // 2))
-"""Threads that make an arena: one makes about 1 GB/s, and ranks want their cores."""
+"""Threads that make an arena: ranks want their cores."""
 
 
 class KeeperError(Exception):
@@ -159,7 +159,7 @@ class Keeper(Holdings):
             raise KeeperError(f"rank {rank}: {error}") from error
         held = Held(rank, fd, Arena(fd), path)
         try:
-            held.arena.populate(write=True, threads=_FAULTING)
+            held.arena.populate(write=True, threads=_FAULTING, enlarge=True)
         except OSError as error:
             self._free([held])
             raise KeeperError(f"rank {rank}: {error}") from error

@@ -64,7 +64,7 @@ class Service:
         self._parts: dict[Version, dict[int, Shard]] = {}
         self._labour = Labour()
         self._making = Labour()
-        """Makes arenas: that takes a second a GiB, and waits for nothing that is being written."""
+        """Makes arenas: that may take a second a GiB, and waits for nothing that is written."""
         self._stopping = self._over = False
 
     def add(self, link: Link) -> None:

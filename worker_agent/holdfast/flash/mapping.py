@@ -1,0 +1,123 @@
+"""One file mapped whole and shared, its pages faulted in, in large ones where the kernel has them.
+
+Belongs here: what is asked of the kernel about the pages of an arena. Does not belong here: what
+lies in them (`arena`), how much memory there is (`room`). No torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Final
+
+LARGE: Final = 2 * 2**20
+"""Bytes of a large page, as x86-64 and arm64 (with pages of 4 KiB) have it."""
+_CHUNK: Final = 32 * LARGE
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_MADV_DONTFORK: Final = 10
+_MADV_POPULATE_READ: Final = 22
+_MADV_POPULATE_WRITE: Final = 23
+_MADV_COLLAPSE: Final = 25
+
+
+class Mapping:
+    """A file in memory; its descriptor is not kept."""
+
+    def __init__(self, fd: int) -> None:
+        """Map all of `fd`, which stays the caller's; raises `OSError`.
+
+        Python's own mapping of a file holds a copy of the descriptor for as long as it lives. A
+        forked child would have that copy too and pin the memory, whatever is done about the
+        mapping. So it is laid over an anonymous one, at an address at which a large page of the
+        file can be a large page of the process: the next multiple of `LARGE`.
+        """
+        size = os.fstat(fd).st_size
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._place = mmap.mmap(-1, size + LARGE, flags=flags)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._place))
+        offset = -begin % LARGE
+        self.address = begin + offset
+        """Where it begins in this process."""
+        try:
+            self._lay_over(fd, size)
+        except OSError:
+            self._place.close()
+            raise
+        self.memory = memoryview(self._place)[offset : offset + size]
+        """All bytes of the file."""
+
+    def _lay_over(self, fd: int, size: int) -> None:
+        found = _libc().mmap(
+            ctypes.c_void_p(self.address),
+            ctypes.c_size_t(size),
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            mmap.MAP_SHARED | _MAP_FIXED,
+            fd,
+            ctypes.c_long(0),
+        )
+        if found != self.address:
+            code = ctypes.get_errno()
+            raise OSError(code, f"mapping an arena: {os.strerror(code)}")
+
+    def keep_from_children(self) -> None:
+        """Leave it out of forked processes: a data loader's child must not pin it."""
+        self._place.madvise(_MADV_DONTFORK)
+
+    def fault_in(self, *, write: bool, threads: int) -> None:
+        """Fault all pages in, so that the first copy does not; raises `OSError`."""
+        advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
+
+        def one(at: int) -> None:
+            code = self._advise(at, min(_CHUNK, len(self.memory) - at), advice)
+            if code not in (0, errno.EINVAL):  # a kernel before 5.14 faults in at the first copy
+                raise OSError(code, f"populating an arena: {os.strerror(code)}")
+
+        _each(one, range(0, len(self.memory), _CHUNK), threads)
+
+    def enlarge(self, *, threads: int) -> None:
+        """Put the file into large pages as far as the kernel has them (Linux 6.1), for all readers.
+
+        A process that maps it later then faults in 2 MiB at a time, not 4 KiB, whatever the system
+        settings for large pages are. What cannot be had stays as it is.
+        """
+
+        def one(at: int) -> None:
+            size = min(_CHUNK, whole - at)
+            # Of a large page a small one has to be there: an empty range is not taken.
+            for page in range(at, at + size, LARGE):
+                if self._advise(page, mmap.PAGESIZE, _MADV_POPULATE_WRITE):
+                    return
+            self._advise(at, size, _MADV_COLLAPSE)
+
+        whole = len(self.memory) // LARGE * LARGE
+        _each(one, range(0, whole, _CHUNK), threads)
+
+    def _advise(self, at: int, size: int, advice: int) -> int:
+        address = ctypes.c_void_p(self.address + at)
+        if _libc().madvise(address, ctypes.c_size_t(size), advice):
+            return ctypes.get_errno()
+        return 0
+
+    def close(self) -> None:
+        """Unmap; fails with BufferError while somebody still holds a view."""
+        self.memory.release()
+        self._place.close()
+
+
+def _each(one: Callable[[int], None], at: range, threads: int) -> None:
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(one, at):
+            pass
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    return libc
