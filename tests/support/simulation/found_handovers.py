@@ -481,5 +481,16 @@ HANDOVERS = {
             Fault(4.0, "doubt_node", 1, 12.0),
         ),
     ),
+    "a spare was not expected to take the place of the only node, which answered nothing": Scenario(
+        seed=1795599063889,
+        replicas=1,
+        maximum=1,
+        standbys=1,
+        faults=(
+            Fault(6.0, "vanish", 0, 0.0),
+            Fault(6.0, "doubt_node", 0, 13.0),
+            Fault(13.1419, "lose_journal", 0, 1.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""

@@ -82,8 +82,9 @@ class Promises:
         world, spec, state = desk.running(), job.operator.spec, desk.state
         if world is None or state.spec != spec or job.others:
             return False
-        doubted = sum(pod.unreachable for pod in job.operator.pods.values())
-        if doubted and desk.bounds.fit(len(world.places) - doubted):
+        doubted = {rank for rank, pod in job.operator.pods.items() if pod.unreachable}
+        trusted = sum(agent.alive for rank, agent in job.agents.items() if rank not in doubted)
+        if doubted and desk.bounds.fit(trusted):
             return False  # the next master goes on without them, though they may live
         surplus = any(rank >= spec.replicas + spec.standbys for rank in world.places)
         if len(world.places) != spec.replicas or surplus:
