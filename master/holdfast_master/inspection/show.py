@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast_master.history import read_history
 from holdfast_master.inspection import words
 from holdfast_master.inspection.places import job_uid_of
-from holdfast_master.segments import read_segments
+from holdfast_master.segments import JournalError, read_segments
 from holdfast_wire.messages import JobFolded, JournalRecord
 
 
@@ -41,9 +41,12 @@ def show(directory: Path, wanted: Filter, *, as_json: bool) -> Iterator[str]:
     """Give the wanted facts, a line each, also those before a base as long as they are kept.
 
     Raises:
-        JournalError: there is no journal, or it cannot be read.
+        JournalError: there is no journal, it cannot be read, or there is no such incident.
     """
-    for record in everything(directory):
+    facts = everything(directory)
+    if wanted.incident:
+        of_incident(facts, wanted.incident, directory)
+    for record in facts:
         if wanted.takes(record):
             yield _json(record) if as_json else words.fact_line(record)
 
@@ -52,16 +55,33 @@ def _json(record: JournalRecord) -> str:
     return json.dumps(words.plain(record))
 
 
-def everything(directory: Path) -> Iterable[JournalRecord]:
+def of_incident(
+    facts: Sequence[JournalRecord], incident: str, directory: Path
+) -> list[JournalRecord]:
+    """Return what belongs to the incident.
+
+    Raises:
+        JournalError: there is no such incident; names those that there are.
+    """
+    mine = [record for record in facts if words.incident_of(record) == incident]
+    if not mine:
+        known = ", ".join(sorted({words.incident_of(record) for record in facts} - {""}))
+        raise JournalError(f"no incident {incident!r} in {directory}; known: {known or 'none'}")
+    return mine
+
+
+def everything(directory: Path) -> Sequence[JournalRecord]:
     """Return every fact that a successor would take for true, kept ones before the base first.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.
     """
-    history = read_history(directory, job_uid_of(directory))
+    job_uid = job_uid_of(directory)
+    history = read_history(directory, job_uid)
     found = {
         record.sequence: record
         for segment in read_segments(directory)
+        if segment.opened is not None and segment.opened.job_uid == job_uid
         for record in segment.facts
         if record.sequence <= history.base
     }
