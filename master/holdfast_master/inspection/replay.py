@@ -165,7 +165,7 @@ class Player:
         self._quiet = 0
 
     def _tell_facts(self) -> None:
-        for record in everything(self._directory):
+        for record in everything(self._directory).facts:
             last = self._span.last or record.sequence
             if self._span.first <= record.sequence <= last:
                 self._say(words.fact_line(record))
@@ -180,8 +180,8 @@ def span_of(directory: Path, incident: str, first: int) -> Span:
     job_uid_of(directory)
     if not incident:
         return Span(first)
-    facts = everything(directory)
-    return _around(facts, of_incident(facts, incident, directory))
+    facts = everything(directory).facts
+    return _around(facts, of_incident(facts, incident))
 
 
 def _around(facts: Sequence[JournalRecord], mine: Sequence[JournalRecord]) -> Span:

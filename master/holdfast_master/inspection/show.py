@@ -14,6 +14,10 @@ from holdfast_master.segments import JournalError, read_segments
 from holdfast_wire.messages import JobFolded, JournalRecord
 
 
+class IncidentError(JournalError):
+    """The journal tells of no such incident."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """Which facts are wanted; what is left out asks for nothing."""
@@ -37,16 +41,25 @@ class Filter:
         )
 
 
-def show(directory: Path, wanted: Filter, *, as_json: bool) -> Iterator[str]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """What can be read of a journal."""
+
+    facts: tuple[JournalRecord, ...]
+    """Those that a successor would take for true, kept ones before the base first."""
+    notes: tuple[str, ...]
+    """What is wrong with it, for people."""
+
+
+def show(found: Found, wanted: Filter, *, as_json: bool) -> Iterator[str]:
     """Give the wanted facts, a line each, also those before a base as long as they are kept.
 
     Raises:
-        JournalError: there is no journal, it cannot be read, or there is no such incident.
+        IncidentError: there is no such incident.
     """
-    facts = everything(directory)
     if wanted.incident:
-        of_incident(facts, wanted.incident, directory)
-    for record in facts:
+        of_incident(found.facts, wanted.incident)
+    for record in found.facts:
         if wanted.takes(record):
             yield _json(record) if as_json else words.fact_line(record)
 
@@ -55,35 +68,36 @@ def _json(record: JournalRecord) -> str:
     return json.dumps(words.plain(record))
 
 
-def of_incident(
-    facts: Sequence[JournalRecord], incident: str, directory: Path
-) -> list[JournalRecord]:
+def of_incident(facts: Sequence[JournalRecord], incident: str) -> list[JournalRecord]:
     """Return what belongs to the incident.
 
     Raises:
-        JournalError: there is no such incident; names those that there are.
+        IncidentError: there is no such incident; names those that there are.
     """
     mine = [record for record in facts if words.incident_of(record) == incident]
     if not mine:
         known = ", ".join(sorted({words.incident_of(record) for record in facts} - {""}))
-        raise JournalError(f"no incident {incident!r} in {directory}; known: {known or 'none'}")
+        raise IncidentError(f"the journal has no incident {incident!r}; known: {known or 'none'}")
     return mine
 
 
-def everything(directory: Path) -> Sequence[JournalRecord]:
-    """Return every fact that a successor would take for true, kept ones before the base first.
+def everything(directory: Path) -> Found:
+    """Return all that can be read.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.
     """
     job_uid = job_uid_of(directory)
     history = read_history(directory, job_uid)
-    found = {
+    segments = read_segments(directory)
+    kept = {
         record.sequence: record
-        for segment in read_segments(directory)
+        for segment in segments
         if segment.opened is not None and segment.opened.job_uid == job_uid
         for record in segment.facts
         if record.sequence <= history.base
     }
     after = [record for record in history.records if not isinstance(record.fact, JobFolded)]
-    return [*(found[sequence] for sequence in sorted(found)), *after]
+    broken = [segment.broken for segment in segments if segment.broken]
+    notes = dict.fromkeys([*history.notes, *broken])
+    return Found((*(kept[sequence] for sequence in sorted(kept)), *after), tuple(notes))
