@@ -60,3 +60,43 @@ def test_an_agent_that_cannot_start_says_why_in_the_events(start_job: StartJob) 
     job.process.send_signal(signal.SIGINT)
     job.finish(60)
     assert "no.such.module" in job.output
+
+
+def test_a_runner_that_can_make_no_master_keeps_the_job_and_tries_again(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """As with a full disk: the ranks train on without a master until one can be made."""
+    job = start_job(script=loop_script(tmp_path, "--steps=100000"))
+    before = job.wait_step(5)
+    epoch = job.home.path / "epoch"
+    aside = epoch.with_name("epoch.aside")
+    rank = job.rank_pid(0)
+    epoch.rename(aside)
+    epoch.mkdir()
+    master = job.home.endpoint()
+    assert master is not None
+    os.kill(master.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while "tried again" not in job.output:
+        assert time.monotonic() < deadline, job.evidence()
+        assert job.process.poll() is None, job.evidence()
+        time.sleep(0.05)
+    assert alive(rank)
+    epoch.rmdir()
+    aside.rename(epoch)
+    after = job.wait_step(before.step + 20, timeout_s=60.0)
+    assert (after.epoch, after.round) == (before.epoch + 1, before.round)
+    assert job.rank_pid(0) == rank
+    assert "Traceback" not in job.output
+
+
+def test_an_ending_that_cannot_be_kept_is_said_and_changes_nothing(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """The job has succeeded, whatever the disk of its directory does."""
+    job = start_job(script=loop_script(tmp_path, "--steps=40"))
+    job.wait_step(2)
+    (job.home.path / "ended.json").mkdir()
+    assert job.finish(60) == 0, job.evidence()
+    assert "could not be kept" in job.output
+    assert "Traceback" not in job.output
