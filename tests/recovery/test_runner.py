@@ -100,3 +100,17 @@ def test_an_ending_that_cannot_be_kept_is_said_and_changes_nothing(
     assert job.finish(60) == 0, job.evidence()
     assert "could not be kept" in job.output
     assert "Traceback" not in job.output
+
+
+def test_who_asks_after_a_killed_runner_is_told_where_to_look(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """Nobody kept the job's last word; what its master wrote down is there."""
+    job = start_job(script=loop_script(tmp_path, "--steps=100000"))
+    job.wait_step(5)
+    job.process.kill()
+    job.process.wait()
+    asked = job.cli("goodput", job.name)
+    assert (asked.returncode, f"`holdfast journal show {job.name}`" in asked.stderr) == (4, True)
+    shown = job.cli("journal", "show", job.name, "--kind", "WorldTraining")
+    assert "round 1 trains" in shown.stdout
