@@ -34,3 +34,17 @@ def say(line: str) -> None:
                 file=sys.stderr,
                 flush=True,
             )
+    except OSError:
+        # A full disk behind it. This line is lost; the next ones need not be.
+        _drop_waiting()
+
+
+def _drop_waiting() -> None:
+    """Send nowhere what waits in the buffer: it would be in the way of all that follows."""
+    kept = os.dup(sys.stdout.fileno())
+    try:
+        abandon()
+        sys.stdout.flush()
+    finally:
+        os.dup2(kept, sys.stdout.fileno())
+        os.close(kept)

@@ -94,7 +94,10 @@ class LocalPlace:
         """Say what is known of a master that does not answer."""
         if self.is_running():
             return f"the master of {self.name} does not answer: {cause}; see {self.home.logs}"
-        return f"job {self.name} is not running any more; its logs are in {self.home.logs}"
+        return (
+            f"job {self.name} is not running any more and left no word of its end; its logs are in "
+            f"{self.home.logs}, and `holdfast journal show {self.name}` tells what happened"
+        )
 
     def close(self) -> None:
         """Nothing is open."""

@@ -8,13 +8,15 @@ with one InputRecorded. Nothing of it is synced: a recording explains, it is not
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from holdfast_master import framing
+from holdfast_master import framing, plain_files
 from holdfast_master.segments import JournalError
 from holdfast_wire import codec
 from holdfast_wire.messages import InputRecorded, RecordingOpened
@@ -88,7 +90,7 @@ def read_opened(path: Path) -> RecordingOpened | None:
         FileNotFoundError: it has been removed.
         JournalError: see `read_recording`.
     """
-    with path.open("rb") as file:
+    with _readable(path) as file:
         first = framing.read_first(file)
     return None if first is None else _opened(path, first)
 
@@ -100,18 +102,25 @@ def read_recording(path: Path) -> Recording | None:
         FileNotFoundError: it has been removed.
         JournalError: it cannot be read, or is of a newer release.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise JournalError(f"recording {path} cannot be read: {error.strerror}") from error
+    with _readable(path) as file:
+        data = file.read()
     scan = framing.scan(data)
     opened = _opened(path, scan.records[0]) if scan.records else None
     if opened is None:
         return None
     broken = "" if scan.damage is None else f"{path.name} is damaged at byte {scan.intact_bytes}"
     return Recording(path, opened, scan.records[1:], broken)
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with plain_files.open_plain(path) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JournalError(f"recording {path} cannot be read: {error.strerror}") from error
 
 
 def _opened(path: Path, first: bytes) -> RecordingOpened | None:

@@ -11,7 +11,7 @@ import enum
 import re
 from pathlib import Path
 
-from holdfast_master import framing
+from holdfast_master import framing, plain_files
 from holdfast_master.framing import Damage
 from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, SegmentOpened
@@ -144,7 +144,7 @@ def read_head(path: Path) -> JournalRecord | None:
         JournalError: the file is of a newer release, or has another file's name.
     """
     try:
-        with path.open("rb") as file:
+        with plain_files.open_plain(path) as file:
             first = framing.read_first(file)
     except FileNotFoundError:
         raise
@@ -173,7 +173,8 @@ def read_segment(path: Path) -> Segment:
     if name is None:
         raise JournalError(f"{path} is no journal segment; segments are named journal-<epoch>.log")
     try:
-        data = path.read_bytes()
+        with plain_files.open_plain(path) as file:
+            data = file.read()
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -216,6 +217,10 @@ def _decode(name: FileName, scan: framing.Scan, size: int) -> Segment:
         return Segment(name.path, name.epoch, (), 0, broken, corrupt=True, size=size)
     if records:
         _check_head(name.path, records[0])
+    elif name.kind is Kind.BASE or name.number:
+        # Such a file gets its name only once its head is on disk: no kill leaves one without.
+        broken = broken or f"{name.path.name} has lost its head and all that followed it"
+        corrupt = True
     return Segment(name.path, name.epoch, tuple(records), position, broken, corrupt, size)
 
 

@@ -96,6 +96,8 @@ def test_verify_says_what_each_file_holds_and_ends_with_its_verdict(
     assert (torn.returncode, "nothing is lost" in torn.stdout) == (6, True)
     assert "foreign" in torn.stdout
     copied.write_bytes(data[:2000] + b"\0" + data[2001:])
+    shown = holdfast(state_root, "journal", "show", str(tmp_path))
+    assert (shown.returncode, "damaged there" in shown.stderr) == (0, True)
     lost = holdfast(state_root, "journal", "verify", str(tmp_path), "-o", "json")
     assert lost.returncode == 7
     report = json.loads(lost.stdout)
@@ -117,9 +119,10 @@ def test_replay_without_inputs_shows_the_facts_and_says_so(state_root: Path) -> 
         (("journal", "verify", "nobody"), 3, "known jobs: gpt"),
         (("journal", "show", "./"), 2, "holds no journal"),
         (("replay", "gpt", "--incident", "no"), 2, "no incident 'no'"),
+        (("journal", "show", "gpt", "--incident", "no"), 2, "no incident 'no'; known: i"),
         (("journal", "show", "gpt", "--kind", "Nonsense"), 2, "'WorldDecided'"),
     ],
-    ids=["unknown job", "no journal", "unknown incident", "unknown kind"],
+    ids=["unknown job", "no journal", "unknown incident", "nothing to show", "unknown kind"],
 )
 def test_what_cannot_be_is_said_with_the_remedy(
     state_root: Path, arguments: tuple[str, ...], code: int, text: str

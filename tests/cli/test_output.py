@@ -44,3 +44,18 @@ def test_a_running_job_goes_on_unread(tmp_path: Path) -> None:
     assert done.returncode == 7
     assert done.stderr.count("the job goes on") == 1
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_running_job_goes_on_where_the_disk_behind_its_output_is_full() -> None:
+    """What cannot be written is left out, and the job ends with its own code."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", SAY],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (7, "")

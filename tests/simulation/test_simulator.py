@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
+import soak
 from holdfast_master.instructions import Record
 from holdfast_wire.messages import JobPhase, ScheduleConfirmed
 from simulation.clock import VirtualTime
@@ -209,3 +210,22 @@ def test_what_was_found_once_stays_mended(name: str) -> None:
     """The schedule that broke an invariant breaks none."""
     outcome = run(FOUND[name])
     assert outcome.ok, outcome.text
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--minutes=0", "more than 0"),
+        ("--minutes=nan", "more than 0"),
+        ("--processes=0", "from 1"),
+        ("--record=/nowhere/soak.jsonl", "no such directory"),
+    ],
+)
+def test_a_soak_with_wrong_options_says_so_before_its_hours(
+    option: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be recorded in the end is not begun."""
+    monkeypatch.setattr("sys.argv", ["soak", option])
+    with pytest.raises(SystemExit, match="2"):
+        soak.main()
+    assert words in capsys.readouterr().err

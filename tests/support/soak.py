@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import sys
 import time
@@ -48,14 +49,37 @@ def _soak(work: tuple[int, int, float]) -> Seen:
     return soak(*work)
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
+    parser.add_argument("--minutes", type=_minutes, default=120.0)
+    parser.add_argument("--processes", type=_count, default=2)
+    parser.add_argument("--first", type=int, default=int(time.time()) * 1000, help="first seed")
+    parser.add_argument("--record", type=_file, help="add what came of it to a file of JSON lines")
+    return parser
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not (math.isfinite(minutes) and minutes > 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: use minutes, more than 0")
+    return minutes
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: use a whole number from 1")
+    return int(text)
+
+
+def _file(text: str) -> Path:
+    if not Path(text).resolve().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no such directory; make it first")
+    return Path(text)
+
+
 def main() -> int:
     """Run on all cores that are given; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=120.0)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--first", type=int, default=int(time.time()) * 1000, help="first seed")
-    parser.add_argument("--record", type=Path, help="add what came of it to a file of JSON lines")
-    options = parser.parse_args()
+    options = _parser().parse_args()
     print(f"soak: seeds from {options.first}, {options.minutes:g} minutes", flush=True)
     until = time.monotonic() + options.minutes * 60
     work = [(options.first + n, options.processes, until) for n in range(options.processes)]
@@ -75,12 +99,13 @@ def main() -> int:
     if not failures:
         failures += [f"unreached: {phase} × {what}" for phase, what in coverage.missing()]
     failures += [f"impossible: {phase} × {what}" for phase, what in coverage.impossible()]
+    # Before the record: hours of work are worth more than a file that cannot be written.
+    print("\n\n".join(failures) or "soak: every invariant held, every reachable pair was reached")
     if options.record is not None:
         said = {"what": "soak", "minutes": options.minutes, "first": options.first, "runs": runs}
         said |= {"summary": coverage.summary(), "failures": len(failures)}
         with options.record.open("a") as out:
             out.write(json.dumps(said) + "\n")
-    print("\n\n".join(failures) or "soak: every invariant held, every reachable pair was reached")
     return 1 if failures else 0
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from holdfast_cli.chaos.compare import TOLERANCE, Comparison, Line, compare, read
 from holdfast_cli.chaos.inject import Chaos, Struck
 from holdfast_cli.chaos.schedule import Options, parse
-from holdfast_cli.home import JobHome, find_job, job_home
+from holdfast_cli.failures import BadInputError
+from holdfast_cli.home import JobHome, find_job, is_running, job_home
 from holdfast_cli.output import say
 from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.start import RunOptions, read_file, run_job
@@ -34,7 +35,7 @@ def run_with_chaos(file: Path, text: str, environ: Mapping[str, str]) -> int:
     name = read_file(file).name
     peace = options.peace or f"{name[: _NAME_LIMIT - 6]}-peace"
     if options.peace:
-        find_job(environ, peace)
+        _check_peace(environ, name, peace)
     else:
         say(f"chaos: first {name} in peace, as {peace}")
         code = _run(file, peace, environ, None)
@@ -54,6 +55,24 @@ def run_with_chaos(file: Path, text: str, environ: Mapping[str, str]) -> int:
     found = compare(_lines(job_home(environ, name)), _lines(job_home(environ, peace)))
     say(comparison_text(found))
     return 0 if found.same else 1
+
+
+def _check_peace(environ: Mapping[str, str], name: str, peace: str) -> None:
+    if peace == name:
+        raise BadInputError(
+            f"--chaos peace={peace!r} is the job that is to be run: it would be compared with "
+            "itself; name another run, or leave peace= out"
+        )
+    home = find_job(environ, peace)
+    if is_running(home.record()):
+        raise BadInputError(
+            f"--chaos peace={peace!r} is still running; wait for its end, or leave peace= out"
+        )
+    if not _lines(home):
+        raise BadInputError(
+            f"--chaos peace={peace!r} wrote no steps to compare with: only runs with --chaos do, "
+            f"of scripts that call job.step(); leave peace= out, and {name} is run in peace first"
+        )
 
 
 def _run(file: Path, name: str, environ: Mapping[str, str], chaos: Chaos | None) -> int:

@@ -73,6 +73,9 @@ LASTING: Mapping[FaultKind, tuple[float, float]] = {
 MOST = 1_000_000
 """Faults of a schedule that names no number: more than any job lives to see."""
 
+_DIGITS = 18
+"""Most of a whole number: more seeds, and more faults, than anybody ever needs."""
+
 _EXAMPLE = "for example --chaos seed=7,mtbf=10"
 
 
@@ -127,7 +130,9 @@ def parse(text: str) -> Options:
     found: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         name, sign, value = part.partition("=")
-        if not sign or name not in _PARTS:
+        if not sign and name in _PARTS:
+            raise BadInputError(f"--chaos {part!r} has no value: write {name}=…; {_EXAMPLE}")
+        if name not in _PARTS:
             raise BadInputError(f"--chaos {part!r}: {_nearest(name, _PARTS)}; {_EXAMPLE}")
         if name in found:
             raise BadInputError(f"--chaos {name!r} is given twice; once is enough")
@@ -154,8 +159,11 @@ def _nearest(name: str, known: tuple[str, ...]) -> str:
 
 
 def _whole(name: str, text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise BadInputError(f"--chaos {name}={text!r}: use a whole number from {least}")
+    # The length first: Python refuses to make a number of more than 4,300 digits.
+    if not text.isdecimal() or len(text) > _DIGITS or int(text) < least:
+        shown = text if len(text) <= 2 * _DIGITS else f"{text[:_DIGITS]}…"
+        range_ = f"from {least}, of at most {_DIGITS} digits"
+        raise BadInputError(f"--chaos {name}={shown!r}: use a whole number {range_}")
     return int(text)
 
 

@@ -59,6 +59,8 @@ class PodProcesses:
         self._surroundings = surroundings
         self._master = MasterProcess(home, record)
         self._shelves = Shelves()
+        self._trouble = ""
+        """Why the newest process could not be started, for people; empty: it was."""
         self._running: dict[str, processes.Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -76,10 +78,22 @@ class PodProcesses:
             created_at=time.time(),
         )
         self._job.add(pod)
-        running = await (self._start_worker(pod) if is_worker else self._start_master(pod))
+        try:
+            running = await (self._start_worker(pod) if is_worker else self._start_master(pod))
+        except OSError as error:
+            # A full disk, no more processes: the next plan asks for it again, as of a cluster.
+            self._job.remove(pod.name)
+            self._tell_trouble(f"{pod.name} cannot be started now ({error}); tried again")
+            return
+        self._tell_trouble("")
         self._running[pod.name] = running
         self._own(self._wait(pod, running))
         self._changed(pod.name)
+
+    def _tell_trouble(self, text: str) -> None:
+        if text and text != self._trouble:
+            _log.error("%s", text)
+        self._trouble = text
 
     def delete(self, name: str, grace_s: float) -> None:
         """Begin to end the process of a pod."""

@@ -79,21 +79,22 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
             if options.detach:
                 return _detach(file, home, environ)
             claimed.enter_context(_claim(home))
-            record = _prepare(home, job, file)
+            supervisor = _supervisor(job, home, _prepare(home, job, file), options)
         except OSError as error:
             raise _no_directory(environ, error) from error
-        return _supervise(job, home, record, options)
+        return asyncio.run(supervisor.main(_view(options), options.director))
 
 
-def _supervise(job: ElasticJob, home: JobHome, record: JobRecord, options: RunOptions) -> int:
-    supervisor = Supervisor(
+def _supervisor(
+    job: ElasticJob, home: JobHome, record: JobRecord, options: RunOptions
+) -> Supervisor:
+    return Supervisor(
         LocalJob(job, record.uid),
         home,
         record,
         show_logs=options.logs,
         surroundings=options.surroundings,
     )
-    return asyncio.run(supervisor.main(_view(options), options.director))
 
 
 def _show_notices(job: ElasticJob) -> None:

@@ -163,10 +163,17 @@ class Supervisor:
             found = last_words.silent(self._job.job.name, self._job.uid, self._job.view.status)
         end = _end(finished) if finished is not None else None
         found = last_words.with_end(found, end, self._last)
-        ending.write(self._home, found)
+        kept = self._keep(found)
         if silence:
-            return f"The job ended ({found.status.reason}: {found.status.text}){silence}"
-        return summary(found.status, found.goodput)
+            return f"The job ended ({found.status.reason}: {found.status.text}){silence}{kept}"
+        return summary(found.status, found.goodput) + kept
+
+    def _keep(self, found: ending.Ending) -> str:
+        try:
+            ending.write(self._home, found)
+        except OSError as error:
+            return f"\nHow it ended could not be kept for `holdfast status`: {error}"
+        return ""
 
     def _exit_code(self) -> int:
         if self._interrupts:

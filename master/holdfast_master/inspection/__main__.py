@@ -69,7 +69,10 @@ def _show(options: argparse.Namespace) -> int:
         first=options.first,
         last=options.last,
     )
-    _print(show.show(options.directory, wanted, as_json=options.json))
+    found = show.everything(options.directory)
+    _print(show.show(found, wanted, as_json=options.json))
+    for note in found.notes:
+        sys.stderr.write(f"holdfast: {note}\n")
     return 0
 
 

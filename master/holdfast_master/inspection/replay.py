@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast_master.history import read_history
 from holdfast_master.inspection import words
 from holdfast_master.inspection.places import job_uid_of
-from holdfast_master.inspection.show import everything
+from holdfast_master.inspection.show import everything, of_incident
 from holdfast_master.recorded_inputs import RecordedInputError
 from holdfast_master.recording_files import read_opened, read_recording, recording_paths
 from holdfast_master.redeciding import ReplayError, Step, redecide, split
@@ -51,6 +51,7 @@ class Player:
         self._quiet = 0
         self.steps = 0
         self.facts = 0
+        self.compared = 0
         self.difference = False
         self.failed = False
 
@@ -70,11 +71,20 @@ class Player:
             if self.difference:
                 return DIFFERENT
         self._flush()
-        self._say(f"{self.steps} inputs, {self.facts} facts decided again: all as they were")
+        self._say(f"{self.steps} inputs, {self.facts} facts decided again: {self._verdict()}")
         return UNKNOWN if self.failed else SAME
 
+    def _verdict(self) -> str:
+        unknown = self.facts - self.compared
+        if not unknown:
+            return "all as they were"
+        return (
+            f"{self.compared} as they were, and {unknown} that the journal does not hold (any "
+            "more): `holdfast journal verify` says why"
+        )
+
     def _chosen(self) -> list[tuple[Path, RecordingOpened]]:
-        heads = [(path, read_opened(path)) for path in recording_paths(self._directory)]
+        heads = [(path, self._opened(path)) for path in recording_paths(self._directory)]
         known = [(path, opened) for path, opened in heads if opened is not None]
         first = 0
         for at, (_, opened) in enumerate(known):
@@ -85,6 +95,18 @@ class Player:
             for item in known[first:]
             if not self._span.last or item[1].sequence < self._span.last
         ]
+
+    def _opened(self, path: Path) -> RecordingOpened | None:
+        try:
+            opened = read_opened(path)
+        except JournalError as error:
+            opened, problem = None, str(error)
+        else:
+            problem = f"{path.name} has no intact head"
+        if opened is None:
+            self.failed = True
+            self._say(f"   not decided again: {problem}")
+        return opened
 
     def _play_one(self, path: Path, opened: RecordingOpened, pause: Callable[[], None]) -> None:
         recording = read_recording(path)
@@ -101,6 +123,7 @@ class Player:
                 newest = step.records[-1].sequence if step.records else newest
                 self.steps += 1
                 self.facts += len(step.records)
+                self.compared += len(step.recorded)
                 if step.difference or self._span.holds(step, newest):
                     self._show(step, pause)
                 if self._span.last and newest > self._span.last and not step.difference:
@@ -142,7 +165,7 @@ class Player:
         self._quiet = 0
 
     def _tell_facts(self) -> None:
-        for record in everything(self._directory):
+        for record in everything(self._directory).facts:
             last = self._span.last or record.sequence
             if self._span.first <= record.sequence <= last:
                 self._say(words.fact_line(record))
@@ -157,12 +180,8 @@ def span_of(directory: Path, incident: str, first: int) -> Span:
     job_uid_of(directory)
     if not incident:
         return Span(first)
-    facts = list(everything(directory))
-    mine = [record for record in facts if words.incident_of(record) == incident]
-    if not mine:
-        known = sorted({words.incident_of(record) for record in facts} - {""})
-        raise JournalError(f"no incident {incident!r} in {directory}; known: {', '.join(known)}")
-    return _around(facts, mine)
+    facts = everything(directory).facts
+    return _around(facts, of_incident(facts, incident))
 
 
 def _around(facts: Sequence[JournalRecord], mine: Sequence[JournalRecord]) -> Span:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast_master.history import read_history
 from holdfast_master.inspection import words
 from holdfast_master.inspection.places import job_uid_of
-from holdfast_master.segments import read_segments
+from holdfast_master.segments import JournalError, read_segments
 from holdfast_wire.messages import JobFolded, JournalRecord
+
+
+class IncidentError(JournalError):
+    """The journal tells of no such incident."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +41,25 @@ class Filter:
         )
 
 
-def show(directory: Path, wanted: Filter, *, as_json: bool) -> Iterator[str]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """What can be read of a journal."""
+
+    facts: tuple[JournalRecord, ...]
+    """Those that a successor would take for true, kept ones before the base first."""
+    notes: tuple[str, ...]
+    """What is wrong with it, for people."""
+
+
+def show(found: Found, wanted: Filter, *, as_json: bool) -> Iterator[str]:
     """Give the wanted facts, a line each, also those before a base as long as they are kept.
 
     Raises:
-        JournalError: there is no journal, or it cannot be read.
+        IncidentError: there is no such incident.
     """
-    for record in everything(directory):
+    if wanted.incident:
+        of_incident(found.facts, wanted.incident)
+    for record in found.facts:
         if wanted.takes(record):
             yield _json(record) if as_json else words.fact_line(record)
 
@@ -52,18 +68,36 @@ def _json(record: JournalRecord) -> str:
     return json.dumps(words.plain(record))
 
 
-def everything(directory: Path) -> Iterable[JournalRecord]:
-    """Return every fact that a successor would take for true, kept ones before the base first.
+def of_incident(facts: Sequence[JournalRecord], incident: str) -> list[JournalRecord]:
+    """Return what belongs to the incident.
+
+    Raises:
+        IncidentError: there is no such incident; names those that there are.
+    """
+    mine = [record for record in facts if words.incident_of(record) == incident]
+    if not mine:
+        known = ", ".join(sorted({words.incident_of(record) for record in facts} - {""}))
+        raise IncidentError(f"the journal has no incident {incident!r}; known: {known or 'none'}")
+    return mine
+
+
+def everything(directory: Path) -> Found:
+    """Return all that can be read.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.
     """
-    history = read_history(directory, job_uid_of(directory))
-    found = {
+    job_uid = job_uid_of(directory)
+    history = read_history(directory, job_uid)
+    segments = read_segments(directory)
+    kept = {
         record.sequence: record
-        for segment in read_segments(directory)
+        for segment in segments
+        if segment.opened is not None and segment.opened.job_uid == job_uid
         for record in segment.facts
         if record.sequence <= history.base
     }
     after = [record for record in history.records if not isinstance(record.fact, JobFolded)]
-    return [*(found[sequence] for sequence in sorted(found)), *after]
+    broken = [segment.broken for segment in segments if segment.broken]
+    notes = dict.fromkeys([*history.notes, *broken])
+    return Found((*(kept[sequence] for sequence in sorted(kept)), *after), tuple(notes))

@@ -5,14 +5,25 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast_master.history import History, read_history
 from holdfast_master.inspection import words
 from holdfast_master.inspection.places import job_uid_of
 from holdfast_master.recording_files import read_recording, recording_paths
-from holdfast_master.segments import FileName, Kind, Segment, listing, parse_name, read_segment
+from holdfast_master.segments import (
+    FileName,
+    JournalError,
+    Kind,
+    Segment,
+    listing,
+    parse_name,
+    read_segment,
+)
+
+_SETTLED_SECONDS = 1.0
+"""An input is recorded before its records are on disk, which takes less than this."""
 
 
 class Verdict(enum.IntEnum):
@@ -60,33 +71,105 @@ class Report:
     base: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What a file of inputs comes to."""
+
+    finding: Finding
+    settled: int = 0
+    """Sequence of the newest record that must have been in the journal when the file ended."""
+
+    @classmethod
+    def read(cls, path: Path) -> _Recorded:
+        """Read a file; one that cannot be read takes nothing from the journal beside it."""
+        try:
+            recording = read_recording(path)
+            problem = "no intact head"
+        except JournalError as error:
+            recording, problem = None, str(error)
+        size = path.lstat().st_size
+        if recording is None:
+            return cls(Finding(file=path.name, what="inputs", bytes=size, damage=problem))
+        inputs = list(recording.inputs())
+        first = recording.opened.sequence
+        settled = [item for item in inputs if item.mono < inputs[-1].mono - _SETTLED_SECONDS]
+        finding = Finding(
+            file=path.name,
+            what="inputs",
+            epoch=recording.opened.epoch,
+            records=len(inputs),
+            first=first,
+            last=inputs[-1].sequence if inputs else first,
+            bytes=size,
+            damage=recording.broken,
+        )
+        return cls(finding, settled[-1].sequence if settled else first)
+
+
 def verify(directory: Path) -> Report:
     """Read everything in `directory`.
 
     Raises:
         JournalError: there is no journal, or it is of a newer release.
     """
-    history = read_history(directory, job_uid_of(directory))
+    # The recordings first: what they tell of is then on disk in the journal of a master that runs.
+    recordings = [_Recorded.read(path) for path in recording_paths(directory)]
+    job_uid = job_uid_of(directory)
+    history = read_history(directory, job_uid)
+    names = listing(directory)
     findings = (
-        *(_journal_file(name) for name in listing(directory)),
-        *(_inputs_file(path) for path in recording_paths(directory)),
+        *(_journal_file(name, job_uid) for name in names),
+        *(recorded.finding for recorded in recordings),
         *_foreign(directory),
     )
+    newest = _newest(history)
+    untold = _untold(recordings, max(name.epoch for name in names), newest)
+    gaps = _gaps(findings, history)
+    notes = (*history.notes, *gaps, *untold)
     damaged = any(finding.damage for finding in findings)
-    verdict = Verdict.HURT if damaged or history.notes else Verdict.INTACT
-    if history.lost:
+    verdict = Verdict.HURT if damaged or notes else Verdict.INTACT
+    if history.lost or untold:
         verdict = Verdict.LOST
-    return Report(findings, history.notes, verdict, _newest(history), history.base)
+    return Report(findings, notes, verdict, newest, history.base)
 
 
 def _newest(history: History) -> int:
     return history.records[-1].sequence if history.records else 0
 
 
-def _journal_file(name: FileName) -> Finding:
+def _gaps(findings: Sequence[Finding], history: History) -> list[str]:
+    """What is missing of the facts that a base stands for, and that are kept for people."""
+    kept = sorted(
+        (item.first, item.last) for item in findings if item.what == "facts" and item.records
+    )
+    gaps, last = [], 0
+    for first, its_last in kept:
+        if last and last + 1 < first <= history.base + 1:
+            gaps.append(f"records {last + 1} to {first - 1} are missing before the base")
+        last = max(last, its_last)
+    if last < history.base and kept:
+        gaps.append(f"records {last + 1} to {history.base} are missing before the base")
+    return gaps
+
+
+def _untold(recordings: Sequence[_Recorded], epoch: int, newest: int) -> list[str]:
+    """What the newest master was told of, and the journal does not hold: its end is gone."""
+    return [
+        f"{item.finding.file} tells of record {item.settled}: records {newest + 1} to "
+        f"{item.settled} were in the journal, and are not any more"
+        for item in recordings
+        if item.finding.epoch >= epoch and item.settled > newest
+    ]
+
+
+def _journal_file(name: FileName, job_uid: str) -> Finding:
     segment: Segment = read_segment(name.path)
     facts = segment.facts
+    opened = segment.opened
     damage = segment.broken or ("" if segment.records else "no intact record")
+    if opened is not None and opened.job_uid != job_uid:
+        damage = f"is of job {opened.job_uid!r}, the newest file of {job_uid!r}: take it away"
+        facts = ()
     return Finding(
         file=name.path.name,
         what="base" if name.kind is Kind.BASE else "facts",
@@ -96,24 +179,6 @@ def _journal_file(name: FileName) -> Finding:
         last=facts[-1].sequence if facts else 0,
         bytes=segment.size,
         damage=damage,
-    )
-
-
-def _inputs_file(path: Path) -> Finding:
-    recording = read_recording(path)
-    size = path.stat().st_size
-    if recording is None:
-        return Finding(file=path.name, what="inputs", bytes=size, damage="no intact head")
-    inputs = list(recording.inputs())
-    return Finding(
-        file=path.name,
-        what="inputs",
-        epoch=recording.opened.epoch,
-        records=len(inputs),
-        first=recording.opened.sequence,
-        last=inputs[-1].sequence if inputs else recording.opened.sequence,
-        bytes=size,
-        damage=recording.broken,
     )
 
 
