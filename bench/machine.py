@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +28,14 @@ def about(plan: str, left_out: Any) -> dict[str, Any]:
         "dlrover": "0.6.1",
         "left_out": left_out,
     }
+
+
+def sentence(facts: Mapping[str, Any]) -> str:
+    """Return what a page says of a run's date, code and machine."""
+    return (
+        "{date}, commit {commit}: {cores} × {cpu}, {memory_gib} GiB, Linux {kernel}, "
+        "Python {python}, torch {torch}."
+    ).format_map(facts)
 
 
 def _commit() -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench import machine
 from bench.failover.instants import draw
 from bench.failover.page import page, problems
 from bench.failover.play import Played, Player
@@ -44,7 +45,7 @@ def run(
     torch: bool,
 ) -> None:
     """Play the instants on one job; `note` gets a line for each, and one for the run."""
-    about = {"seed": seed, "torch": torch}
+    about, facts = {"seed": seed, "torch": torch}, machine.about("failover", [])
     with RunningJob(folder, script(folder, torch=torch)) as job:
         player, watcher = Player(job), Watcher(job.home)
         try:
@@ -52,7 +53,7 @@ def run(
             for instant in draw(seed, instants):
                 note({"kind": "instant", **about, **line_of(player.play(instant))})
         finally:
-            note({"kind": "run", **about, **watched_line(watcher.close())})
+            note({"kind": "run", **about, **watched_line(watcher.close()), "about": facts})
             player.close()
 
 

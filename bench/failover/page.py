@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench import machine
 from bench.failover.instants import Scene
 from bench.failover.verdict import Answer
 from bench.recovery.report import table
@@ -78,6 +79,7 @@ def _section(instants: Sequence[Line], runs: Sequence[Line], *, torch: bool) -> 
             counts,
             table(_HEAD, [row for row in rows if row]),
             _watched(runs),
+            "".join(f"{machine.sentence(run['about'])}\n" for run in runs),
             "".join(f"- {text}\n" for text in bad),
         ]
     )
