@@ -67,7 +67,7 @@ def test_a_name_that_is_taken_is_told_and_waited_for(make_job: Make, kubectl: Ku
     """A person's Service is not touched, and the job begins once it is gone."""
     kubectl.run("create", "service", "clusterip", "taken", "--tcp=80")
     job = make_job("taken")
-    job.create(manifest("sleep", "600"))
+    job.create(manifest("sleep", "600", grace_s=1))
     _waits_for(job, "Service taken exists and is not this job's")
     assert job.pods() == []
     kubectl.run("delete", "service", "taken")
@@ -81,8 +81,8 @@ def test_a_disruption_budget_of_a_person_stays_as_it_is(make_job: Make, kubectl:
         selector = f"--selector=holdfast.dev/job={name}"
         kubectl.run("create", "pdb", f"{name}-worker", selector, "--max-unavailable=1")
     none, own = make_job("none"), make_job("own")
-    none.create(manifest("sleep", "600"))
-    own.create(manifest("sleep", "600", scheduling__podDisruptionBudget="MinReplicas"))
+    none.create(manifest("sleep", "600", grace_s=1))
+    own.create(manifest("sleep", "600", grace_s=1, scheduling__podDisruptionBudget="MinReplicas"))
     for job in (none, own):
         job.until("its pod", lambda job=job: len(job.live()) == 1)  # type: ignore[misc]
         budget = kubectl.json("get", "pdb", f"{job.name}-worker")
@@ -105,13 +105,6 @@ def test_a_template_of_the_wrong_shape_fails_in_the_api_servers_words(make_job: 
     job.delete()
 
 
-def _sleeping() -> dict[str, Any]:
-    """A job whose worker only sleeps, and goes as soon as it is told."""
-    body = manifest("sleep", "600")
-    body["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
-    return body
-
-
 @pytest.fixture
 def beside(plane: ControlPlane, namespace: str) -> Iterator[Kubectl]:
     """The admin's kubectl in a second namespace."""
@@ -128,7 +121,7 @@ def test_jobs_of_one_name_in_two_namespaces_have_nothing_in_common(
     here = make_job("twin")
     there = Job(plane, beside, "twin", release.operator_log)
     for job in (here, there):
-        job.create(_sleeping())
+        job.create(manifest("sleep", "600", grace_s=1))
     for job in (here, there):
         job.until("its master", lambda job=job: job.holds("MasterReady"))  # type: ignore[misc]
         job.until("its pod", lambda job=job: job.live() == ["twin-worker-0-0"])  # type: ignore[misc]
@@ -150,7 +143,7 @@ def test_a_pod_that_is_given_another_jobs_labels_belongs_to_neither(
     """
     mine, other = make_job("mine"), make_job("other")
     for job in (mine, other):
-        job.create(_sleeping())
+        job.create(manifest("sleep", "600", grace_s=1))
         job.until("its pod", lambda job=job: len(job.live()) == 1)  # type: ignore[misc]
     kubectl.run("label", "pod", "mine-worker-0-0", "--overwrite", "holdfast.dev/job=other")
     mine.until("its successor", lambda: mine.live() == ["mine-worker-0-1"])

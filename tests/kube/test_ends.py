@@ -90,7 +90,7 @@ def test_a_job_ends_by_its_policies(make_job: Make, kubectl: Kubectl, tmp_path: 
             ("Failed", "FailJobRule"),
         ),
         "late": (
-            manifest("sleep", "600", activeDeadlineSeconds=6),
+            manifest("sleep", "600", grace_s=1, activeDeadlineSeconds=6),
             ("Failed", "DeadlineExceeded"),
         ),
     }

@@ -29,7 +29,7 @@ def _asked(release: Release, path: str) -> str:
 def test_probes_and_metrics_of_the_operator_say_how_it_is(make_job: Make, release: Release) -> None:
     """Alive, ready, and how often it has looked at jobs."""
     job = make_job("looked")
-    job.create(manifest("sleep", "600"))
+    job.create(manifest("sleep", "600", grace_s=1))
     job.until("its pod", lambda: job.live() == ["looked-worker-0-0"])
     assert _asked(release, "/healthz").strip() == "ok"
     assert _asked(release, "/readyz").strip() == "ok"
@@ -96,7 +96,7 @@ def test_a_policy_against_its_pods_is_told_and_waited_for(make_job: Make, kubect
             in kubectl.try_run("create", "--dry-run=server", "-f", "-", stdin=pod).stderr
         ),
     )
-    job.create(manifest("sleep", "600", replicas=2))
+    job.create(manifest("sleep", "600", grace_s=1, replicas=2))
     job.until("its word", lambda: job.condition("QuorumReady").get("reason") == "PodsRefused")
     assert "workers are not wanted here" in job.condition("QuorumReady")["message"]
     assert job.status["phase"] == "Pending"
@@ -107,20 +107,13 @@ def test_a_policy_against_its_pods_is_told_and_waited_for(make_job: Make, kubect
     job.delete()
 
 
-def _sleeping() -> dict[str, Any]:
-    """A job whose worker only sleeps, and goes as soon as it is told."""
-    body = manifest("sleep", "600")
-    body["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
-    return body
-
-
 def test_under_restricted_pod_security_only_the_template_is_refused(
     make_job: Make, kubectl: Kubectl
 ) -> None:
     """The master is admitted; what a worker lacks is told, and its pod comes once it may."""
     kubectl.run("label", "namespace", kubectl.namespace, f"{_ENFORCED}=restricted")
     job = make_job("strict")
-    job.create(_sleeping())
+    job.create(manifest("sleep", "600", grace_s=1))
     job.until("its word", lambda: job.condition("QuorumReady").get("reason") == "PodsRefused")
     told = job.condition("QuorumReady")["message"]
     assert 'container "worker" must set securityContext.allowPrivilegeEscalation=false' in told
@@ -144,7 +137,7 @@ def test_a_limit_below_the_masters_own_request_is_told_with_the_remedy(
     }
     kubectl.run("create", "-f", "-", stdin=limits)
     job = make_job("small")
-    job.create(_sleeping())
+    job.create(manifest("sleep", "600", grace_s=1))
     job.until_over()
     failed = job.condition("Failed")
     assert failed["reason"] == "InvalidTemplate", job.seen()

@@ -1,4 +1,4 @@
-"""The status of what begins: a first world, a world of another size, a size that nobody saw come."""
+"""The status of what begins: a first world, one of another size, a size that nobody saw come."""
 
 from __future__ import annotations
 
