@@ -72,7 +72,7 @@ def test_a_name_that_is_taken_is_told_and_waited_for(make_job: Make, kubectl: Ku
     assert job.pods() == []
     kubectl.run("delete", "service", "taken")
     job.until("its pod", lambda: job.live() == ["taken-worker-0-0"])
-    # As the first process of its pod a master that is just starting does not hear SIGTERM: 30 s.
+    # Before its interpreter runs a master hears no SIGTERM, as the first process of its pod: 30 s.
     job.until("its master", lambda: job.holds("MasterReady"))
     job.delete()
 
