@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     source.add_argument("--in-pod", action="store_true", help="read the operator's variables")
     parser.add_argument("--version", action="version", version=__version__)
     options = parser.parse_args(arguments)
+    process.end_at_signals()
     try:
         config = (
             in_pod.config_of(os.environ) if options.in_pod else configuration.load(options.config)

@@ -50,6 +50,20 @@ def die_with_parent(expected: int = 0) -> bool:
     return os.getppid() == parent
 
 
+def end_at_signals() -> None:
+    """Have SIGTERM and SIGINT end this process with 0, until the event loop takes them over.
+
+    As PID 1 a process without handlers gets no signals at all: the master's pod of a job that is
+    deleted while it starts would stay for the whole of its grace.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+
+
+def _end(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
 def spread_large_blocks() -> bool:
     """Have malloc give large blocks pages of their own; False where it cannot be told."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -26,15 +26,18 @@ from holdfast_operator.plan.actions import (
     LetGo,
     ScaleJob,
 )
-from holdfast_operator.plan.pods import Role
+from holdfast_operator.plan.pods import MASTER_SLOT, Role
 from holdfast_wire import keys
 from holdfast_wire.messages import FinishDecision, ScaleResult, StopWish
 
 _log = logging.getLogger(__name__)
 INVALID_TEMPLATE: Final = "InvalidTemplate"
 """Reason of a job whose pods the API server does not take."""
-
-
+_OWN_MASTER: Final = (
+    "the job gives no spec.master.template, so that the operator's own is used: give one that the "
+    "namespace takes, or change what the namespace demands (a LimitRange, for example)"
+)
+"""The remedy where nobody wrote what is refused."""
 _NOTES: Final = ("masterPods", "templateRevision")
 """What is written down at once, each by a request of its own. Never with the rest of the status: a
 request of an operator that was killed may be carried out late, after its successor has given out
@@ -147,6 +150,8 @@ class Applier:
         """What the API server says against a pod: it ends the job, or is waited for."""
         if error.is_invalid:
             text = f"pod {action.name}: {error.message}"
+            if action.slot == MASTER_SLOT and keeper.spec.master_template is None:
+                text = f"{text}; {_OWN_MASTER}"
             said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=text)
             keeper.hear(said, time.time())
         elif error.is_admission:

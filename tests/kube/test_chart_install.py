@@ -72,6 +72,29 @@ def test_one_namespace_is_looked_after_with_rights_there_only(
     release.uninstall()
 
 
+def test_a_second_operator_over_a_namespace_is_refused(
+    release: Release, plane: ControlPlane
+) -> None:
+    """Over that one or over all: named with where it is and the remedy, before anything is made."""
+    namespace = release.kubectl.namespace
+    scope = (f"watchNamespace={namespace}", "replicas=0")
+    release.install(*scope)
+    second = Release(plane.kubeconfig, "second", namespace)
+    words = rf"try-holdfast-operator in namespace {namespace} looks after {namespace} already"
+    for values in (scope, ("replicas=0",)):
+        with pytest.raises(CommandFailedError, match=words):
+            second.install(*values)
+    assert second.kubectl.run("get", "deploy", "-o", "name").split() == [
+        "deployment.apps/try-holdfast-operator"
+    ]
+    release.upgrade("replicas=0")  # its own scope may change
+    with pytest.raises(CommandFailedError, match="looks after every namespace already"):
+        second.install(*scope)
+    release.uninstall()
+    second.install(*scope)
+    second.uninstall()
+
+
 def test_the_crd_and_its_jobs_stay_when_the_release_goes(
     plane: ControlPlane, release: Release, kubectl: Kubectl
 ) -> None:

@@ -90,7 +90,7 @@ def test_a_job_ends_by_its_policies(make_job: Make, kubectl: Kubectl, tmp_path: 
             ("Failed", "FailJobRule"),
         ),
         "late": (
-            manifest("sleep", "600", activeDeadlineSeconds=6),
+            manifest("sleep", "600", grace_s=1, activeDeadlineSeconds=6),
             ("Failed", "DeadlineExceeded"),
         ),
     }
@@ -142,6 +142,18 @@ def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make
             {"health__hang__mode": "Act"},
             'spec.health.hang.mode: "Act" asks for acting on hangs',
         ),
+        "overrides": (
+            {"podTemplateOverrides": [{"manager": "kueue.x-k8s.io/manager"}]},
+            "spec.podTemplateOverrides: (a list of 1) asks for changes of templates by other",
+        ),
+        "scaler": (
+            {"elasticPolicy__scaler": "Master"},
+            'spec.elasticPolicy.scaler: "Master" asks for a master that scales the job by itself',
+        ),
+        "copies": (
+            {"checkpoint__memory": {"copies": 1}},
+            "spec.checkpoint.memory.copies: 1 asks for copies of checkpoints on other nodes",
+        ),
         "store": (
             {"checkpoint__path": "s3://b/x"},
             'spec.checkpoint.path: "s3://b/x" asks for checkpoints in an object store',
@@ -161,6 +173,26 @@ def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make
             assert 'spec.scheduling.queue: "q"' in told
     for job in jobs.values():
         job.delete()
+
+
+def test_an_edit_that_asks_for_what_is_not_there_ends_no_training(
+    make_job: Make, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """What a queueing system adds to a job that runs is told in an event, and left alone."""
+    job = make_job("edited")
+    job.create(_loop(tmp_path, "--steps=100000"))
+    job.until_training(1)
+    before = job.world["round"], {pod["metadata"]["uid"] for pod in job.pods()}
+    gates = [{"name": "kueue.x-k8s.io/admission"}]
+    job.patch(podTemplateOverrides=[{"manager": "kueue", "schedulingGates": gates}])
+    told = ("get", "events.events.k8s.io", "--field-selector=reason=NotSupported")
+    job.until("its event", lambda: bool(kubectl.json(*told)["items"]))
+    (event,) = kubectl.json(*told)["items"]
+    assert event["note"].startswith("ignored: spec.podTemplateOverrides: "), event["note"]
+    assert "leave it out, and change the templates themselves" in event["note"]
+    job.until_steps()
+    assert (job.world["round"], {pod["metadata"]["uid"] for pod in job.pods()}) == before
+    job.delete()
 
 
 def test_a_deleted_job_saves_first_where_it_is_told_to(

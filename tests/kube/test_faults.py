@@ -246,12 +246,16 @@ def test_what_keeps_pods_away_is_told_and_waited_for(
     make_job: Make, nodes: Nodes, kubectl: Kubectl
 ) -> None:
     """No image, no room, no quota, a policy: the words in the status; then the job goes on."""
-    big = manifest("sleep", "600")
+    big = manifest("sleep", "600", grace_s=1)
     container(big)["resources"] = {"limits": {"nvidia.com/gpu": 9}}
-    no_image = manifest("sleep", "600")
+    no_image = manifest("sleep", "600", grace_s=1)
     container(no_image)["image"] = "gone:1"
     nodes.tell("refuse-image", images=["gone:1"])
-    jobs = {"big": big, "image": no_image, "quota": manifest("sleep", "600", replicas=12)}
+    jobs = {
+        "big": big,
+        "image": no_image,
+        "quota": manifest("sleep", "600", grace_s=1, replicas=12),
+    }
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",

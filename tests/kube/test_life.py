@@ -173,7 +173,7 @@ def test_a_job_that_is_applied_again_changes_only_where_it_was_edited(
     """Kubectl apply, client-side and on the server, while the operator writes the status."""
     for name, flags in (("client", ()), ("server", ("--server-side",))):
         job = make_job(name)
-        body = manifest("sleep", "600", maxReplicas=3)
+        body = manifest("sleep", "600", grace_s=1, maxReplicas=3)
         body["metadata"]["name"] = name
         body["spec"]["elasticPolicy"] = {"scaleDownGraceSeconds": 0}
         kubectl.run("apply", *flags, "-f", "-", stdin=body)
@@ -216,7 +216,7 @@ def test_a_namespace_goes_with_its_jobs(
         jobs[-1].create(training(tmp_path / name, **more))
     stubborn = make_job("stubborn")
     late = {**wish, "onDeleteTimeoutSeconds": 6}
-    stubborn.create(manifest("sleep", "600", replicas=2, checkpoint=late))
+    stubborn.create(manifest("sleep", "600", grace_s=1, replicas=2, checkpoint=late))
     for job in jobs:
         job.until_training(1)
     kubectl.run("delete", "namespace", "leaves", "--timeout=55s")

@@ -57,9 +57,8 @@ def nodes(plane: ControlPlane, rough: RoughApi) -> Iterator[Nodes]:
 
 def _sleeping(replicas: int) -> dict[str, object]:
     """A job whose workers only sleep, and go as soon as they are told."""
-    body = manifest("sleep", "3600", replicas=replicas, minReplicas=1, maxReplicas=8)
+    body = manifest("sleep", "3600", grace_s=1, replicas=replicas, minReplicas=1, maxReplicas=8)
     body["spec"]["elasticPolicy"] = {"scaleDownGraceSeconds": 0}
-    body["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
     return body
 
 

@@ -33,10 +33,15 @@ def _fails_once(folder: Path, name: str, code: int, *rules: dict[str, Any]) -> d
     flags = ("--steps=100000", "--step-seconds=0.05", once, "--last-words=Xid 79 on GPU 3")
     words = ("holdfast-run", "--nproc-per-node=1", *loop_script(folder, *flags))
     body = manifest(*words, failurePolicy__rules=[*rules, _ANY_OTHER])
+    _share(body, folder)
+    return body
+
+
+def _share(body: dict[str, Any], folder: Path) -> None:
+    """Let its pods see a folder, all the same one."""
     pod = body["spec"]["worker"]["template"]["spec"]
     pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
     container(body)["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
-    return body
 
 
 def _until_over_it(job: Job) -> dict[str, Any]:
@@ -91,6 +96,51 @@ def test_each_rule_leads_to_what_it_says(make_job: Make, tmp_path: Path) -> None
     assert _used(status["quiet"]) == {}
     for job in jobs.values():
         job.delete()
+
+
+def test_of_the_nodes_that_failed_only_the_newest_are_avoided(
+    make_job: Make, tmp_path: Path
+) -> None:
+    """With room for one, the second that fails has the first forgotten: its pod goes back there."""
+    job = make_job("forgets")
+    folder = f"{SHARED}/ends"
+    (tmp_path / "ends").mkdir()
+    script = (
+        "import holdfast, os, time\n"
+        "job = holdfast.init()\n"
+        "for step in range(1, 100000):\n"
+        "    time.sleep(0.05)\n"
+        f"    if step == 5 and len(os.listdir({folder!r})) < 2:\n"
+        f"        open({folder!r} + f'/{{job.round}}', 'x')\n"
+        "        raise SystemExit(7)\n"
+        "    job.step(step + 100 * job.round)\n"
+    )
+    (tmp_path / "ends.py").write_text(script)
+    body = manifest("holdfast-run", "--nproc-per-node=1", f"{SHARED}/ends.py")
+    body["spec"]["failurePolicy"] = {"rules": [_rule("ReplaceOnOtherNode", 7)]}
+    body["spec"]["scheduling"] = {"maxExcludedNodes": 1}
+    _share(body, tmp_path)
+    job.create(body)
+    nodes: dict[str, str] = {}
+
+    def moved(pod: str) -> bool:
+        nodes.update((_named(one), one["spec"].get("nodeName", "")) for one in job.pods())
+        return bool(nodes.get(pod))
+
+    for number in range(3):
+        pod = f"forgets-worker-0-{number}"
+        job.until(pod, lambda pod=pod: moved(pod))  # type: ignore[misc]
+    first, second, third = (nodes[f"forgets-worker-0-{number}"] for number in range(3))
+    assert (first != second, third) == (True, first)
+    job.until_training(1)
+    job.until("its word", lambda: job.status.get("excludedNodes") == [second])
+    assert second in job.condition("Degraded")["message"]
+    assert first not in job.condition("Degraded")["message"]
+    job.delete()
+
+
+def _named(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
 
 
 def test_a_budget_that_is_spent_ends_the_job(make_job: Make, tmp_path: Path) -> None:

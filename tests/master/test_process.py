@@ -227,3 +227,34 @@ def test_standard_error_is_given_back_at_the_end(tmp_path: Path) -> None:
     with master_process(tmp_path) as master:
         assert master.stop(signal.SIGABRT) == -signal.SIGABRT
         assert "Fatal Python error: Aborted" in master.text()
+
+
+_HELD_UP = """
+import sys, time
+from holdfast_master import main, process
+
+def held_up():
+    print("starts", flush=True)
+    time.sleep(60)
+
+process.spread_large_blocks = held_up  # before its event loop, which takes signals over
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_master_that_only_starts_hears_signals_too(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """As the first process of a pod it would not hear them without a handler of its own."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"job_name": "job", "job_uid": "j1", "epoch": 1, "tls_dir": "/t"}))
+    words = [sys.executable, "-c", _HELD_UP, "--config", str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "starts\n"
+            process.send_signal(number)
+            assert process.wait(timeout=START_SECONDS) == 0
+        finally:
+            process.kill()

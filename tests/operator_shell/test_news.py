@@ -96,13 +96,18 @@ def test_names_are_those_of_the_news() -> None:
 
 
 def test_a_masters_event_names_its_node() -> None:
-    """Kubernetes events have no field for a node rank."""
+    """Kubernetes events have no field for a node rank; what names it already says it once."""
     event = JobEvent(
         sequence=7, unix_time=1.5, severity=EventSeverity.ERROR, reason="R", text="lost", node="3"
     )
     assert from_master(event) == Happening(
         reason="R", text="node 3: lost", warning=True, at_us=1_500_000, sequence=7
     )
+    for text, told in (
+        ("node 3 joined", "node 3 joined"),
+        ("beside node 31", "node 3: beside node 31"),
+    ):
+        assert from_master(dataclasses.replace(event, text=text)).text == told
 
 
 def test_conditions_are_told_when_they_change() -> None:

@@ -46,7 +46,8 @@ def worker_end(exited: WorkerExited, node: int, rank: int) -> str:
     """What happened to a training process."""
     who = f"rank {rank} on node {node}"
     if exited.error_type and exited.exit_code >= 0:
-        return f"{who} raised {exited.error_type}: {short(exited.error_message)}"
+        kind = f"{exited.error_type}: "  # the message may begin with it, as a traceback's end does
+        return f"{who} raised {kind}{short(exited.error_message).removeprefix(kind)}"
     tail = short(exited.stderr_tail.strip().rpartition("\n")[2])
     said = f": {tail}" if tail and exited.exit_code > 0 else ""
     return f"{who} {ending(exited.exit_code)}{said}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,7 +16,9 @@ _MICROSECONDS: Final = 1_000_000
 
 def from_master(event: JobEvent) -> Happening:
     """What a master told."""
-    about = f"node {event.node}: " if event.node else ""
+    node = f"node {event.node}"
+    named = not event.node or re.search(rf"\b{re.escape(node)}\b", event.text)
+    about = "" if named else f"{node}: "
     return Happening(
         reason=event.reason,
         text=about + event.text,

@@ -11,13 +11,15 @@ from typing import Final
 
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.situation import Situation
-from holdfast_wire.messages import PodPhase
+from holdfast_wire.messages import JobPhase, PodPhase
 
 KEPT_S: Final = 10.0
 """How long what a predecessor wrote is believed before the master has spoken: a few tries to reach
 it, and its first status, which is there within two seconds where all is well."""
 _STARTED: Final = frozenset({"Running", "Scaling", "Restarting"})
 """Phases of a job that has trained and goes on."""
+_STARTING: Final = frozenset({JobPhase.FORMING, JobPhase.STARTING})
+"""Of the master: there is a world, and it does not train yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,3 +74,11 @@ def kept_phase(situation: Situation) -> str | None:
     phase = status.get("phase")
     believed = kept_until(situation) is not None and "startTime" in status and phase in _STARTED
     return phase if believed else None
+
+
+def starts(situation: Situation) -> bool:
+    """Whether the world is one that does not train yet: a rank has its first step to make."""
+    said = situation.master.status
+    if said is not None:
+        return said.phase in _STARTING
+    return "startTime" not in situation.job.status or kept_phase(situation) == "Restarting"

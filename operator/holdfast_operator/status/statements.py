@@ -14,7 +14,7 @@ from holdfast_operator.plan.pods import Role, Slot, wanted_slots
 from holdfast_operator.plan.situation import Situation
 from holdfast_operator.plan.view import Outcome
 from holdfast_operator.status.conditions import Statement, holding
-from holdfast_operator.status.known import begun, kept_until, world
+from holdfast_operator.status.known import begun, kept_until, starts, world
 from holdfast_operator.status.obstacles import obstacle
 
 EXTRA_GIVEN_UP: Final = "ExtraRoleGivenUp"
@@ -109,24 +109,31 @@ def _quorum_ready(situation: Situation, *, finished: bool) -> Statement:
     active = world(situation).active
     if finished:
         return Statement(kind, False, "JobFinished")
-    if active >= least:
+    if active >= least and not starts(situation):
         return Statement(kind, True, "EnoughWorkers")
+    if situation.job.spec.suspend:
+        return Statement(kind, False, "Suspended")
+    if active >= least:
+        message = f"{active} workers start; not every rank has completed a step yet"
+        return Statement(kind, False, "WorldStarting", message)
     message = f"{active} workers train, at least {least} are needed"
     found = obstacle(situation, Role.WORKER)
-    if found is not None and not situation.job.spec.suspend:
+    if found is not None:
         return Statement(kind, False, found.reason, f"{message}; {found.text}")
     return Statement(kind, False, "InsufficientWorkers", message)
 
 
 def _scaling(situation: Situation, *, finished: bool) -> Statement:
     kind = "Scaling"
-    status = situation.master.status
-    if finished or situation.job.spec.suspend:
-        return Statement(kind, False, "Steady")
-    if status is None:  # which places had a pod before, an operator that has just begun cannot know
-        return _as_before(situation, kind) or Statement(kind, False, "Steady")
-    if status.round == 0:
-        return Statement(kind, False, "Steady")
+    if finished:
+        return Statement(kind, False, "JobFinished")
+    if situation.job.spec.suspend:
+        return Statement(kind, False, "Suspended")
+    if world(situation).round == 0:
+        return Statement(kind, False, "NotStarted", "there was no world yet")
+    if situation.master.status is None:
+        before = _as_before(situation, kind)
+        return before or _scales_on(situation) or Statement(kind, False, "Steady")
     wanted = set(wanted_slots(situation.job.spec))
     going = [pod for pod in situation.live(Role.WORKER) if pod.slot not in wanted]
     if going:
@@ -140,16 +147,31 @@ def _scaling(situation: Situation, *, finished: bool) -> Statement:
 def _scales_on(situation: Situation) -> Statement | None:
     """Where the pods are as wanted: the scaling under way, until a world of the new size trains."""
     active, expected = world(situation).active, _expected(situation)
-    for one in situation.job.status.get("conditions", ()):
-        if one["type"] != "Scaling" or one["status"] != "True":
-            continue
-        if active < expected if one["reason"] == "ScaleUp" else active > expected:
+    for reason in _under_way(situation):
+        changes = active < expected if reason == "ScaleUp" else active > expected
+        if changes or (active == expected and starts(situation)):
             message = f"{active} workers train, {expected} are to"
+            if not changes:
+                message = f"{active} workers start; not every rank has completed a step yet"
             found = obstacle(situation, Role.WORKER)
             if found is not None:
                 message = f"{message}; {found.reason}: {found.text}"
-            return Statement("Scaling", True, one["reason"], message)
+            return Statement("Scaling", True, reason, message)
     return None
+
+
+def _under_way(situation: Situation) -> Iterator[str]:
+    """Ways in which the size changes since the last status, or has not changed wholly yet.
+
+    An operator that was away cannot see which places are new, but what size it wrote down last.
+    """
+    written = situation.job.status.get("size", {}).get("desired")
+    desired = situation.job.spec.size.desired
+    if written is not None and written != desired:
+        yield "ScaleUp" if written < desired else "ScaleDown"
+    for one in situation.job.status.get("conditions", ()):
+        if one["type"] == "Scaling" and one["status"] == "True":
+            yield str(one["reason"])
 
 
 def _expected(situation: Situation) -> int:
@@ -166,13 +188,15 @@ def _is_coming(situation: Situation, slot: Slot) -> bool:
 def _degraded(situation: Situation, *, finished: bool) -> Statement:
     kind = "Degraded"
     spec, known = situation.job.spec, world(situation)
-    if finished or spec.suspend:
-        return Statement(kind, False, "AsRequested")
+    if finished:
+        return Statement(kind, False, "JobFinished")
+    if spec.suspend:
+        return Statement(kind, False, "Suspended")
     given_up = _given_up(situation)
     if given_up:
         return Statement(kind, True, EXTRA_GIVEN_UP, given_up)
     if known.round == 0:
-        return Statement(kind, False, "AsRequested")
+        return Statement(kind, False, "NotStarted", "there was no world yet")
     expected = _expected(situation)
     if known.active < expected:
         message = f"{known.active} of {expected} workers train"

@@ -223,14 +223,15 @@ class Job:
         return "\n".join([told, pods, *logs, self._log()])
 
 
-def manifest(*command: str, **spec: Any) -> dict[str, Any]:
+def manifest(*command: str, grace_s: int = 10, **spec: Any) -> dict[str, Any]:
     """A job whose worker runs a command; `a__b` in `spec` is the field b of a.
 
     Its agents import nothing but torch before the first fork: no script here has an optimizer.
+    `sleep` hears no SIGTERM as the first process of its pod, and lasts as long as its grace.
     """
     env = [{"name": "HOLDFAST_PRELOAD", "value": "-torch"}]
     worker = {"name": "worker", "image": "i", "command": list(command), "env": env}
-    pod = {"containers": [worker], "terminationGracePeriodSeconds": 10}
+    pod = {"containers": [worker], "terminationGracePeriodSeconds": grace_s}
     body: dict[str, Any] = {
         "apiVersion": "holdfast.dev/v1alpha1",
         "kind": "ElasticJob",
