@@ -51,6 +51,14 @@ class Filler:
             return False
         if not values.numel():
             return True
+        if any(
+            size > 1 and not step for size, step in zip(values.shape, values.stride(), strict=True)
+        ):
+            self.wrong.append(
+                f"{name} is expanded: its elements share memory (strides {values.stride()}). "
+                "Replace it by its clone() before load()"
+            )
+            return False
         wanted: Box = (local.offsets, tuple(values.shape))
         found = _tiling(parts, wanted, values.numel())
         covered = _covered(found)
@@ -78,8 +86,11 @@ class Filler:
 
     def copy(self, threads: int) -> None:
         """Do all that was planned."""
-        for to, source in self._copies:
-            to.copy_(source)
+        import torch
+
+        with torch.inference_mode():  # in which tensors of either mode may be written
+            for to, source in self._copies:
+                to.copy_(source)
         Pieces(self._pieces).copy(threads)
         if self._uploads:
             _upload(self._uploads, threads)
