@@ -121,11 +121,13 @@ class Checkpointer:
     def _connect(self) -> Client:
         if self._process != os.getpid():
             raise CheckpointError(_FORKED.format(os.getpid(), self._process))
-        if self._client is None:
-            self._client = Client(self._root, self._place, self._lineage, self._keep, self._agent)
-            if not self._client.has_agent:
-                say_what_is_missing(self._place.rank, self._root)
-        return self._client
+        with self._lock:
+            if self._client is None:
+                keep = self._keep
+                self._client = Client(self._root, self._place, self._lineage, keep, self._agent)
+                if not self._client.has_agent:
+                    say_what_is_missing(self._place.rank, self._root)
+            return self._client
 
     def load(self, *, partial: bool = False) -> int:
         """Fill the state from what this world starts from; return its step, 0 if that is nothing.

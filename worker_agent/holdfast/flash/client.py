@@ -238,7 +238,8 @@ class Client:
                 raise CheckpointError(f"the keeper is gone before steps {self._named()}")
             if left <= 0:
                 raise CheckpointError(f"steps {self._named()}: not durable in {timeout_s:g} s")
-            self.listen(min(left, _GLANCE_S))  # another thread may have heard it
+            left = min(left, _GLANCE_S)  # another thread may hear of it
+            self.listen(left)
         if failures := self.failures():
             raise CheckpointError("; ".join(failures))
 

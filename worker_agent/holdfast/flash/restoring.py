@@ -90,11 +90,14 @@ class Restorer:
         return notes
 
     def _models(self) -> None:
-        names = set()
+        names, first = set(), dict[int, str]()
         for leaf in self._leaves.tensors:
             if leaf.path[0] != "model":
                 continue
             names.add(leaf.name)
+            other = first.setdefault(id(leaf.tensor), leaf.name)
+            if not self._filler.are_one(other, leaf.name):
+                continue
             if not self._filler.fill(leaf.name, locate(leaf.tensor, leaf.name, self._place)):
                 self._unfit.add(id(leaf.tensor))
         self._missing_or_new(names, "model")

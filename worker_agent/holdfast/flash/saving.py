@@ -76,8 +76,9 @@ class Saver:
         self._plan = plan
         self._leaves = leaves
         self._signature = [
-            (leaf.holder, leaf.key, leaf.tensor, _form(plain(leaf.tensor)))
+            (leaf.holder, leaf.key, leaf.tensor, at.data_ptr(), at.nbytes, at.stride(), at.dtype)
             for leaf in leaves.tensors
+            for at in (plain(leaf.tensor),)
         ]
         self._encoded: dict[str, tuple[Any, bytes]] = {}
         self._proven: dict[str, set[type | str]] = {}
@@ -103,8 +104,7 @@ class Saver:
     def check(self) -> None:
         """Raise `Changed` unless every tensor is the one that was planned for.
 
-        By object, address, size, strides and type: of `t_()` or `resize_` no more is seen than
-        that.
+        By object, address, size, strides and type, which `t_()` and `resize_` change too.
         """
         for container, count in self._leaves.counts:
             if len(container) != count:
@@ -112,8 +112,15 @@ class Saver:
         for holder, key, thing in self._leaves.links:
             if holder.get(key) is not thing:
                 raise Changed("a part was replaced as a whole")
-        for holder, key, tensor, form in self._signature:
-            if holder.get(key) is not tensor or _form(plain(tensor)) != form:
+        for holder, key, tensor, pointer, size, strides, dtype in self._signature:
+            local = plain(tensor)
+            if (
+                holder.get(key) is not tensor
+                or local.data_ptr() != pointer
+                or local.nbytes != size
+                or local.stride() != strides
+                or local.dtype is not dtype
+            ):
                 raise Changed(f"{key} is another tensor")
 
     def values(self) -> list[bytes]:
@@ -217,11 +224,6 @@ class Saver:
         proven |= {kind for kind in kinds if is_seen_through(kind)}
         self._encoded[leaf.name] = (frozen(value), body)
         return body
-
-
-def _form(local: torch.Tensor) -> tuple[Any, ...]:
-    """Return what tells the tensor that was planned for from what it may have become."""
-    return local.data_ptr(), local.nbytes, local.stride(), local.dtype
 
 
 def is_on_gpu(values: torch.Tensor) -> bool:
