@@ -380,6 +380,23 @@ def test_a_learning_rate_of_another_shape_is_taken_as_it_was(tmp_path: Path) -> 
     assert same(its.state_dict(), optimizer.state_dict())
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "NAdam", "RAdam", "Adagrad", "Adafactor"])
+def test_a_save_before_the_first_step_changes_no_step_after_it(tmp_path: Path, kind: str) -> None:
+    """State is not forced into existence, which would cost an extra step of the optimizer."""
+    import torch
+
+    def trained(path: Path | None) -> list[Any]:
+        model, optimizer = state_of(kind=kind)
+        with holdfast.Checkpointer(path, model=model, optimizer=optimizer) as flash:
+            flash.save(1)
+            torch.manual_seed(3)
+            train(model, optimizer, 3)
+        return [model.state_dict(), optimizer.state_dict()]
+
+    assert same(trained(tmp_path), trained(None))
+    assert (tmp_path / "step_1").is_dir()
+
+
 def test_an_optimizer_that_hides_its_state_is_refused(tmp_path: Path) -> None:
     """ZeroRedundancyOptimizer keeps its moments elsewhere: they would be lost without a word."""
     import torch.distributed as dist
