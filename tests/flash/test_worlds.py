@@ -96,6 +96,18 @@ def test_a_world_of_another_size_draws_numbers_of_its_own(worlds: Worlds, tmp_pa
     assert alone["random"] not in drawn[0]
 
 
+def test_what_each_rank_had_is_its_own_again_or_dealt_out_anew(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    """In an equally large world each rank's own; in another one what `reshard` makes of all."""
+    root = str(tmp_path)
+    worlds.run(kind="ddp", world=3, root=root, steps=1, durable=True, takes=True)
+    same = worlds.run(kind="ddp", world=3, root=root, steps=0, durable=True, takes=True)
+    assert [rank["taken"] for rank in same] == [list(range(n, n + 10)) for n in (0, 10, 20)]
+    fewer = worlds.run(kind="ddp", world=2, root=root, steps=0, durable=True, takes=True)
+    assert [rank["taken"] for rank in fewer] == [list(range(0, 30, 2)), list(range(1, 30, 2))]
+
+
 def test_every_generator_is_reseeded() -> None:
     """torch's, Python's and numpy's: what they draw follows from rank, world and what was saved."""
     import random

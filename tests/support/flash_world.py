@@ -163,11 +163,13 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one 
     model = model_of(world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    taken = Taken(int(os.environ["RANK"]))
     flash = Checkpointer(
         world["root"],
         model=model,
         optimizer=optimizer,
         extra={"scheduler": scheduler, **_misfit(world)},
+        per_rank={"taken": taken} if world.get("takes") else None,
         overlap=world.get("overlap", False),
     )
     if world.get("stock"):
@@ -184,6 +186,7 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one 
     loaded = digest(model, optimizer, scheduler)
     pipe.send({"start": start, "loaded": loaded, "weights": digest(model, optimizer)})
     pipe.send({"notes": [str(note.message) for note in notes]})
+    pipe.send({"taken": taken.numbers})
     if start == 0:
         torch.manual_seed(1000 + int(os.environ["RANK"]))
     inputs = torch.randn(8, 1024, generator=torch.Generator().manual_seed(5))
@@ -254,6 +257,27 @@ class Picky:
         """Refuse, or take it."""
         if self._refuses:
             raise KeyError("milestones")
+
+
+class Taken:
+    """What one rank has taken of the data; another world deals it out anew."""
+
+    def __init__(self, rank: int) -> None:
+        """Take ten numbers that no other rank has."""
+        self.numbers = list(range(10 * rank, 10 * rank + 10))
+
+    def state_dict(self) -> dict[str, list[int]]:
+        """Return them."""
+        return {"numbers": self.numbers}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        """Take those of a state."""
+        self.numbers = state["numbers"]
+
+    def reshard(self, states: list[dict[str, list[int]]], rank: int, world: int) -> dict[str, Any]:
+        """Return every so many of all, in order."""
+        numbers = sorted(number for one in states for number in one["numbers"])
+        return {"numbers": numbers[rank::world]}
 
 
 def digest(model: Any, optimizer: Any, scheduler: Any = None) -> str:

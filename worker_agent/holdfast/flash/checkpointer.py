@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import RLock
 from time import monotonic_ns
 from typing import Any, Final, Self
 
@@ -44,6 +46,12 @@ _TOO_LATE: Final = (
     "load() was called before, and step {} was saved since: a world starts from one step. To go "
     "back while training, read step_N of the directory with torch.distributed.checkpoint, or exit: "
     "the next world starts from the newest step"
+)
+
+
+_FORKED: Final = (
+    "process {} is a forked child of {}, whose Checkpointer this is: save in the process that made "
+    "it, or make another with a path of its own in the child"
 )
 
 
@@ -106,13 +114,20 @@ class Checkpointer:
         self.failed = 0
         """Scheduled saves that failed: no memory was to be had, say. Training went on."""
         self._trouble = Trouble()
+        self._process = os.getpid()
+        self._lock = RLock()
+        """One save at a time; a signal's handler may save within another."""
 
     def _connect(self) -> Client:
-        if self._client is None:
-            self._client = Client(self._root, self._place, self._lineage, self._keep, self._agent)
-            if not self._client.has_agent:
-                say_what_is_missing(self._place.rank, self._root)
-        return self._client
+        if self._process != os.getpid():
+            raise CheckpointError(_FORKED.format(os.getpid(), self._process))
+        with self._lock:
+            if self._client is None:
+                keep = self._keep
+                self._client = Client(self._root, self._place, self._lineage, keep, self._agent)
+                if not self._client.has_agent:
+                    say_what_is_missing(self._place.rank, self._root)
+            return self._client
 
     def load(self, *, partial: bool = False) -> int:
         """Fill the state from what this world starts from; return its step, 0 if that is nothing.
@@ -273,9 +288,15 @@ class Checkpointer:
 
     def _save(self, step: int, *, durable: bool, must: bool, awaited: bool = True) -> bool:
         """Save to a free slot; must: wait for one. False when there is none, or no keeper."""
+        client = self._connect()
+        with self._lock:
+            return self._save_alone(client, step, durable=durable, must=must, awaited=awaited)
+
+    def _save_alone(
+        self, client: Client, step: int, *, durable: bool, must: bool, awaited: bool
+    ) -> bool:
         self.join()
         began, planned = monotonic_ns(), self._preparer.saver
-        client = self._connect()
         client.listen()
         if self._newest[0] == step:
             return self._promote(step, durable=durable)
@@ -284,19 +305,20 @@ class Checkpointer:
             self.skipped += 1
             return False
         (saver, bodies, slot), version = found, Version(self._lineage, step)
-        self._newest = (step, durable)
+        before, self._newest = self._newest, (step, durable)
         if durable and awaited:
             client.expect_durable(step)
-        lengths = [len(body) for body in bodies]
-        saver.begin(slot, version, bodies)
-        saver.start(slot)
-        saver.copy(slot, trained=False, threads=self._threads)
 
         def finish() -> None:
-            saver.copy(slot, trained=True, threads=self._threads)
-            slot.commit(lengths)
+            with self._whole_or_given_up(found, version, before, durable=durable):
+                saver.copy(slot, trained=True, threads=self._threads)
+                slot.commit([len(body) for body in bodies])
             client.saved(version, durable=durable)
 
+        with self._whole_or_given_up(found, version, before, durable=durable):
+            saver.begin(slot, version, bodies)
+            saver.start(slot)
+            saver.copy(slot, trained=False, threads=self._threads)
         if self._overlap:
             self._beside.begin(finish)
         else:
@@ -304,6 +326,26 @@ class Checkpointer:
         if saver is planned and (awaited or not durable):  # a layout's first save costs more
             self._pacer.saved(began, storage=durable)
         return True
+
+    @contextmanager
+    def _whole_or_given_up(
+        self,
+        found: tuple[Saver, list[bytes], Slot],
+        version: Version,
+        before: tuple[int, bool],
+        *,
+        durable: bool,
+    ) -> Iterator[None]:
+        """Give up a slot whose copy is broken off, by a signal say: nobody waits for it."""
+        try:
+            yield
+        except BaseException:
+            if found[0].give_up(found[2]):
+                self._newest = before
+                self._connect().forget(version.step)
+            else:  # it was whole before
+                self._connect().saved(version, durable=durable)
+            raise
 
     def _free_slot(self, client: Client, *, must: bool) -> tuple[Saver, list[bytes], Slot] | None:
         """Return what saves, the values that are no tensors, and where to; None: not now."""
@@ -366,6 +408,8 @@ class Checkpointer:
 
     def _let_go(self) -> None:
         client, self._client = self._client, None
+        if self._process != os.getpid():
+            return  # a forked child's: what it would end is its parent's
         try:
             self.join()
             if client is not None:

@@ -39,6 +39,8 @@ ANSWER_S: Final = 600.0
 
 _LOT_BYTES: Final = 2**31
 """Read from other nodes at once: 4 s at the 0.5 GB/s of one connection, and ranks take turns."""
+_GLANCE_S: Final = 1.0
+"""Seconds between two looks of who waits for the end of a step."""
 _LOOK_S: Final = 0.001
 """Seconds between two looks at the slots: a slot is given back by a store, without a message."""
 
@@ -169,6 +171,10 @@ class Client:
         """Count a step among those that `wait` waits for."""
         self._awaited.add(step)
 
+    def forget(self, step: int) -> None:
+        """Count a step no longer among those that `wait` waits for: its save was broken off."""
+        self._awaited.discard(step)
+
     @property
     def awaits(self) -> bool:
         """True while a step is on its way to storage."""
@@ -232,6 +238,7 @@ class Client:
                 raise CheckpointError(f"the keeper is gone before steps {self._named()}")
             if left <= 0:
                 raise CheckpointError(f"steps {self._named()}: not durable in {timeout_s:g} s")
+            left = min(left, _GLANCE_S)  # another thread may hear of it
             self.listen(left)
         if failures := self.failures():
             raise CheckpointError("; ".join(failures))

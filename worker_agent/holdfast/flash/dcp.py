@@ -276,6 +276,7 @@ class _Session:
 
 _SESSIONS: Final[dict[Place, _Session]] = {}
 _LOCK: Final = threading.Lock()
+os.register_at_fork(after_in_child=_SESSIONS.clear)  # they are the parent's; a child makes its own
 
 
 def _session(path: str, *, alone: bool) -> _Session:

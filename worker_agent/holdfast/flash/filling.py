@@ -51,6 +51,14 @@ class Filler:
             return False
         if not values.numel():
             return True
+        if any(
+            size > 1 and not step for size, step in zip(values.shape, values.stride(), strict=True)
+        ):
+            self.wrong.append(
+                f"{name} is expanded: its elements share memory (strides {values.stride()}). "
+                "Replace it by its clone() before load()"
+            )
+            return False
         wanted: Box = (local.offsets, tuple(values.shape))
         found = _tiling(parts, wanted, values.numel())
         covered = _covered(found)
@@ -60,6 +68,19 @@ class Filler:
         for part, common in found:
             self._plan(part, common, local)
         return True
+
+    def are_one(self, first: str, name: str) -> bool:
+        """Tell whether two names of one tensor here stand for equal values, or note that not.
+
+        What another node lends is not here yet: it is taken to be as the state is.
+        """
+        pairs = zip(*(self._found.tensors.get(one, ()) for one in (first, name)), strict=False)
+        if all(_is_equal(one, other) for one, other in pairs):
+            return True
+        self.wrong.append(
+            f"{first} and {name} are one tensor here, and two with other values in the checkpoint"
+        )
+        return False
 
     def _plan(self, part: Part, common: Box, local: Local) -> None:
         item = part.item
@@ -78,11 +99,28 @@ class Filler:
 
     def copy(self, threads: int) -> None:
         """Do all that was planned."""
-        for to, source in self._copies:
-            to.copy_(source)
+        import torch
+
+        with torch.inference_mode():  # in which tensors of either mode may be written
+            for to, source in self._copies:
+                to.copy_(source)
         Pieces(self._pieces).copy(threads)
         if self._uploads:
             _upload(self._uploads, threads)
+
+
+def _is_equal(one: Part, other: Part) -> bool:
+    """Tell whether two parts have the same bytes, as far as they are here and alike."""
+    ours, theirs = one.item, other.item
+    form = (ours.box, ours.dtype, one.lent is None and other.lent is None)
+    if form != (theirs.box, theirs.dtype, True):
+        return True
+    if one.memory is other.memory and ours.payload == theirs.payload:
+        return True
+    views = [memoryview(part.memory).cast("B") for part in (one, other)]
+    begins = ours.payload, theirs.payload
+    mine, its = (view[at : at + ours.size] for view, at in zip(views, begins, strict=True))
+    return bool(mine == its)
 
 
 def _tiling(parts: list[Part], wanted: Box, size: int) -> list[tuple[Part, Box]]:

@@ -10,6 +10,8 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.flash.state import StateError
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,7 +35,7 @@ class Frame:
         return len(self.before) + self.size + len(self.after)
 
 
-class FrameError(Exception):
+class FrameError(StateError):
     """This torch writes records otherwise than is known here."""
 
 
@@ -83,7 +85,7 @@ def _frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
     import torch
 
     # Its memory is never touched, so it costs no page, however large it is.
-    empty = torch.empty(sizes, dtype=dtype)
+    empty = torch.empty(sizes, dtype=dtype, device="cpu")
     recorder = _Recorder(empty.nbytes)
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)  # values change later, and torch never looks

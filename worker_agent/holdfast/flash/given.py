@@ -6,10 +6,11 @@ Does not belong here: what can be saved of it (`state`).
 from __future__ import annotations
 
 import os
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex, cast
 
 from holdfast.flash.decide.schedule import Schedule
 from holdfast.flash.rng import Rng
@@ -34,7 +35,8 @@ def parts(model: Any, optimizer: Any, extra: Any, per_rank: Any) -> Parts:
         models=_numbered(model, nn.Module, "model"),
         optimizers=_numbered(optimizer, torch.optim.Optimizer, "optimizer"),
         extra=_named(extra, "extra"),
-        per_rank={"rng": Rng(), **own},
+        # What is set in the caller's own mapping later is saved, and what is loaded is set there.
+        per_rank=ChainMap(cast("dict[str, Any]", own), {"rng": Rng()}),
     )
 
 
@@ -63,12 +65,20 @@ def _named(things: Any, name: str) -> Mapping[str, Any]:
 
 
 def directory(path: str | os.PathLike[str] | None) -> str:
-    """Return the absolute path; "" for none. Raises NotADirectoryError."""
+    """Return the absolute path; "" for none. Raises NotADirectoryError, ValueError or TypeError."""
     if not path:
         return ""
-    found = Path(path).absolute()
-    if found.exists() and not found.is_dir():
-        raise NotADirectoryError(f"path={str(path)!r} is a file: give a directory for checkpoints")
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"path={text!r}: expected text or a pathlib.Path")
+    if "://" in text:
+        raise ValueError(
+            f"path={text!r} is a URL: give a directory of a file system that all nodes mount"
+        )
+    found = Path(text).absolute()
+    if os.path.lexists(found) and not found.is_dir():
+        what = "a file" if found.exists() else "a link to nothing"
+        raise NotADirectoryError(f"path={text!r} is {what}: give a directory for checkpoints")
     return str(found)
 
 

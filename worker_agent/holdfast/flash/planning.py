@@ -217,7 +217,8 @@ class Planner:
         for leaf in leaves:
             local = locate(leaf.tensor, leaf.name, self._place)
             values = local.values
-            key = (values.data_ptr(), values.dtype, local.shape, values.stride())
+            lazy = values.is_conj(), values.is_neg()  # other values of the same bytes
+            key = (values.data_ptr(), values.dtype, local.shape, values.stride(), lazy)
             shared = first.setdefault(key, leaf.name) if values.numel() else leaf.name
             self._first[leaf.name] = shared
             for cut in _cuts(local, shared, self._place):

@@ -21,10 +21,10 @@ from holdfast.flash.optimizers import (
 )
 from holdfast.flash.planning import Place, locate
 from holdfast.flash.rng import Rng
-from holdfast.flash.saving import decode_value
 from holdfast.flash.state import Leaves, Parts, parameter_names
 from holdfast.flash.stored import Stored
 from holdfast.flash.targets import is_like, new_like
+from holdfast.flash.values import decode_value
 
 _SHOWN: Final = 10
 _RESEEDED: Final = "random generators of rank {} are reseeded from what others had: {}"
@@ -50,7 +50,7 @@ class Restorer:
         self._fetch = fetch
         self._filler = Filler(found)
         self._wrong = self._filler.wrong
-        self._fresh: dict[int, dict[Any, dict[str, Any]]] = {}
+        self._fresh: dict[int, dict[Any, dict[Any, Any]]] = {}
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
         self._values: dict[str, Any] = {}
         self._unfit: set[int] = set()
@@ -69,7 +69,8 @@ class Restorer:
             memory, begin, length = self._found.values[name]
             body = bytes(memoryview(memory)[begin : begin + length])
             self._values[name] = decode_value(name, body)
-        with torch.no_grad():
+        # Not in the caller's inference mode: no optimizer could step with what is made in it.
+        with torch.inference_mode(mode=False), torch.no_grad():
             with all_or_none(self._place.world, RestoreError):
                 self._models()
                 self._optimizers()
@@ -89,11 +90,14 @@ class Restorer:
         return notes
 
     def _models(self) -> None:
-        names = set()
+        names, first = set(), dict[int, str]()
         for leaf in self._leaves.tensors:
             if leaf.path[0] != "model":
                 continue
             names.add(leaf.name)
+            other = first.setdefault(id(leaf.tensor), leaf.name)
+            if not self._filler.are_one(other, leaf.name):
+                continue
             if not self._filler.fill(leaf.name, locate(leaf.tensor, leaf.name, self._place)):
                 self._unfit.add(id(leaf.tensor))
         self._missing_or_new(names, "model")
@@ -115,11 +119,11 @@ class Restorer:
                 for group in optimizer.param_groups
                 for parameter in group["params"]
             }
-            fresh: dict[Any, dict[str, Any]] = {}
+            fresh: dict[Any, dict[Any, Any]] = {}
             for name, full in self._found.paths.items():
                 if full[: len(path) + 1] != (*path, "state"):
                     continue
-                owner, key = str(full[len(path) + 1]), str(full[len(path) + 2])
+                owner, key = str(full[len(path) + 1]), full[len(path) + 2]
                 if owner not in by_name:
                     self._wrong.append(f"{name} is not in the state")
                     continue
@@ -153,7 +157,7 @@ class Restorer:
         )
 
     def _state_tensor(
-        self, name: str, key: str, parameter: Any, group: dict[str, Any], here: Any
+        self, name: str, key: str | int, parameter: Any, group: dict[str, Any], here: Any
     ) -> Any:
         """Return the tensor for a state entry, with the copies into it planned.
 
@@ -238,8 +242,11 @@ class Restorer:
             optimizer.state.clear()
             optimizer.state.update(fresh)
         for group, key, value in self._settings:
-            if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
-                group[key].copy_(value)
+            here = group.get(key)
+            if not isinstance(here, torch.Tensor) or not isinstance(value, torch.Tensor):
+                group[key] = value
+            elif here.shape == value.shape:
+                here.copy_(value)
             else:
                 group[key] = value
 

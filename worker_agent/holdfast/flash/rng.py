@@ -19,11 +19,11 @@ class Rng:
         version, numbers, gauss = random.getstate()
         state: dict[str, Any] = {
             "torch": torch.get_rng_state(),
-            "python": (version, torch.tensor(numbers, dtype=torch.int64), gauss),
+            "python": (version, torch.tensor(numbers, dtype=torch.int64, device="cpu"), gauss),
         }
         if "numpy" in sys.modules:
             kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
-            keys = torch.tensor(keys.tolist(), dtype=torch.int64)
+            keys = torch.tensor(keys.tolist(), dtype=torch.int64, device="cpu")
             state["numpy"] = (kind, keys, position, has_gauss, cached)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state_all()
@@ -41,11 +41,15 @@ class Rng:
         python = random.Random(seed).getstate()  # noqa: S311 - what the training had
         state: dict[str, Any] = {
             "torch": torch.Generator().manual_seed(seed).get_state(),
-            "python": (python[0], torch.tensor(python[1], dtype=torch.int64), python[2]),
+            "python": (
+                python[0],
+                torch.tensor(python[1], dtype=torch.int64, device="cpu"),
+                python[2],
+            ),
         }
         if "numpy" in sys.modules:
             fresh = sys.modules["numpy"].random.RandomState(seed % 2**32).get_state()
-            keys = torch.tensor(fresh[1].tolist(), dtype=torch.int64)
+            keys = torch.tensor(fresh[1].tolist(), dtype=torch.int64, device="cpu")
             state["numpy"] = (fresh[0], keys, *fresh[2:])
         if torch.cuda.is_available() and ("cuda" in states[0] or torch.cuda.is_initialized()):
             state["cuda"] = [

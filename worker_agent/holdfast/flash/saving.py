@@ -6,16 +6,17 @@ values that changed) or allocated, and no other rank is asked.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.flash.arena import Arena, Slot
 from holdfast.flash.copying import Piece, Pieces
-from holdfast.flash.decide.slots import SlotState, Version
+from holdfast.flash.decide.slots import Move, Party, SlotState, Version, after
+from holdfast.flash.header import SlotWord
 from holdfast.flash.planning import Plan, Source
-from holdfast.flash.state import Leaves, StateError, ValueLeaf
+from holdfast.flash.state import Leaves, ValueLeaf
+from holdfast.flash.values import encode_value, frozen, is_seen_through, kinds_of, same
 
 if TYPE_CHECKING:
     import torch
@@ -75,12 +76,12 @@ class Saver:
         self._plan = plan
         self._leaves = leaves
         self._signature = [
-            (leaf.holder, leaf.key, leaf.tensor, local.data_ptr(), local.nbytes)
+            (leaf.holder, leaf.key, leaf.tensor, at.data_ptr(), at.nbytes, at.stride(), at.dtype)
             for leaf in leaves.tensors
-            for local in (plain(leaf.tensor),)
+            for at in (plain(leaf.tensor),)
         ]
         self._encoded: dict[str, tuple[Any, bytes]] = {}
-        self._proven: dict[str, set[type]] = {}
+        self._proven: dict[str, set[type | str]] = {}
         """Of each value the kinds of data in it that were proved to be loadable."""
         self._framed: set[int] = set()
         self._gpus: Gpus | None = None
@@ -103,7 +104,7 @@ class Saver:
     def check(self) -> None:
         """Raise `Changed` unless every tensor is the one that was planned for.
 
-        By object, address and size: the same bytes in another shape are not noticed.
+        By object, address, size, strides and type, which `t_()` and `resize_` change too.
         """
         for container, count in self._leaves.counts:
             if len(container) != count:
@@ -111,9 +112,15 @@ class Saver:
         for holder, key, thing in self._leaves.links:
             if holder.get(key) is not thing:
                 raise Changed("a part was replaced as a whole")
-        for holder, key, tensor, pointer, size in self._signature:
+        for holder, key, tensor, pointer, size, strides, dtype in self._signature:
             local = plain(tensor)
-            if holder.get(key) is not tensor or local.data_ptr() != pointer or local.nbytes != size:
+            if (
+                holder.get(key) is not tensor
+                or local.data_ptr() != pointer
+                or local.nbytes != size
+                or local.stride() != strides
+                or local.dtype is not dtype
+            ):
                 raise Changed(f"{key} is another tensor")
 
     def values(self) -> list[bytes]:
@@ -164,6 +171,13 @@ class Saver:
             self._framed = before._framed
             self._gpus = before._gpus
 
+    def give_up(self, slot: Slot) -> bool:
+        """Empty a slot whose copy was broken off; False: it is whole, and the agent's already."""
+        self._events.clear()
+        if slot.state is SlotState.WRITING:
+            slot.words[SlotWord.STATE] = after(slot.state, Move.GIVE_UP, Party.TRAINER)
+        return slot.state is not SlotState.VALID
+
     def let_go(self) -> None:
         """Forget the tensors, so that they can be freed; only `before` of another is left."""
         self._leaves, self._signature, self._copies = Leaves(), [], {}
@@ -202,13 +216,13 @@ class Saver:
     def _encode(self, leaf: ValueLeaf) -> bytes:
         value = leaf.read()
         known = self._encoded.get(leaf.name)
-        if known is not None and _same(known[0], value):
+        if known is not None and same(known[0], value):
             return known[1]
         kinds, proven = kinds_of(value), self._proven.setdefault(leaf.name, set())
         body = encode_value(leaf.name, value, check=not kinds <= proven)
         # What is inside an object of another kind nobody sees: it is proved each time.
-        proven |= {kind for kind in kinds if _is_seen_through(kind)}
-        self._encoded[leaf.name] = (_frozen(value), body)
+        proven |= {kind for kind in kinds if is_seen_through(kind)}
+        self._encoded[leaf.name] = (frozen(value), body)
         return body
 
 
@@ -242,82 +256,3 @@ def _view(slot: Slot, at: int, values: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(slot.image, dtype=values.dtype, count=values.numel(), offset=at).view(
         values.shape
     )
-
-
-_SIMPLE = (int, float, str, bool, type(None))
-
-
-def _frozen(value: Any) -> Any:
-    """Return a copy to compare the next value with; a new object where that is no use."""
-    if isinstance(value, _SIMPLE):
-        return value
-    if type(value) is dict:
-        return {key: _frozen(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_frozen(item) for item in value)
-    return object()
-
-
-def _same(old: Any, new: Any) -> bool:
-    """Tell whether two values encode alike: 1, 1.0 and True do not."""
-    if type(old) is not type(new):
-        return False
-    if type(old) is dict:
-        return list(old) == list(new) and all(_same(old[key], new[key]) for key in old)
-    if type(old) in (list, tuple):
-        return len(old) == len(new) and all(map(_same, old, new))
-    return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
-
-
-def kinds_of(value: Any) -> set[type]:
-    """Return the kinds of all that is in a value: what is loadable depends on nothing else."""
-    found, left = set(), [value]
-    while left:
-        one = left.pop()
-        found.add(type(one))
-        if isinstance(one, dict):
-            left += [*one.keys(), *one.values()]
-        elif isinstance(one, (list, tuple, set)):
-            left += one
-    return found
-
-
-def _is_seen_through(kind: type) -> bool:
-    import torch
-
-    return kind in (*_SIMPLE, bytes, dict, list, tuple, set, torch.Tensor)
-
-
-def encode_value(name: str, value: Any, *, check: bool = True) -> bytes:
-    """Return what torch.save makes of a value; check: make sure that it can be loaded as data.
-
-    Raises `StateError` naming the value: a class of the user's would have to be trusted later.
-    """
-    import torch
-
-    file = io.BytesIO()
-    try:
-        torch.save(value, file)
-        body = file.getvalue()
-        if check:
-            decode_value(name, body)
-    except StateError:
-        raise
-    except Exception as error:  # whatever the value's own pickling raises
-        raise StateError(f"{name}: {type(value).__name__} cannot be saved: {error}") from error
-    return body
-
-
-def decode_value(name: str, body: bytes) -> Any:
-    """Return a value, loaded as data; raises `StateError`."""
-    import pickle
-
-    import torch
-
-    try:
-        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
-        raise StateError(
-            f"{name} is no plain data (numbers, text, tensors, and lists, tuples and dicts of "
-            f"them): {str(error).splitlines()[0]}"
-        ) from error

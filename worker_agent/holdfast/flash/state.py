@@ -102,24 +102,52 @@ def collect(parts: Parts, rank: int) -> Leaves:
         path = ("optimizer", prefix) if prefix else ("optimizer",)
         leaves.optimizers[".".join(path)] = classes_of(optimizer)
         _optimizer(leaves, path, optimizer, parameter_names(parts, prefix))
-    for key in parts.extra:
-        path = ("extra", key)
-        leaves.values.append(ValueLeaf(".".join(path), path, _reader(parts.extra, key)))
-    for key in parts.per_rank:
-        path = (f"rank_{rank}", key)
-        read = _reader(parts.per_rank, key)
-        leaves.values.append(ValueLeaf(".".join(path), path, read, own=True))
+    for source, first, own in (
+        (parts.extra, "extra", False),
+        (parts.per_rank, f"rank_{rank}", True),
+    ):
+        leaves.counts.append((_AtLeast(source), len(source)))
+        for key in source:
+            if not isinstance(key, str):
+                raise StateError(f"{first} has the name {key!r}: expected text")
+            path, read = (first, key), _reader(source, key)
+            leaves.values.append(ValueLeaf(".".join(path), path, read, own=own))
+    _check_names(leaves)
     return leaves
+
+
+class _AtLeast:
+    """Counts what came to a mapping; of a key that went its reader tells."""
+
+    def __init__(self, source: Mapping[str, Any]) -> None:
+        self._source, self._least = source, len(source)
+
+    def __len__(self) -> int:
+        return max(self._least, len(self._source))
+
+
+def _check_names(leaves: Leaves) -> None:
+    """Refuse names that two things have, and such as are no text for a file."""
+    names = set[str]()
+    for name in [leaf.name for leaf in leaves.tensors] + [leaf.name for leaf in leaves.values]:
+        if name in names:
+            raise StateError(f"two things are named {name!r}: rename one of them")
+        if not name.isascii():
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise StateError(f"the name {name!r} is no text: {error}") from error
+        names.add(name)
 
 
 def _reader(source: Mapping[str, Any], key: str) -> Callable[[], Any]:
     def read() -> Any:
         if key not in source:
             raise StateError(f"{key!r} is no longer in what was given to the Checkpointer")
-        return source[key]
+        value = source[key]  # each time: whoever starts anew may put another object there
+        return value.state_dict() if isinstance(value, Stateful) else value
 
-    value = source[key]
-    return value.state_dict if isinstance(value, Stateful) else read
+    return read
 
 
 def clean(name: str) -> str:
@@ -216,6 +244,13 @@ def _model(leaves: Leaves, path: tuple[str, ...], model: nn.Module, trained: set
             (module._parameters, len(module._parameters)),  # noqa: SLF001
             (module._buffers, len(module._buffers)),  # noqa: SLF001
             (module._modules, len(module._modules)),  # noqa: SLF001
+            (module._non_persistent_buffers_set, len(module._non_persistent_buffers_set)),  # noqa: SLF001
+        ]
+        leaves.links += [  # it may become a tensor, under a name that is counted already
+            (held, key, None)
+            for held in (module._parameters, module._buffers)  # noqa: SLF001
+            for key, value in held.items()
+            if value is None
         ]
         for key, value in module._buffers.items():  # noqa: SLF001
             if value is None or key in module._non_persistent_buffers_set:  # noqa: SLF001
@@ -253,8 +288,8 @@ def _compare(model: nn.Module, names: set[str]) -> None:
 def _optimizer(
     leaves: Leaves, path: tuple[str, ...], optimizer: torch.optim.Optimizer, names: dict[int, str]
 ) -> None:
-    import torch
 
+    _refuse_hidden(optimizer, ".".join(path))
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:
@@ -277,18 +312,51 @@ def _optimizer(
                 "that is no parameter of a given model: keep it in extra"
             )
     entries = {names[id(one)]: state for one, state in optimizer.state.items()}
+    _entries(leaves, (*path, "state"), entries)
+    for number, group in enumerate(optimizer.param_groups):
+        _group(leaves, (*path, "param_groups", number), group, names)
+
+
+def _entries(
+    leaves: Leaves, path: tuple[str, ...], entries: Mapping[str, MutableMapping[Any, Any]]
+) -> None:
+    import torch
+
     for owner, state in sorted(entries.items()):
         leaves.counts.append((state, len(state)))
         for key, value in sorted(state.items(), key=lambda entry: str(entry[0])):
-            full = (*path, "state", owner, key)
-            name = ".".join(full)
+            full = (*path, owner, _key(key, f"the state of {owner}"))
+            name = ".".join(map(str, full))
             if isinstance(value, torch.Tensor):
                 leaves.tensors.append(TensorLeaf(name, full, state, key, value, trained=True))
             else:
                 read = _item_of(state, key)
                 leaves.values.append(ValueLeaf(name, full, read))
-    for number, group in enumerate(optimizer.param_groups):
-        _group(leaves, (*path, "param_groups", number), group, names)
+
+
+def _refuse_hidden(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Refuse an optimizer that has more than its `state` and `param_groups` show.
+
+    Only who has a `state_dict` of its own can: ZeroRedundancyOptimizer keeps its moments elsewhere,
+    and one that is saved without them goes on with wrong steps.
+    """
+    from torch.optim import Optimizer
+
+    if type(optimizer).state_dict is Optimizer.state_dict:
+        return
+    its, count = f"{name}: {type(optimizer).__name__}.state_dict()", len(optimizer.state)
+    remedy = "Pass an optimizer that has all in its state and param_groups, as torch's plain ones"
+    try:
+        shown = optimizer.state_dict()
+    except Exception as error:  # whatever its own code raises
+        raise StateError(f"{its} raised {error!r}. {remedy}") from error
+    if more := sorted(map(str, set(shown) - {"state", "param_groups"})):
+        raise StateError(f"{its} also has {', '.join(more)}. {remedy}")
+    if len(shown.get("state", ())) != count:
+        raise StateError(
+            f"{its} has the state of {len(shown.get('state', ()))} parameters, its state of "
+            f"{count}. {remedy}"
+        )
 
 
 def _group(
@@ -299,7 +367,7 @@ def _group(
 
     leaves.counts += [(group, len(group)), (group["params"], len(group["params"]))]
     for key, value in group.items():
-        full = (*path, key)
+        full = (*path, _key(key, f"param_groups[{path[-1]}]"))
         name = ".".join(map(str, full))
         if isinstance(value, torch.Tensor):
             leaves.tensors.append(TensorLeaf(name, full, group, key, value))
@@ -310,9 +378,16 @@ def _group(
             leaves.values.append(ValueLeaf(name, full, _item_of(group, key)))
 
 
+def _key(key: Any, where: str) -> str | int:
+    if type(key) not in (str, int):
+        raise StateError(f"{where} has the key {key!r}: name it with text or a whole number")
+    found: str | int = key
+    return found
+
+
 def _constant(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-def _item_of(state: Mapping[str, Any], key: str) -> Callable[[], Any]:
+def _item_of(state: Mapping[Any, Any], key: Any) -> Callable[[], Any]:
     return lambda: state[key]

@@ -56,5 +56,5 @@ def new_like(item: TensorItem, here: Any) -> torch.Tensor:
     """Return a new tensor for a stored setting, beside the one that is there."""
     import torch
 
-    device = here.device if isinstance(here, torch.Tensor) else None
+    device = here.device if isinstance(here, torch.Tensor) else "cpu"
     return torch.empty(item.shape, dtype=getattr(torch, item.dtype), device=device)

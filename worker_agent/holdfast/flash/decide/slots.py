@@ -34,6 +34,8 @@ class Move(enum.Enum):
 
     BEGIN = "begin"
     COMMIT = "commit"
+    GIVE_UP = "give up"
+    """The trainer breaks off what it was writing."""
     RELEASE = "release"
     ABANDON = "abandon"
     """The agent clears up after a trainer that is dead."""
@@ -50,6 +52,7 @@ _TABLE: Final[Mapping[tuple[SlotState, Move], tuple[Party, SlotState]]] = Mappin
     {
         (SlotState.EMPTY, Move.BEGIN): (Party.TRAINER, SlotState.WRITING),
         (SlotState.WRITING, Move.COMMIT): (Party.TRAINER, SlotState.VALID),
+        (SlotState.WRITING, Move.GIVE_UP): (Party.TRAINER, SlotState.EMPTY),
         (SlotState.VALID, Move.RELEASE): (Party.AGENT, SlotState.EMPTY),
         (SlotState.WRITING, Move.ABANDON): (Party.AGENT, SlotState.EMPTY),
     }

@@ -1,0 +1,143 @@
+"""Values that are no tensors, as bytes: torch.save's, which are loaded as data and never run.
+
+Belongs here: what can be loaded so, and how it is found out without loading it each time. Does not
+belong here: which values there are (`state`), where their bytes go (`saving`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from holdfast.flash.state import StateError
+
+_SIMPLE: Final = (int, float, str, bool, type(None))
+_MOST_BITS: Final = 2039
+"""Of a whole number: torch loads none with more than 255 bytes as data."""
+_PLAIN: Final = "numbers, text, tensors, and lists, tuples and dicts of them"
+
+
+def frozen(value: Any) -> Any:
+    """Return a copy to compare the next value with; a new object where that is no use."""
+    try:
+        return _frozen(value)
+    except RecursionError:  # it is in itself, or very deep
+        return object()
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, _SIMPLE):
+        return value
+    if type(value) is dict:
+        return {key: _frozen(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_frozen(item) for item in value)
+    return object()
+
+
+def same(old: Any, new: Any) -> bool:
+    """Tell whether two values encode alike: 1, 1.0 and True do not."""
+    if type(old) is not type(new):
+        return False
+    if type(old) is dict:
+        return list(old) == list(new) and all(same(old[key], new[key]) for key in old)
+    if type(old) in (list, tuple):
+        return len(old) == len(new) and all(map(same, old, new))
+    return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
+
+
+def kinds_of(value: Any) -> set[type | str]:
+    """Return the kinds of all that is in a value: what is loadable depends on nothing else."""
+    return {_kind(one) for one in _all_in(value)}
+
+
+def _all_in(value: Any) -> Iterator[Any]:
+    """Yield all that is in a value, each container once: it may be in itself."""
+    seen, left = set[int](), [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, (dict, list, tuple, set)):
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            left += [*one.keys(), *one.values()] if isinstance(one, dict) else one
+        yield one
+
+
+def _kind(one: Any) -> type | str:
+    """Return the class, or in words a kind of it that torch may not load though it does others."""
+    import torch
+
+    kind = type(one)
+    if kind is int and one.bit_length() > _MOST_BITS:
+        return f"a whole number of {one.bit_length()} bits, of which {_MOST_BITS} can be loaded"
+    if kind is torch.Tensor and (one.layout is not torch.strided or one.is_nested):
+        return f"a {'nested ' if one.is_nested else ''}tensor of layout {one.layout}"
+    return kind
+
+
+def is_seen_through(kind: type | str) -> bool:
+    """Tell whether what is in an object of a kind is known, so that it is proved only once."""
+    import torch
+
+    return kind in (*_SIMPLE, bytes, dict, list, tuple, set, torch.Tensor)
+
+
+def _is_odd(kind: type | str) -> bool:
+    """Tell whether it may be why a value is no data."""
+    import torch
+
+    others = complex, bytearray, OrderedDict, Counter, torch.Size, torch.dtype, torch.device
+    return not is_seen_through(kind) and kind not in (*others, torch.nn.Parameter)
+
+
+def encode_value(name: str, value: Any, *, check: bool = True) -> bytes:
+    """Return what torch.save makes of a value; check: make sure that it can be loaded as data.
+
+    Raises `StateError` naming the value: a class of the user's would have to be trusted later.
+    """
+    import torch
+
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        body = file.getvalue()
+        if check:
+            decode_value(name, body, kinds_of(value))
+    except StateError:
+        raise
+    except Exception as error:  # whatever the value's own pickling raises
+        raise StateError(
+            f"{name}: {type(value).__name__} cannot be saved: {error}. Make plain data of it "
+            f"({_PLAIN})"
+        ) from error
+    return body
+
+
+def decode_value(name: str, body: bytes, kinds: Iterable[type | str] = ()) -> Any:
+    """Return a value, loaded as data; raises `StateError`, which names those of its kinds."""
+    import pickle
+
+    import torch
+
+    try:
+        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+        odd = sorted(_named(kind) for kind in kinds if _is_odd(kind))
+        found = f"it holds {', '.join(odd)}" if odd else _reason(str(error))
+        raise StateError(
+            f"{name} is no plain data ({_PLAIN}): {found}. Convert it, or pass an object with "
+            "state_dict and load_state_dict that do"
+        ) from error
+
+
+def _named(kind: type | str) -> str:
+    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _reason(text: str) -> str:
+    """Return torch's reason without its advice to trust the file."""
+    lines = text.splitlines() or [""]
+    return next((line.strip() for line in lines if "WeightsUnpickler error" in line), lines[0])
