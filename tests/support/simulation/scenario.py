@@ -176,6 +176,12 @@ CROSSINGS: tuple[tuple[tuple[str, float, float, float], ...], ...] = (
         ("doubt_node", 0.0, 0.1, 14.0),
         ("lose_journal", 0.0, 0.1, 1.0),
     ),
+    (
+        # Two masters each have a round of their own to end.
+        ("exit_worker", 2.0, 8.0, 0.0),
+        ("zombie_master", 0.0, 0.05, 4.0),
+        ("restart_node", 2.0, 4.0, 0.0),
+    ),
 )
 """Faults that meet, or come when all is quiet, as chance does not have it, each: what, how long
 after the one before it (least and greatest, s), for how long (s)."""
