@@ -89,6 +89,24 @@ def world_alive(
         require(silent <= limit + 1e-3, "world_alive", f"{who} was silent for {silent:.1f} s")
 
 
+def evidence_first(
+    before: Sequence[WorldMember],
+    fact: WorldDecided,
+    known: Mapping[int, str],
+    connected: Collection[tuple[int, str]],
+) -> None:
+    """No world follows while a member of the last one is merely away: it may train on.
+
+    known: agent id of each node rank that joined and is not known to be gone. connected: node ranks
+    and agent ids that have a stream.
+    """
+    for member in before:
+        who = (member.node_rank, member.agent_id)
+        away = known.get(member.node_rank) == member.agent_id and who not in connected
+        text = f"round {fact.round} was decided while node {member.node_rank} was merely away"
+        require(not away, "evidence_first", text)
+
+
 def ranks_stable(before: Sequence[WorldMember], fact: WorldDecided) -> None:
     """Ranks are unique; survivors keep their order; at the same size only vacant places change.
 

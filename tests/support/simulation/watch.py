@@ -260,6 +260,9 @@ class Watch:
         limit = settings.lease_seconds + 2 * settings.heartbeat_seconds
         invariants.world_alive(fact, heard, self.now, limit)
         invariants.ranks_stable(self.members, fact)
+        known = {rank: node.agent_id for rank, node in self.master.core._desk.state.nodes.items()}
+        connected = {(rank, agent_id) for rank, agent_id, _ in self.sessions.values()}
+        invariants.evidence_first(self.members, fact, known, connected)
 
     def _collect(self, item: Send, told: dict[int, list[WorldAssignment]]) -> None:
         message, fence = item.response.message, item.response.fence
