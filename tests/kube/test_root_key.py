@@ -166,6 +166,7 @@ def test_a_job_outlives_the_deletion_of_the_root_key(
     release.kubectl.run("delete", "secret", ROOT_SECRET)
     release.kubectl.run("rollout", "restart", "deploy/holdfast-operator")
     release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=50s")
+    job.until("its return", lambda: release.kubectl.try_run(*_SECRET).returncode == 0)
     assert _stored(release.kubectl) == key
     kubectl.run("delete", "secret", "rooted-worker-tls-0")  # a new one has to fit the old master
     kubectl.run("delete", "pod", "rooted-worker-0-0", "--wait=false")

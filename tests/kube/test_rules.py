@@ -134,7 +134,7 @@ def test_of_the_nodes_that_failed_only_the_newest_are_avoided(
     assert (first != second, third) == (True, first)
     job.until_training(1)
     job.until("its word", lambda: job.status.get("excludedNodes") == [second])
-    assert second in job.condition("Degraded")["message"]
+    job.until("the reason", lambda: second in job.condition("Degraded")["message"])
     assert first not in job.condition("Degraded")["message"]
     job.delete()
 
