@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,10 +84,12 @@ def test_a_pod_finds_everything_that_its_manifest_promises(kubectl: Kubectl, nod
     ]
     env = [
         {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "s", "key": "word"}}},
+        {"name": "PLAIN", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "file"}}},
         {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-        {"name": "BOTH", "value": "$(WORD)-x"},
+        {"name": "BOTH", "value": "$(WORD)-$(PLAIN)"},
     ]
-    script = "echo $BOTH $NODE; cat /var/run/s/word /m/file /e/first; hostname; exit 3"
+    script = "echo $BOTH $NODE; cat /var/run/s/word /m/file /e/first; hostname; "
+    script += "echo last words > /dev/termination-log; exit 3"
     init: dict[str, Any] = {
         "name": "i",
         "image": "x",
@@ -110,8 +113,9 @@ def test_a_pod_finds_everything_that_its_manifest_promises(kubectl: Kubectl, nod
     status = _over(kubectl, "all")
     ended = status["containerStatuses"][0]["state"]["terminated"]
     assert (ended["exitCode"], ended["reason"]) == (3, "Error")
+    assert ended["message"] == "last words\n"
     words = kubectl.run("logs", "all").split()
-    assert words[0] == "hidden-x"
+    assert words[0] == "hidden-plain"
     assert words[1] in {"n1", "n2"}
     assert words[2:] == ["hiddenplainone", "called"]
 
@@ -128,6 +132,48 @@ def test_a_container_is_started_again_as_its_policy_says(kubectl: Kubectl, nodes
     (container,) = _over(kubectl, "again")["containerStatuses"]
     assert container["restartCount"] == 1
     assert container["lastState"]["terminated"]["exitCode"] == 1
+
+
+def test_probes_hold_a_container_back_and_end_it(kubectl: Kubectl, nodes: Nodes) -> None:
+    """It is not ready before it has started, nor without being ready; it is killed if it is ill."""
+    look: dict[str, Any] = {"periodSeconds": 1, "failureThreshold": 1}
+    probes = {
+        f"{kind}Probe": look | {"exec": {"command": ["test", "-f", f"/e/{kind}"]}}
+        for kind in ("startup", "readiness", "liveness")
+    }
+    container = {"volumeMounts": [{"name": "e", "mountPath": "/e"}], **probes}
+    volumes = [{"name": "e", "emptyDir": {}}]
+    _make(
+        kubectl,
+        _pod(
+            "probed",
+            "touch /e/liveness; sleep 600",
+            container=container,
+            volumes=volumes,
+            restartPolicy="Always",
+        ),
+    )
+
+    def state() -> dict[str, Any]:
+        found = kubectl.json("get", "pod", "probed")["status"].get("containerStatuses", [{}])[0]
+        whole: dict[str, Any] = {"started": False, "ready": False, "restartCount": 0} | found
+        return whole
+
+    def touch(*words: str) -> None:
+        kubectl.run("exec", "probed", "--", *words)
+
+    _until(lambda: "running" in state().get("state", {}))
+    touch("touch", "/e/readiness")
+    assert not state()["started"]
+    assert not state()["ready"]
+    touch("touch", "/e/startup")
+    _until(lambda: state()["started"] and state()["ready"])
+    touch("rm", "/e/readiness")
+    _until(lambda: state()["started"] and not state()["ready"])
+    touch("rm", "/e/liveness")
+    _until(lambda: state()["restartCount"] == 1)
+    assert state()["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
+    kubectl.run("delete", "pod", "probed", "--grace-period=1", "--wait=false")
 
 
 def test_what_others_say_of_a_pods_readiness_is_put_right(kubectl: Kubectl, nodes: Nodes) -> None:
