@@ -54,7 +54,7 @@ EXIT_CODES = {
     4: "the job's master does not answer, and the job left no word of its end",
     5: "the master refused, or the job has ended",
     6: "journal verify: damaged, and nothing is lost",
-    7: "journal verify: facts are lost",
+    7: "journal verify: facts are lost; checkpoint inspect and verify: a step is damaged",
     8: "replay: this release decides differently",
     130: "interrupted",
     141: "nobody reads standard output any more (run goes on without a reader)",

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from holdfast_cli import journal, render, watching
+from holdfast_cli import checkpoints, journal, render, watching
 from holdfast_cli.arguments import (
     cluster_options,
     complete_job,
@@ -231,7 +231,7 @@ def drain(place: Place, node: int, reason: str, output: str) -> None:
     _show(output, answer, lambda: f"{place.name}: {answer.text}")
 
 
-@main.command()
+@checkpoints.checkpoint.command()
 @place_argument
 @click.option(
     "--timeout",
@@ -242,8 +242,8 @@ def drain(place: Place, node: int, reason: str, output: str) -> None:
 )
 @_reason
 @output_option
-def checkpoint(place: Place, timeout: float, reason: str, output: str) -> None:
-    """Have all ranks of JOB save after the same step, and wait until that is on storage."""
+def save(place: Place, timeout: float, reason: str, output: str) -> None:
+    """What `checkpoint JOB` does: all ranks save after one step; waits until it is on storage."""
     request = TriggerCheckpointRequest(reason=reason, timeout_seconds=timeout)
     answer = _ask(place, request, timeout_s=timeout + _ANSWER_S)
     _show(output, answer, lambda: f"{place.name}: step {answer.step} is in {answer.path}")
@@ -287,6 +287,7 @@ def stop(place: Place, now: bool, reason: str, output: str) -> None:
     _show(output, {"job": place.name, "ended": ended is not None}, lambda: text)
 
 
+main.add_command(checkpoints.checkpoint)
 main.add_command(journal.journal)
 main.add_command(journal.replay)
 

@@ -1,0 +1,177 @@
+"""`python -m holdfast.flash.inspection`: what a directory of checkpoints holds, and if it is whole.
+
+Belongs here: words, for people and as JSON, of what `reading` finds. Nothing is changed and nothing
+is loaded; no torch. `holdfast checkpoint inspect|verify` calls it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.flash.commit import attempts, read_manifest, steps
+from holdfast.flash.disk import PosixDisk
+from holdfast.flash.manifest import MANIFEST_NAME, METADATA_NAME, Manifest, ManifestError
+from holdfast.flash.reading import verify
+
+NOT_WHOLE: Final = 7
+BAD_INPUT: Final = 2
+NOBODY_READS: Final = 141
+_KIB: Final = 1024.0
+
+
+class InspectionError(Exception):
+    """There is nothing here to look at; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One committed step, or why it is none."""
+
+    path: str
+    manifest: Manifest | None
+    wrong: str = ""
+
+    def facts(self, *, items: bool) -> dict[str, Any]:
+        """Return it for a program; items: with every tensor and value."""
+        if self.manifest is None:
+            return {"path": self.path, "wrong": self.wrong}
+        shards, version = self.manifest.shards, self.manifest.version
+        found: dict[str, Any] = {
+            "path": self.path,
+            "step": version.step,
+            "lineage": version.lineage,
+            "ranks": len(shards),
+            "bytes": sum(shard.bytes for shard in shards),
+            "tensors": len({item.name for shard in shards for item in shard.table.tensors}),
+            "values": len({item.name for shard in shards for item in shard.table.byte_items}),
+        }
+        return found | ({"items": list(self._items())} if items else {})
+
+    def _items(self) -> list[dict[str, Any]]:
+        known: dict[str, dict[str, Any]] = {}
+        for shard in self.manifest.shards if self.manifest else ():
+            for tensor in shard.table.tensors:
+                one = known.setdefault(tensor.name, _item(tensor.name, tensor.dtype, tensor.shape))
+                one["bytes"] += tensor.size
+                one["ranks"] += [] if shard.table.rank in one["ranks"] else [shard.table.rank]
+            for value, size in zip(shard.table.byte_items, shard.lengths, strict=True):
+                one = known.setdefault(value.name, _item(value.name, "", None))
+                one["bytes"] += size
+                one["ranks"].append(shard.table.rank)
+        return [known[name] for name in sorted(known)]
+
+
+def _item(name: str, dtype: str, shape: tuple[int, ...] | None) -> dict[str, Any]:
+    return {"name": name, "dtype": dtype, "shape": shape, "bytes": 0, "ranks": []}
+
+
+def look(path: str, how: Callable[[str], Manifest]) -> list[Look]:
+    """Return what is at a path, a step or a directory of steps, oldest first.
+
+    how: reads a step's manifest, and raises `ManifestError`.
+    Raises `InspectionError`.
+    """
+    found = []
+    for step in _steps_at(path):
+        try:
+            found.append(Look(path=step, manifest=how(step)))
+        except ManifestError as error:
+            found.append(Look(path=step, manifest=None, wrong=str(error)))
+    return found
+
+
+def _steps_at(path: str) -> list[str]:
+    folder = Path(path)
+    if not folder.is_dir():
+        what = "is a file, not a directory" if folder.exists() else "does not exist"
+        raise InspectionError(f"{path} {what}: name a step's directory, or the one that holds them")
+    if (folder / MANIFEST_NAME).exists() or folder.name.startswith("step_"):
+        return [path]
+    if numbers := steps(PosixDisk(), path):
+        return [f"{path}/step_{number}" for number in numbers]
+    if (folder / METADATA_NAME).exists():
+        raise InspectionError(
+            f"{path} has no {MANIFEST_NAME}: torch.distributed.checkpoint wrote it, without "
+            "hashes to compare; `python -m torch.distributed.checkpoint.format_utils` reads it"
+        )
+    begun = len(attempts(PosixDisk(), path))
+    more = f", only {begun} that were never finished" if begun else ""
+    raise InspectionError(f"{path} holds no checkpoint: no step_N directory{more}")
+
+
+def summary(one: Look) -> str:
+    """Return a step in a line."""
+    facts = one.facts(items=False)
+    if one.wrong:
+        return f"{one.path}: NOT WHOLE: {one.wrong}"
+    return (
+        f"{one.path}: step {facts['step']}, saved by {facts['ranks']} ranks in round "
+        f"{facts['lineage']}: {facts['tensors']} tensors, {facts['values']} other values, "
+        f"{_size(facts['bytes'])}"
+    )
+
+
+def table(one: Look) -> str:
+    """Return the items of a step, a line each."""
+    rows = [("NAME", "DTYPE", "SHAPE", "SIZE", "RANKS")]
+    for item in one.facts(items=True).get("items", ()):
+        shape = "-" if item["shape"] is None else "x".join(map(str, item["shape"])) or "scalar"
+        ranks = ",".join(map(str, item["ranks"]))
+        rows.append((item["name"], item["dtype"] or "-", shape, _size(item["bytes"]), ranks))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _KIB:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _KIB
+    return f"{size:.1f} TiB"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Look, print, and return the exit code: 0 whole, 7 a step is not, 2 nothing to look at."""
+    parser = argparse.ArgumentParser(prog="holdfast checkpoint", description=__doc__)
+    parser.add_argument("tool", choices=["inspect", "verify"])
+    parser.add_argument("path")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    disk, deep = PosixDisk(), options.tool == "verify"
+    try:
+        found = look(options.path, lambda step: (verify if deep else read_manifest)(disk, step))
+    except (InspectionError, OSError) as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return BAD_INPUT
+    try:
+        sys.stdout.write(_as_json(found, deep=deep) if options.json else _as_text(found, deep=deep))
+        sys.stdout.flush()
+    except BrokenPipeError:  # what is printed at the interpreter's end would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    return NOT_WHOLE if any(one.wrong for one in found) else 0
+
+
+def _as_json(found: Sequence[Look], *, deep: bool) -> str:
+    items = not deep and len(found) == 1
+    return json.dumps([one.facts(items=items) for one in found], indent=2) + "\n"
+
+
+def _as_text(found: Sequence[Look], *, deep: bool) -> str:
+    whole = ": every hash is right" if deep else ""
+    lines = [summary(one) + ("" if one.wrong else whole) for one in found]
+    if not deep and len(found) == 1 and not found[0].wrong:
+        lines.append(table(found[0]))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
