@@ -94,7 +94,7 @@ def test_a_flipped_bit_is_seen_by_verify_only(folder: Path) -> None:
 def test_what_is_no_checkpoint_is_said_with_what_to_do(
     folder: Path, tmp_path: Path, capsys: Print
 ) -> None:
-    """Nothing there, a file, an empty directory, only attempts, a checkpoint of DCP: exit code 2."""
+    """Nothing there, a file, an empty directory, only attempts, one of DCP: exit code 2."""
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "theirs").mkdir()
