@@ -9,6 +9,7 @@ or beside their tests.
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,10 @@ settings.register_profile(
 )
 settings.load_profile("holdfast")
 pytest_plugins = ["left_behind"]
+# A shell that runs `make test &` from a script has it ignore SIGINT, and so would all that tests
+# start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

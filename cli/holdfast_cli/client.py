@@ -15,7 +15,6 @@ import grpc
 from holdfast_cli.ending import Ending
 from holdfast_cli.failures import MasterUnreachableError, RefusedError
 from holdfast_cli.home import JobHome
-from holdfast_cli.listening import Listening
 from holdfast_cli.place import Place, place_of
 from holdfast_wire import codec, errors
 from holdfast_wire.messages import (
@@ -124,14 +123,15 @@ class JobClient:
         if self.ended is not None:
             yield self.ended.snapshot()
             return
-        stream = Listening(self._stub.WatchJob(codec.to_proto(request)))
+        stream: Any = self._stub.WatchJob(codec.to_proto(request))
         try:
             for message in stream:
                 yield codec.from_proto(message)
         except grpc.RpcError as error:
             yield self._find_end(error).snapshot()
         finally:
-            stream.close()
+            with contextlib.suppress(grpc.RpcError):
+                stream.cancel()
 
     def _find_end(self, error: grpc.RpcError) -> Ending:
         """Return how the job ended where that is why its master is gone; else raise the error."""

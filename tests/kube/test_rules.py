@@ -92,8 +92,9 @@ def test_each_rule_leads_to_what_it_says(make_job: Make, tmp_path: Path) -> None
             "rescaled": 0,
         }
     for name in ("node", "pod", "place"):
-        assert _used(status[name]) == {"failures": 1}
-    assert _used(status["quiet"]) == {}
+        job = jobs[name]
+        job.until("its charge", lambda job=job: _used(job.status) == {"failures": 1})  # type: ignore[misc]
+    assert _used(jobs["quiet"].status) == {}
     for job in jobs.values():
         job.delete()
 
