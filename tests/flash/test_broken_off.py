@@ -218,3 +218,35 @@ def test_a_value_of_a_restored_step_is_never_waited_for(tmp_path: Path) -> None:
         pytest.raises(CheckpointError, match=r"step 4 is not on its way to storage"),
     ):
         flash.wait(4)
+
+
+def test_a_copy_that_fails_beside_is_told_to_the_save_that_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next save holds the lock while it waits: neither waits for the other."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    copy, waits = Saver.copy, threading.Event()
+
+    def broken(saver: Saver, slot: Any, *, trained: bool, threads: int) -> None:
+        if trained:
+            assert waits.wait(30)
+            raise OSError("the copy failed")
+        copy(saver, slot, trained=trained, threads=threads)
+
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, overlap=True) as flash:
+        join = flash.join
+
+        def told() -> None:
+            waits.set()
+            join()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Saver, "copy", broken)
+            flash.save(1)
+            patch.setattr(flash, "join", told)
+            with pytest.raises(OSError, match="the copy failed"):
+                flash.save(2)
+        flash.save(2, durable=True)
+        flash.wait(2)
+    assert _loaded(tmp_path)[0] == 2

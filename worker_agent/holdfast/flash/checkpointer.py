@@ -310,12 +310,12 @@ class Checkpointer:
             client.expect_durable(step)
 
         def finish() -> None:
-            with self._whole_or_given_up(found, version, before, durable=durable):
+            with self._whole_or_given_up(client, found, version, before, durable=durable):
                 saver.copy(slot, trained=True, threads=self._threads)
                 slot.commit([len(body) for body in bodies])
             client.saved(version, durable=durable)
 
-        with self._whole_or_given_up(found, version, before, durable=durable):
+        with self._whole_or_given_up(client, found, version, before, durable=durable):
             saver.begin(slot, version, bodies)
             saver.start(slot)
             saver.copy(slot, trained=False, threads=self._threads)
@@ -330,21 +330,25 @@ class Checkpointer:
     @contextmanager
     def _whole_or_given_up(
         self,
+        client: Client,
         found: tuple[Saver, list[bytes], Slot],
         version: Version,
         before: tuple[int, bool],
         *,
         durable: bool,
     ) -> Iterator[None]:
-        """Give up a slot whose copy is broken off, by a signal say: nobody waits for it."""
+        """Give up a slot whose copy is broken off, by a signal say: nobody waits for it.
+
+        Takes no lock: it runs beside training too, and the next save waits for that with the lock.
+        """
         try:
             yield
         except BaseException:
             if found[0].give_up(found[2]):
                 self._newest = before
-                self._connect().forget(version.step)
+                client.forget(version.step)
             else:  # it was whole before
-                self._connect().saved(version, durable=durable)
+                client.saved(version, durable=durable)
             raise
 
     def _free_slot(self, client: Client, *, must: bool) -> tuple[Saver, list[bytes], Slot] | None:
