@@ -113,3 +113,64 @@ print(os.fstat(fd).st_blocks * 512)
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout.strip() == str(SIZE), done.stderr
+
+
+_FORKED = """
+import gc, mmap, os, sys
+
+taken = []
+
+def take():
+    # The kernel puts a new mapping into the uppermost hole that it fits in: the arena's.
+    taken.extend(mmap.mmap(-1, 4096 * 256) for _ in range(64))
+    for block in taken:
+        block[:] = b"x" * len(block)
+
+if {early}:
+    os.register_at_fork(after_in_child=take)
+from holdfast.flash.mapping import Mapping
+
+fd = os.memfd_create("mapping")
+os.ftruncate(fd, {size})
+mapping = Mapping(fd)
+mapping.keep_from_children()
+mapping.memory[:4] = b"mine"
+pid = os.fork()
+if not pid:
+    if not {early}:
+        take()
+    os.write(1, open("/proc/self/maps", "rb").read() if {show} else b"")
+    {end}
+    gc.collect()
+    assert all(block[:] == b"x" * len(block) for block in taken)
+    if os.fork():
+        status = os.wait()[1]
+        assert status == 0, status
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert mapping.memory[:4] == b"mine"
+mapping.close()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("end", ["del mapping", "mapping.close()", "pass"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_forked_child_keeps_what_lies_where_the_mapping_was(end: str, *, early: bool) -> None:
+    """Its copy of the object unmaps nothing of the child's own, however early that came there."""
+    script = _FORKED.format(size=32 * LARGE, end=end, early=early, show=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "done", f"exit status {done.returncode}\n{done.stderr}"
+
+
+def test_a_forked_child_does_not_pin_the_mapping() -> None:
+    """A data loader's child that outlives the trainer holds no memory of the arena."""
+    script = _FORKED.format(size=32 * LARGE, end="pass", early=False, show=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.endswith("done\n"), done.stderr
+    assert "00400000" in done.stdout or "[heap]" in done.stdout  # the child's map was printed
+    assert "memfd:mapping" not in done.stdout
