@@ -119,7 +119,7 @@ def test_a_killed_rank_comes_back_to_the_step_before_from_memory(
     assert len(steps) == 1, begun
     assert 1 <= min(steps) <= 20, begun
     assert {float(words[2]) for words in begun} == {float(min(steps))}
-    stored = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    stored = {path.name for path in (tmp_path / "checkpoints").iterdir()} - {"owners"}
     assert stored <= {f"step_{min(steps)}"}, "what they went on from, whole or not at all"
 
 

@@ -73,7 +73,7 @@ def test_a_rank_killed_in_a_checkpoint_leaves_the_one_before(tmp_path: Path) -> 
     again = train(*run)
     assert again.code == 0, again.output
     assert "restored" not in again.output
-    assert sorted(path.name for path in folder.iterdir()) == ["step_3", "step_6"]
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_3", "step_6"]
 
 
 def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
     log, folder = tmp_path / "loss.jsonl", tmp_path / "checkpoints"
     run = (*RUN, f"--loss-log={log}", f"--checkpoint-dir={folder}")
     assert train(*run).code == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["step_20", "step_30", "step_40"]
+    assert sorted(path.name for path in folder.glob("step_*")) == ["step_20", "step_30", "step_40"]
     (newest,) = (folder / "step_40").glob("*.distcp")
     newest.write_bytes(newest.read_bytes()[:-1])
     one = train(*run)
@@ -128,7 +128,7 @@ def test_asked_to_stop_it_saves_that_very_step(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["step_3"]
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_3"]
     assert "validation" not in done.stdout
 
 

@@ -242,7 +242,7 @@ def test_steps_follow_the_schedule_and_the_newest_stay(
             assert flash.step(step) is CONTINUE
             flash.wait()
     monkeypatch.setattr("holdfast.job._job", None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_6", "step_8"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["owners", "step_6", "step_8"]
 
 
 def test_what_others_wrote_neither_goes_nor_counts(tmp_path: Path) -> None:

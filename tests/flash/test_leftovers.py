@@ -22,7 +22,7 @@ from sample_shards import sample_step
 
 
 def _names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
+    return sorted(path.name for path in root.iterdir() if path.name != "owners")
 
 
 def _half(root: Path, step: int, number: str, lineage: int = 1) -> str:

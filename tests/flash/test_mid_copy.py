@@ -41,7 +41,7 @@ class Lead:
     def __init__(self) -> None:
         """Begin with nothing said."""
         self.told: queue.Queue[tuple[str, Any]] = queue.Queue()
-        self.peers = Nobody()
+        self.job, self.peers = "job", Nobody()
 
     def world(self, round_number: int) -> str:
         """Name the world of a round."""

@@ -29,6 +29,7 @@ from sample_shards import sample_shard
 
 ROOT = "ck"
 BEST = f"{ROOT}/best"
+JOB = "7e01"
 KEEP = RetentionSettings(keep_last=2)
 
 
@@ -84,7 +85,7 @@ class Life:
         for held in self.ranks:
             job = self._job(held, version)
             try:
-                shards.append(Storage(self.disk, ROOT, token, KEEP).write(job, alone=True))
+                shards.append(Storage(self.disk, ROOT, token, KEEP, JOB).write(job, alone=True))
             finally:
                 job.slot.give_back(Move.RELEASE)
         path = f"{ROOT}/step_{version.step}"
@@ -100,13 +101,13 @@ class Life:
         self._is(path)
 
     def _grant(self, version: Version, token: str, number: str) -> None:
-        Storage(self.disk, ROOT, token, KEEP).commit_granted(
+        Storage(self.disk, ROOT, token, KEEP, JOB).commit_granted(
             Grant(version=version, world=2, root=ROOT, attempt=token, own=f"{token}e1c{number}")
         )
 
     def name(self, version: Version, token: str) -> None:
         """Commit a checkpoint under a name of its own, by one keeper of both ranks."""
-        storage = Storage(self.disk, ROOT, token, KEEP)
+        storage = Storage(self.disk, ROOT, token, KEEP, JOB)
         jobs = [self._job(held, version, BEST) for held in self.ranks]
         try:
             shards = {job.held.rank: storage.write(job, alone=False) for job in jobs}
@@ -138,6 +139,8 @@ class Life:
                 wrong.append(f"{path} is another one")
             if not is_own(found, path):
                 wrong.append(f"{path} holds more than a checkpoint: {found.names(path)}")
+        if there and found.names(f"{ROOT}/owners") != [f"1.{JOB}"]:
+            wrong.append(f"{found.names(f'{ROOT}/owners')} is not who saved {there}")
         gone = self.announced.keys() - {*there, *named} - self.going
         return [*wrong, *(f"{path} was announced and is gone" for path in sorted(gone))]
 
@@ -146,7 +149,7 @@ class Life:
         if ROOT not in found.names(""):
             return []
         self.disk = found
-        Storage(found, ROOT, "w3", KEEP).clear_up()
+        Storage(found, ROOT, "w3", KEEP, JOB).clear_up()
         self.save(Version(3, 60), "w3")
         self.going |= set(self.announced) - {BEST, f"{ROOT}/step_60"}
         left = [name for name in found.names(ROOT) if ".tmp." in name or ".trash." in name]

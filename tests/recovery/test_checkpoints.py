@@ -111,7 +111,7 @@ def test_kills_at_random_instants_lose_nothing_that_was_announced(
         assert min(map(_step, begun)) >= announced, f"{told}: {begun}"
     assert job.finish() == 0, f"seed {seed}\n{job.evidence()}"
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
-    left = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()} - {"owners"}
     assert all(name.removeprefix("step_").isdecimal() for name in left), f"seed {seed}: {left}"
 
 
@@ -139,3 +139,27 @@ def _agent_of(job: RunningJob, number: int) -> int:
     nodes = sorted(job.wait_for("an agent", job.nodes).values(), key=lambda node: node.node_rank)
     there = [node.agent_pid for node in nodes if node.agent_pid]
     return there[number % len(there)]
+
+
+def test_a_second_job_in_the_same_directory_takes_it_and_the_first_is_told(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """It goes on where the first one is; what the first saves from then on is refused by name."""
+    first = start_job("--extra-work-ms=100", "--save-every=5", replicas=1)
+    first.wait_for("a step on storage", lambda: first.status().stored_step)
+    second = start_job("--extra-work-ms=100", "--save-every=5", replicas=1)
+    begun = second.wait_for("a step of the second", lambda: second.status().stored_step)
+    assert _step(_starts(second)[0]) >= 5
+    text = first.wait_for("the first to be told", lambda: _not_saved(first))
+    assert f"belongs to job {second.status().uid}, which began to save there after" in text
+    assert second.wait_step(begun + 10).stored_step >= begun
+    assert not _not_saved(second)
+    for job in (first, second):
+        job.cli("stop", job.name)
+        job.finish()
+
+
+def _not_saved(job: RunningJob) -> str:
+    """Return why the first step that was not committed was not."""
+    failed = [event.text for event in job.events() if event.reason == "CheckpointFailed"]
+    return next((text for text in failed if "belongs to job" in text), "")

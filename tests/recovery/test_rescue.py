@@ -32,7 +32,7 @@ NO_FAILURE = {"budgets": {"failures": {"limit": 0}}}
 
 def _steps(folder: Path) -> list[int]:
     """Return what is committed; anything else in the directory is a fault."""
-    return sorted(int(path.name.removeprefix("step_")) for path in folder.iterdir())
+    return sorted(int(path.name.removeprefix("step_")) for path in folder.glob("step_*"))
 
 
 def _tensors(step: Path) -> Mapping[str, torch.Tensor]:

@@ -37,7 +37,7 @@ class PipeLead:
     def __init__(self, pipe: int) -> None:
         """Take the pipe."""
         self._pipe = pipe
-        self.peers = Nobody()
+        self.job, self.peers = "job", Nobody()
 
     def world(self, round_number: int) -> str:
         """Names the world of a round."""

@@ -39,6 +39,7 @@ class Script:
 
     told: dict[str, queue.Queue[Any]] = field(default_factory=dict)
     peers: Any = field(default_factory=Nobody)
+    job: str = "job"
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("held", "written", "committed", "asks", "checked"):
@@ -101,10 +102,11 @@ def served(
     name: str = "node",
     peers: Any = None,
     room: Callable[[], Room] = memory_left,
+    job: str = "job",
 ) -> Iterator[Node]:
-    """Serve a node's trainers; `peers` is its way to other nodes' memory."""
+    """Serve a job's trainers on one node; `peers` is its way to other nodes' memory."""
     path, keeper = str(folder / name), Keeper(room, led=True)
-    master = Script(peers=peers or Nobody())
+    master = Script(peers=peers or Nobody(), job=job)
     service = LedService(keeper, listen(path), master)
     thread = threading.Thread(target=service.run)
     thread.start()

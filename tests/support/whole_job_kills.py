@@ -237,6 +237,7 @@ class Campaign:
         apart = {number: starts for number, starts in rounds.items() if len(starts) > 1}
         self.wrong += [f"ranks of round {n} started from {s}" for n, s in apart.items()]
         left = [path.name for path in (self._folder / "checkpoints").iterdir()]
+        left.remove("owners")
         self.wrong += [f"{n} is left" for n in left if not n.removeprefix("step_").isdecimal()]
         if self._arenas:
             self.wrong += [f"{path} is left" for path in Path(self._arenas).rglob("arena-*")]

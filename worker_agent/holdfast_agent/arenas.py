@@ -60,6 +60,8 @@ class Arenas:
         Raises:
             ArenasError: the directory cannot be used, or is another agent's.
         """
+        self.job = job
+        """Its uid."""
         self._volume = place_of(folder, job, runner)
         self._home = scratch.make("arena_")
         self.path = str(self._home / "keeper")
@@ -242,7 +244,7 @@ class _Lead:
 
     def __init__(self, arenas: Arenas, loop: asyncio.AbstractEventLoop, peers: Peers) -> None:
         self._arenas, self._loop = arenas, loop
-        self.peers = peers
+        self.job, self.peers = arenas.job, peers
 
     def attempt(self, round_number: int) -> str:
         return self._arenas.attempt(round_number)

@@ -42,6 +42,10 @@ class ArenaError(Exception):
     """An arena is foreign, damaged, or does not hold what is asked of it."""
 
 
+class UnfinishedError(ArenaError):
+    """Whoever made the arena died before it was one: no trainer was ever given it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """Sizes of an arena; all in bytes but the counts."""
@@ -105,13 +109,17 @@ class Arena:
     def __init__(self, fd: int) -> None:
         """Map the arena behind `fd`, which stays the caller's.
 
-        Raises `ArenaError` when it is none, is of another format, or its table is damaged.
+        Raises `ArenaError` when it is none, is of another format, or its table is damaged;
+        `UnfinishedError` when it was never finished.
         """
-        if os.fstat(fd).st_size < PAGE:
-            raise ArenaError(f"descriptor {fd}: {os.fstat(fd).st_size} bytes are no arena")
+        if (size := os.fstat(fd).st_size) < PAGE:
+            kind = ArenaError if size else UnfinishedError
+            raise kind(f"descriptor {fd}: {size} bytes are no arena")
         self._map = Mapping(fd)
         self._bytes = self._map.memory
         words = self._bytes[:PAGE].cast("Q")
+        if not words[ArenaWord.MAGIC]:
+            raise UnfinishedError(f"descriptor {fd}: no arena yet")
         if words[ArenaWord.MAGIC] != MAGIC or words[ArenaWord.FORMAT] != FORMAT:
             raise ArenaError(
                 f"descriptor {fd}: no arena of format {FORMAT} "

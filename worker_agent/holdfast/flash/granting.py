@@ -21,9 +21,11 @@ _KEPT_ENDS: Final = 8
 class Grants:
     """The grants of one keeper."""
 
-    def __init__(self, disk: Disk, labour: Labour, tell: Callable[[Grant, str], None]) -> None:
-        """Take who does the work, and what tells the master how it ended."""
-        self._disk, self._labour, self._tell = disk, labour, tell
+    def __init__(
+        self, disk: Disk, labour: Labour, owner: str, tell: Callable[[Grant, str], None]
+    ) -> None:
+        """Take who does the work, for which job, and what tells the master how it ended."""
+        self._disk, self._labour, self._owner, self._tell = disk, labour, owner, tell
         self.own: set[tuple[str, str]] = set()
         """Directory and own name of all that were given."""
         self._ended: list[tuple[Grant, str]] = []
@@ -46,7 +48,7 @@ class Grants:
 
     def _other(self, grant: Grant) -> Storage:
         keep_all = RetentionSettings(keep_last=1_000_000)
-        return Storage(self._disk, grant.root, grant.attempt, keep_all)
+        return Storage(self._disk, grant.root, grant.attempt, keep_all, self._owner)
 
     def _carried_out(self, grant: Grant, error: str) -> None:
         self._ended = [*self._ended[-_KEPT_ENDS:], (grant, error)]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from holdfast.flash.arena import Arena, ArenaError, Geometry, Slot
+from holdfast.flash.arena import Arena, ArenaError, Geometry, Slot, UnfinishedError
 from holdfast.flash.decide.slots import Move, SlotState
 from holdfast.flash.header import SlotWord
 from holdfast.flash.manifest import hash_items
@@ -75,7 +75,8 @@ def take_over(
 ) -> tuple[list[Taken], list[str]]:
     """Return the arenas of this job that hold something, oldest first; remove all others.
 
-    Also returns a sentence for each thing given up. Waits for who still has one mapped.
+    Also returns a sentence for each thing given up, but for arenas that were never finished. Waits
+    for who still has one mapped.
 
     Args:
         found: name and opener of each; what the opener returns belongs to the caller.
@@ -88,6 +89,8 @@ def take_over(
     for path, opened in found:
         try:
             one, said = _take(path, opened(), job, until, secure)
+        except UnfinishedError:  # nothing is lost with it
+            one, said = None, []
         except (OSError, ArenaError) as error:
             one, said = None, [f"{path} was removed: {error}"]
         notes += said

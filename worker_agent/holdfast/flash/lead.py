@@ -77,6 +77,10 @@ class Lead(Protocol):
     """The way to the master; called from the service's thread, and returns at once."""
 
     @property
+    def job(self) -> str:
+        """Uid of the job."""
+
+    @property
     def peers(self) -> Peers:
         """The way to other agents."""
 

@@ -47,10 +47,10 @@ class LedService(Service):
         self._unannounced: dict[Version, Written] = {}
         self._writing: collections.Counter[Version] = collections.Counter()
         """Parts of ranks that are on their way to storage, by what the ranks themselves asked."""
-        self._rescuer = Rescuer(keeper, self._disk, self._labour.hand_out, self._told)
+        self._rescuer = Rescuer(keeper, self._disk, lead.job, self._labour.hand_out, self._told)
         self._begun_in: set[tuple[str, str]] = set()
         """Directory and name of all attempts that parts were written to, or may have been."""
-        self._grants = Grants(self._disk, self._labour, lead.committed)
+        self._grants = Grants(self._disk, self._labour, lead.job, lead.committed)
         self._question: Question | None = None
         self.lender = Lender(keeper, self._labour.hand_out)
         self._borrower = Borrower(Gatherer(lead.peers, keeper.room), self.post)
@@ -63,6 +63,9 @@ class LedService(Service):
         token = self._lead.attempt(hello.lineage)
         self._begun_in.add((hello.root, token))
         return token
+
+    def _owner(self, _: Hello) -> str:
+        return self._lead.job
 
     def _alone(self, _: Job) -> bool:
         return True  # whoever gets the grant reads what each part says of itself
@@ -201,6 +204,9 @@ class LedService(Service):
                 self._begin(asking, known.told)  # a rank that asks again, or late
             return
         try:
+            if self._storage is not None and (reason := self._storage.superseded()):
+                self._refuse(asking, reason)
+                return
             self._question = self._ask(number, asking)
         except (OSError, FormatError) as error:
             self._refuse(asking, str(error))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.flash import leftovers
+from holdfast.flash import leftovers, owners
 from holdfast.flash.commit import (
     Attempt,
     CommitError,
@@ -83,14 +83,16 @@ class Storage:
         root: str,
         token: str,
         retention: RetentionSettings,
+        owner: str,
         awaited: Callable[[], bool] = lambda: True,
     ) -> None:
         """Take the directory; `token` names this world's attempts.
 
+        owner: Names the job.
         awaited: tells, from any thread, whether a trainer lives that waits for what is written.
         """
         self._awaited = awaited
-        self._disk, self.root, self._token = disk, root, token
+        self._disk, self.root, self._token, self._owner = disk, root, token, owner
         self._retainer = Retainer(disk, root, retention)
         self._own = unique()
 
@@ -176,7 +178,10 @@ class Storage:
 
     def _commit(self, job: Job, shards: Mapping[int, Shard]) -> None:
         root, _ = self._where(job)
-        commit(self._disk, root, self._attempt(job), shards.values(), self._own, final=job.final)
+        attempt = self._attempt(job)
+        if not job.final:
+            owners.take(self._disk, root, self._owner)
+        commit(self._disk, root, attempt, shards.values(), self._own, final=job.final)
         if not job.final:
             self._retainer.delete_old(job.version.step)
             leftovers.pass_over(self._disk, self.root, self._token, job.version)
@@ -193,6 +198,7 @@ class Storage:
                 folder = f"{self.root}/{found.folder}"
                 shards = _shards_in(self._disk, folder, grant.world)
                 if len(shards) == grant.world:
+                    owners.take(self._disk, self.root, self._owner)
                     commit(self._disk, self.root, found, shards.values(), grant.own)
                     self._retainer.delete_old(grant.version.step)
                     leftovers.pass_over(self._disk, self.root, grant.attempt, grant.version)
@@ -242,6 +248,10 @@ class Storage:
             if time.monotonic() > deadline or not self._awaited():
                 raise CommitError(f"{final}: rank 0 did not commit it in {_TOGETHER_S:g} s")
             time.sleep(_LOOK_S)
+
+    def superseded(self) -> str:
+        """Return why this job may start from nothing here; empty: it may. Raises OSError."""
+        return owners.superseded(self._disk, self.root, self._owner)
 
     def left_behind(self) -> frozenset[str]:
         """Return what earlier worlds left half done, for `clear_up`."""

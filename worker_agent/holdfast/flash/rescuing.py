@@ -60,9 +60,10 @@ class _Open:
 class Rescuer:
     """The orders of one keeper."""
 
-    def __init__(self, keeper: Keeper, disk: Disk, aside: Aside, told: Told) -> None:
-        """Take whose slots are written, where to, by whom, and who hears of it."""
-        self._keeper, self._disk, self._aside, self._told = keeper, disk, aside, told
+    def __init__(self, keeper: Keeper, disk: Disk, owner: str, aside: Aside, told: Told) -> None:
+        """Take whose slots are written, where to, for which job, by whom, and who hears of it."""
+        self._keeper, self._disk, self._owner = keeper, disk, owner
+        self._aside, self._told = aside, told
         self._open: dict[tuple[Version, str], _Open] = {}
 
     def order(self, order: Order) -> None:
@@ -76,7 +77,7 @@ class Rescuer:
             self._told(order, world=self._keeper.world, ranks=(), size=0, error=problem)
             return
         keep_all = RetentionSettings(keep_last=1_000_000)
-        storage = Storage(self._disk, order.root, order.attempt, keep_all)
+        storage = Storage(self._disk, order.root, order.attempt, keep_all, self._owner)
         jobs = [self._keeper.saved(rank, order.version, durable=True) for rank in ranks]
         found = [job for job in jobs if job is not None]
         self._open[key] = _Open(left=len(found), world=found[0].held.arena.table.world)

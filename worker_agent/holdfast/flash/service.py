@@ -232,6 +232,7 @@ class Service:
                 hello.root,
                 token,
                 RetentionSettings(keep_last=hello.keep_last, keep_every=hello.keep_every),
+                self._owner(hello),
                 awaited=lambda: bool(self._members),
             )
 
@@ -241,6 +242,10 @@ class Service:
         Another world's is another, or what it left half done would pass for this one's.
         """
         return hello.token or f"{self.keeper.token}r{hello.lineage}"
+
+    def _owner(self, hello: Hello) -> str:
+        """Return the name of the job: without an agent, of this run of the script."""
+        return hello.token or self.keeper.token
 
     def _saved(self, member: Member, saved: Saved) -> None:
         version = Version(saved.lineage, saved.step)
