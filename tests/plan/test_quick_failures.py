@@ -115,3 +115,29 @@ def test_a_place_knows_its_role_by_its_name() -> None:
     assert Slot("master", 0).role is Role.MASTER
     assert worker(3).role is Role.WORKER
     assert Slot("eval", 0).role is Role.EXTRA
+
+
+@pytest.mark.parametrize("ahead", [LONGEST_WAIT_S + 1, 3600.0])
+def test_a_node_whose_clock_is_ahead_delays_no_successor(ahead: float) -> None:
+    """An end that lies in the future by more than any wait says nothing; it comes at once."""
+    world = running(replicas=1)
+    world.end("t-worker-0-0", ended_at=world.now + ahead)
+    assert creates(world.look()) == ["t-worker-0-1"]
+
+
+def test_a_clock_that_is_set_back_delays_no_successor() -> None:
+    """A wait that had begun is over, where it would have become one of an hour."""
+    world = World({"replicas": 1})
+    world.settle()
+    del world.pods["t-worker-0-0"]
+    world.history = {}
+    for incarnation in range(4):
+        world.make(worker(0), incarnation)
+        world.look()
+        world.end(f"t-worker-0-{incarnation}")
+        waited = world.look().requeue_after or 0.0
+        world.now += waited
+        world.look()
+    world.end("t-worker-0-3")
+    world.now -= 3600.0
+    assert creates(world.look()) == ["t-worker-0-4"]

@@ -7,14 +7,13 @@ import dataclasses
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast_cli.failures import MasterUnreachableError
 from holdfast_cli.home import JobHome, JobRecord
-from holdfast_cli.runner import processes
+from holdfast_cli.runner import clock, processes
 from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob, LocalPod
 from holdfast_cli.runner.logs import last_line
@@ -75,7 +74,7 @@ class PodProcesses:
             slot=action.slot,
             incarnation=action.incarnation,
             name=action.name,
-            created_at=time.time(),
+            created_at=clock.now(),
         )
         self._job.add(pod)
         try:
@@ -178,7 +177,7 @@ class PodProcesses:
             keep = code != 0 and not pod.wanted_end
             self._shelves.ended(pod.slot.index, pod.name, keep=keep)
         pod.exit_code = code
-        pod.ended_at = time.time()
+        pod.ended_at = clock.now()
         pod.ready = False
         self._changed(pod.name)
 

@@ -17,7 +17,7 @@ from holdfast_cli import ending, watching
 from holdfast_cli.failures import CliError
 from holdfast_cli.home import JobHome, JobRecord
 from holdfast_cli.output import say
-from holdfast_cli.runner import last_words, processes
+from holdfast_cli.runner import clock, last_words, processes
 from holdfast_cli.runner.extra_roles import ExtraRoles
 from holdfast_cli.runner.identities import LocalIdentities
 from holdfast_cli.runner.local_job import LocalJob
@@ -111,7 +111,7 @@ class Supervisor:
         while True:
             # Before the plan: what happens while it is carried out calls for another one.
             self._changed.clear()
-            made = self._job.plan(time.time())
+            made = self._job.plan(clock.now())
             for action in made.actions:
                 await self._do(action)
             for line in self._extra_roles.news(made):
@@ -142,7 +142,7 @@ class Supervisor:
                 _log.info("nothing to delete: %s", action.reason)
 
     async def _is_over(self) -> bool:
-        late = time.time() - self._interrupted_at > _INTERRUPT_GRACE_S
+        late = clock.now() - self._interrupted_at > _INTERRUPT_GRACE_S
         impatient = self._interrupts > 1 or (bool(self._interrupts) and late)
         if self._finished is None and not impatient:
             return False
@@ -188,7 +188,7 @@ class Supervisor:
             watching.Follower(self._home, view, give_up_s=math.inf).run(lambda: self._ended)
 
     def _heard(self, said: Said) -> None:
-        self._job.hear(said, time.time())
+        self._job.hear(said, clock.now())
         if isinstance(said, JobStatus) and said.has_loss:
             self._last = said
         self._changed.set()
@@ -202,7 +202,7 @@ class Supervisor:
     def _interrupt(self) -> None:
         self._interrupts += 1
         self._job.stopping = True
-        self._interrupted_at = self._interrupted_at or time.time()
+        self._interrupted_at = self._interrupted_at or clock.now()
         self._sync.send(StopWish(reason="Interrupted", grace_seconds=_INTERRUPT_GRACE_S))
         self._changed.set()
 

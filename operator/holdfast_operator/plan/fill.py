@@ -8,7 +8,7 @@ longer.
 from __future__ import annotations
 
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
-from holdfast_operator.plan.history import SlotHistory
+from holdfast_operator.plan.history import LONGEST_WAIT_S, SlotHistory
 from holdfast_operator.plan.pods import OVERDUE_S, ObservedPod, Role, Slot
 from holdfast_operator.plan.situation import SHORTEST_GRACE_S, Situation, Steps, Wake, delete
 from holdfast_operator.spec.job import RestartPolicy
@@ -31,7 +31,8 @@ def fill(situation: Situation, slot: Slot) -> Steps:
     if reason is None or situation.job.stopping:
         return
     not_before = max(entry.not_before, _refused_until(situation, slot))
-    if situation.now < not_before:
+    # An end further ahead is by the clock of a node that is wrong, or this one was set back.
+    if situation.now < not_before <= situation.now + LONGEST_WAIT_S:
         yield Wake(not_before)
         return
     yield CreatePod(
