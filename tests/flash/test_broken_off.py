@@ -235,7 +235,7 @@ def test_a_copy_that_fails_beside_is_told_to_the_save_that_waits_for_it(
         copy(saver, slot, trained=trained, threads=threads)
 
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, overlap=True) as flash:
-        join = flash.join
+        join = flash._taker.join
 
         def told() -> None:
             waits.set()
@@ -244,7 +244,7 @@ def test_a_copy_that_fails_beside_is_told_to_the_save_that_waits_for_it(
         with monkeypatch.context() as patch:
             patch.setattr(Saver, "copy", broken)
             flash.save(1)
-            patch.setattr(flash, "join", told)
+            patch.setattr(flash._taker, "join", told)
             with pytest.raises(OSError, match="the copy failed"):
                 flash.save(2)
         flash.save(2, durable=True)

@@ -1,30 +1,26 @@
 """What a training script uses: load once, step after each optimizer step, close at the end.
 
 The public face. What is saved is `state`, how it is laid out `planning`, whether that fits still
-`preparing`, what a save costs `saving`, how it comes back `restoring`; who keeps it is on the other
-end of `link`.
+`preparing`, the course of a save `taking`, its copy `saving`, how it comes back `restoring`; who
+keeps it is on the other end of `link`.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from threading import RLock
-from time import monotonic_ns
 from typing import Any, Final, Self
 
 from holdfast.environment import Environment
 from holdfast.flash import given, tags
 from holdfast.flash.agreement import from_rank_0
 from holdfast.flash.alone import say_what_is_missing
-from holdfast.flash.arena import Slot
-from holdfast.flash.beside import Overlap
 from holdfast.flash.client import ANSWER_S, CheckpointError, Client
 from holdfast.flash.decide.retention import chosen
 from holdfast.flash.decide.schedule import Schedule
-from holdfast.flash.decide.slots import Version, choose
+from holdfast.flash.decide.slots import Version
 from holdfast.flash.disk import PosixDisk
 from holdfast.flash.images import of_arenas, of_files
 from holdfast.flash.link import LinkError, Origin, Restore
@@ -32,14 +28,12 @@ from holdfast.flash.pacing import Pacer
 from holdfast.flash.planning import Place
 from holdfast.flash.preparing import Preparer
 from holdfast.flash.restoring import Restorer
-from holdfast.flash.saving import Saver
 from holdfast.flash.state import StateError, collect
 from holdfast.flash.stored import stored
+from holdfast.flash.taking import Taker, Wish
 from holdfast.flash.trouble import Trouble
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
-_SLOT_S: Final = 600.0
-"""Seconds that a save which must not be skipped waits for a slot."""
 _MOST_RESTORING: Final = 4
 """Threads of one rank's restore: more do not make memory faster."""
 _TOO_LATE: Final = (
@@ -47,8 +41,6 @@ _TOO_LATE: Final = (
     "back while training, read step_N of the directory with torch.distributed.checkpoint, or exit: "
     "the next world starts from the newest step"
 )
-
-
 _FORKED: Final = (
     "process {} is a forked child of {}, whose Checkpointer this is: save in the process that made "
     "it, or make another with a path of its own in the child"
@@ -97,26 +89,27 @@ class Checkpointer:
         )
         self._root = given.directory(path)
         self._keep = chosen(keep_last, keep_every, environment.keep)
-        self._threads, self._overlap = given.threads_of(threads), overlap
+        self._threads = given.threads_of(threads)
         self._pacer = Pacer(given.schedule_of(schedule), environment.schedule)
         self._preparer = Preparer(self._parts, self._place)
+        self._taker = Taker(self._preparer, self._pacer, threads=self._threads, overlap=overlap)
         self._lineage = environment.round
         self._agent = environment.arena
         self._idle = not self._root and not self._agent
-        self._newest: tuple[int, bool] = (0, False)
-        """The step that was saved last, and whether it was for storage."""
         self._loaded: tuple[int, bool] | None = None
-        """What `_newest` was after the load."""
+        """What was saved last after the load."""
         self._client: Client | None = None
-        self._beside = Overlap(self._pacer.waited)
-        self.skipped = 0
-        """Saves that were left out: they found no free slot, or their memory was being made."""
         self.failed = 0
         """Scheduled saves that failed: no memory was to be had, say. Training went on."""
         self._trouble = Trouble()
         self._process = os.getpid()
         self._lock = RLock()
-        """One save at a time; a signal's handler may save within another."""
+        """Makes one connection, also of several threads that save."""
+
+    @property
+    def skipped(self) -> int:
+        """Saves that were left out: they found no free slot, or their memory was being made."""
+        return self._taker.skipped
 
     def _connect(self) -> Client:
         if self._process != os.getpid():
@@ -141,8 +134,8 @@ class Checkpointer:
         """
         if self._idle:
             return 0
-        if self._loaded and self._newest != self._loaded:
-            raise CheckpointError(_TOO_LATE.format(self._newest[0]))
+        if self._loaded and self._taker.newest != self._loaded:
+            raise CheckpointError(_TOO_LATE.format(self._taker.newest[0]))
         client = self._connect()
         origin = Origin()
         descriptors: tuple[int, ...] = ()
@@ -158,9 +151,9 @@ class Checkpointer:
         if origin.step:
             self._restore(origin, descriptors, partial=partial)
             if origin.path:
-                self._newest = (origin.step, True)
+                self._taker.newest = (origin.step, True)
                 client.is_durable(origin.step)
-        self._loaded = self._newest
+        self._loaded = self._taker.newest
         return origin.step
 
     def _agree(self, origin: Origin) -> Origin:
@@ -288,94 +281,13 @@ class Checkpointer:
 
     def _save(self, step: int, *, durable: bool, must: bool, awaited: bool = True) -> bool:
         """Save to a free slot; must: wait for one. False when there is none, or no keeper."""
-        client = self._connect()
-        with self._lock:
-            return self._save_alone(client, step, durable=durable, must=must, awaited=awaited)
-
-    def _save_alone(
-        self, client: Client, step: int, *, durable: bool, must: bool, awaited: bool
-    ) -> bool:
-        self.join()
-        began, planned = monotonic_ns(), self._preparer.saver
-        client.listen()
-        if self._newest[0] == step:
-            return self._promote(step, durable=durable)
-        found = self._free_slot(client, must=must)
-        if found is None:
-            self.skipped += 1
-            return False
-        (saver, bodies, slot), version = found, Version(self._lineage, step)
-        before, self._newest = self._newest, (step, durable)
-        if durable and awaited:
-            client.expect_durable(step)
-
-        def finish() -> None:
-            with self._whole_or_given_up(client, found, version, before, durable=durable):
-                saver.copy(slot, trained=True, threads=self._threads)
-                slot.commit([len(body) for body in bodies])
-            client.saved(version, durable=durable)
-
-        with self._whole_or_given_up(client, found, version, before, durable=durable):
-            saver.begin(slot, version, bodies)
-            saver.start(slot)
-            saver.copy(slot, trained=False, threads=self._threads)
-        if self._overlap:
-            self._beside.begin(finish)
-        else:
-            finish()
-        if saver is planned and (awaited or not durable):  # a layout's first save costs more
-            self._pacer.saved(began, storage=durable)
-        return True
-
-    @contextmanager
-    def _whole_or_given_up(
-        self,
-        client: Client,
-        found: tuple[Saver, list[bytes], Slot],
-        version: Version,
-        before: tuple[int, bool],
-        *,
-        durable: bool,
-    ) -> Iterator[None]:
-        """Give up a slot whose copy is broken off, by a signal say: nobody waits for it.
-
-        Takes no lock: it runs beside training too, and the next save waits for that with the lock.
-        """
-        try:
-            yield
-        except BaseException:
-            if found[0].give_up(found[2]):
-                self._newest = before
-                client.forget(version.step)
-            else:  # it was whole before
-                client.saved(version, durable=durable)
-            raise
-
-    def _free_slot(self, client: Client, *, must: bool) -> tuple[Saver, list[bytes], Slot] | None:
-        """Return what saves, the values that are no tensors, and where to; None: not now."""
-        prepared = self._preparer.ready(client, wait=must)
-        if prepared is None:
-            return None
-        saver, bodies = prepared
-        if must:
-            client.wait_for_slot(saver.arena, _SLOT_S)
-        choice = choose(saver.arena.views())
-        if choice.slot is None or client.is_lost():
-            return None
-        return saver, bodies, saver.arena.slots[choice.slot]
-
-    def _promote(self, step: int, *, durable: bool) -> bool:
-        """Have a step that is in memory written to storage too, unless it is already to be."""
-        if durable and not self._newest[1]:
-            self._newest = (step, True)
-            client = self._connect()
-            client.expect_durable(step)
-            client.saved(Version(self._lineage, step), durable=True)
-        return not self._connect().is_lost()
+        version = Version(self._lineage, step)
+        wish = Wish(version=version, durable=durable, must=must, awaited=awaited)
+        return self._taker.take(self._connect(), wish)
 
     def join(self) -> None:
         """Wait until an overlapped copy is done; afterwards parameters may be written."""
-        self._beside.join()
+        self._taker.join()
 
     def latest(self, tag: str | None = None) -> int:
         """Return the newest step that this process knows to be durable; 0 if none.
@@ -419,7 +331,7 @@ class Checkpointer:
             if client is not None:
                 client.wait(None, ANSWER_S)
         finally:
-            self._beside.close()
+            self._taker.close()
             self._preparer.close()
             if client is not None:
                 client.close()
