@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 from holdfast_cli.arguments import complete_job, output_option
 from holdfast_cli.failures import BadInputError
 
-_TOOLS = "holdfast.flash.inspection"
+_TOOLS = "holdfast.flash"
 
 
 class JobOrTool(click.Group):
@@ -40,18 +40,22 @@ def checkpoint() -> None:
     """Have all ranks of JOB save after the same step; or look at a checkpoint on storage."""
 
 
+def _call(module: str, *words: str, needs: str = "holdfast") -> None:
+    """Run a tool of the SDK; the exit code is its own."""
+    if importlib.util.find_spec(needs) is None:
+        raise BadInputError(
+            f"checkpoints are read by the SDK, which needs {needs}; that is not installed here"
+        )
+    command = [sys.executable, "-m", f"{_TOOLS}.{module}", *words]
+    sys.exit(subprocess.run(command, check=False).returncode)
+
+
 def _tool(name: str, summary: str) -> Callable[..., Any]:
     @checkpoint.command(name, help=summary)
     @click.argument("path", type=click.Path(file_okay=False))
     @output_option
     def look(path: str, output: str) -> None:
-        if importlib.util.find_spec(_TOOLS.partition(".")[0]) is None:
-            raise BadInputError(
-                "checkpoints are read by the SDK, which is not installed here; install holdfast"
-            )
-        command = [sys.executable, "-m", _TOOLS, name, path]
-        command += ["--json"] if output == "json" else []
-        sys.exit(subprocess.run(command, check=False).returncode)
+        _call("inspection", name, path, *(["--json"] if output == "json" else []))
 
     return look
 
@@ -64,3 +68,41 @@ verify = _tool(
     "verify",
     "Compare every hash of the steps in PATH. Exit codes: 0 whole, 7 a step is damaged.",
 )
+
+
+@checkpoint.command()
+@click.argument("step", type=click.Path(file_okay=False))
+@click.argument("other", type=click.Path(file_okay=False))
+def diff(step: str, other: str) -> None:
+    """Name what differs between two steps, whoever saved them.
+
+    STEP and OTHER are directories step_N, of one directory or of two. Exit codes: 0 the same bit
+    for bit, 9 different.
+    """
+    _call("comparing", step, other, needs="torch")
+
+
+@checkpoint.command()
+@click.argument("step", type=click.Path(file_okay=False))
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--model", is_flag=True, help="Only the model's state_dict.")
+def export(step: str, file: str, *, model: bool) -> None:
+    """Put a step together into FILE, for torch.load on any machine.
+
+    STEP is a directory step_N, saved by any number of ranks; its whole state passes through memory.
+    """
+    _call("exchange", "export", step, file, *(["--model"] if model else []), needs="torch")
+
+
+@checkpoint.command("import")
+@click.argument("source", type=click.Path())
+@click.argument("path", type=click.Path(file_okay=False))
+@click.option("--step", type=click.IntRange(min=1), required=True, help="What load() returns.")
+def take_in(source: str, path: str, step: int) -> None:
+    """Make a checkpoint in PATH, a directory without any, of a foreign one.
+
+    SOURCE is a file of torch.save with a model's state_dict (or with "model" and others), or a
+    directory of torch.distributed.checkpoint. To read the latter's .metadata is to run what it
+    says: take it only from where you would take a program from.
+    """
+    _call("exchange", "import", source, path, "--step", str(step), needs="torch")

@@ -56,6 +56,7 @@ EXIT_CODES = {
     6: "journal verify: damaged, and nothing is lost",
     7: "journal verify: facts are lost; checkpoint inspect and verify: a step is damaged",
     8: "replay: this release decides differently",
+    9: "checkpoint diff: the steps differ",
     130: "interrupted",
     141: "nobody reads standard output any more (run goes on without a reader)",
 }

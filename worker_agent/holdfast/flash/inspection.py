@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,13 +151,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InspectionError, OSError) as error:
         sys.stderr.write(f"holdfast: {error}\n")
         return BAD_INPUT
+    text = _as_json(found, deep=deep) if options.json else _as_text(found, deep=deep)
+    return put([text], NOT_WHOLE if any(one.wrong for one in found) else 0)
+
+
+def put(lines: Iterable[str], code: int) -> int:
+    """Print the lines, each with its end; return the exit code, 141 where nobody reads any more."""
     try:
-        sys.stdout.write(_as_json(found, deep=deep) if options.json else _as_text(found, deep=deep))
+        sys.stdout.writelines(lines)
         sys.stdout.flush()
     except BrokenPipeError:  # what is printed at the interpreter's end would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_READS
-    return NOT_WHOLE if any(one.wrong for one in found) else 0
+    return code
 
 
 def _as_json(found: Sequence[Look], *, deep: bool) -> str:

@@ -291,8 +291,7 @@ class Restorer:
                 whole = reshard(states, rank, self._place.world)
                 gifts.append(Gift(name, value, whole, self._parts.per_rank, key))
             else:
-                notes.append(
-                    f"{key} of rank {rank} begins anew: it was saved by a world of "
-                    f"{self._found.world}, this one has {self._place.world}"
-                )
+                saved = f"by a world of {self._found.world}, this one has {self._place.world}"
+                why = f"it was saved {saved}" if states else "the checkpoint has none"
+                notes.append(f"{key} of rank {rank} begins anew: {why}")
         return gifts, notes
