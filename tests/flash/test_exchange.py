@@ -61,7 +61,8 @@ def _odd(seed: int) -> dict[str, Any]:
             self.seen = tuple(state["seen"])
 
     torch.manual_seed(seed)
-    model: Any = nn.Sequential(Counting(6, 6), nn.Linear(6, 6, dtype=torch.bfloat16), nn.Linear(6, 6))
+    half = nn.Linear(6, 6, dtype=torch.bfloat16)
+    model: Any = nn.Sequential(Counting(6, 6), half, nn.Linear(6, 6))
     model[2].weight = model[0].weight
     model[0].seen = (seed, 2)
     model.register_buffer("scalar", torch.tensor(float(seed)))
