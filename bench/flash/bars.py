@@ -75,7 +75,9 @@ def _copy(text: str, found: Sequence[Result], case: str, system: str, limit: flo
     promised, ours = f"≤ {limit:g}× copy", figures(found, case, system)
     if ours is None:
         return _missing(text, promised)
-    return Verdict(text, promised, spread(ours.x), ours.median <= limit, len(ours.x))
+    kept, allowed = ours.median <= limit, figures(found, case, r.BLOCK)
+    least = "" if kept or allowed is None else f"; one block, all cores: {allowed.median:.2f}×"
+    return Verdict(text, promised, spread(ours.x) + least, kept, len(ours.x))
 
 
 def _below(
@@ -90,8 +92,10 @@ def _below(
     name, best = min(theirs, key=lambda pair: pair[1].median)
     middle, low, high = times(best, ours)
     which = f" {name}" if len(theirs) > 1 else ""
-    reached = f"{middle:.1f}× ({low:.1f}–{high:.1f}){which}"
-    return Verdict(text, promised, reached, middle >= least, len(ours.x))
+    reached, kept = f"{middle:.1f}× ({low:.1f}–{high:.1f}){which}", middle >= least
+    if not kept and (allowed := figures(found, case, r.BLOCK)) is not None:
+        reached += f"; one block, all cores: {best.median / allowed.median:.1f}×"
+    return Verdict(text, promised, reached, kept, len(ours.x))
 
 
 def _small(found: Sequence[Result]) -> Verdict:

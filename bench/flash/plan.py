@@ -36,6 +36,7 @@ class Row:
 ROWS: Final = (
     Row(r.ONE, r.FLASH_1, seconds=20),
     Row(r.ONE, r.FLASH_2, seconds=20),
+    Row(r.ONE, r.BLOCK, seconds=15),
     Row(r.ONE, r.ASYNC_THREAD, seconds=40),
     Row(r.ONE, r.DLROVER, seconds=30),
     Row(r.ONE, r.ASYNC, seconds=42),
@@ -44,6 +45,7 @@ ROWS: Final = (
     Row(r.ONE, r.DCP_SAVE, rounds=1),
     Row(r.ONE, r.TORCH_SAVE, rounds=1),
     Row(r.TWO, r.FLASH_1, seconds=17, share=0.5),
+    Row(r.TWO, r.BLOCK, seconds=15, share=0.5),
     Row(r.TWO, r.ASYNC_THREAD, seconds=24, share=0.5),
     Row(r.TWO, r.ASYNC_PROCESS, seconds=27, share=0.5),
     Row(r.TWO, r.DLROVER_FSDP, seconds=25, share=0.5),

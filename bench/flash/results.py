@@ -32,6 +32,8 @@ DLROVER: Final = "DLRover DDP, memory"
 DLROVER_DISK: Final = "DLRover DDP, disk"
 DLROVER_FSDP: Final = "DLRover FSDP, memory"
 DCP_LOAD: Final = "dcp.load"
+BLOCK: Final = "one block, all cores"
+"""No save, but the least that moving as many bytes takes on the machine."""
 
 OURS: Final = frozenset({FLASH_1, FLASH_2, OVERLAPPED})
 PEERS: Final = frozenset({DLROVER, DLROVER_DISK, DLROVER_FSDP})

@@ -95,6 +95,18 @@ def test_each_promise_is_judged_by_itself(
     assert page(ABOUT, _run({what: x})).count("**no**") == len(missed)
 
 
+def test_a_missed_promise_is_beside_what_the_machine_allows() -> None:
+    """In × of the copy, and of the rival: a bar beyond that is missed by the machine."""
+    measured = {(r.ONE, r.BLOCK): 0.64, (r.ONE, r.FLASH_2): 0.66, (r.ONE, r.DLROVER): 1.056}
+    found = {one.text: one for one in judge(_run(measured))}
+    assert found["blocking, 1 rank, 2 threads"].reached.endswith("; one block, all cores: 0.64×")
+    memory = found["… below DLRover's memory save"].reached
+    assert memory.startswith("1.6×")
+    assert memory.endswith("; one block, all cores: 1.7×")
+    assert "one block" not in found["blocking, 1 rank, 1 thread"].reached, "it is kept"
+    assert "one block" not in found["blocking, 2 ranks FSDP2"].reached
+
+
 def test_collectives_and_memory_left_are_missed_promises() -> None:
     """One collective in a save, or one byte left by our own systems, is seen; a peer's is not."""
     run = _run()
