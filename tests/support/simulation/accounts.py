@@ -236,7 +236,16 @@ class Accounts:
         unseen = any(map(self._unseen, self.recent(rank)))
         if (brief or unseen) and charge.kind is BudgetKind.RESCALES:
             guilty.add(Hurt.PREEMPTION)  # it left by itself, and the operator had not said why
+        elif unseen and self._unheard(rank):
+            guilty.add(Hurt.LEFT)  # nobody heard its goodbye, and nobody saw how its pod ended
         require(kinds & guilty, "right_account", text)
+
+    def _unheard(self, rank: int) -> bool:
+        """Whether a node left while it was being connected again, so that no goodbye went out."""
+        lately = self.recent(rank)
+        cuts = [wound for wound in lately if wound.kind is Hurt.NETWORK]
+        left = [wound.since for wound in lately if wound.kind is Hurt.LEFT]
+        return any(w.since <= at <= w.until + BLIP_SECONDS for w in cuts for at in left)
 
     def _kinds(self, rank: int, number: int, silence: float) -> set[Hurt]:
         """What has happened to a node shortly before a round was given out, or since."""

@@ -176,5 +176,16 @@ FOUND = HANDOVERS | {
             Fault(4.3179, "freeze_agent", 0, 3.6786),
         ),
     ),
+    "a goodbye that nobody could hear was to be known": Scenario(
+        seed=1795617609805,
+        replicas=1,
+        maximum=1,
+        faults=(
+            Fault(2.0, "operator_gone", 0, 5.0),
+            Fault(2.268, "blip", 0, 0.0),
+            Fault(2.2743, "respec", 0, 0.0),
+            Fault(2.2993, "leave", 0, 0.0),
+        ),
+    ),
 }
 """Name of the fault, in the past, to the scenario that shows it."""
