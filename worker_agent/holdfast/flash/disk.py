@@ -70,7 +70,16 @@ class Disk(Protocol):
         """Return a file's content."""
 
     def view(self, path: str) -> memoryview:
-        """Return a file's content without reading all of it at once."""
+        """Return a file's content without reading all of it at once.
+
+        What cannot be read then ends the process by SIGBUS: look it through by `open` before.
+        """
+
+    def open(self, path: str) -> int:
+        """Open a file to read."""
+
+    def read_at(self, handle: int, at: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset on; return how many bytes there were, 0 at the end."""
 
 
 class PosixDisk:
@@ -157,6 +166,12 @@ class PosixDisk:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read_at(self, handle: int, at: int, buffer: memoryview) -> int:
+        return os.preadv(handle, [buffer], at)
 
 
 def _cached(handle: int) -> bool:

@@ -374,5 +374,7 @@ class Service:
         root = member.hello.root if member.hello else ""
         origin = choose_origin(self.keeper, self._disk, root)
         if self._storage is not None and self._storage.root == root:
-            self._storage.clear_up()
+            error = failure_of("clearing up", self._storage.clear_up, OSError)
+            if error:  # it costs room, not safety: the directory may be there to read only
+                log.warning("earlier worlds' parts stay: %s", error)
         return origin
