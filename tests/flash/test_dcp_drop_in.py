@@ -119,6 +119,18 @@ def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) ->
     assert [one.name for one in tmp_path.iterdir()] == ["latest"]
 
 
+def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    """The checkpoint is durable then, and its future says so."""
+    import torch
+
+    dcp.async_save({"x": torch.ones(3)}, checkpoint_id=tmp_path / "one").result(30)
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    dcp.async_save({"x": torch.zeros(3)}, checkpoint_id=tmp_path / "link").result(30)
+    assert _read({"x": torch.empty(3)}, tmp_path / "link")["x"].sum() == 0
+    assert _read({"x": torch.empty(3)}, tmp_path / "one")["x"].sum() == 3
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["link", "one"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -127,6 +139,8 @@ def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) ->
         ({"async_stager": object()}, "async_stager=.*leave it out"),
         ({"use_collectives": False}, "use_collectives=False"),
         ({"checkpoint_id": None}, "checkpoint_id=None: name a directory"),
+        ({"checkpoint_id": b"/tmp/one"}, "checkpoint_id=b'/tmp/one': name a directory, as text"),
+        ({"checkpoint_id": 5}, "checkpoint_id=5: name a directory, as text"),
         ({"checkpoint_id": "s3://bucket/one"}, "checkpoint_id='s3://bucket/one'.*URL"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -67,6 +67,19 @@ def test_a_copy_is_none_of_those_that_retention_leaves(
     assert "retention leaves step 29 alone" in caplog.text
 
 
+def test_a_step_that_is_a_link_goes_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    """Somebody moved it to a larger disk; nothing else is kept from going by that."""
+    root, larger = tmp_path / "ck", tmp_path / "larger"
+    root.mkdir()
+    for step in (10, 20, 30):
+        _save(root, step)
+    (root / "step_10").rename(larger)
+    (root / "step_10").symlink_to(larger)
+    Retainer(PosixDisk(), str(root), RetentionSettings(keep_last=1)).delete_old(30)
+    assert [path.name for path in root.iterdir()] == ["step_30"]
+    assert (larger / "holdfast.json").is_file()
+
+
 class Shrinking(PosixDisk):
     """Cuts a file when it is opened, as somebody might at any moment."""
 

@@ -135,7 +135,13 @@ def _has_group() -> bool:
 def _path(checkpoint_id: str | os.PathLike[str] | None) -> str:
     if checkpoint_id is None:
         raise ValueError("checkpoint_id=None: name a directory")
-    text = os.fspath(checkpoint_id)
+    text: Any = checkpoint_id
+    if isinstance(text, os.PathLike):
+        text = os.fspath(text)
+    if not isinstance(text, str):
+        raise ValueError(  # noqa: TRY004 - as for every other argument
+            f"checkpoint_id={checkpoint_id!r}: name a directory, as text or a path"
+        )
     if "://" in text:
         raise ValueError(
             f"checkpoint_id={text!r}: only directories of a mounted file system; for a URL use "
@@ -183,7 +189,7 @@ class _Session:
     """This process's arena and keeper."""
 
     def __init__(self, path: str, place: Place) -> None:
-        self._planner = Planner(place)
+        self._planner, self._world = Planner(place), place.world
         # Another number in each run: a checkpoint of the same name is never taken for this one's.
         self._lineage = from_rank_0(int.from_bytes(os.urandom(7), "little"), place.world)
         self._client = _Ears(str(Path(path).parent), place, self._lineage)
@@ -207,7 +213,8 @@ class _Session:
                 _make_room(path)
                 self._copy(version, _leaves(state_dict))
             except BaseException as error:
-                self._client.not_saved(version, durable=True, error=repr(error), final=path)
+                if self._world > 1:
+                    self._client.not_saved(version, durable=True, error=repr(error), final=path)
                 raise
             future.set_running_or_notify_cancel()  # what is copied cannot be called back
             self._pending[version.step] = future
