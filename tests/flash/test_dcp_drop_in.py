@@ -119,6 +119,18 @@ def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) ->
     assert [one.name for one in tmp_path.iterdir()] == ["latest"]
 
 
+def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    """The checkpoint is durable then, and its future says so."""
+    import torch
+
+    dcp.async_save({"x": torch.ones(3)}, checkpoint_id=tmp_path / "one").result(30)
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    dcp.async_save({"x": torch.zeros(3)}, checkpoint_id=tmp_path / "link").result(30)
+    assert _read({"x": torch.empty(3)}, tmp_path / "link")["x"].sum() == 0
+    assert _read({"x": torch.empty(3)}, tmp_path / "one")["x"].sum() == 3
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["link", "one"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -127,6 +139,8 @@ def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) ->
         ({"async_stager": object()}, "async_stager=.*leave it out"),
         ({"use_collectives": False}, "use_collectives=False"),
         ({"checkpoint_id": None}, "checkpoint_id=None: name a directory"),
+        ({"checkpoint_id": b"/tmp/one"}, "checkpoint_id=b'/tmp/one': name a directory, as text"),
+        ({"checkpoint_id": 5}, "checkpoint_id=5: name a directory, as text"),
         ({"checkpoint_id": "s3://bucket/one"}, "checkpoint_id='s3://bucket/one'.*URL"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -242,11 +256,104 @@ def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
     assert "is on ranks [0] only" in said[0]
 
 
+_FAILING_RANK = """
+import os, sys, torch, torch.distributed as dist
+from holdfast.flash import dcp
+from holdfast.flash.client import CheckpointError
+folder, rank = sys.argv[1], int(os.environ["RANK"])
+class Odd:
+    def state_dict(self):
+        raise RuntimeError("of its own")
+    def load_state_dict(self, state):
+        pass
+dist.init_process_group("gloo")
+for step in (1, 2, 3):
+    state = {"whole": torch.full((2000, 1000), float(step)), "step": step}
+    if rank == 0 and step == 2:
+        state["odd"] = Odd()
+    try:
+        dcp.async_save(state, checkpoint_id=f"{folder}/{step}").result(60)
+    except (RuntimeError, CheckpointError) as error:
+        print("failed:", step, error, flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
+
+def test_a_call_that_fails_on_one_rank_mixes_no_two_states(tmp_path: Path) -> None:
+    """It is a call of that rank too; the others hear of it at once, and the next one is whole."""
+    import torch
+
+    with _ranks(tmp_path, _FAILING_RANK) as ranks:
+        said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [text.count("failed:") for text in said] == [1, 1], said
+    assert "failed: 2 of its own" in said[0]
+    assert "failed: 2 step 2: rank 0" in said[1]
+    for step in (1, 3):
+        found = _read({"whole": torch.empty(2000, 1000), "step": 0}, tmp_path / str(step))
+        assert torch.equal(found["whole"], torch.full((2000, 1000), float(step)))
+        assert found["step"] == step
+    assert not (tmp_path / "2").exists()
+
+
+def test_a_copy_that_is_broken_off_takes_no_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at each of more calls than there are slots: the next one saves."""
+    import torch
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dcp, "_SLOT_S", 5.0)
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.flash.saving.Saver.copy", broken)
+        for _ in range(4):
+            with pytest.raises(KeyboardInterrupt):
+                dcp.async_save({"x": torch.ones(9)}, checkpoint_id=tmp_path / "x")
+    dcp.async_save({"x": torch.ones(9)}, checkpoint_id=tmp_path / "x").result(30)
+    assert _read({"x": torch.empty(9)}, tmp_path / "x")["x"].sum() == 9
+
+
+def test_a_signals_handler_within_a_call_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """It would wait for the locks of the call that it interrupts, for ever."""
+    import torch
+
+    class Interrupted:
+        """Its state is asked for in the middle of a call."""
+
+        def state_dict(self) -> dict[str, int]:
+            """Be interrupted."""
+            signal.raise_signal(signal.SIGUSR1)
+            return {"one": 1}
+
+        def load_state_dict(self, _: dict[str, int]) -> None:
+            """Do nothing."""
+
+    refused = []
+
+    def handler(*_: Any) -> None:
+        try:
+            dcp.async_save({"x": torch.ones(9)}, checkpoint_id=tmp_path / "emergency")
+        except CheckpointError as error:
+            refused.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        dcp.async_save({"it": Interrupted()}, checkpoint_id=tmp_path / "x").result(30)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    (said,) = refused
+    assert "have the handler set a flag" in said
+    dcp.async_save({"x": torch.ones(9)}, checkpoint_id=tmp_path / "y").result(30)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["x", "y"]
+
+
 class _ranks:  # noqa: N801 - reads as a function
     """Two ranks of one group; both are gone afterwards."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, script: str = _RANK) -> None:
+        self._folder, self._script = folder, script
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> list[subprocess.Popen[str]]:
@@ -258,7 +365,7 @@ class _ranks:  # noqa: N801 - reads as a function
         for rank in range(2):
             place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
             process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", _RANK, str(self._folder)],
+                [sys.executable, "-W", "ignore", "-c", self._script, str(self._folder)],
                 env=os.environ | place | {"MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -41,7 +41,7 @@ def test_each_step_is_a_line(folder: Path, capsys: Print) -> None:
     first, second = capsys.readouterr().out.splitlines()
     assert f"{folder}/step_10: step 10, saved by 2 ranks" in first
     assert "step_20" in second
-    assert "1 tensors, 2 other values" in second
+    assert "1 tensor, 2 other values" in second
 
 
 def test_of_one_step_every_item_is_shown(folder: Path, capsys: Print) -> None:
@@ -83,6 +83,36 @@ def test_a_damaged_step_is_named_beside_whole_ones(
     assert f"{folder}/step_10: NOT WHOLE: " in wrong
     assert "__1_0.distcp" in wrong
     assert "every hash is right" in right
+
+
+def _flip_first(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+@pytest.mark.parametrize("damage", [_flip_first, _shorten, Path.unlink])
+def test_what_only_torch_reads_is_compared_too(
+    folder: Path, damage: Callable[[Path], None], capsys: Print
+) -> None:
+    """`.metadata` has no hash; without it `dcp.load` finds no checkpoint."""
+    damage(folder / "step_10" / ".metadata")
+    assert main(["verify", str(folder)]) == 7
+    wrong, right = capsys.readouterr().out.splitlines()
+    assert f"NOT WHOLE: {folder}/step_10/.metadata" in wrong
+    assert "every hash is right" in right
+
+
+def test_a_directory_of_steps_may_be_named_like_one_and_have_a_slash(
+    folder: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """What is in it says what it is; an empty one of that name is a step that is not whole."""
+    root = folder.rename(tmp_path / "step_5")
+    assert main(["verify", f"{root}/"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [f"{root}/step_10", f"{root}/step_20"]
+    (tmp_path / "step_6").mkdir()
+    assert main(["verify", str(tmp_path / "step_6")]) == 7
+    assert "step_6: NOT WHOLE" in capsys.readouterr().out
 
 
 def test_a_flipped_bit_is_seen_by_verify_only(folder: Path) -> None:

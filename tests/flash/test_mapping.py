@@ -174,3 +174,34 @@ def test_a_forked_child_does_not_pin_the_mapping() -> None:
     assert done.stdout.endswith("done\n"), done.stderr
     assert "00400000" in done.stdout or "[heap]" in done.stdout  # the child's map was printed
     assert "memfd:mapping" not in done.stdout
+
+
+_ONE_CLOSED = """
+import os
+from holdfast.flash.mapping import Mapping
+
+def mapped():
+    fd = os.memfd_create("mapping")
+    os.ftruncate(fd, 4096)
+    found = Mapping(fd)
+    found.keep_from_children()
+    return found
+
+closed, kept = mapped(), mapped()
+closed.close()
+pid = os.fork()
+if not pid:
+    areas = [line.split()[0].split("-") for line in open("/proc/self/maps")]
+    there = any(int(begin, 16) <= kept.address < int(end, 16) for begin, end in areas)
+    print("reserved" if there else "a hole", flush=True)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_a_mapping_that_was_closed_before_takes_no_other_ones_place() -> None:
+    """Its object may live on: the child looks at those that are mapped, and says nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ONE_CLOSED], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("reserved\n", "")

@@ -218,6 +218,18 @@ class ForgetfulDisk:
         """Return a file's content."""
         return memoryview(self.read(path))
 
+    def open(self, path: str) -> int:
+        """Open a file to read."""
+        handle = len(self._handles) + 1
+        self._handles[handle] = self._file(path)
+        return handle
+
+    def read_at(self, handle: int, at: int, buffer: memoryview) -> int:
+        """Read from an offset on."""
+        found = bytes(self._handles[handle].content[at : at + len(buffer)])
+        buffer[: len(found)] = found
+        return len(found)
+
     def flip(self, path: str, bit: int) -> None:
         """Change one bit of a file, as a bad disk does."""
         self._file(path).content[bit // 8] ^= 1 << bit % 8

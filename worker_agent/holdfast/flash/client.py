@@ -162,10 +162,17 @@ class Client:
         told = Saved(lineage=version.lineage, step=version.step, durable=durable, final=final)
         self._link.send(told)
 
-    def not_saved(self, version: Version, *, durable: bool, error: str) -> None:
-        """Tell that a scheduled save failed, and why: nobody is to wait for it."""
-        told = NotSaved(lineage=version.lineage, step=version.step, durable=durable, error=error)
-        self._link.send(told)
+    def not_saved(self, version: Version, *, durable: bool, error: str, final: str = "") -> None:
+        """Tell that a save failed, and why: nobody is to wait for it."""
+        self._link.send(
+            NotSaved(
+                lineage=version.lineage,
+                step=version.step,
+                durable=durable,
+                error=error,
+                final=final,
+            )
+        )
 
     def expect_durable(self, step: int) -> None:
         """Count a step among those that `wait` waits for."""

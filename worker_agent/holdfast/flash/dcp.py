@@ -12,8 +12,9 @@ import atexit
 import os
 import select
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,7 +69,24 @@ def async_save(  # noqa: PLR0913 - torch's signature
     if not alone:
         _refuse_part(process_group)
     path = _path(checkpoint_id)
-    return _session(path, alone=alone).save(state_dict, path)
+    with _not_within_another():
+        return _session(path, alone=alone).save(state_dict, path)
+
+
+@contextmanager
+def _not_within_another() -> Iterator[None]:
+    """Refuse the call of a signal's handler within another call, which holds the locks."""
+    thread = threading.get_ident()
+    if thread in _SAVING:
+        raise CheckpointError(
+            "async_save was called within async_save, by a signal's handler: have the handler set "
+            "a flag, and save where the step is over"
+        )
+    _SAVING.add(thread)
+    try:
+        yield
+    finally:
+        _SAVING.discard(thread)
 
 
 def close() -> None:
@@ -117,23 +135,33 @@ def _has_group() -> bool:
 def _path(checkpoint_id: str | os.PathLike[str] | None) -> str:
     if checkpoint_id is None:
         raise ValueError("checkpoint_id=None: name a directory")
-    text = os.fspath(checkpoint_id)
+    text: Any = checkpoint_id
+    if isinstance(text, os.PathLike):
+        text = os.fspath(text)
+    if not isinstance(text, str):
+        raise ValueError(  # noqa: TRY004 - as for every other argument
+            f"checkpoint_id={checkpoint_id!r}: name a directory, as text or a path"
+        )
     if "://" in text:
         raise ValueError(
             f"checkpoint_id={text!r}: only directories of a mounted file system; for a URL use "
             "torch's async_save with a storage_writer"
         )
-    path = str(Path(text).absolute())
+    return str(Path(text).absolute())
+
+
+def _make_room(path: str) -> None:
+    """Make the directory that a checkpoint is to be in; refuse one that is something else."""
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         foreign = foreign_names(PosixDisk(), path)
     except NotADirectoryError:
-        raise ValueError(f"checkpoint_id={text!r} is a file: name a directory") from None
+        raise ValueError(f"checkpoint_id={path!r} is a file: name a directory") from None
     if foreign:
         raise ValueError(
-            f"checkpoint_id={text!r} holds what is no part of a checkpoint "
+            f"checkpoint_id={path!r} holds what is no part of a checkpoint "
             f"({', '.join(foreign[:3])}): name a directory of its own"
         )
-    return path
 
 
 class _Ears(Client):
@@ -161,7 +189,7 @@ class _Session:
     """This process's arena and keeper."""
 
     def __init__(self, path: str, place: Place) -> None:
-        self._planner = Planner(place)
+        self._planner, self._world = Planner(place), place.world
         # Another number in each run: a checkpoint of the same name is never taken for this one's.
         self._lineage = from_rank_0(int.from_bytes(os.urandom(7), "little"), place.world)
         self._client = _Ears(str(Path(path).parent), place, self._lineage)
@@ -175,12 +203,19 @@ class _Session:
         """Copy the state, and have it written."""
         import torch
 
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         future: Future[None] = Future()
         with self._lock, torch.no_grad():
-            version = Version(self._lineage, self._step + 1)
-            self._copy(version, _leaves(state_dict))
-            self._step = version.step
+            # What fails on this rank only is a call of it all the same: else its next state and
+            # what others saved in this call would be parts of one checkpoint.
+            self._step += 1
+            version = Version(self._lineage, self._step)
+            try:
+                _make_room(path)
+                self._copy(version, _leaves(state_dict))
+            except BaseException as error:
+                if self._world > 1:
+                    self._client.not_saved(version, durable=True, error=repr(error), final=path)
+                raise
             future.set_running_or_notify_cancel()  # what is copied cannot be called back
             self._pending[version.step] = future
             self._client.expect_durable(version.step)
@@ -203,10 +238,14 @@ class _Session:
             self._room = 2 * error.size
             self._copy(version, leaves)
             return
-        saver.begin(slot, version, bodies)
-        saver.start(slot)
-        saver.copy(slot, trained=False, threads=1)
-        slot.commit([len(body) for body in bodies])
+        try:
+            saver.begin(slot, version, bodies)
+            saver.start(slot)
+            saver.copy(slot, trained=False, threads=1)
+            slot.commit([len(body) for body in bodies])
+        except BaseException:  # Ctrl-C, say: the slot would be taken for good
+            saver.give_up(slot)
+            raise
         saver.let_go()
         self._saver = saver
 
@@ -276,6 +315,8 @@ class _Session:
 
 _SESSIONS: Final[dict[Place, _Session]] = {}
 _LOCK: Final = threading.Lock()
+_SAVING: Final[set[int]] = set()
+"""Threads that are within a call."""
 os.register_at_fork(after_in_child=_SESSIONS.clear)  # they are the parent's; a child makes its own
 
 
@@ -288,7 +329,12 @@ def _session(path: str, *, alone: bool) -> _Session:
             if not _SESSIONS:
                 atexit.unregister(close)
                 atexit.register(close)
-            session = _SESSIONS[place] = _Session(path, place)
+            try:
+                session = _SESSIONS[place] = _Session(path, place)
+            except (FileExistsError, NotADirectoryError):
+                raise ValueError(
+                    f"checkpoint_id={path!r} is below a file: name a directory"
+                ) from None
         return session
 
 

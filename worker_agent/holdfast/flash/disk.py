@@ -58,7 +58,7 @@ class Disk(Protocol):
         """Remove a file."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all below it; somebody else may be at it too."""
+        """Remove a directory and all below it, or a link to one; somebody else may be at it too."""
 
     def names(self, path: str) -> list[str]:
         """Return the names in a directory."""
@@ -70,7 +70,16 @@ class Disk(Protocol):
         """Return a file's content."""
 
     def view(self, path: str) -> memoryview:
-        """Return a file's content without reading all of it at once."""
+        """Return a file's content without reading all of it at once.
+
+        What cannot be read then ends the process by SIGBUS: look it through by `open` before.
+        """
+
+    def open(self, path: str) -> int:
+        """Open a file to read."""
+
+    def read_at(self, handle: int, at: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset on; return how many bytes there were, 0 at the end."""
 
 
 class PosixDisk:
@@ -135,7 +144,10 @@ class PosixDisk:
     def remove_tree(self, path: str) -> None:
         while True:
             try:
-                shutil.rmtree(path)
+                if os.path.islink(path):  # noqa: PTH114
+                    os.unlink(path)  # noqa: PTH108 - what it leads to is somebody else's
+                else:
+                    shutil.rmtree(path)
             except FileNotFoundError:
                 if not os.path.lexists(path):
                     return
@@ -157,6 +169,12 @@ class PosixDisk:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read_at(self, handle: int, at: int, buffer: memoryview) -> int:
+        return os.preadv(handle, [buffer], at)
 
 
 def _cached(handle: int) -> bool:

@@ -10,20 +10,23 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.flash.commit import attempts, read_manifest, steps
-from holdfast.flash.disk import PosixDisk
+from holdfast.flash.disk import Disk, PosixDisk
 from holdfast.flash.manifest import MANIFEST_NAME, METADATA_NAME, Manifest, ManifestError
+from holdfast.flash.metadata import metadata_pickle
 from holdfast.flash.reading import verify
 
 NOT_WHOLE: Final = 7
 BAD_INPUT: Final = 2
 NOBODY_READS: Final = 141
 _KIB: Final = 1024.0
+_STEP: Final = re.compile(r"step_\d+")
 
 
 class InspectionError(Exception):
@@ -92,7 +95,8 @@ def _steps_at(path: str) -> list[str]:
     if not folder.is_dir():
         what = "is a file, not a directory" if folder.exists() else "does not exist"
         raise InspectionError(f"{path} {what}: name a step's directory, or the one that holds them")
-    if (folder / MANIFEST_NAME).exists() or folder.name.startswith("step_"):
+    path = str(folder)  # without a slash at its end
+    if (folder / MANIFEST_NAME).exists():
         return [path]
     if numbers := steps(PosixDisk(), path):
         return [f"{path}/step_{number}" for number in numbers]
@@ -101,9 +105,26 @@ def _steps_at(path: str) -> list[str]:
             f"{path} has no {MANIFEST_NAME}: torch.distributed.checkpoint wrote it, without "
             "hashes to compare; `python -m torch.distributed.checkpoint.format_utils` reads it"
         )
+    if _STEP.fullmatch(folder.name):
+        return [path]
     begun = len(attempts(PosixDisk(), path))
     more = f", only {begun} that were never finished" if begun else ""
     raise InspectionError(f"{path} holds no checkpoint: no step_N directory{more}")
+
+
+def verified(disk: Disk, path: str) -> Manifest:
+    """Return a step's manifest after comparing all that was written; raises `ManifestError`."""
+    manifest, file = verify(disk, path), f"{path}/{METADATA_NAME}"
+    written = metadata_pickle((shard.table, shard.lengths) for shard in manifest.shards)
+    try:
+        found = disk.read(file)
+    except OSError as error:
+        raise ManifestError(f"{file}: {error}") from error
+    if found != written:
+        raise ManifestError(
+            f"{file} is damaged: torch.distributed.checkpoint reads it, Holdfast loads without it"
+        )
+    return manifest
 
 
 def summary(one: Look) -> str:
@@ -112,10 +133,14 @@ def summary(one: Look) -> str:
     if one.wrong:
         return f"{one.path}: NOT WHOLE: {one.wrong}"
     return (
-        f"{one.path}: step {facts['step']}, saved by {facts['ranks']} ranks in round "
-        f"{facts['lineage']}: {facts['tensors']} tensors, {facts['values']} other values, "
-        f"{_size(facts['bytes'])}"
+        f"{one.path}: step {facts['step']}, saved by {_count(facts['ranks'], 'rank')} in round "
+        f"{facts['lineage']}: {_count(facts['tensors'], 'tensor')}, "
+        f"{_count(facts['values'], 'other value')}, {_size(facts['bytes'])}"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def table(one: Look) -> str:
@@ -147,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     disk, deep = PosixDisk(), options.tool == "verify"
     try:
-        found = look(options.path, lambda step: (verify if deep else read_manifest)(disk, step))
+        found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
     except (InspectionError, OSError) as error:
         sys.stderr.write(f"holdfast: {error}\n")
         return BAD_INPUT

@@ -122,13 +122,15 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotSaved:
-    """A scheduled save failed before there was a slot for it, and training goes on."""
+    """A save failed before there was a slot for it, and training goes on."""
 
     lineage: int
     step: int
     durable: bool
     """It was to go to storage, where others may wait for this rank's part."""
     error: str
+    final: str = ""
+    """As in `Saved`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,7 @@ class Mapping:
         self.memory.release()
         if self._place not in _OVERLAID:
             self._place.close()
+            _NOT_IN_CHILDREN.pop(self._place, None)  # something else may lie there by now
 
 
 _NOT_IN_CHILDREN: Final = weakref.WeakKeyDictionary[mmap.mmap, int]()

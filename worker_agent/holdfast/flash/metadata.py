@@ -1,8 +1,10 @@
 """Writes DCP's `.metadata`, a pickle of torch's classes, without torch.
 
 An agent has no torch, and a coordinator must not wait for one. Only writing is here: Holdfast
-reads its own manifest, never this file. The opcodes are pickle protocol 2's; the classes and their
-fields are those of torch.distributed.checkpoint from torch 2.4 on.
+loads by its own manifest, never by this file. `holdfast checkpoint verify` compares it with what is
+written here: to write it otherwise takes another format of the manifest. The opcodes are pickle
+protocol 2's; the classes and their fields are those of torch.distributed.checkpoint from torch 2.4
+on.
 """
 
 from __future__ import annotations

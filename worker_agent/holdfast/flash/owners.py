@@ -37,7 +37,7 @@ def take(disk: Disk, root: str, owner: str) -> None:
         if reason := _superseded(root, known, _plain(owner)):
             raise CommitError(reason)
     except OSError as error:
-        raise CommitError(f"{root}/{FOLDER} was not written: {error}") from error
+        raise CommitError(f"whose {root} is could not be noted: {error}") from error
 
 
 def superseded(disk: Disk, root: str, owner: str) -> str:
@@ -53,7 +53,8 @@ def _enter(disk: Disk, root: str, known: list[tuple[int, str]], name: str) -> No
     with contextlib.suppress(FileExistsError):
         disk.make_dir(folder)
     disk.sync_dir(root)
-    disk.close(disk.create(f"{folder}/{number}.{name}", direct=False))
+    with contextlib.suppress(FileExistsError):  # of this very job: its name is in it
+        disk.close(disk.create(f"{folder}/{number}.{name}", direct=False))
     disk.sync_dir(folder)
     for at, old in known[: 1 - _MOST]:
         with contextlib.suppress(OSError):  # one that stays costs nothing
@@ -73,10 +74,16 @@ def _superseded(root: str, known: list[tuple[int, str]], name: str) -> str:
 
 def _known(disk: Disk, root: str) -> list[tuple[int, str]]:
     """Return number and name of all jobs that have saved there, the newest last."""
-    with contextlib.suppress(FileNotFoundError):
-        found = (_NAME.fullmatch(name) for name in disk.names(f"{root}/{FOLDER}"))
-        return sorted((int(match[1]), match[2]) for match in found if match)
-    return []
+    folder = f"{root}/{FOLDER}"
+    try:
+        found = (_NAME.fullmatch(name) for name in disk.names(folder))
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        raise NotADirectoryError(
+            f"{folder} is a file: whose the checkpoints are is noted there; move it away"
+        ) from None
+    return sorted((int(match[1]), match[2]) for match in found if match)
 
 
 def _plain(owner: str) -> str:

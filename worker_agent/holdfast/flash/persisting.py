@@ -101,8 +101,8 @@ class Storage:
         """Name of this world's attempts."""
         return self._token
 
-    def _attempt(self, job: Job) -> Attempt:
-        return Attempt(version=job.version, number=self._token)
+    def _attempt(self, version: Version) -> Attempt:
+        return Attempt(version=version, number=self._token)
 
     def write(self, job: Job, *, alone: bool) -> Shard:
         """Hash and write one rank's shard; alone: this keeper does not hold all ranks.
@@ -110,25 +110,25 @@ class Storage:
         Raises `CommitError`.
         """
         shard = hashed(job)
-        root, _ = self._where(job)
+        root, _ = self._where(job.version, job.final)
         try:
-            folder = open_attempt(self._disk, root, self._attempt(job))
+            folder = open_attempt(self._disk, root, self._attempt(job.version))
             write_shard(self._disk, folder, shard, job.slot.image)
             if alone:
                 self._describe(folder, job, shard)
         except (OSError, CommitError) as error:
             if alone:
-                self._give_up(job, shard.table.rank, str(error))
+                self._give_up(job.version, job.final, shard.table.rank, str(error))
             if isinstance(error, CommitError):
                 raise
             raise CommitError(f"step {job.version.step}: {root}: {error}") from error
         return shard
 
-    def _where(self, job: Job) -> tuple[str, str]:
-        """Return the directory that a job's attempt is in, and what it becomes."""
-        if job.final:
-            return job.final.rpartition("/")[0] or "/", job.final
-        return self.root, f"{self.root}/step_{job.version.step}"
+    def _where(self, version: Version, final: str) -> tuple[str, str]:
+        """Return the directory that an attempt is in, and what it becomes."""
+        if final:
+            return final.rpartition("/")[0] or "/", final
+        return self.root, f"{self.root}/step_{version.step}"
 
     def _describe(self, folder: str, job: Job, shard: Shard) -> None:
         content = encode_manifest(Manifest(version=job.version, shards=(shard,)))
@@ -143,10 +143,16 @@ class Storage:
             self._disk.close(handle)
         self._disk.rename(f"{folder}/{name}.new", f"{folder}/{name}")
 
-    def _give_up(self, job: Job, rank: int, error: str) -> None:
-        """Leave word for the other ranks, which would wait; nobody writes this attempt again."""
-        folder = f"{self._where(job)[0]}/{self._attempt(job).folder}"
+    def leave_word(self, version: Version, final: str, rank: int, error: str) -> None:
+        """Have other ranks, which would wait, know that this one has no part of a step."""
         with contextlib.suppress(OSError):  # it may be this directory that fails
+            open_attempt(self._disk, self._where(version, final)[0], self._attempt(version))
+        self._give_up(version, final, rank, error)
+
+    def _give_up(self, version: Version, final: str, rank: int, error: str) -> None:
+        """Leave word in an attempt that is there; nobody writes it again."""
+        folder = f"{self._where(version, final)[0]}/{self._attempt(version).folder}"
+        with contextlib.suppress(OSError):
             self._put(folder, f"{_FAILED}{rank}", error.encode())
 
     def _given_up(self, folder: str) -> str:
@@ -171,14 +177,14 @@ class Storage:
             try:
                 self._commit(job, self._gather(job, world))
             except CommitError as error:
-                self._give_up(job, 0, str(error))
+                self._give_up(job.version, job.final, 0, str(error))
                 raise
         else:
             self._await(job)
 
     def _commit(self, job: Job, shards: Mapping[int, Shard]) -> None:
-        root, _ = self._where(job)
-        attempt = self._attempt(job)
+        root, _ = self._where(job.version, job.final)
+        attempt = self._attempt(job.version)
         if not job.final:
             owners.take(self._disk, root, self._owner)
         commit(self._disk, root, attempt, shards.values(), self._own, final=job.final)
@@ -213,8 +219,8 @@ class Storage:
             )
 
     def _gather(self, job: Job, world: int) -> dict[int, Shard]:
-        root, _ = self._where(job)
-        folder = f"{root}/{self._attempt(job).folder}"
+        root, _ = self._where(job.version, job.final)
+        folder = f"{root}/{self._attempt(job.version).folder}"
         shards: dict[int, Shard] = {}
         patience = _Patience(self._disk, folder, self._awaited)
         while len(shards) < world:
@@ -222,7 +228,9 @@ class Storage:
                 with contextlib.suppress(OSError, ManifestError):
                     content = self._disk.read(f"{folder}/{_description(rank)}")
                     shards[rank] = decode_manifest(content).shards[0]
-            if self._attempt(job) not in attempts_of(self._disk, root, self._attempt(job)):
+            if self._attempt(job.version) not in attempts_of(
+                self._disk, root, self._attempt(job.version)
+            ):
                 raise CommitError(f"{folder} was swept: a newer world has begun")
             if len(shards) < world and (error := self._given_up(folder)):
                 raise CommitError(f"step {job.version.step}: {error}")
@@ -236,8 +244,8 @@ class Storage:
         return shards
 
     def _await(self, job: Job) -> None:
-        root, final = self._where(job)
-        folder = f"{root}/{self._attempt(job).folder}"
+        root, final = self._where(job.version, job.final)
+        folder = f"{root}/{self._attempt(job.version).folder}"
         deadline = time.monotonic() + _TOGETHER_S
         while True:
             found = read_manifest_or_none(self._disk, final)

@@ -268,6 +268,15 @@ class Service:
         if told.durable:
             version = Version(told.lineage, told.step)
             self._failed(version, f"rank {member.rank} did not save it: {told.error}")
+            if self.keeper.kept < self.keeper.world and not self.keeper.led:
+                self._leave_word(member.rank, version, told)
+
+    def _leave_word(self, rank: int, version: Version, told: NotSaved) -> None:
+        """Have the keepers of other ranks know, which meet this one on storage alone."""
+        if storage := self._storage:
+            self._labour.hand_out(
+                lambda: storage.leave_word(version, told.final, rank, told.error), lambda _: None
+            )
 
     def _work_on(self, job: Job) -> None:
         self._labour.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))
@@ -365,5 +374,7 @@ class Service:
         root = member.hello.root if member.hello else ""
         origin = choose_origin(self.keeper, self._disk, root)
         if self._storage is not None and self._storage.root == root:
-            self._storage.clear_up()
+            error = failure_of("clearing up", self._storage.clear_up, OSError)
+            if error:  # it costs room, not safety: the directory may be there to read only
+                log.warning("earlier worlds' parts stay: %s", error)
         return origin
