@@ -76,6 +76,8 @@ def locate(tensor: torch.Tensor, name: str, place: Place) -> Local:
 
     if isinstance(tensor, DTensor):
         return _locate_shards(tensor, name)
+    if torch.nn.parameter.is_lazy(tensor):
+        raise StateError(f"{name} has no values yet: run a forward pass before a save or a load")
     known = (torch.Tensor, torch.nn.Parameter)
     if type(tensor) not in known or tensor.layout is not torch.strided or tensor.is_quantized:
         raise StateError(
@@ -99,6 +101,11 @@ def _locate_shards(tensor: Any, name: str) -> Local:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = tensor.device_mesh, tensor.placements
+    if mesh.get_coordinate() is None:
+        raise StateError(
+            f"{name}: this rank is outside the mesh that has it: give each rank the modules of "
+            "its own stage only"
+        )
     if any(placement.is_partial() for placement in placements):
         raise StateError(f"{name}: a DTensor with placements {placements} is no value yet")
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)

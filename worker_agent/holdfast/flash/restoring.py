@@ -6,7 +6,7 @@ anything changed. How a tensor is put together is `filling`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.flash.agreement import all_or_none
@@ -65,13 +65,10 @@ class Restorer:
         import torch
 
         filler = self._filler
-        for name in self._found.values:
-            memory, begin, length = self._found.values[name]
-            body = bytes(memoryview(memory)[begin : begin + length])
-            self._values[name] = decode_value(name, body)
         # Not in the caller's inference mode: no optimizer could step with what is made in it.
         with torch.inference_mode(mode=False), torch.no_grad():
             with all_or_none(self._place.world, RestoreError):
+                self._decode()
                 self._models()
                 self._optimizers()
                 self._extras()
@@ -88,6 +85,11 @@ class Restorer:
             filler.copy(threads)
         self._apply(partial=partial)
         return notes
+
+    def _decode(self) -> None:
+        for name, (memory, begin, length) in self._found.values.items():
+            body = bytes(memoryview(memory)[begin : begin + length])
+            self._values[name] = decode_value(name, body)
 
     def _models(self) -> None:
         names, first = set(), dict[int, str]()
@@ -140,6 +142,10 @@ class Restorer:
                 one: state for one, state in fresh.items() if id(one) not in self._unfit
             }
             self._compare_groups(path, optimizer, names)
+        given = {".".join(("optimizer", *([one] if one else []))) for one in self._parts.optimizers}
+        if given:  # none at all is a load for evaluation
+            left = sorted(self._found.optimizers.keys() - given)
+            self._wrong += [f"{name} is not in the state" for name in left]
 
     def _other(self, path: tuple[str, ...], optimizer: Any) -> str:
         """Return why the stored state is another optimizer's; empty: it is not."""
@@ -206,6 +212,21 @@ class Restorer:
                     self._settings.append((group, key, group_value))
                 elif name is not None and key != "params":
                     self._settings.append((group, key, self._values[name]))
+            self._only_stored(number, group, settings)
+
+    def _only_stored(
+        self, number: int, group: dict[str, Any], settings: Mapping[tuple[Any, Any], str]
+    ) -> None:
+        """Take settings that this group does not have: what a scheduler has added, a name."""
+        for (at, key), name in settings.items():
+            if at != number or key in group or key in OF_THE_CLASS:
+                continue
+            if name in self._found.tensors:
+                value = new_like(self._found.tensors[name][0].item, None)
+                self._filler.fill(name, locate(value, name, self._place))
+                self._settings.append((group, key, value))
+            elif name in self._values:
+                self._settings.append((group, key, self._values[name]))
 
     def _below(self, begin: tuple[str, ...]) -> dict[tuple[Any, Any], str]:
         """Return the stored names two keys below a path."""
@@ -224,6 +245,9 @@ class Restorer:
         for name in self._values:
             if self._found.paths[name][0] in ("extra", "model") and name not in known:
                 self._wrong.append(f"{name} is not in the state")
+        own = {str(path[1]) for path in self._found.paths.values() if _is_per_rank(path)}
+        left = sorted(own - self._parts.per_rank.keys())
+        self._wrong += [f"{key} of each rank (per_rank) is not in the state" for key in left]
 
     def _unshard_nothing(self) -> None:
         """Have FSDP drop what it gathered before: it would outlive the values it came from."""
@@ -262,8 +286,8 @@ class Restorer:
                 module = getattr(leaf.read, "__self__", None)
                 if module is not None:
                     gifts.append(Gift(leaf.name, module, self._values[leaf.name]))
-        own, notes = self._per_rank()
         try:
+            own, notes = self._per_rank()
             give([*gifts, *own])
         except GivingError as error:
             raise RestoreError(str(error)) from error
@@ -288,10 +312,23 @@ class Restorer:
                 why = "its own are lost" if same else f"{other}{self._place.world}"
                 notes.append(_RESEEDED.format(rank, why))
             elif reshard is not None and len(states) == self._found.world:
-                whole = reshard(states, rank, self._place.world)
+                whole = _resharded(name, reshard, states, rank, self._place.world)
                 gifts.append(Gift(name, value, whole, self._parts.per_rank, key))
             else:
                 saved = f"by a world of {self._found.world}, this one has {self._place.world}"
                 why = f"it was saved {saved}" if states else "the checkpoint has none"
                 notes.append(f"{key} of rank {rank} begins anew: {why}")
         return gifts, notes
+
+
+def _is_per_rank(path: Sequence[str | int]) -> bool:
+    return str(path[0]).startswith("rank_")
+
+
+def _resharded(name: str, reshard: Any, states: list[Any], rank: int, world: int) -> Any:
+    try:
+        return reshard(states, rank, world)
+    except Exception as error:  # whatever the owner's own code raises
+        raise GivingError(
+            f"{name}: its reshard failed: {error!r}; no tensor was changed"
+        ) from error

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.arena import Arena, Slot
 from holdfast.flash.copying import Piece, Pieces
 from holdfast.flash.decide.slots import Move, Party, SlotState, Version, after
 from holdfast.flash.header import SlotWord
 from holdfast.flash.planning import Plan, Source
-from holdfast.flash.state import Leaves, ValueLeaf
-from holdfast.flash.values import encode_value, frozen, is_seen_through, kinds_of, same
+from holdfast.flash.state import Leaves, StateError, ValueLeaf
+from holdfast.flash.values import encode_value, frozen, has_shards, is_seen_through, kinds_of, same
 
 if TYPE_CHECKING:
     import torch
 
     from holdfast.flash.device import Gpus
+
+
+_SHARDS: Final = (
+    "{} holds a DTensor, of which each rank has a part, and only one of them would be stored. Pass "
+    "a module whose parameters these are in model=[...], or give full_tensor() of each"
+)
 
 
 class Changed(Exception):  # noqa: N818 - a finding, caught where it is raised
@@ -219,6 +225,8 @@ class Saver:
         if known is not None and same(known[0], value):
             return known[1]
         kinds, proven = kinds_of(value), self._proven.setdefault(leaf.name, set())
+        if not leaf.own and has_shards(kinds):
+            raise StateError(_SHARDS.format(leaf.name))
         body = encode_value(leaf.name, value, check=not kinds <= proven)
         # What is inside an object of another kind nobody sees: it is proved each time.
         proven |= {kind for kind in kinds if is_seen_through(kind)}

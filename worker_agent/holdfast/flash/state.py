@@ -193,6 +193,7 @@ def _names(parts: Parts, own: str | None) -> dict[int, str]:
 def parameters(model: nn.Module) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
     """Return name, holder and key of every parameter; of FSDP's the sharded one."""
     sharded = _sharded(model)
+    _refuse_scripted(model)
     for name, module in unwrap(model).named_modules(remove_duplicate=False):
         held = module._parameters  # noqa: SLF001 - no public way to the holder
         for key in [key for key, value in held.items() if value is not None]:
@@ -265,6 +266,17 @@ def _model(leaves: Leaves, path: tuple[str, ...], model: nn.Module, trained: set
             names.add(full[-1])
             leaves.values.append(ValueLeaf(".".join(full), full, module.get_extra_state))
     _compare(model, names)
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    import torch
+
+    for name, module in unwrap(model).named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise StateError(
+                f"{name or 'the model'} is scripted, and does not show where it keeps its tensors: "
+                "pass the module that torch.jit.script was called with, whose parameters are these"
+            )
 
 
 def _plain_extra_state() -> Any:

@@ -7,6 +7,7 @@ belong here: which values there are (`state`), where their bytes go (`saving`).
 from __future__ import annotations
 
 import io
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -76,6 +77,15 @@ def _kind(one: Any) -> type | str:
     if kind is torch.Tensor and (one.layout is not torch.strided or one.is_nested):
         return f"a {'nested ' if one.is_nested else ''}tensor of layout {one.layout}"
     return kind
+
+
+def has_shards(kinds: Iterable[type | str]) -> bool:
+    """Tell whether DTensors are among the kinds of a value: each rank has other bytes of them."""
+    module = sys.modules.get("torch.distributed.tensor")  # not imported: there are none
+    shards = getattr(module, "DTensor", None)
+    return shards is not None and any(
+        isinstance(kind, type) and issubclass(kind, shards) for kind in kinds
+    )
 
 
 def is_seen_through(kind: type | str) -> bool:
