@@ -13,7 +13,7 @@ import holdfast
 from holdfast.flash import given
 from holdfast.flash.images import of_files
 from holdfast.flash.planning import Place
-from holdfast.flash.restoring import Restorer, RestoreError
+from holdfast.flash.restoring import RestoreError, Restorer
 from holdfast.flash.state import StateError, collect
 from holdfast.flash.stored import stored
 from small_models import same, state_of, train
@@ -166,3 +166,17 @@ def test_a_reshard_that_fails_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match=r"rank_0\.data: its reshard failed: ZeroDivisionError"):
         restorer.run(partial=False, threads=1)
     assert same(other.state_dict(), before)
+
+
+def test_a_key_that_becomes_an_equal_one_of_another_type_is_saved(tmp_path: Path) -> None:
+    """1 == True, but a reader is told which it is."""
+    model, _ = state_of()
+    extra: dict[str, Any] = {"seen": {1: "x"}}
+    with holdfast.Checkpointer(tmp_path, model=model, extra=extra) as flash:
+        flash.save(1)
+        extra["seen"] = {True: "x"}
+        flash.save(2)
+    loaded: dict[str, Any] = {"seen": None}
+    with holdfast.Checkpointer(tmp_path, model=model, extra=loaded) as flash:
+        assert flash.load() == 2
+    assert [type(key) for key in loaded["seen"]] == [bool]

@@ -43,7 +43,11 @@ def same(old: Any, new: Any) -> bool:
     if type(old) is not type(new):
         return False
     if type(old) is dict:
-        return list(old) == list(new) and all(same(old[key], new[key]) for key in old)
+        pairs = zip(old.items(), new.items(), strict=True)  # keys too: 1 == True
+        return len(old) == len(new) and all(
+            same(one, other) and same(old_value, new_value)
+            for (one, old_value), (other, new_value) in pairs
+        )
     if type(old) in (list, tuple):
         return len(old) == len(new) and all(map(same, old, new))
     return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
