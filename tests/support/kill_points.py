@@ -162,7 +162,8 @@ KEEPER = (
     *_keeper("commit", "_publish", "disk.rename_new(folder, final)", nth=2),
     *_keeper("commit", "_publish", "disk.sync_dir(root)", nth=2, last=True),
     *_keeper("service", "Service._announce", "member.link.send(Durable", nth=3),
-    *_keeper("retaining", "Retainer.delete_old", "delete_steps(", nth=3),
+    *_keeper("owners", "_enter", "disk.close(disk.create", "disk.sync_dir(folder)"),
+    *_keeper("retaining", "Retainer._delete", "delete_steps(", nth=3),
     *_keeper(
         "commit", "discard",
         "disk.rename(path, trash)", "disk.sync_dir(root)", "disk.remove_tree(trash)",
