@@ -64,5 +64,4 @@ class Contents:
 
     def value(self, name: str) -> Any:
         """Return a value; it is loaded as data. Raises `StateError`."""
-        memory, begin, length = self._found.values[name]
-        return decode_value(name, bytes(memoryview(memory)[begin : begin + length]))
+        return decode_value(name, self._found.value(name))

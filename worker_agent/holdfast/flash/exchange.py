@@ -29,8 +29,6 @@ from holdfast.flash.table import Path, encode
 BAD_INPUT: Final = 2
 _PART: Final = re.compile(r"model|optimizer|extra|rank_\d+")
 """What a training state consists of, by the first key."""
-
-
 _DEEP: Final = len(("state", "parameter", "entry"))
 
 

@@ -87,9 +87,8 @@ class Restorer:
         return notes
 
     def _decode(self) -> None:
-        for name, (memory, begin, length) in self._found.values.items():
-            body = bytes(memoryview(memory)[begin : begin + length])
-            self._values[name] = decode_value(name, body)
+        for name in self._found.values:
+            self._values[name] = decode_value(name, self._found.value(name))
 
     def _models(self) -> None:
         names, first = set(), dict[int, str]()

@@ -193,7 +193,6 @@ def _names(parts: Parts, own: str | None) -> dict[int, str]:
 def parameters(model: nn.Module) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
     """Return name, holder and key of every parameter; of FSDP's the sharded one."""
     sharded = _sharded(model)
-    _refuse_scripted(model)
     for name, module in unwrap(model).named_modules(remove_duplicate=False):
         held = module._parameters  # noqa: SLF001 - no public way to the holder
         for key in [key for key, value in held.items() if value is not None]:
@@ -228,6 +227,7 @@ def _groups(state: Any) -> list[Any]:
 
 
 def _model(leaves: Leaves, path: tuple[str, ...], model: nn.Module, trained: set[int]) -> None:
+    _refuse_scripted(model)
     names = set()
     for name, holder, key in parameters(model):
         names.add(name)

@@ -52,6 +52,11 @@ class Stored:
     world: int = 0
     step: int = 0
 
+    def value(self, name: str) -> bytes:
+        """Return what stands for a value that is no tensor."""
+        memory, begin, length = self.values[name]
+        return bytes(memoryview(memory)[begin : begin + length])
+
 
 def stored(images: Iterable[Image], step: int = 0) -> Stored:
     """Return what the images of a step hold together; of equal ones the first counts."""
