@@ -12,18 +12,20 @@ STAMP := .venv/.setup-stamp
 # Tests without a mark are fast: no torch processes, a few seconds at most.
 FAST := not train and not slow and not kube
 LONG := (train or slow) and not kube
-# Those without deadlines of a second or two: two at a time change nothing but how long it takes.
-SIDE_BY_SIDE := tests/agent tests/bench tests/examples tests/flash tests/master tests/packaging \
-  tests/recovery/test_sample_jobs.py tests/simulation tests/wire tests/zygote
+SUPPORT := tests/support:tests/testbed
+# These two parts name their folder, since to read all tests takes longer than to start some.
+ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
-KUBE = $(PYTEST) -n $(WORKERS) --dist loadfile -m kube $(SLOWEST)
+KUBE = $(PYTEST) tests/operator/process -n $(WIDE) --dist loadfile -m kube $(SLOWEST)
 # Where the time goes.
 SLOWEST := --durations=12 --durations-min=10
 # Two, also on a big machine: the fast tests watch deadlines of their own processes.
 WORKERS ?= 2
+# Long tests wait a third of their time for processes to start and end.
+WIDE ?= 3
 SOAK_MINUTES ?= 120
 FLASH_SEED ?= $(shell date +%s)
-KILLS := PYTHONPATH=tests/support $(BIN)/python tests/support
+KILLS := PYTHONPATH=$(SUPPORT) $(BIN)/python tests/support/campaigns
 KILLS_RECORD := --record build/kills.jsonl
 NODES ?= 3
 
@@ -41,7 +43,7 @@ help: ## Print this list
 .PHONY: setup
 setup: $(STAMP) ## Make .venv with every extra (first time: minutes; then: nothing to do)
 
-$(STAMP): pyproject.toml scripts/setup.sh hatch_build.py worker_agent/holdfast/flash/copy.c
+$(STAMP): pyproject.toml scripts/setup.sh hatch_build.py worker_agent/holdfast/flash/trainer/copy.c
 	@PYTHON='$(PYTHON)' scripts/setup.sh
 
 .PHONY: fmt
@@ -57,6 +59,7 @@ check: $(STAMP) ## Lint, types, layers, generated code, links
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/proto.py --check
 	$(BIN)/python scripts/reference.py --check
+	$(BIN)/python scripts/state_machine.py --check
 	$(BIN)/python scripts/chart.py --check
 	$(BIN)/python scripts/links.py
 	scripts/buf_lint.sh
@@ -68,6 +71,7 @@ proto: $(STAMP) ## Generate the wire's Python code from its .proto files
 .PHONY: manifests
 manifests: cluster-tools ## Write what follows from the CRD and the chart
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/state_machine.py
 	$(BIN)/python scripts/chart.py
 
 .PHONY: cluster-tools
@@ -76,17 +80,19 @@ cluster-tools: $(STAMP) # Build what a test cluster is made of (first time: minu
 
 .PHONY: cluster
 cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pods are processes
-	PYTHONPATH=tests/support $(BIN)/python -m cluster --nodes $(NODES)
+	@PYTHONPATH=$(SUPPORT) $(BIN)/python -m cluster --nodes $(NODES)
 
+# Each part runs whatever the parts before it found: one run names all that fails.
 .PHONY: test
-test: check cluster-tools ## Check, then run every test (40 to 80 minutes on 2 cores)
+test: check cluster-tools ## Check, then run every test (60 to 85 minutes on 2 cores)
+	failed=0; \
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --durations=12 --durations-min=5 \
-	  --phase-write=build/fast-phase.json
-	$(PYTEST) -n $(WORKERS) -m "$(LONG)" $(SLOWEST) --phase-write=build/wide-phase.json \
-	  $(SIDE_BY_SIDE)
-	$(PYTEST) -m "$(LONG)" $(SLOWEST) --phase-write=build/alone-phase.json \
-	  $(SIDE_BY_SIDE:%=--ignore=%)
-	$(KUBE) $(foreach one,fast wide alone,--phase-read=build/$(one)-phase.json)
+	  --phase-write=build/fast-phase.json || failed=1; \
+	$(PYTEST) -n $(WIDE) -m "$(LONG) and not exclusive" $(SLOWEST) \
+	  --phase-write=build/wide-phase.json || failed=1; \
+	$(ALONE) --phase-write=build/alone-phase.json || failed=1; \
+	$(KUBE) $(foreach one,fast wide alone,--phase-read=build/$(one)-phase.json) || failed=1; \
+	exit $$failed
 
 .PHONY: coverage
 coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as long as test-fast)
@@ -109,12 +115,12 @@ soak: $(STAMP) ## Kill checkpoints 2,000 times, then simulate the control plane 
 	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED) --kills 300 --overlap $(KILLS_RECORD)
 	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)1 --kills 200 --files $(KILLS_RECORD)
 	$(KILLS)/kill_records.py build/kills.jsonl
-	PYTHONPATH=tests/support $(BIN)/python -m soak --minutes $(SOAK_MINUTES) \
+	PYTHONPATH=$(SUPPORT) $(BIN)/python -m campaigns.soak --minutes $(SOAK_MINUTES) \
 	  --processes $(WORKERS) $(if $(SOAK_SEED),--first $(SOAK_SEED))
 
 .PHONY: demo
 demo: $(STAMP) ## Train the example on 2 local nodes, kill a worker and a node, watch it recover
-	$(BIN)/python -m holdfast_cli.demo
+	@$(BIN)/python -m holdfast_cli.demo
 
 .PHONY: bench-recovery
 bench-recovery: $(STAMP) ## Measure recovery beside torchrun and DLRover (long; wants a quiet machine)
@@ -128,6 +134,18 @@ bench-load: $(STAMP) ## Measure the master under 100 to 10,000 agents, beside DL
 bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, beside torchrun
 	$(BIN)/python -m bench.overhead
 
+.PHONY: bench-start
+bench-start: $(STAMP) ## Measure how soon a script starts, beside torchrun (10 minutes)
+	$(BIN)/python -m bench.start
+
+.PHONY: bench-health
+bench-health: $(STAMP) ## Judge stragglers on seeded traces, beside the rules of others (5 minutes)
+	$(BIN)/python -m bench.health
+
+.PHONY: bench-preflight
+bench-preflight: $(STAMP) ## Check pretended and real nodes, a bad one among them (30 minutes)
+	PYTHONPATH=$(SUPPORT) $(BIN)/python -m bench.preflight
+
 .PHONY: bench-flash
 bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch and DLRover (18 minutes)
 	$(BIN)/python -m bench.flash
@@ -138,7 +156,7 @@ soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing 
 
 .PHONY: bench-cluster
 bench-cluster: cluster-tools ## Measure the operator on a real control plane (as root; 20 minutes)
-	PYTHONPATH=tests/support $(BIN)/python -m bench.cluster --publish
+	PYTHONPATH=$(SUPPORT) $(BIN)/python -m bench.cluster --publish
 
 .PHONY: wheel
 wheel: $(STAMP) ## Build the wheel into dist/

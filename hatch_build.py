@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = Path("worker_agent/holdfast/flash")
+FOLDER = Path("worker_agent/holdfast/flash/trainer")
 
 
 class CopyHelper(BuildHookInterface):  # type: ignore[type-arg] # its builder's config is not used

@@ -1,4 +1,4 @@
-"""Whether long-lived processes of a job gather open descriptors.
+"""Counts the open descriptors of a job's long-lived processes over time.
 
 Belongs here: the counts while it runs and what of them is growth. Does not belong here: when a job
 runs (`soak`).
@@ -24,7 +24,7 @@ _MASTER = "holdfast_master.main"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kept:
-    """How one process began and ended."""
+    """The open descriptors of one process in the first and the last third of its counts."""
 
     what: str
     pid: int
@@ -36,11 +36,11 @@ class Kept:
 
     @property
     def grew(self) -> bool:
-        """Whether it gathers them."""
+        """Return True when the process gathers descriptors."""
         return self.counts >= LEAST and self.last - self.first > SLACK
 
     def text(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         return f"{self.what} {self.pid}: {self.first} to {self.last} in {self.counts} counts"
 
 
@@ -48,7 +48,7 @@ class Descriptors:
     """Counts of one runner and of each master that it has had."""
 
     def __init__(self, runner: int) -> None:
-        """`runner`: pid of `holdfast run`."""
+        """Begin without counts; `runner` is the pid of `holdfast run`."""
         self._runner = runner
         self._counts: dict[tuple[str, int], list[int]] = collections.defaultdict(list)
 
@@ -67,7 +67,7 @@ class Descriptors:
         self._counts[what, process.pid].append(process.num_fds())
 
     def kept(self) -> list[Kept]:
-        """How each process did, longest first."""
+        """Judge each process, the one with the most counts first."""
         found = [kept(what, pid, counts) for (what, pid), counts in self._counts.items()]
         return sorted(found, key=lambda one: (-one.counts, one.pid))
 
@@ -79,5 +79,5 @@ def kept(what: str, pid: int, counts: Sequence[int]) -> Kept:
 
 
 def _quiet(counts: Sequence[int]) -> int:
-    """A low count, but not the lowest: that is one's own beginning."""
+    """Return a low count, but not the lowest: a process has that only while it starts."""
     return sorted(counts)[len(counts) // 4]

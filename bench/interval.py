@@ -13,11 +13,24 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from holdfast_master.decide.failure_rate import Observed, Rates, learn
-from holdfast_master.decide.interval import Costs, Every, decide
+from holdfast_master.policies.failure_rate import Observed, Rates, learn
+from holdfast_master.policies.interval import Cost, Costs, Every, decide
+from holdfast_wire.messages import Tier
 
-NO_WISH = Every(memory=0, storage=0)
-BEFORE = Every(memory=1, storage=100)
+
+def pair(memory: int, storage: int) -> Every:
+    """Return steps between saves to each tier."""
+    return {Tier.MEMORY: memory, Tier.STORAGE: storage}
+
+
+def measured(*, step: float, memory: float, storage: float, durable: float) -> Costs:
+    """Return costs of saving, s."""
+    tiers = {Tier.MEMORY: Cost(stop=memory), Tier.STORAGE: Cost(stop=storage, durable=durable)}
+    return Costs(step=step, tiers=tiers)
+
+
+NO_WISH = pair(0, 0)
+BEFORE = pair(1, 100)
 """What ranks do before anything was measured."""
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 MEANS = (10 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY)
@@ -37,29 +50,34 @@ class Job:
     nodes: int
 
     @property
+    def memory_cost(self) -> float:
+        """That a save to memory costs, s; known here."""
+        return self.costs.tiers[Tier.MEMORY].stop or 0.0
+
+    @property
     def storage_cost(self) -> float:
         """That a save to storage costs, s; known here."""
-        return self.costs.storage or self.costs.memory
+        return self.costs.tiers[Tier.STORAGE].stop or self.memory_cost
 
 
 JOBS = (
     Job(
         name="small",
-        costs=Costs(step=0.25, memory=0.02, storage=0.4, durable=2.0),
+        costs=measured(step=0.25, memory=0.02, storage=0.4, durable=2.0),
         restart=5.0,
         losses=0.2,
         nodes=2,
     ),
     Job(
         name="middle",
-        costs=Costs(step=2.0, memory=0.3, storage=4.0, durable=25.0),
+        costs=measured(step=2.0, memory=0.3, storage=4.0, durable=25.0),
         restart=20.0,
         losses=0.5,
         nodes=32,
     ),
     Job(
         name="large",
-        costs=Costs(step=12.0, memory=1.5, storage=10.0, durable=60.0),
+        costs=measured(step=12.0, memory=1.5, storage=10.0, durable=60.0),
         restart=60.0,
         losses=0.8,
         nodes=1000,
@@ -76,8 +94,9 @@ def failures(seed: int, number: int, losses: float) -> list[tuple[float, bool]]:
 def goodput(job: Job, every: Every, mean: float, story: Sequence[tuple[float, bool]]) -> float:
     """Return the part of all time that was spent on steps that counted.
 
-    every.storage is a multiple of every.memory. A restart is followed by training at once; a write
-    to storage that is under way when a process fails goes on, one whose node is lost does not.
+    Storage's interval is a multiple of the memory tier's. A restart is followed by training at
+    once; a write to storage that is under way when a process fails goes on, one whose node is lost
+    does not.
     """
     return _played(job, mean, story, lambda _: every)
 
@@ -94,7 +113,9 @@ def learning(job: Job, mean: float, seed: int, number: int, first: int = 5) -> t
         seen = story[: first + at]
         storage = sum(lost for _, lost in seen)
         seconds = sum(span for span, _ in seen) * mean
-        observed = Observed(memory=len(seen) - storage, storage=storage, seconds=seconds)
+        observed = Observed(
+            failures={Tier.MEMORY: len(seen) - storage, Tier.STORAGE: storage}, seconds=seconds
+        )
         rates = learn(observed, nodes=job.nodes)
         now.append(decide(job.costs, rates, now[-1], fixed=NO_WISH).every)
         return now[-1]
@@ -104,7 +125,10 @@ def learning(job: Job, mean: float, seed: int, number: int, first: int = 5) -> t
 
 
 def _played(
-    job: Job, mean: float, story: Sequence[tuple[float, bool]], every: Callable[[int], Every]
+    job: Job,
+    mean: float,
+    story: Sequence[tuple[float, bool]],
+    every: Callable[[int], Every],
 ) -> float:
     """Return the goodput where `every` says the interval before each failure."""
     work, whole = 0.0, 0.0
@@ -124,27 +148,27 @@ def _until(job: Job, every: Every, since: float, alive: float) -> tuple[float, f
 
     Counted from the newest save on storage; `since` of it was in memory at the beginning.
     """
-    step, k = job.costs.step, every.storage // every.memory
-    part = every.memory * step
-    turn, begun = part + job.costs.memory, round(since / part)
-    whole_turn = k * turn - job.costs.memory + job.storage_cost
+    step, k = job.costs.step, every[Tier.STORAGE] // every[Tier.MEMORY]
+    part = every[Tier.MEMORY] * step
+    turn, begun = part + job.memory_cost, round(since / part)
+    whole_turn = k * turn - job.memory_cost + job.storage_cost
     at = begun * turn + alive  # as if the cycle had begun without a failure
     cycles, rest = divmod(at, whole_turn)
     saved = min(int(rest / turn), k - 1)
-    durable = int(max(0.0, at - job.costs.durable) / whole_turn)
+    durable = int(max(0.0, at - job.costs.tiers[Tier.STORAGE].durable) / whole_turn)
     return (cycles * k + saved) * part, durable * k * part
 
 
 def best_fixed(job: Job, mean: float, story: Sequence[tuple[float, bool]]) -> tuple[Every, float]:
     """Return the best of all pairs of intervals on a fine grid."""
     grid = [
-        Every(memory=memory, storage=memory * k)
+        pair(memory, memory * k)
         for memory in _series(800)
         for k in _series(2000)
         if memory * k * job.costs.step <= 2 * HOUR
     ]
     found = [(goodput(job, one, mean, story), one) for one in grid]
-    value, every = max(found, key=lambda pair: pair[0])
+    value, every = max(found, key=lambda one: one[0])
     return every, value
 
 
@@ -156,9 +180,14 @@ def _series(most: int) -> list[int]:
     return numbers
 
 
+def rates_of(memory: float, storage: float) -> Rates:
+    """Return failures in a second that go back to each tier."""
+    return Rates(by_tier={Tier.MEMORY: memory, Tier.STORAGE: storage}, reason="(known)")
+
+
 def known(job: Job, mean: float) -> Rates:
     """Return the rates as they are."""
-    return Rates(memory=(1 - job.losses) / mean, storage=job.losses / mean, reason="(known)")
+    return rates_of((1 - job.losses) / mean, job.losses / mean)
 
 
 def learned(job: Job, mean: float, seed: int, number: int = 5) -> Rates:
@@ -166,7 +195,8 @@ def learned(job: Job, mean: float, seed: int, number: int = 5) -> Rates:
     story = failures(seed, number, job.losses)
     storage = sum(lost for _, lost in story)
     seconds = sum(span for span, _ in story) * mean
-    seen = Observed(memory=number - storage, storage=storage, seconds=seconds)
+    by_tier = {Tier.MEMORY: number - storage, Tier.STORAGE: storage}
+    seen = Observed(failures=by_tier, seconds=seconds)
     return learn(seen, nodes=job.nodes)
 
 
@@ -224,13 +254,17 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         guesses = sorted(row.learned_goodput)
         lines.append(
-            f"| {row.job} | {_hours(row.mean)} | {row.best.memory}, {row.best.storage} "
-            f"| {row.best_goodput:.2%} | {row.every.memory}, {row.every.storage} "
+            f"| {row.job} | {_hours(row.mean)} | {_pair_text(row.best)} "
+            f"| {row.best_goodput:.2%} | {_pair_text(row.every)} "
             f"| {row.known_goodput:.2%} | {min(row.learning) - 1:.2%} "
             f"| {guesses[len(guesses) // 2]:.2%} | {guesses[len(guesses) // 10]:.2%} "
             f"| {guesses[0]:.2%} |"
         )
     return "\n".join(lines)
+
+
+def _pair_text(every: Every) -> str:
+    return ", ".join(str(every[tier]) for tier in sorted(every))
 
 
 def _hours(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What the master's books cost: `python -m bench.journal [--nodes N] [--directory DIR]`.
+"""Costs of the master's storage: `python -m bench.journal [--nodes N] [--directory DIR]`.
 
 Measures, for a job of N nodes: a commit with and without a sync, a base (the state after a week),
 reading it and a whole segment as a successor does, the recording of an input, and a replay.
@@ -17,15 +17,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast_master.compaction import Retention, compact
 from holdfast_master.core import Core
-from holdfast_master.history import read_history
-from holdfast_master.inputs import Connected, Moment, OperatorConnected, Received, SpecArrived
-from holdfast_master.job.state import JobState
-from holdfast_master.journal import Journal
-from holdfast_master.recording import InputRecorder, RecordedCore
-from holdfast_master.recording_files import read_recording, recording_paths
-from holdfast_master.redeciding import redecide
+from holdfast_master.inputs import Connected, Moment, OperatorConnected, OperatorMessage, Received
+from holdfast_master.job.state.apply import apply
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.journal.compaction import Retention, compact
+from holdfast_master.journal.reader import read_history
+from holdfast_master.journal.writer import Journal
+from holdfast_master.replay.files import FORMAT, read_recording, recording_paths
+from holdfast_master.replay.recorder import InputRecorder, RecordedCore
+from holdfast_master.replay.replayer import redecide
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import codec
 from holdfast_wire.messages import (
@@ -113,7 +114,7 @@ def fold(records: list[JournalRecord]) -> JobState:
     """Return what records come to."""
     state = JobState(event_limit=10_000, incident_limit=1_000)
     for item in records:
-        state.apply(item)
+        apply(state, item)
     return state
 
 
@@ -163,7 +164,7 @@ def measure_base(directory: Path, nodes: int) -> dict[str, float]:
 def _agents(core: RecordedCore, nodes: int, moment: Moment) -> None:
     core.handle(OperatorConnected(), moment)
     spec = MasterSpec(generation=1, replicas=nodes, min_replicas=1, max_replicas=nodes, node_unit=1)
-    core.handle(SpecArrived(spec), moment)
+    core.handle(OperatorMessage(spec), moment)
     for rank in range(nodes):
         hello = Hello(job_uid=JOB, node_rank=rank, agent_id=f"a{rank}", local_world_size=1)
         core.handle(Connected(rank + 1, hello, Fence()), moment)
@@ -172,7 +173,7 @@ def _agents(core: RecordedCore, nodes: int, moment: Moment) -> None:
 def measure_recording(directory: Path, nodes: int) -> dict[str, float]:
     """Hand heartbeats of 8 ranks to a core that records, and decide them again."""
     identity = CoreIdentity(job_name=JOB, job_uid=JOB, epoch=1, incarnation="m1", version="0")
-    opened = RecordingOpened(format=1, epoch=1, incarnation="m1", job_uid=JOB, job_name=JOB)
+    opened = RecordingOpened(format=FORMAT, epoch=1, incarnation="m1", job_uid=JOB, job_name=JOB)
     recorder = InputRecorder(directory, dataclasses.replace(opened, version="0"), 1 << 30)
     plain = Core(identity, CoreSettings())
     recorded = RecordedCore(Core(identity, CoreSettings()), recorder)
@@ -207,22 +208,11 @@ def measure_recording(directory: Path, nodes: int) -> dict[str, float]:
 class _Nowhere:
     """A recorder that writes nothing, to know what the recording adds."""
 
-    wants_part = False
-
     def begin(self, *_: object) -> None:
         """Take nothing."""
 
     def note(self, _: object) -> None:
         """Take nothing."""
-
-
-def measure_papers(nodes: int) -> dict[str, float]:
-    """Copy the papers of a job of this size, as each later part of a recording begins."""
-    identity = CoreIdentity(job_name=JOB, job_uid=JOB, epoch=1, incarnation="m1", version="0")
-    core = Core(identity, CoreSettings())
-    core.open(Moment(1000.0, 1.7e9))
-    _agents(RecordedCore(core, _Nowhere()), nodes, Moment(1000.0, 1.7e9))  # type: ignore[arg-type]
-    return {"papers_copy_ms": min(timed(lambda: core.papers(nodes)) for _ in range(3)) * 1e3}
 
 
 def main() -> None:
@@ -238,7 +228,6 @@ def main() -> None:
         figures |= measure_base(root / "base", options.nodes)
         (root / "inputs").mkdir()
         figures |= measure_recording(root / "inputs", options.nodes)
-    figures |= measure_papers(options.nodes)
     sys.stdout.write(json.dumps({key: round(value, 3) for key, value in figures.items()}, indent=2))
     sys.stdout.write("\n")
 

@@ -1,4 +1,4 @@
-"""What a reader of figures must know of the run: machine, versions, date. No measurements."""
+"""Facts about the run for a reader of figures: machine, versions, date. No measurements."""
 
 import os
 import platform

@@ -25,7 +25,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where one benchmark keeps its results, and how they become a page."""
+    """The name of one benchmark, which its files carry, and the maker of its page."""
 
     name: str
     """Of the package in bench/, of the results file and of the page."""
@@ -76,7 +76,7 @@ class Record:
 
 @contextlib.contextmanager
 def written(path: Path, about: Mapping[str, Any]) -> Iterator[Callable[[str], None]]:
-    """Begin a results file; give what adds one line to it, at once."""
+    """Begin a results file; yield the function that adds one line to the file at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as out:
 
@@ -96,7 +96,7 @@ def to_line(result: DataclassInstance) -> str:
 def read(
     lines: Iterable[str], from_line: Callable[[str], Read]
 ) -> tuple[dict[str, Any], list[Read]]:
-    """Read a results file: what is known of the run (its first line), then the results."""
+    """Read a results file: return the facts about the run (its first line), and the results."""
     about, *rest = [line for line in lines if line.strip()]
     return json.loads(about)["about"], [from_line(line) for line in rest]
 

@@ -39,7 +39,7 @@ SETTLE_SECONDS = 5.0
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
 _MAPPED = re.compile(rf"{SHARED_MEMORY}/([^\s/]+)")
 _FAULTS = re.compile(r"chaos: (\d+) faults \(seed \d+\): (.*)")
-_SWEEP = "from holdfast_agent import scratch; scratch.sweep()"
+_SWEEP = "from holdfast_agent import temporary_directories; temporary_directories.sweep()"
 _KIND = re.compile(r"([a-z-]+) (\d+)")
 PAGE = ROOT / "docs" / "benchmarks" / "soak.md"
 _PAGE = """\
@@ -76,7 +76,7 @@ first and of their last third:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Things:
-    """What a job could leave behind on this machine."""
+    """The things that a job could leave behind on this machine."""
 
     processes: frozenset[int]
     shared_memory: frozenset[str]
@@ -90,7 +90,7 @@ ENDED_AT_ONCE = ("processes", "ports")
 
 
 def things(home: Path) -> Things:
-    """Return what is there now and could be of a job below `home`."""
+    """Return the things that are there now and could belong to a job below `home`."""
     processes, ports = set(), set()
     for process in psutil.process_iter():
         try:
@@ -112,14 +112,14 @@ def things(home: Path) -> Things:
 
 
 def _temporary_files(home: Path) -> Iterator[Path]:
-    """Yield what is left but for output of killed agents, which is kept on purpose."""
+    """Yield the temporary files but for the output of killed agents, which is kept on purpose."""
     for path in temporary(home).glob("holdfast*"):
         if not (path / "logs").is_dir():
             yield path
 
 
 def temporary(home: Path) -> Path:
-    """Return where everything of the jobs below `home` puts its temporary files."""
+    """Return the folder that all processes of the jobs below `home` put temporary files in."""
     return home / "tmp"
 
 
@@ -135,7 +135,7 @@ def _used_by_others(ours: Collection[int]) -> set[str]:
 
 
 def left_behind(before: Things, home: Path, kinds: Sequence[str] = KINDS) -> dict[str, list[Any]]:
-    """Return what is there that was not; waits a little for ends that are under way."""
+    """Return the things that were not there before; wait a little for ends that are under way."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         now = things(home)
@@ -150,7 +150,7 @@ def left_behind(before: Things, home: Path, kinds: Sequence[str] = KINDS) -> dic
 
 
 def run(arguments: list[str], environ: dict[str, str], log: Path) -> tuple[int, list[Kept]]:
-    """Run `holdfast run JOB …`; return its exit code and what became of its descriptors."""
+    """Run `holdfast run JOB …`; return its exit code and its descriptors, judged."""
     command = [sys.executable, "-m", "holdfast_cli.main", "run", str(JOB), *arguments]
     until = time.monotonic() + ROUND_SECONDS
     with (
@@ -176,7 +176,7 @@ def run(arguments: list[str], environ: dict[str, str], log: Path) -> tuple[int, 
 
 
 def play(number: int, option: str, environ: dict[str, str], home: Path) -> dict[str, Any]:
-    """Run one job under faults; return what is recorded of it."""
+    """Run one job under faults; return the record of the round."""
     before, log = things(home), home / f"round-{number}.log"
     code, kept = run(["--chaos", option], environ, log)
     left = left_behind(before, home, ENDED_AT_ONCE)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import holdfast
-from holdfast.flash.client import Client
+from holdfast.flash.trainer.client import Client
 
 PHASES = {
     "init": "before the process group exists",
@@ -69,15 +69,15 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
     add("--extra-work-ms", type=_lasting, metavar="MS[:RANK]", help="sleep in every step")
     add("--linger-ms", type=_lasting, metavar="MS[:RANK]", help="sleep when training is done")
     args = parser.parse_args()
-    _arm_steps(args)
+    _barrier_steps(args)
     for fault in args.crash_in:
-        _arm_phase(fault)
+        _barrier_phase(fault)
     if linger := _milliseconds(args.linger_ms):
         atexit.register(time.sleep, linger / 1000)
     return args
 
 
-def _arm_phase(fault: Fault) -> None:
+def _barrier_phase(fault: Fault) -> None:
     """Kill this process when it comes to the fault's phase."""
 
     def crash(*_: object, durable: bool = True) -> None:
@@ -93,7 +93,7 @@ def _arm_phase(fault: Fault) -> None:
         _wrap(Client, "saved", before=crash)
 
 
-def _arm_steps(args: argparse.Namespace) -> None:
+def _barrier_steps(args: argparse.Namespace) -> None:
     """Wrap `job.step`, so that step N is computed and neither reported nor saved."""
     armed = [args.crash_at, args.raise_at, args.exit_at, args.extra_work_ms]
     if not any(armed):

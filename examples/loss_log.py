@@ -1,4 +1,4 @@
-"""What the training loop says about its steps: lines for people, a JSON line a step for programs.
+"""Log of the training loop: lines for people, one JSON line per step for programs.
 
 Losses here are means over the global batch, so the ranks add up their parts; they do that only for
 steps that are shown or written.

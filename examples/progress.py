@@ -1,4 +1,4 @@
-"""How far training is. With the flags it determines learning rate and data order."""
+"""Progress of training. With the flags it determines learning rate and data order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a small byte-level GPT on English text: plain PyTorch and four calls of Holdfast.
+"""Train a small byte-level GPT on English text: plain PyTorch and five calls of Holdfast.
 
     python examples/train_gpt.py                                # alone
     torchrun --nproc-per-node=2 examples/train_gpt.py           # under torchrun
@@ -38,6 +38,7 @@ from progress import Progress
 
 def main() -> None:
     """Join the world, train, leave."""
+    holdfast.init()  # first: a world that has not called it after 2 s counts as one without steps
     args = faults.parse_args(flags())  # flags().parse_args(), were it not for tests and demo
     torch.set_num_threads(args.threads)
     join_world()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds what a test cluster is made of (etcd, kube-apiserver, kube-controller-manager,
-# kube-scheduler, kubectl, helm) from the Go modules pinned in tests/cluster/*/go.mod, once, into a
+# kube-scheduler, kubectl, helm) from the Go modules pinned in tests/testbed/modules/*/go.mod, once, into a
 # cache outside the checkout, and prints the folder they are in. Warm it only prints.
 # Where there is no Go, scripts/find_go.sh supplies one.
 # Usage: scripts/cluster_tools.sh [--no-build]; GO_JOBS bounds the compiles that run side by side.
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
 # By content: a change of any pinned version is another folder, and the old one still serves the
 # branch that wants it.
-digest=$(cat tests/cluster/*/go.mod tests/cluster/*/go.sum | sha256sum | cut -c1-12)
+digest=$(cat tests/testbed/modules/*/go.mod tests/testbed/modules/*/go.sum | sha256sum | cut -c1-12)
 cache=$root/cluster-$digest
 
 # build MODULE PACKAGE...: builds into a folder beside the cache first, so that a build that was
@@ -22,11 +22,11 @@ build() {
     [ -x "$cache/$(name "$package")" ] || missing=1
   done
   [ $missing = 0 ] && return
-  version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' "tests/cluster/$module/go.mod")
+  version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' "tests/testbed/modules/$module/go.mod")
   fresh=$(mktemp -d "$root/building.XXXXXX")
   echo "cluster: building $module into $cache (once, a few minutes)" >&2
   (
-    cd "tests/cluster/$module"
+    cd "tests/testbed/modules/$module"
     for package in "$@"; do
       [ -x "$cache/$(name "$package")" ] && continue
       # The toolchain is the machine's: a newer one is never fetched. A build that is not told its

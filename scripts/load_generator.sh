@@ -8,7 +8,7 @@ source=bench/load/generator
 root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
 module=$(awk '$1 == "module" { print $2 }' $source/go.mod)
 # What the agents' and the watchers' streams need.
-protos=(holdfast_wire/v1/{fence,spec,checkpoint,agent,job}.proto)
+protos=(holdfast_wire/v1/{fence,spec,checkpoint,evidence,agent,job}.proto)
 
 digest=$(cat "$0" $source/* "${protos[@]/#/proto/}" | sha256sum | cut -c1-12)
 program=$root/load-generator-$digest/generator

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast_operator.crd import load_crd
 from holdfast_operator.spec.availability import NOT_BUILT
-from holdfast_operator.spec.schema import Crd, Kind, Schema, parse_crd, walk
+from holdfast_operator.spec.schema import Crd, FieldKind, Schema, parse_crd, walk
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/reference/elasticjob.md"
 HEAD = """# ElasticJob: every field
@@ -51,12 +51,12 @@ of a job that has pods already is answered by a warning (`kubectl events`) and d
 """
 UNITS = (("Seconds", "s"), ("Percent", "%"), ("Steps", "steps"), ("interval", "steps"))
 TYPES = {
-    Kind.OBJECT: "group",
-    Kind.ARRAY: "list",
-    Kind.STRING: "text",
-    Kind.INTEGER: "number",
-    Kind.BOOLEAN: "boolean",
-    Kind.INT_OR_STRING: "number or text",
+    FieldKind.OBJECT: "group",
+    FieldKind.ARRAY: "list",
+    FieldKind.STRING: "text",
+    FieldKind.INTEGER: "number",
+    FieldKind.BOOLEAN: "boolean",
+    FieldKind.INT_OR_STRING: "number or text",
 }
 LOCAL = """## Pod templates without a cluster
 
@@ -71,7 +71,7 @@ start.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     crd = parse_crd(load_crd())
     spec, status = crd.schema.properties["spec"], crd.schema.properties["status"]
     missing = "\n".join(_missing(crd))
@@ -113,11 +113,11 @@ def _sections(spec: Schema) -> Iterator[str]:
 
 
 def _is_group(node: Schema) -> bool:
-    return node.kind in {Kind.OBJECT, Kind.ARRAY}
+    return node.kind in {FieldKind.OBJECT, FieldKind.ARRAY}
 
 
 def _is_repeated(path: tuple[str | int, ...]) -> bool:
-    """Whether it is inside a template other than the worker's, which is shown once."""
+    """Return True when a field is in a template other than the worker's, the only one shown."""
     return "template" in path[:-1] and path[0] != "worker"
 
 
@@ -143,7 +143,7 @@ def _table(
 
 def _type(name: str, node: Schema) -> str:
     unit = next((unit for word, unit in UNITS if word in name), None)
-    if node.kind is Kind.ARRAY and node.items is not None:
+    if node.kind is FieldKind.ARRAY and node.items is not None:
         return f"list of {TYPES[node.items.kind]}s"
     if node.form == "date-time":
         return "time (RFC 3339)"
@@ -159,9 +159,11 @@ def _default(node: Schema) -> str:
 def _allowed(node: Schema) -> str:
     if node.choices:
         return ", ".join(map(_code, node.choices))
-    what = {Kind.STRING: " characters", Kind.ARRAY: " items", Kind.OBJECT: " keys"}.get(
-        node.kind, ""
-    )
+    what = {
+        FieldKind.STRING: " characters",
+        FieldKind.ARRAY: " items",
+        FieldKind.OBJECT: " keys",
+    }.get(node.kind, "")
     span = ""
     if node.least is not None and node.most is not None:
         span = f"{node.least} to {node.most}{what}"
@@ -201,7 +203,7 @@ def _rules(crd: Crd) -> str:
 
 
 def main() -> None:
-    """Writes the page, or with `--check` exits with 1 where it would change."""
+    """Write the page, or with `--check` exit with 1 where the page would change."""
     fresh = page()
     if sys.argv[1:] == ["--check"]:
         if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != fresh:

@@ -38,7 +38,8 @@ find_uv() {
   # --target works where the distribution forbids pip to touch its own packages; a Python without
   # pip may still have venv, which brings pip along.
   if "$1" -m pip --version >/dev/null 2>&1; then
-    "$1" -m pip install --quiet --disable-pip-version-check --target build/uv uv >&2
+    "$1" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+      --target build/uv uv >&2
     printf 'build/uv/bin/uv\n'
   elif "$1" -m venv build/uv-venv >&2; then
     build/uv-venv/bin/python -m pip install --quiet --disable-pip-version-check uv >&2
@@ -54,9 +55,10 @@ uv=$(find_uv "$python")
 if ! suitable .venv/bin/python; then
   "$uv" venv --quiet --clear --python "$python" .venv
 fi
-# Byte code is written here, once: where PYTHONDONTWRITEBYTECODE is set nobody else ever writes it,
+printf 'setup: installs into .venv; the first time this downloads torch and takes minutes\n'
+# Quiet: only errors. Byte code is written here, once: where PYTHONDONTWRITEBYTECODE is set nobody else ever writes it,
 # and then each start of a process compiles torch anew (5 s instead of 2).
-"$uv" pip install --python .venv/bin/python --compile-bytecode \
+"$uv" pip install --quiet --python .venv/bin/python --compile-bytecode \
   --editable '.[operator,master,agent,train,cli,dev]'
 touch .venv/.setup-stamp
 printf 'setup: .venv is ready (%s)\n' "$(.venv/bin/python --version)"

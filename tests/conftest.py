@@ -1,15 +1,17 @@
-"""What every test run shares: Hypothesis' settings, temporary files, the phases of `make test`.
+"""Settings of every test run: Hypothesis, temporary files, the phases of `make test`.
 
 `make test` runs the fast tests, the long ones, those that want to be alone and those of the cluster
 in pytest processes of their own. All but the last write down their outcome, the last repeats it at
-its end, so that every skip with its reason stands in one place. Fixtures belong into tests/support
-or beside their tests.
+its end, so that every failure, and every skip with its reason, stands in one place. Fixtures belong
+into tests/support or beside their tests.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +26,20 @@ settings.register_profile(
     "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("holdfast")
-pytest_plugins = ["left_behind"]
-# A shell that runs `make test &` from a script has it ignore SIGINT, and so would all that tests
-# start and interrupt.
+pytest_plugins = ["house.left_behind"]
+# A shell that runs `make test &` from a script has it ignore SIGINT, `nohup` has it ignore SIGHUP,
+# and so would all that tests start and signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# A process that does not buffer writes a `print` of two values in three pieces, and the log of
+# another thread falls between them. Tests read whole lines.
+os.environ.pop("PYTHONUNBUFFERED", None)
+# Each of the thousands of processes that tests start would compile the product anew, and each
+# phase every test.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -43,16 +54,27 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_job_of_the_test_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every test begin as a process does: `holdfast.init()` has not been called.
+
+    The process's `Job` counts steps and refuses one that does not grow, so a test that reports
+    steps would fail after another one of the same process that reported more.
+    """
+    if module := sys.modules.get("holdfast.job"):
+        monkeypatch.setattr(module, "_job", None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the two options that `make test` passes."""
     group = parser.getgroup("phases")
-    group.addoption("--phase-write", type=Path, help="write this run's counts and skips there")
+    group.addoption("--phase-write", type=Path, help="write this run's outcome there")
     group.addoption(
         "--phase-read",
         type=Path,
         action="append",
         default=[],
-        help="repeat the counts and skips written there",
+        help="repeat the outcome written there",
     )
 
 
@@ -65,7 +87,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
         outcome = json.loads(source.read_text(encoding="utf-8"))
         terminalreporter.section(f"run before: {source.stem}")
         terminalreporter.line(", ".join(f"{n} {name}" for name, n in outcome["counts"].items()))
-        for line in outcome["skips"]:
+        for line in (*outcome["failures"], *outcome["skips"]):
             terminalreporter.line(line)
 
 
@@ -76,4 +98,9 @@ def _outcome(reporter: TerminalReporter) -> dict[str, object]:
     for report in reporter.stats.get("skipped", []):
         path, line, reason = report.longrepr
         skips.append(f"SKIPPED {report.nodeid} ({path}:{line}): {reason}")
-    return {"counts": counts, "skips": sorted(skips)}
+    failures = [
+        f"{name.upper()} {report.nodeid}"
+        for name in ("failed", "error")
+        for report in reporter.stats.get(name, [])
+    ]
+    return {"counts": counts, "failures": failures, "skips": sorted(skips)}

@@ -1,4 +1,4 @@
-"""The measurements. Each takes a stage and returns figures; their bars are `page`'s."""
+"""Measures the cluster: each function takes a stage and returns figures; `page` has their bars."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cluster.churn import Witness
 from cluster.jobs import container, manifest, training
 from cluster.killing import Killing
 from cluster.release import ACCOUNT
-from holdfast_operator.plan.history import SETTLED_S
+from holdfast_operator.plan.history import SETTLED_SECONDS
 
 Figures = dict[str, Any]
 _GPUS: Final = {"limits": {"nvidia.com/gpu": 8}}
-_PATIENCE_S: Final = 60.0
-_POLL_S: Final = 0.005
+_PATIENCE_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.005
 
 
 def replacement(stage: Stage, seed: int, rounds: int = 10, workers: int = 10) -> Figures:
-    """From the event that a worker's pod is gone to the event that its successor exists.
+    """Measure from the event that a worker's pod is gone to the event that its successor exists.
 
     Each pod has lived for so long that its end does not look like one that cannot start: those
     are waited for on purpose.
@@ -39,7 +39,7 @@ def replacement(stage: Stage, seed: int, rounds: int = 10, workers: int = 10) ->
     took = []
     try:
         for number in range(rounds):
-            time.sleep(SETTLED_S)
+            time.sleep(SETTLED_SECONDS)
             for rank in chance.sample(range(workers), workers):
                 old, new = (f"replace-worker-{rank}-{number + more}" for more in (0, 1))
                 stage.kubectl.run("delete", "pod", old, "--force", "--grace-period=0")
@@ -60,7 +60,7 @@ def replacement(stage: Stage, seed: int, rounds: int = 10, workers: int = 10) ->
 
 
 def many(stage: Stage, workers: int = 200) -> Figures:
-    """From the job's first pod, its master, to its last worker's; no node takes them."""
+    """Measure from the job's first pod, its master, to its last worker's; no node takes them."""
     job = stage.job("many")
     body = manifest("sleep", "3600", replicas=workers)
     body["spec"]["worker"]["template"]["spec"]["nodeSelector"] = {"nowhere": "yes"}
@@ -80,7 +80,7 @@ def many(stage: Stage, workers: int = 200) -> Figures:
 
 
 def lost_node(stage: Stage, count: int = 5) -> Figures:
-    """From a node's silence to the first step of the smaller world, real torch on gloo."""
+    """Measure from a node's silence to the smaller world's first step, with real torch on gloo."""
     job = stage.job("lost")
     body = training(stage.folder, replicas=2, minReplicas=1)
     container(body)["resources"] = _GPUS
@@ -104,7 +104,7 @@ def lost_node(stage: Stage, count: int = 5) -> Figures:
 
 
 def lost_master_node(stage: Stage, count: int = 10) -> Figures:
-    """The same of the node that has the job's master beside a worker; a new job each time."""
+    """Measure the loss of a node with the job's master and a worker; each time in a new job."""
     stage.close_own_nodes()  # a worker on each of the other three, the master beside one of them
     took, masters = [], 0
     for number in range(count):
@@ -136,7 +136,7 @@ def lost_master_node(stage: Stage, count: int = 10) -> Figures:
 
 
 def lost_master(stage: Stage, count: int = 10) -> Figures:
-    """The master's pod is deleted under a job that trains: what its ranks notice of it."""
+    """Delete the master's pod under a job that trains; measure what the job's ranks notice."""
     job = stage.job("adopt")
     job.create(training(stage.folder, replicas=2))
     job.until_training(2)
@@ -164,7 +164,7 @@ def lost_master(stage: Stage, count: int = 10) -> Figures:
 
 
 def writes(stage: Stage, workers: int = 4) -> Figures:
-    """Requests of the operator's account over one job's life, from the API server's audit log."""
+    """Count the requests of the operator's account over one job's life in the API's audit log."""
     begin = time.time()
     job = stage.job("life")
     folder = stage.folder / "writes"
@@ -192,7 +192,7 @@ def writes(stage: Stage, workers: int = 4) -> Figures:
 
 
 def kills(stage: Stage, seed: int, count: int = 210) -> Figures:
-    """The operator is killed at drawn points of its work while jobs change."""
+    """Kill the operator at drawn points of its work while jobs change."""
     folder = stage.folder / "kills"
     folder.mkdir()
     killing = Killing(stage.job, stage.kubectl, stage.release, folder, seed)
@@ -216,27 +216,27 @@ def kills(stage: Stage, seed: int, count: int = 210) -> Figures:
 
 
 class Steps:
-    """When a job's state file changed: once a step."""
+    """The times at which a job's state file changed: once a step."""
 
     def __init__(self, file: Path) -> None:
-        """Watch from now on."""
+        """Watch the state file from now on."""
         self._file, self._over = file, threading.Event()
         self._times: list[float] = []
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def stop(self) -> Steps:
-        """Watch no more."""
+        """Stop watching the state file."""
         self._over.set()
         self._thread.join()
         return self
 
     def again_after(self, moment: float) -> float:
-        """When the longest pause after a moment was over."""
+        """Return the time at which the longest pause after a moment was over."""
         return max(self._gaps(moment))[1]
 
     def longest_pause_after(self, moment: float) -> float:
-        """The longest time between two steps after a moment, s."""
+        """Return the longest time between two steps after a moment, s."""
         return max(self._gaps(moment))[0]
 
     def _gaps(self, moment: float) -> list[tuple[float, float]]:
@@ -244,18 +244,18 @@ class Steps:
         return [(b - a, b) for a, b in itertools.pairwise(times)]
 
     def _watch(self) -> None:
-        while not self._over.wait(_POLL_S):
+        while not self._over.wait(_POLL_SECONDS):
             at = self._file.stat().st_mtime
             if not self._times or at != self._times[-1]:
                 self._times.append(at)
 
 
 def _wait(happens: Any) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while not happens():
         if time.monotonic() > deadline:
             raise TimeoutError("it did not happen")
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_SECONDS)
 
 
 def _quantile(ordered: list[float], part: float) -> float:

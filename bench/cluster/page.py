@@ -1,4 +1,4 @@
-"""What the figures are held against, and the page that shows both."""
+"""The page of the cluster's figures, and the values that they are held against."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _HEAD: Final = """\
 # The operator on a real control plane
 
 Generated from [cluster.jsonl](cluster.jsonl) by
-`PYTHONPATH=tests/support python -m bench.cluster --publish`.
+`PYTHONPATH=tests/support:tests/testbed python -m bench.cluster --publish`.
 
 etcd, kube-apiserver, kube-controller-manager and kube-scheduler are the real ones; the operator is
 a pod of the chart's release under its own account, with RBAC; pods are local processes
@@ -95,7 +95,7 @@ _ROWS: Final[tuple[Row, ...]] = (
 
 
 def problems(lines: Iterable[Line]) -> list[str]:
-    """What was measured and is not as it must be."""
+    """Return a line of text for each figure that misses its bar."""
     return [
         f"{what}: must be {bar}, is {text.format(**line)}"
         for line in lines
@@ -111,7 +111,7 @@ def _row(row: Row, line: Line) -> str:
 
 
 def page(lines: Mapping[str, Line]) -> str:
-    """The page of everything that is recorded."""
+    """Return the page of everything that is recorded."""
     newest = max((line["about"] for line in lines.values()), key=lambda about: str(about["date"]))
     machine = (
         f"{newest['cores']} cores of {newest['cpu']}, {newest['memory_gib']} GiB, Linux "

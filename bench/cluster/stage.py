@@ -24,7 +24,7 @@ _DEFAULTS = {"node_grace_s": 40, "toleration_s": 300}
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a measurement has to do with."""
+    """The cluster, the operator's release and the folder that a measurement works with."""
 
     plane: ControlPlane
     nodes: Nodes
@@ -34,11 +34,11 @@ class Stage:
     """Of its jobs."""
 
     def job(self, name: str) -> Job:
-        """A job that is not made yet."""
+        """Return a job that is not made yet."""
         return Job(self.plane, self.kubectl, name, self.release.operator_log)
 
     def nodes_without_us(self, job: Job) -> list[str]:
-        """Nodes of workers that have neither the operator nor the job's master."""
+        """Return the nodes of workers that have neither the operator nor the job's master."""
         taken = {pod["spec"]["nodeName"] for pod in job.pods("master")}
         taken |= {
             pod["spec"]["nodeName"] for pod in self.release.kubectl.json("get", "pods")["items"]

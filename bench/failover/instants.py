@@ -1,4 +1,4 @@
-"""Which moment of a job a master is killed at, from a seed. Pure.
+"""Draws from a seed the moment of a job at which a master is killed. Pure.
 
 Belongs here: the scenes, the draw. Does not belong here: how a scene is played.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 
 class Scene(enum.Enum):
-    """What goes on when the master is killed."""
+    """The activity of the job during which the master is killed."""
 
     QUIET = "training"
     """Nothing but training."""
@@ -21,9 +21,9 @@ class Scene(enum.Enum):
     WORKER = "worker killed"
     """A rank was killed: the report, the decision, the round that is formed."""
     SCALE = "scale"
-    """A change of size was asked for: the boundary, the save, the new world."""
+    """A change of size was asked for: the barrier, the save, the new world."""
     DRAIN = "drain"
-    """A node was asked to leave at a boundary; it is fetched back afterwards."""
+    """A node was asked to leave at a barrier; it is fetched back afterwards."""
     TWICE = "successor killed"
     """The successor is killed too, while agents come back to it."""
 
@@ -64,7 +64,7 @@ class Instant:
 
 
 def draw(seed: int, most: int) -> Iterator[Instant]:
-    """Yield `most` instants; the journal is kept and removed in turn."""
+    """Yield `most` instants; every second instant keeps the journal, the others remove it."""
     luck = random.Random(seed)
     scenes, weights = list(WEIGHTS), list(WEIGHTS.values())
     for number in range(most):

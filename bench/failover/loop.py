@@ -15,7 +15,7 @@ from pathlib import Path
 
 import holdfast
 
-_POLL_S = 0.002
+_POLL_SECONDS = 0.002
 _WORD = struct.Struct("=q")
 _RANKS = 64
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 class Together:
-    """What a collective does for a round: nobody leaves a step that somebody has not entered."""
+    """A stand-in for a collective: no rank leaves a step before every rank has entered it."""
 
     def __init__(self, file: Path, rank: int, size: int) -> None:
         """Share a word for each rank through `file`."""
@@ -57,10 +57,10 @@ class Together:
         self._rank, self._size = rank, size
 
     def enter(self, step: int) -> None:
-        """Wait until every rank has entered `step`; for ever, where one is dead."""
+        """Wait until every rank has entered `step`; wait for ever where a rank is dead."""
         _WORD.pack_into(self._words, self._rank * _WORD.size, step)
         while any(self._at(rank) < step for rank in range(self._size)):
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_SECONDS)
 
     def _at(self, rank: int) -> int:
         (step,) = _WORD.unpack_from(self._words, rank * _WORD.size)

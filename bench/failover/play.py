@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from bench.failover.instants import Instant, Scene
 from bench.failover.running_job import NODES, RunningJob, newest
 from bench.failover.verdict import After, Allowed, Answer, Before, Verdict, judge
-from holdfast_cli.failures import MasterUnreachableError, RefusedError
+from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
 from holdfast_wire.messages import (
     DrainNodeRequest,
     JobPhase,
@@ -34,7 +34,7 @@ FIRST_STEPS = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Played:
-    """What one instant led to."""
+    """The outcome of one instant."""
 
     instant: Instant
     answer: Answer
@@ -130,10 +130,10 @@ class Player:
         return self._ask(ScaleRequest(replicas=self._size, reason="scene"))
 
     def _scale_again(self) -> Answer:
-        """A wish for a size may be repeated: what a person does who got no answer."""
+        """Ask for the size until the master grants it, as a person does who got no answer."""
 
         def granted() -> bool:
-            with contextlib.suppress(RefusedError):  # the runner is not back yet
+            with contextlib.suppress(MasterRefusedError):  # the runner is not back yet
                 self._job.ask(ScaleRequest(replicas=self._size, reason="scene, again"))
                 return True
             return False
@@ -145,12 +145,16 @@ class Player:
         return self._ask(DrainNodeRequest(node_rank=int(instant.whom * self._size), reason="scene"))
 
     def _sizes(self, instant: Instant, answer: Answer) -> set[int]:
-        """A drained node is gone, or has been replaced already: who begins anew wants them all."""
+        """Return the sizes that the next world may have.
+
+        A drained node may be missing. A master that begins anew wants all nodes, so the node may
+        have been replaced already.
+        """
         asked = instant.scene is Scene.DRAIN and answer is not Answer.REFUSED
         return {self._size - 1, self._size} if asked else {self._size}
 
     def _follow(self, before: Before, allowed: Allowed) -> None:
-        """Wait for the round that must come; a boundary may take its whole deadline."""
+        """Wait for the round that must come; a barrier before may take its whole deadline."""
         if allowed.least_rounds:
             self._job.wait_for(
                 f"a round above {before.round}", lambda: self._job.status().round > before.round
@@ -181,12 +185,15 @@ class Player:
         self._settle({self._size}, FIRST_STEPS, newest(self._job.steps()))
 
     def _fetch(self, rank: int) -> bool:
-        """Whether a drained node is fetched back; refused until the runner has seen its end."""
+        """Ask for the drained node back; return True once the world is whole or the master agrees.
+
+        The master refuses until the runner has seen the node's end.
+        """
         if self._job.status().world_size == self._size:
             return True
         try:
             self._job.ask(RestartWorkerRequest(node_rank=rank, reason="the scene is over"))
-        except RefusedError:
+        except MasterRefusedError:
             return False
         return True
 
@@ -200,7 +207,7 @@ def _answer(asked: Future[object] | None) -> Answer:
         return Answer.NOTHING_ASKED
     try:
         asked.result(timeout=60.0)
-    except RefusedError:
+    except MasterRefusedError:
         return Answer.REFUSED
     except MasterUnreachableError:
         return Answer.UNKNOWN

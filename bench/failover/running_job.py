@@ -22,8 +22,8 @@ import yaml
 
 from bench.failover.verdict import Start
 from holdfast_cli.client import JobClient
-from holdfast_cli.failures import CliError
-from holdfast_cli.home import Endpoint, JobHome, job_home
+from holdfast_cli.errors import CliError
+from holdfast_cli.job_directory import Endpoint, JobHome, job_home
 from holdfast_cli.runner.processes import descendants
 from holdfast_wire.keys import ENV_STEP_LOG
 from holdfast_wire.messages import (
@@ -37,8 +37,8 @@ from holdfast_wire.messages import (
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "failover"
 NODES = 3
-POLL_S = 0.02
-END_S = 60.0
+POLL_SECONDS = 0.02
+END_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
 
 
@@ -96,7 +96,7 @@ class RunningJob:
         family = [self.process.pid, *descendants(self.process.pid)]
         self.process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_S)
+            self.process.wait(END_SECONDS)
         for pid in (self.process.pid, *descendants(self.process.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -176,7 +176,7 @@ class RunningJob:
                 ended = self.process.poll() is not None
                 why = "the job ended before" if ended else f"not within {limit_s:g} s"
                 raise StuckError(f"{why}: {what}\n{self.evidence()}")
-            time.sleep(POLL_S)
+            time.sleep(POLL_SECONDS)
 
     def evidence(self) -> str:
         """Return the end of everything that was printed and logged."""

@@ -1,4 +1,4 @@
-"""What a job must look like after its master was killed: starts, steps, rounds. Pure.
+"""Judges a job after its master was killed: starts, steps, rounds. Pure.
 
 Belongs here: the rules. Does not belong here: how the figures are read.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 class Answer(enum.Enum):
-    """What whoever asked for something was told."""
+    """The answer to the request of a scene."""
 
     NOTHING_ASKED = "nothing asked"
     GRANTED = "granted"
@@ -53,7 +53,7 @@ class After:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """What the scene itself entails."""
+    """The rounds and the losses that the scene itself entails."""
 
     least_rounds: int = 0
     most_rounds: int = 0
@@ -64,7 +64,7 @@ class Allowed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found."""
+    """The judgement of the job after one instant."""
 
     problems: tuple[str, ...]
     rounds: int
@@ -106,7 +106,7 @@ def judge(before: Before, after: After, allowed: Allowed) -> Verdict:
 
 
 def _complete(number: int, after: After) -> bool:
-    """Whether anybody took a step in the round, or all of the newest world's ranks began in it."""
+    """Return True when a rank took a step in the round, or a whole world of ranks began in it."""
     if any(at == number for steps in after.steps.values() for at, _ in steps):
         return True
     return len({start.rank for start in after.starts if start.round == number}) >= after.world
@@ -131,7 +131,7 @@ def _redone(newest: int, steps: Sequence[tuple[int, int]]) -> int:
 
 
 def _gap(newest: int | None, steps: Sequence[tuple[int, int]]) -> bool:
-    """Whether a step was left out; a rank that joins begins anywhere."""
+    """Return True when a rank left a step out; a rank that joins may begin anywhere."""
     at = newest
     joined = newest is None
     for _, step in steps:

@@ -1,4 +1,4 @@
-"""One watcher that follows the job over every death by its token, and notes what is odd.
+"""One watcher, which follows the job over every death by its token and notes what is odd.
 
 Belongs here: what it saw. Does not belong here: the job.
 """
@@ -10,8 +10,8 @@ import threading
 import time
 
 from holdfast_cli.client import JobClient
-from holdfast_cli.failures import CliError
-from holdfast_cli.home import JobHome
+from holdfast_cli.errors import CliError
+from holdfast_cli.job_directory import JobHome
 from holdfast_wire.messages import (
     JobEvent,
     JobSnapshot,
@@ -21,12 +21,12 @@ from holdfast_wire.messages import (
     WatchReset,
 )
 
-_RETRY_S = 0.1
+_RETRY_SECONDS = 0.1
 
 
 @dataclasses.dataclass(slots=True)
 class Watched:
-    """What a watcher saw."""
+    """The counts and the problems of one watcher."""
 
     events: int = 0
     streams: int = 0
@@ -39,7 +39,7 @@ class Watched:
 
 
 class Watcher:
-    """Follows in a thread of its own until `close`."""
+    """Follows the job in a thread of its own until `close`."""
 
     def __init__(self, home: JobHome) -> None:
         """Begin to watch the job at `home`, which may not serve yet."""
@@ -55,7 +55,7 @@ class Watcher:
         self._thread.start()
 
     def close(self) -> Watched:
-        """Stop watching; return what was seen."""
+        """Stop watching; return the counts and the problems."""
         self._closing.set()
         client = self._client
         if client is not None:
@@ -71,7 +71,7 @@ class Watcher:
                     self._one_stream(client)
             except (CliError, ValueError):  # ValueError: the channel was closed by `close`
                 pass
-            time.sleep(_RETRY_S)
+            time.sleep(_RETRY_SECONDS)
 
     def _one_stream(self, client: JobClient) -> None:
         request = WatchJobRequest(resume_token=self._token)

@@ -1,1 +1,1 @@
-"""What the flash checkpoint costs, beside torch.save and torch's DCP, as × of a plain copy."""
+"""Costs of the flash checkpoint, beside torch.save and torch's DCP, as × of a plain copy."""

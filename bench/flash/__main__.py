@@ -1,4 +1,4 @@
-"""How long a checkpoint stops the training step: `python -m bench.flash [--mib N] [--publish]`.
+"""Time that a checkpoint stops a training step: `python -m bench.flash [--mib N] [--publish]`.
 
 With `--device cuda` the state is on a GPU.
 
@@ -30,7 +30,7 @@ from bench.flash.worker import Request
 from bench.recovery import sandbox, venvs
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 600.0
+LIMIT_SECONDS = 600.0
 """For one system in one case; then it is ended, and the page says so."""
 
 
@@ -149,9 +149,9 @@ def _sandboxed(path: Path, python: str) -> str:
             cwd=ROOT,
         )
     try:
-        code = process.wait(LIMIT_S)
+        code = process.wait(LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        return f"ended after {LIMIT_S:.0f} s"
+        return f"ended after {LIMIT_SECONDS:.0f} s"
     finally:
         if process.stdin:  # its end ends the sandbox, and all that is in it
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""What Holdfast promises of the flash checkpoint, and whether a run kept it. Pure."""
+"""Bars of the flash checkpoint, and the judgement of a run by them. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from bench.flash import results as r
 from bench.flash.results import Figures, Result, figures, times
 
-SIGNATURE_S: Final = 0.015
+SIGNATURE_SECONDS: Final = 0.015
 """What comparing 20,000 tensors with those that were planned for may take."""
-RESPAWN_S: Final = 0.35
+RESPAWN_SECONDS: Final = 0.35
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run says about one promise."""
+    """The judgement of one promise by a run."""
 
     text: str
     promised: str
@@ -83,7 +83,7 @@ def _copy(text: str, found: Sequence[Result], case: str, system: str, limit: flo
 def _below(
     text: str, found: Sequence[Result], what: tuple[str, str, Sequence[str]], least: float
 ) -> Verdict:
-    """Compare with the best of some systems."""
+    """Compare the figures of one system with those of the best of some others."""
     case, system, others = what
     promised, ours = f"≥ {least:g}×", figures(found, case, system)
     theirs = [(name, one) for name in others if (one := figures(found, case, name)) is not None]
@@ -104,7 +104,7 @@ def _small(found: Sequence[Result]) -> Verdict:
     if ours is None:
         return _missing(text, promised)
     pairs = zip(ours.seconds, ours.copies, strict=True)
-    found_x = [max(0.0, taken - SIGNATURE_S) / copy for taken, copy in pairs]
+    found_x = [max(0.0, taken - SIGNATURE_SECONDS) / copy for taken, copy in pairs]
     return Verdict(text, promised, spread(found_x), statistics.median(found_x) <= 1.5, len(found_x))
 
 
@@ -118,15 +118,15 @@ def _first(found: Sequence[Result]) -> Verdict:
 
 
 def _crash(found: Sequence[Result]) -> Verdict:
-    """Compare each crash with what it may take: the fresh process's own part is known of it."""
+    """Compare each crash with its allowance, which holds the fresh process's own measured part."""
     text = "crash → next step, restored from memory, 2 ranks"
-    promised = f"≤ {RESPAWN_S:g} s + 1.35× cold copy + fresh first step"
+    promised = f"≤ {RESPAWN_SECONDS:g} s + 1.35× cold copy + fresh first step"
     ours = [one for one in found if one.case == r.CRASH and one.seconds]
     if not ours:
         return _missing(text, promised)
     took = [second for one in ours for second in one.seconds]
     may = [
-        RESPAWN_S + 1.35 * one.figures["cold_copy_s"] + one.figures["fresh_s"]
+        RESPAWN_SECONDS + 1.35 * one.figures["cold_copy_s"] + one.figures["fresh_s"]
         for one in ours
         for _ in one.seconds
     ]

@@ -1,4 +1,4 @@
-"""What is measured, how often, and in which order. Pure.
+"""Plan of the measurements: their number and their order. Pure.
 
 Two rounds: a machine that slows down does so for all. Those that no promise is about have one, with
 as many repeats as the others have in two. The first save of each process is apart.

@@ -1,4 +1,4 @@
-"""Where a state is restored from: a keeper's memory, or an ordinary checkpoint in the page cache.
+"""Restores from the checkpoint server's memory, or from a checkpoint in the page cache.
 
 From memory: the keeper has the step, as an agent has after a crash, and while the trainer copies,
 another process hashes as many bytes, as the keeper does when a world starts.

@@ -1,4 +1,4 @@
-"""What the benchmark finds out, and how a line of its results file is read. Values only."""
+"""Results of the flash benchmark, and the parser of its results file. Values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is around one measurement, in a sandbox of its own: `python -m bench.flash.stage REQUEST`.
+"""Surroundings of one measurement, in a sandbox: `python -m bench.flash.stage REQUEST`.
 
 An empty /dev/shm, and for DLRover empty directories where it has fixed ones; a keeper where an
 agent would have one; DLRover's master. Starts the ranks, and counts what shared memory is left when
@@ -25,7 +25,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 WORKER: Final = Path(__file__).with_name("worker.py")
 _FIXED: Final = (Path("/tmp/dlrover"), Path("/tmp/ckpt_sock"))  # noqa: S108 - DLRover's choice
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where DLRover puts its memory
-_ENDS_S: Final = 20.0
+_ENDS_SECONDS: Final = 20.0
 """Seconds in which keepers end after their trainers."""
 
 
@@ -47,7 +47,7 @@ def main(path: Path, python: str) -> int:
     out = Path(request.out)
     if out.exists():
         found = json.loads(out.read_text())
-        found["figures"]["left_bytes"] = left(wait_s=_ENDS_S)
+        found["figures"]["left_bytes"] = left(wait_s=_ENDS_SECONDS)
         out.write_text(json.dumps(found))
     return code
 
@@ -74,7 +74,7 @@ def _ranks(request: Request, command: Sequence[str], environment: dict[str, str]
 
 @contextlib.contextmanager
 def _keeper(socket: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "holdfast.flash.keeping", "--listen", str(socket)]
+    command = [sys.executable, "-m", "holdfast.flash.server.main", "--listen", str(socket)]
     process = subprocess.Popen(command)
     try:
         while not socket.exists():

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from bench.flash.systems import System
 
-FORWARD_BACKWARD_S: Final = 0.6
+FORWARD_BACKWARD_SECONDS: Final = 0.6
 CALM_STEPS: Final = 60
-LIMIT_S: Final = 60.0
+LIMIT_SECONDS: Final = 60.0
 _PRODUCTS: Final = {"cpu": (512, 6), "cuda": (4096, 3)}
 """Size and number of a step's matrix products."""
 
@@ -71,7 +71,7 @@ def measure(system: System, number: int, device: str) -> Stall:
     blocked, joined = time.perf_counter() - begun, False
     while not joined or not _done(system, begun):
         steps.step()
-        if not joined and time.perf_counter() - begun - blocked >= FORWARD_BACKWARD_S:
+        if not joined and time.perf_counter() - begun - blocked >= FORWARD_BACKWARD_SECONDS:
             waited = time.perf_counter()
             system.join()
             blocked += time.perf_counter() - waited
@@ -87,6 +87,6 @@ def measure(system: System, number: int, device: str) -> Stall:
 
 
 def _done(system: System, begun: float) -> bool:
-    if time.perf_counter() - begun > LIMIT_S:
-        raise RuntimeError(f"not durable after {LIMIT_S:g} s")
+    if time.perf_counter() - begun > LIMIT_SECONDS:
+        raise RuntimeError(f"not durable after {LIMIT_SECONDS:g} s")
     return system.is_durable()

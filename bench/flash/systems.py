@@ -26,7 +26,7 @@ _DLROVER: Final = "dlrover.trainer.torch.flash_checkpoint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is saved, where to, and by whom."""
+    """The state to be saved, its folder, and the world that saves."""
 
     folder: Path
     model: Any
@@ -38,7 +38,7 @@ class Subject:
 
 
 def _nothing() -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class System:
 
 
 def flash(subject: Subject, threads: int) -> System:
-    """Save to memory; the process that keeps it hashes each save beside."""
+    """Save to memory; the process that keeps the memory hashes each save meanwhile."""
     from holdfast import Checkpointer
 
     made = Checkpointer(
@@ -76,7 +76,7 @@ def block(subject: Subject) -> System:
 
     No checkpoint that has to copy takes less: of the state there is nothing in it but the size.
     """
-    from holdfast.flash.copying import Piece, Pieces
+    from holdfast.flash.trainer.copier import Piece, Pieces
 
     size = sum(local(leaf).nbytes for leaf in leaves(subject.state))
     source, target = (np.ones(size, dtype=np.uint8) for _ in range(2))
@@ -134,7 +134,7 @@ def dcp_save(subject: Subject) -> System:
 
 
 def async_save(subject: Subject, kind: str) -> System:
-    """Save by dcp.async_save: as it comes, or with a stager that keeps its memory."""
+    """Save by dcp.async_save, with torch's default stager or with one that keeps its memory."""
     import torch.distributed as dist
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
@@ -180,7 +180,7 @@ class _Async:
 
 
 def _stager(kind: str, *, gpu: bool) -> Any:
-    """Return what keeps its memory, with all that torch can do for a GPU."""
+    """Return a stager that keeps its memory; for a GPU it uses all that torch offers."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     made = DefaultStager(

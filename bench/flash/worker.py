@@ -29,7 +29,7 @@ from bench.flash.systems import SYSTEMS, Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What one process, or one for each rank, is to measure."""
+    """The order for one measurement, by one process or by one for each rank."""
 
     case: str
     system: str
@@ -45,12 +45,12 @@ class Request:
 
     @property
     def ranks(self) -> int:
-        """How many processes take part."""
+        """Return the number of processes that take part."""
         return 2 if self.case == TWO else 1
 
 
 def read(path: Path) -> Request:
-    """Read what the conductor wrote."""
+    """Read the request that the conductor wrote."""
     return Request(**json.loads(path.read_text()))
 
 
@@ -88,7 +88,7 @@ def main(path: Path) -> None:
 
 
 def blocking(request: Request, subject: Subject) -> Result:
-    """Measure what a save takes of the trainer, each time beside a copy."""
+    """Measure the time that a save takes from the trainer, and before each save a plain copy."""
     import torch
 
     reference = Reference(subject.state)
@@ -171,7 +171,7 @@ class Collectives:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count what happens inside."""
+        """Count the collectives inside the context."""
         before = _collectives()
         yield
         self.count += _collectives() - before
@@ -188,7 +188,7 @@ def _collectives() -> int:
 
 
 def _seconds(work: Callable[[int], None], step: int, subject: Subject) -> float:
-    """Measure until the call is back and a step that comes after it could compute."""
+    """Measure until the call has returned and a step after the call could compute."""
     begun = time.perf_counter()
     work(step)
     if subject.device == "cuda":
@@ -216,7 +216,7 @@ def _slowest(seconds: float, subject: Subject) -> float:
 
 
 def whole_stall(request: Request, subject: Subject) -> Result:
-    """Measure what saving costs until the checkpoint is on disk."""
+    """Measure the cost of saving until the checkpoint is on disk."""
     reference = Reference(subject.state)
     system = SYSTEMS[request.system](subject)
     turns = []

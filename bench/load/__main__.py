@@ -52,7 +52,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says; the exit code."""
+    """Run what the command line says; return the exit code."""
     options = _arguments(arguments)
     if options.page_of:
         return RECORD.show(options)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fitting(sizes: Sequence[int], files: int) -> tuple[list[int], list[str]]:
-    """Return the sizes that so many open files allow, and what was made smaller or left out."""
+    """Return the sizes, each cut to what so many open files allow, and a note for each cut."""
     most = files - FILES_BESIDE
     kept, said = [], []
     for size in sizes:
@@ -98,7 +98,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _parts(sizes: Sequence[int], seconds: float, python: str | None) -> Iterator[tuple[str, Part]]:
-    """What is measured, in order; the peer behind the same size, as the pace drifts."""
+    """Yield the measurements in order; the peer comes behind the same size, as the pace drifts."""
     for size in sizes:
         for plan in _plans(size, seconds):
             yield f"{plan.agents} agents {plan.variant}", _bound(course.run, plan)
@@ -123,7 +123,7 @@ def _bound(run: Callable[..., Iterator[Result]], *given: Any) -> Part:
 
 
 def _tried(name: str, part: Callable[[Path], Iterator[Result]]) -> Iterator[Result]:
-    """Run one part in a directory of its own; what fails is a result that says so."""
+    """Run one part in a directory of its own; a part that fails yields a result that says so."""
     directory = Path(tempfile.mkdtemp(prefix="holdfast-load-"))
     try:
         yield from part(directory)

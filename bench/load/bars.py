@@ -1,4 +1,4 @@
-"""What Holdfast promises under load, and whether a run kept it. Pure."""
+"""Bars of a master under load, and the judgement of a run by them. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bench.load.results import (
     Result,
 )
 
-HEARTBEAT_5_S = "a heartbeat per 5 s"
+HEARTBEAT_5_SECONDS = "a heartbeat per 5 s"
 MANY = 10_000
 """As many agents as the machine's limits allow, to this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run says about one promise."""
+    """The judgement of one promise by a run."""
 
     text: str
     promised: str
@@ -36,7 +36,7 @@ class Verdict:
 def judge(results: Sequence[Result]) -> list[Verdict]:
     """Hold the results against every promise."""
     ours = [result for result in results if result.system == OURS]
-    some = _largest(ours, STEADY, lambda r: r.clients == 3_000 and r.variant == HEARTBEAT_5_S)
+    some = _largest(ours, STEADY, lambda r: r.clients == 3_000 and r.variant == HEARTBEAT_5_SECONDS)
     many = _largest(ours, STEADY, lambda r: not r.variant)
     return [
         _at_most("3,000 agents, a heartbeat per 5 s: core", some, "cores", 0.25),
@@ -56,7 +56,7 @@ def judge(results: Sequence[Result]) -> list[Verdict]:
 
 
 def costs(results: Sequence[Result]) -> dict[int, float]:
-    """Return the seconds from a failure to everybody told, by number of agents."""
+    """Return the seconds from a failure until every agent was told, by the number of agents."""
     return {
         result.clients: result.figures["told_s_p50"]
         for result in results

@@ -23,7 +23,7 @@ AGENTS_EACH = 10_000
 NICER = 10
 """Steps of niceness below the master's: real agents are on machines of their own, and so where they
 share two cores the master goes first."""
-BUILD_S = 900.0
+BUILD_SECONDS = 900.0
 _BUILD = Path(__file__).resolve().parents[2] / "scripts" / "load_generator.sh"
 
 
@@ -32,12 +32,12 @@ Look = Callable[[dict[str, Any]], bool]
 
 
 class LoadError(RuntimeError):
-    """A measurement could not be made: says what did not come."""
+    """A measurement that could not be made; the text names the thing that did not come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every generator is told once."""
+    """The settings that every generator is told once."""
 
     target: str
     job_uid: str
@@ -46,7 +46,7 @@ class Setup:
     ranks: int
 
     def line(self) -> dict[str, Any]:
-        """Return it as a generator is told, with what follows from it."""
+        """Return the line for a generator: the settings, the job's CA and the channel's options."""
         authority = JobAuthority(bytes.fromhex(self.key), self.job_uid, dt.datetime.now(dt.UTC))
         return {
             "target": self.target,
@@ -59,24 +59,24 @@ class Setup:
 
 
 def built() -> str:
-    """Return the generator's path; build it first where that was not done yet.
+    """Return the generator's path; build the generator first where that was not done yet.
 
     Raises:
         LoadError: it cannot be built; says why.
     """
     try:
         made = subprocess.run(
-            [str(_BUILD)], capture_output=True, text=True, check=True, timeout=BUILD_S
+            [str(_BUILD)], capture_output=True, text=True, check=True, timeout=BUILD_SECONDS
         )
     except subprocess.CalledProcessError as error:
         raise LoadError(f"{_BUILD} failed with {error.returncode}: {error.stderr}") from error
     except subprocess.TimeoutExpired as error:
-        raise LoadError(f"{_BUILD} took more than {BUILD_S:.0f} s") from error
+        raise LoadError(f"{_BUILD} took more than {BUILD_SECONDS:.0f} s") from error
     return made.stdout.strip()
 
 
 class Herd:
-    """All agents and watchers; agents go round robin to the processes in runs of ranks."""
+    """All agents and watchers; each process has the agents of consecutive ranks."""
 
     def __init__(self, setup: Setup, agents: int, log: Path) -> None:
         """Start as many processes as ``agents`` need, and one for watchers."""
@@ -106,21 +106,21 @@ class Herd:
         self._log.close()
 
     def connect(self, *, held: int | None = None, slow: int | None = None) -> None:
-        """Connect every agent; returns once all were welcomed."""
+        """Connect every agent; return once all were welcomed."""
         for number, (first, last) in enumerate(self._ranges):
             self._say(number, do="connect", first=first, last=last, held=held, slow=slow)
         for number in range(len(self._ranges)):
             self._hear(number)
 
     def tell(self, rank: int, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have one agent do something; what it answers."""
+        """Have one agent do something; return its answer."""
         number = next(at for at, (_, last) in enumerate(self._ranges) if rank < last)
         self._say(number, do=do, rank=rank, **arguments)
         answer: dict[str, Any] = self._hear(number)
         return answer
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Have the first process do something that is no agent's; what it answers."""
+        """Have the first process do something that is no agent's; return its answer."""
         self._say(0, do=do, **arguments)
         return self._hear(0)
 
@@ -130,7 +130,7 @@ class Herd:
         self._hear(len(self._ranges))
 
     def forget(self) -> None:
-        """Begin all counts anew."""
+        """Begin all counts at 0 again."""
         self._all("forget")
 
     def state(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from holdfast_wire.identity import Identity
 from holdfast_wire.messages import GetJobRequest, GetJobResponse, JobEvent, ListEventsRequest
 
 JOB = "load"
-START_S = 30.0
+START_SECONDS = 30.0
 PROBES_PER_SECOND = 20
 TOLD = '"agents are told"'
 """What the master logs once gRPC has taken the last of many messages."""
@@ -70,7 +70,7 @@ class LoadedMaster:
         command = [sys.executable, "-m", "holdfast_master.main", "--config", str(path)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, stderr=log, env=venvs.environment())
-        end = time.monotonic() + START_S
+        end = time.monotonic() + START_SECONDS
         while not endpoint.exists():
             if self._process.poll() is not None or time.monotonic() > end:
                 raise LoadError(f"the master does not serve; its log is {self.log}")

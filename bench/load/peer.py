@@ -26,13 +26,13 @@ HEARTBEAT = "heartbeat"
 POLL = "poll"
 TRANSPORTS = ("grpc", "http")
 MESSAGES = (HEARTBEAT, POLL)
-START_S = 60.0
+START_SECONDS = 60.0
 _CLIENTS = Path(__file__).with_name("dlrover_clients.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPlan:
-    """Messages per second of so many clients in all, as many as Holdfast's agents send."""
+    """The load on the peer: all clients together send as many messages as Holdfast's agents do."""
 
     clients: int
     rate: float
@@ -42,7 +42,7 @@ class PeerPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What one repetition showed."""
+    """The figures of one repetition."""
 
     message_us: float
     rate: float
@@ -120,7 +120,10 @@ def _once(python: str, plan: PeerPlan, directory: Path, what: tuple[str, str, in
 
 
 def _line(process: subprocess.Popen[bytes], begin: bytes) -> bytes:
-    """Return the next line that begins so; DLRover's code prints others. Empty: it ended."""
+    """Return the next line that begins with `begin`, or nothing where the process has ended.
+
+    DLRover's code prints other lines too.
+    """
     for line in process.stdout or ():
         if line.startswith(begin):
             return line
@@ -149,7 +152,7 @@ def _master(python: str, transport: str, nodes: int, directory: Path) -> Iterato
 
 
 def _await_port(master: subprocess.Popen[bytes], port: int) -> None:
-    end = time.monotonic() + START_S
+    end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and master.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("localhost", port), 1):
             return

@@ -25,7 +25,7 @@ SLOW_WATCHER = "slow watcher"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one scenario showed at one size."""
+    """The figures of one scenario at one size."""
 
     system: str
     scenario: str
@@ -43,10 +43,10 @@ class Result:
 
 
 def from_line(line: str) -> Result:
-    """Read what `record.to_line` wrote."""
+    """Read a result from a line that `record.to_line` wrote."""
     return Result(**json.loads(line))
 
 
 def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[Result]]:
-    """Read a results file: what is known of the run, then the results."""
+    """Read a results file: return what is known of the run, and the results."""
     return record.read(lines, from_line)

@@ -1,4 +1,4 @@
-"""What is done to a loaded master, and what is measured meanwhile."""
+"""Scenarios of a loaded master, and the measurements during each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.load.usage import Usage
 from holdfast_wire.messages import GetJobRequest, JobPhase
 from holdfast_wire.reasons import EventReason
 
-SETTLE_S = 3.0
+SETTLE_SECONDS = 3.0
 PARTS = 3
 """Windows of a steady state: their spread is shown."""
-BACK_S = 600.0
+BACK_SECONDS = 600.0
 """A herd that is not back by then never comes."""
-AFTER_HERD_S = 15.0
+AFTER_HERD_SECONDS = 15.0
 """Longer than a restored master waits for those who are missing: it shall have had its chance."""
 _LOST = frozenset({"NodeLost", "NodeDisconnected"})
 
@@ -59,7 +59,7 @@ def start_world(master: LoadedMaster, herd: Herd, agents: int, **special: Any) -
     """Connect everybody and form the first world; seconds from the last Warmed to the last told."""
     last = agents - 1
     herd.connect(held=last, **special)
-    time.sleep(SETTLE_S)
+    time.sleep(SETTLE_SECONDS)
     began = herd.tell(last, "warm")["at"]
     state = told_all(herd, 1, agents)
     trains(master)
@@ -95,7 +95,7 @@ def _phase(link: grpc.Channel) -> str:
 def steady(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     """Measure without any event: first the use alone, in three parts, then the answers' delays."""
     load = os.getloadavg()[0]
-    time.sleep(SETTLE_S)
+    time.sleep(SETTLE_SECONDS)
     with master.link() as link:
         _, newest = master.events(link, 1 << 40)
         parts = [_part(master, herd, plan.steady_s / PARTS) for _ in range(PARTS)]
@@ -160,7 +160,7 @@ def world(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     """Connect everybody and measure how soon the first world is there."""
     load, began = os.getloadavg()[0], time.monotonic()
     seconds = start_world(master, herd, plan.agents)
-    found = {"told_s": seconds, "connected_s": time.monotonic() - began - seconds - SETTLE_S}
+    found = {"told_s": seconds, "connected_s": time.monotonic() - began - seconds - SETTLE_SECONDS}
     own = master.own_part(EventReason.NODE_WARM)
     found |= {} if own is None else {"own_s": own}
     return _result(plan, WORLD, found, load)
@@ -197,9 +197,9 @@ def thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     began = time.monotonic()
     master.start()
     serving = time.monotonic()
-    state = herd.wait("all are back", lambda s: s["up"] == plan.agents, BACK_S)
+    state = herd.wait("all are back", lambda s: s["up"] == plan.agents, BACK_SECONDS)
     trains(master, 120)
-    time.sleep(AFTER_HERD_S)
+    time.sleep(AFTER_HERD_SECONDS)
     after, used = herd.state(), master.look()
     found = {
         "serving_s": serving - began,

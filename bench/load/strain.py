@@ -16,18 +16,18 @@ from bench.load.scenarios import Plan, Window, latencies, start_world, told, tra
 from holdfast_wire import codec
 from holdfast_wire.messages import DumpStacksRequest
 
-WATCH_INTERVAL_S = 1.0
-SLOW_INTERVAL_S = 0.05
-CUT_LIMIT_S = 60.0
+WATCH_INTERVAL_SECONDS = 1.0
+SLOW_INTERVAL_SECONDS = 0.05
+CUT_LIMIT_SECONDS = 60.0
 FLOOD_PER_SECOND = 200
 """Messages for the agent that does not read: a round needs ten, this is a fault of the master."""
-_CALM_S = 10.0
+_CALM_SECONDS = 10.0
 
 
 def watched(plan: Plan, master: LoadedMaster, herd: Herd, watchers: int) -> Result:
     """Measure the steady state with watchers beside the agents, then how soon they hear news."""
     load = os.getloadavg()[0]
-    herd.watch(watchers, WATCH_INTERVAL_S)
+    herd.watch(watchers, WATCH_INTERVAL_SECONDS)
     herd.wait("watchers have their snapshot", lambda s: s["watching"] == watchers, 60)
     time.sleep(3.0)
     herd.forget()
@@ -66,10 +66,10 @@ def slow_readers(agents: int, directory: Path) -> Iterator[Result]:
     try:
         with Herd(setup, agents, directory / "generators.log") as herd:
             start_world(master, herd, agents, slow=slow)
-            calm = _delays(master, _CALM_S)
+            calm = _delays(master, _CALM_SECONDS)
             herd.tell(slow, "deafen")
             yield _agent(master, agents, calm, slow)
-            herd.watch(1, SLOW_INTERVAL_S, slow=True)
+            herd.watch(1, SLOW_INTERVAL_SECONDS, slow=True)
             yield _watcher(master, herd, agents, calm)
     finally:
         master.kill()
@@ -110,7 +110,7 @@ def _watcher(master: LoadedMaster, herd: Herd, agents: int, calm: list[float]) -
             _check(began, "the watcher that does not read is not cut off")
             # News for every watcher: a failure is several events and an incident.
             herd.tell(0, "tell_loss", loss=time.monotonic())
-            time.sleep(SLOW_INTERVAL_S)
+            time.sleep(SLOW_INTERVAL_SECONDS)
         passed = time.monotonic() - began
     found = _compared(calm, probe.delays)
     found |= {"cut_off_s": passed, "grown_mb": master.look().peak_mb - before.peak_mb}
@@ -123,5 +123,5 @@ def _compared(calm: list[float], now: list[float]) -> dict[str, float]:
 
 
 def _check(began: float, what: str) -> None:
-    if time.monotonic() - began > CUT_LIMIT_S:
-        raise LoadError(f"{what} within {CUT_LIMIT_S:.0f} s")
+    if time.monotonic() - began > CUT_LIMIT_SECONDS:
+        raise LoadError(f"{what} within {CUT_LIMIT_SECONDS:.0f} s")

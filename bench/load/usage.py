@@ -1,4 +1,4 @@
-"""What one process uses, by /proc. Nothing here knows what the process is for."""
+"""Resource usage of one process, from /proc. Nothing here knows the process's purpose."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Holdfast costs a job to which nothing happens, beside torchrun."""
+"""Costs of Holdfast in a job without faults, beside torchrun."""

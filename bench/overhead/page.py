@@ -21,9 +21,10 @@ Generated from [overhead.jsonl](overhead.jsonl) by `python -m bench.overhead --p
 Two ranks of one node keep both cores busy (DDP over gloo, steps of about 30 ms of arithmetic, a
 heartbeat of what the SDK wrote into its page), in turns under torchrun without the SDK and under
 `holdfast-run` with it. What runs beside the ranks takes its CPU time from one of them, and the
-others wait for that one: so that time, as a share of the step's, is the overhead. The ratio of the
-step times says the same with the machine's noise in it. The job master runs on the node only here:
-in a cluster it has its own pod.
+others wait for that one: so that time, as a share of the step's, is the overhead. The ranks answer
+samples of their collectives at the same time, so of them the rank counts that takes longest. The
+ratio of the step times says the same with the machine's noise in it. The job master runs on the
+node only here: in a cluster it has its own pod.
 """
 
 
@@ -45,7 +46,7 @@ def _promises(costs: Sequence[SdkCost], trials: Sequence[Trial]) -> str:
     share = overhead(costs, trials)
     rows = [
         ["`job.step()`, worst case's median", "≤ 2 µs", f"{worst / 1000:.2f} µs"],
-        ["agent + SDK on the time of a step", "≤ 0.5 %", f"{share:.2%}"],
+        ["agent, SDK and sampling on the time of a step", "≤ 0.5 %", f"{share:.2%}"],
     ]
     kept = [worst <= SDK_BAR_NS, share <= SHARE_BAR]
     marked = [[*row, "yes" if held else "**no**"] for row, held in zip(rows, kept, strict=True)]
@@ -53,11 +54,11 @@ def _promises(costs: Sequence[SdkCost], trials: Sequence[Trial]) -> str:
 
 
 def overhead(costs: Sequence[SdkCost], trials: Sequence[Trial]) -> float:
-    """Return what agent, zygote and the SDK's calls take of a step."""
+    """Return what agent, zygote, the SDK's calls and samples take of a step."""
     ours = [trial for trial in trials if trial.launcher == HOLDFAST]
     call_us = max(cost.median for cost in costs) / 1000
     return statistics.median(
-        trial.share(trial.launcher_us) + call_us / trial.step_us for trial in ours
+        trial.share(trial.launcher_us + call_us + (trial.sampling_us or 0.0)) for trial in ours
     )
 
 
@@ -80,10 +81,18 @@ def _steps(trials: Sequence[Trial]) -> str:
                 str(len(mine)),
                 f"{statistics.median(one.step_us for one in mine) / 1000:.1f}",
                 _share([one.share(one.launcher_us) for one in mine]),
+                _share([one.share(one.sampling_us) for one in mine if one.sampling_us is not None]),
                 _share([one.share(one.master_us) for one in mine]),
             ]
         )
-    head = ("launcher", "runs", "step, ms", "launcher's share", "master's share")
+    head = (
+        "launcher",
+        "runs",
+        "step, ms",
+        "launcher's share",
+        "samples in a rank",
+        "master's share",
+    )
     ratios = _ratios(trials)
     said = (
         f"Step time, pair by pair: {statistics.median(ratios):.3f} × torchrun's "
@@ -93,6 +102,8 @@ def _steps(trials: Sequence[Trial]) -> str:
 
 
 def _share(shares: Sequence[float]) -> str:
+    if not shares:
+        return "not measured"
     return f"{statistics.median(shares):.2%} ({min(shares):.2%}–{max(shares):.2%})"
 
 

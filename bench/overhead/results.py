@@ -1,4 +1,4 @@
-"""What the benchmark finds out, and how a line of its results file is read. Values only."""
+"""Results of the overhead benchmark, and the parser of its results file. Values only."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ class Trial:
     cores: int
     load: float
     """Load average of the last minute, at the end."""
+    sampling_us: float | None = None
+    """CPU time per step of the threads that answer the agent's samples, in the rank with the most.
+    The ranks answer at the same time and then wait for each other. None: not measured."""
 
     def share(self, cpu_us: float) -> float:
         """Return CPU time per step as a share of the step.

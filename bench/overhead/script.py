@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-WARM_UP_STEPS = 30
+WARM_UP_STEPS = 1000
+"""About 25 s. Until then `holdfast-run` still imports what a script may need; its zygote begins
+with what every script needs, so that the script starts sooner (docs/benchmarks/start.md)."""
 SEEN_SECONDS = 30.0
 
 

@@ -1,7 +1,7 @@
-"""What `job.step(n, samples=…, loss=…)` costs a training loop, in CPU time.
+"""CPU time of `job.step(n, samples=…, loss=…)` in a training loop.
 
 CPU time of the calling thread, so that other processes on the machine do not count, with the
-loop's own cost taken off: for a rank under an agent (page and lease), for one that has a boundary
+loop's own cost taken off: for a rank under an agent (page and lease), for one that has a barrier
 ahead (armed), and for a script that runs without an agent.
 """
 
@@ -16,7 +16,7 @@ from bench.overhead.results import SdkCost
 from holdfast.environment import Environment
 from holdfast.job import Job
 from holdfast.page import Page
-from holdfast.slot import SlotWriter
+from holdfast.page_slot import SlotWriter
 
 CALLS = 20_000
 REPEATS = 50
@@ -27,7 +27,7 @@ def measure(add: Callable[[SdkCost], None]) -> None:
     page = Page.create(1)
     try:
         add(_cost(page, "under an agent"))
-        add(_cost(page, "under an agent, a boundary ahead", armed=True))
+        add(_cost(page, "under an agent, a barrier ahead", armed=True))
         add(_cost(page, "without an agent", agent=False))
     finally:
         os.close(page.fd)
@@ -37,7 +37,7 @@ def _cost(page: Page, case: str, *, agent: bool = True, armed: bool = False) -> 
     page.reset(0, 1)
     job = Job(Environment(), SlotWriter(page, 0, 1) if agent else None)
     if armed:
-        page.arm(0, 1, 2**60)
+        page.set_barrier(0, 1, 2**60)
     costs = []
     for repeat in range(REPEATS):
         page.begin_lease(time.monotonic_ns())

@@ -1,4 +1,4 @@
-"""What an agent, a master and the SDK add to a training step, beside torchrun.
+"""Time that agent, master and SDK add to a training step, beside torchrun.
 
 The same busy script in turns under torchrun, without the SDK, and under `holdfast-run` with its own
 master, with the SDK. Read from outside: the step's mean time, and the CPU time of what runs beside
@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ LAUNCHERS: Mapping[str, Sequence[str]] = {
 }
 RANKS = 2
 TIMEOUT_SECONDS = 300.0
+_CPU_CLOCK = 2
+"""CPUCLOCK_SCHED of Linux: clock_getcpuclockid(3) makes a process's clock of it. /proc counts in
+10 ms, a quarter of what is measured."""
+SERVER = "pt_workerserver"
+"""Beginning of the name that torch gives the threads of its worker server."""
 
 
 def measure(pairs: int, steps: int, folder: Path, add: Callable[[Trial], None]) -> None:
@@ -47,8 +53,8 @@ def _trial(launcher: str, pair: int, steps: int, folder: Path) -> Trial:
             stderr=subprocess.STDOUT,
         )
     try:
-        before = _others_at(process, log, "begun")
-        after = _others_at(process, log, "ended")
+        before = _spent_at(process, log, "begun")
+        after = _spent_at(process, log, "ended")
         log.with_suffix(".seen").touch()
         if process.wait(TIMEOUT_SECONDS) != 0:
             raise RuntimeError(f"{launcher} ended with {process.returncode}: see {out.name}")
@@ -56,9 +62,12 @@ def _trial(launcher: str, pair: int, steps: int, folder: Path) -> Trial:
         process.kill()
         process.wait()
     spent = {
-        name: sum(cpu - before.get(who, 0.0) for who, cpu in after.items() if who[1] == name)
+        name: sum(
+            cpu - before.others.get(who, 0.0) for who, cpu in after.others.items() if who[1] == name
+        )
         for name in ("launcher", "master")
     }
+    sampling = [cpu - before.sampling[rank] for rank, cpu in after.sampling.items()]
     return Trial(
         launcher=launcher,
         pair=pair,
@@ -67,6 +76,7 @@ def _trial(launcher: str, pair: int, steps: int, folder: Path) -> Trial:
         master_us=spent["master"] / steps * 1e6,
         cores=len(os.sched_getaffinity(0)),
         load=os.getloadavg()[0],
+        sampling_us=max(sampling) / steps * 1e6,
     )
 
 
@@ -74,10 +84,18 @@ def _lines(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def _others_at(
-    process: subprocess.Popen[bytes], log: Path, what: str
-) -> dict[tuple[int, str], float]:
-    """Wait until every rank has written `what`; return the others' CPU seconds so far."""
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """CPU seconds so far of what is not training."""
+
+    others: Mapping[tuple[int, str], float]
+    """By process that is no rank, and its part."""
+    sampling: Mapping[int, float]
+    """Of the threads of a rank that answer the agent's samples, by process."""
+
+
+def _spent_at(process: subprocess.Popen[bytes], log: Path, what: str) -> Spent:
+    """Wait until every rank has written `what`; return what was spent until then."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         ranks = {line["pid"] for line in _lines(log) if line["what"] == what}
@@ -86,14 +104,42 @@ def _others_at(
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"no {what!r} by all ranks (exit code {process.returncode})")
         time.sleep(0.2)
-    me = psutil.Process(process.pid)
+    return Spent(_others(process.pid, ranks), {rank: sampling(rank) for rank in ranks})
+
+
+def sampling(rank: int) -> float:
+    """Return the CPU time of a process's threads of torch's worker server, s."""
+    found = 0
+    for task in Path(f"/proc/{rank}/task").iterdir():
+        try:
+            if (task / "comm").read_text().startswith(SERVER):
+                found += int((task / "schedstat").read_text().split()[0])
+        except FileNotFoundError:
+            continue  # the thread has ended meanwhile
+    return found * 1e-9
+
+
+def _others(pid: int, ranks: Collection[int]) -> dict[tuple[int, str], float]:
+    me = psutil.Process(pid)
     cpu: dict[tuple[int, str], float] = {}
     for one in (me, *me.children(recursive=True)):
         if one.pid not in ranks:
             try:
-                times, line = one.cpu_times(), one.cmdline()
-            except psutil.NoSuchProcess:
+                seconds, line = cpu_seconds(one.pid), one.cmdline()
+            except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
             name = "master" if "holdfast_master.main" in line else "launcher"
-            cpu[one.pid, name] = times.user + times.system
+            cpu[one.pid, name] = seconds
     return cpu
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of all threads of a process, also of those that have ended.
+
+    Raises:
+        ProcessLookupError: There is no such process.
+    """
+    try:
+        return time.clock_gettime(~pid << 3 | _CPU_CLOCK)
+    except OSError as error:
+        raise ProcessLookupError(f"process {pid}: {error}") from error

@@ -1,4 +1,4 @@
-"""How long a job stands still after a fault: Holdfast beside torchrun and DLRover.
+"""Time that a job stands still after a fault: Holdfast beside torchrun and DLRover.
 
 ``python -m bench.recovery`` runs a plan and writes one JSON line per measurement; the Markdown page
 is generated from those lines. The measured script knows nothing of the systems, the measuring code

@@ -1,4 +1,4 @@
-"""What Holdfast promises of recovery, and whether a run kept it. Pure."""
+"""Bars of recovery, and the judgement of a run by them. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run says about one bar."""
+    """The judgement of one bar by a run."""
 
     bar: Bar
     promised: str
@@ -52,7 +52,11 @@ def _net_pause(result: Result) -> float | None:
 
 
 def _alive_in_new_round(result: Result) -> float | None:
-    """How long the frozen agent's worker lived beside the new round; negative: it was dead."""
+    """Return the seconds that the frozen agent's worker lived beside the new round.
+
+    The value is negative where the worker was dead before the round, infinite where the worker was
+    never seen dead, and None where no new round started.
+    """
     dead, started = result.notes.get("old worker dead"), result.notes.get("new round started")
     if started is None:
         return None

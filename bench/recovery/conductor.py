@@ -12,11 +12,11 @@ from pathlib import Path
 
 from bench.recovery import sandbox, venvs
 from bench.recovery.results import NOT_STARTED, RECOVERED, UNNOTICED, Case, Result, from_line
-from bench.recovery.scenarios import START_LIMIT_S
+from bench.recovery.scenarios import START_LIMIT_SECONDS
 from bench.recovery.trial import Request, to_json
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SPARE_S = 60.0
+_SPARE_SECONDS = 60.0
 """On top of the limits inside a trial, before it is ended from outside."""
 
 
@@ -42,7 +42,9 @@ class Conductor:
                 seed=self.seed * 1000 + case.repetition,
             )
             (directory / "request.json").write_text(to_json(request))
-            failure = self._sandboxed(directory, 2 * (START_LIMIT_S + case.limit_s) + _SPARE_S)
+            failure = self._sandboxed(
+                directory, 2 * (START_LIMIT_SECONDS + case.limit_s) + _SPARE_SECONDS
+            )
             lines = results.read_text().splitlines() if results.exists() else []
             found = [from_line(line) for line in lines]
             if failure:

@@ -1,4 +1,4 @@
-"""What a log of steps says about a recovery. Pure: events in, durations out.
+"""Measures a recovery from a log of steps. Pure: events in, durations out.
 
 The rule, for every system: a step counts once *all* ranks of its round have completed it; a new
 round is one that nobody had joined before the fault; "next step" is the first step that counts in

@@ -1,4 +1,4 @@
-"""What is measured, how often, and in which order. Pure.
+"""Plan of the trials: their number and their order. Pure.
 
 Trials are interleaved: one repetition of every row, then the next, so that a machine that slows
 down or warms up does so for all. A row with fewer trials is spread over the whole run.
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from bench.recovery.results import Case
 
-DEFAULT_LIMIT_S = 90.0
+DEFAULT_LIMIT_SECONDS = 90.0
 """For a peer with its own time-outs: longer than any of them that a recovery waits for."""
-TUNED_LIMIT_S = 30.0
+TUNED_LIMIT_SECONDS = 30.0
 """For a peer with its time-outs as low as it accepts, and for Holdfast."""
-UNNOTICED_LIMIT_S = 20.0
+UNNOTICED_LIMIT_SECONDS = 20.0
 """For a fault that a peer has no means to notice while its workers train on."""
 
 EITHER = -1
@@ -30,7 +30,7 @@ class Row:
     trials: int
     target: int = EITHER
     restore: str = "torch"
-    limit_s: float = TUNED_LIMIT_S
+    limit_s: float = TUNED_LIMIT_SECONDS
     seconds: float = 20.0
     """What one trial takes on an idle machine of two cores, start included; for the estimate."""
 
@@ -50,29 +50,31 @@ class Row:
 # A crash trial measures two crashes, a node-lost trial the loss and the return.
 RECORD = (
     Row("crash", "holdfast", "default", 4, seconds=9),
-    Row("crash", "torchrun", "default", 4, limit_s=DEFAULT_LIMIT_S, seconds=34),
+    Row("crash", "torchrun", "default", 4, limit_s=DEFAULT_LIMIT_SECONDS, seconds=34),
     Row("crash", "torchrun", "tuned", 4, seconds=20),
-    Row("crash", "dlrover", "default", 4, limit_s=DEFAULT_LIMIT_S, seconds=26),
+    Row("crash", "dlrover", "default", 4, limit_s=DEFAULT_LIMIT_SECONDS, seconds=26),
     Row("crash", "holdfast", "default", 4, restore="dcp", seconds=10),
     Row("crash", "torchrun", "tuned", 2, restore="dcp", seconds=22),
-    Row("crash", "dlrover", "default", 2, restore="dcp", limit_s=DEFAULT_LIMIT_S, seconds=27),
+    Row("crash", "dlrover", "default", 2, restore="dcp", limit_s=DEFAULT_LIMIT_SECONDS, seconds=27),
     Row("node-lost", "holdfast", "default", 8, target=0, seconds=13),
-    Row("node-lost", "torchrun", "default", 2, target=0, limit_s=DEFAULT_LIMIT_S, seconds=9),
+    Row("node-lost", "torchrun", "default", 2, target=0, limit_s=DEFAULT_LIMIT_SECONDS, seconds=9),
     Row("node-lost", "torchrun", "tuned", 4, target=0, seconds=22),
-    Row("node-lost", "dlrover", "default", 1, target=0, limit_s=DEFAULT_LIMIT_S, seconds=90),
+    Row("node-lost", "dlrover", "default", 1, target=0, limit_s=DEFAULT_LIMIT_SECONDS, seconds=90),
     Row("node-lost", "dlrover", "tuned", 4, target=0, seconds=35),
     Row("node-lost", "holdfast", "default", 8, target=1, seconds=13),
-    Row("node-lost", "torchrun", "default", 1, target=1, limit_s=DEFAULT_LIMIT_S, seconds=122),
+    Row(
+        "node-lost", "torchrun", "default", 1, target=1, limit_s=DEFAULT_LIMIT_SECONDS, seconds=122
+    ),
     Row("node-lost", "torchrun", "tuned", 4, target=1, seconds=22),
     Row("node-lost", "dlrover", "tuned", 4, target=1, seconds=35),
     Row("node-lost", "holdfast", "default", 8, restore="dcp", seconds=13),
     Row("agent-frozen", "holdfast", "default", 8, seconds=15),
-    Row("agent-frozen", "torchrun", "tuned", 1, limit_s=UNNOTICED_LIMIT_S, seconds=28),
-    Row("agent-frozen", "dlrover", "tuned", 1, limit_s=UNNOTICED_LIMIT_S, seconds=32),
+    Row("agent-frozen", "torchrun", "tuned", 1, limit_s=UNNOTICED_LIMIT_SECONDS, seconds=28),
+    Row("agent-frozen", "dlrover", "tuned", 1, limit_s=UNNOTICED_LIMIT_SECONDS, seconds=32),
     Row("node-frozen", "holdfast", "default", 4, seconds=15),
-    Row("node-frozen", "torchrun", "default", 1, limit_s=DEFAULT_LIMIT_S, seconds=98),
+    Row("node-frozen", "torchrun", "default", 1, limit_s=DEFAULT_LIMIT_SECONDS, seconds=98),
     Row("node-frozen", "torchrun", "tuned", 2, seconds=19),
-    Row("node-frozen", "dlrover", "default", 1, limit_s=DEFAULT_LIMIT_S, seconds=102),
+    Row("node-frozen", "dlrover", "default", 1, limit_s=DEFAULT_LIMIT_SECONDS, seconds=102),
     Row("node-frozen", "dlrover", "tuned", 2, seconds=27),
 )
 """The run that the published page is made of: at most 35 min."""

@@ -18,7 +18,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What /proc/PID/stat says."""
+    """One process as its /proc/PID/stat describes it."""
 
     pid: int
     state: str
@@ -41,7 +41,7 @@ def parse_stat(text: str, ticks_per_second: int) -> Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """Return what is known of ``pid``; None once it is gone."""
+    """Return the state of process ``pid``; None once the process is gone."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -83,7 +83,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> float:
-    """Send ``number`` to all of ``pids``; the monotonic time just before the first."""
+    """Send ``number`` to all of ``pids``; return the monotonic time just before the first."""
     begun = time.monotonic()
     for pid in pids:
         try:

@@ -94,7 +94,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> str:
-    """Return how many times longer theirs take: of the medians, then the two worst pairings.
+    """Return the ratio of theirs to ours: that of the medians, then the least and the greatest.
 
     No pair of one trial of theirs and one of ours gives a ratio outside of the bounds.
     """
@@ -159,7 +159,7 @@ def _section(section: _Section, results: Sequence[Result]) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Key:
-    """What the rows of a table are told apart by, in their order."""
+    """The key of a row of a table; rows stand in the order of their keys."""
 
     restore_last: bool
     restore: str
@@ -186,7 +186,7 @@ def _key(result: Result, section: _Section) -> _Key:
 
 
 def _base(key: _Key, ours: Mapping[_Key, Sequence[float]]) -> list[float]:
-    """Return Holdfast's figures that ``key`` is compared with: same restore, same rank if any."""
+    """Return Holdfast's figures to compare ``key`` with: same restore, and same rank if any."""
     same = [k for k in ours if k.restore == key.restore]
     exact = [k for k in same if k.rank == key.rank]
     return [value for k in exact or same for value in ours[k]]
@@ -215,7 +215,7 @@ def _row(
 
 
 def _reasons(groups: Mapping[_Key, Sequence[Result]]) -> list[str]:
-    """Return what happened where a trial did not recover, each reason once."""
+    """Return the reasons for which trials did not recover, each reason once."""
     lines: dict[str, None] = {}
     for key in sorted(groups):
         for result in groups[key]:
@@ -225,7 +225,7 @@ def _reasons(groups: Mapping[_Key, Sequence[Result]]) -> list[str]:
 
 
 def _stages(groups: Mapping[_Key, Sequence[Result]]) -> str:
-    """Return where the time went: medians of the stages of the slowest rank."""
+    """Return a table of the time by stage: medians of the stages of the slowest rank."""
     rows: list[list[str]] = []
     names: list[str] = []
     for key in sorted(groups):

@@ -21,7 +21,7 @@ NOT_STARTED = "not started"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is done to whom: one line of a plan, one trial."""
+    """One line of a plan, and so one trial: the fault, the system and the rank that is hit."""
 
     scenario: str
     """crash, node-lost, agent-frozen or node-frozen; what is reported may be more (rejoin)."""
@@ -53,7 +53,7 @@ class Result:
 
 
 def from_line(line: str) -> Result:
-    """Read what `record.to_line` wrote."""
+    """Read a result from a line that `record.to_line` wrote."""
     raw: dict[str, Any] = json.loads(line)
     recovered = raw.pop("recovery")
     return Result(
@@ -63,5 +63,5 @@ def from_line(line: str) -> Result:
 
 
 def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[Result]]:
-    """Read a results file: what is known of the run, then the results."""
+    """Read a results file: return what is known of the run, and the results."""
     return record.read(lines, from_line)

@@ -21,7 +21,7 @@ from bench.recovery.results import (
 from bench.recovery.steplog import Event, Follower
 from bench.recovery.systems.contract import NODES, System
 
-START_LIMIT_S = 180.0
+START_LIMIT_SECONDS = 180.0
 """The longest that a system may take until both ranks train: slow disks, cold caches."""
 SETTLED_STEPS = 25
 """Steps of one round before a fault: at least two checkpoints at one every 10 steps."""
@@ -54,7 +54,7 @@ class Trial:
                 return True
             return False if self.system.ended() else None
 
-        if not self.follower.wait(look, begun + START_LIMIT_S):
+        if not self.follower.wait(look, begun + START_LIMIT_SECONDS):
             return False
         time.sleep(self.draw.uniform(0.0, 0.3))
         return True
@@ -70,7 +70,7 @@ class Trial:
 
     def not_started(self, measured: str, target: int) -> Result:
         """Return the result of a fault that could not be done."""
-        reason = self.system.ended() or f"no settled world within {START_LIMIT_S:.0f} s"
+        reason = self.system.ended() or f"no settled world within {START_LIMIT_SECONDS:.0f} s"
         return Result(
             case=self.case, measured=measured, target=target, outcome=NOT_STARTED, reason=reason
         )

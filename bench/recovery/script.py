@@ -108,7 +108,7 @@ class DistributedSaves:
             shutil.rmtree(old, ignore_errors=True)
 
     def load(self, model: Any, optimizer: Any) -> int:
-        """Read the newest directory; DDP's state is whole on every rank, so nobody is asked."""
+        """Read the newest directory; with DDP every rank has the whole state and asks no other."""
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -185,7 +185,7 @@ def make_step(model: Any, optimizer: Any, rank: int, group: Any) -> Callable[[in
 
 
 def join_world(log: StepLog, timeout_s: float | None) -> Any:
-    """Join the process group; returns the group to train on.
+    """Join the process group; return the group to train on.
 
     The round's id is a number that rank 0 draws and everybody learns, so that the log tells rounds
     apart whatever the system under test calls them. With ``timeout_s``, collectives of training
@@ -205,7 +205,7 @@ def join_world(log: StepLog, timeout_s: float | None) -> Any:
 
 
 def restore(log: StepLog, saves: Saves, model: Any, optimizer: Any) -> int:
-    """Load the newest checkpoint and log how long that took; the step it holds."""
+    """Load the newest checkpoint and log how long that took; return the checkpoint's step."""
     begun = time.monotonic()
     step = saves.load(model, optimizer)
     log.write("restored", step=step, seconds=round(time.monotonic() - begun, 6))
@@ -235,7 +235,7 @@ def settings() -> argparse.Namespace:
 
 @dataclass
 class Training:
-    """What is trained, and how far it is."""
+    """The model, its optimizer and the steps done so far."""
 
     model: Any
     optimizer: Any
@@ -244,7 +244,7 @@ class Training:
 
 
 def prepare(options: argparse.Namespace, log: StepLog) -> tuple[Training, Saves, Any]:
-    """Join, build and restore: (training, saves, the group to train on)."""
+    """Join, build and restore; return the training, the saves and the group to train on."""
     import torch
 
     if options.restore == "dcp":
@@ -290,7 +290,7 @@ def main() -> None:
 
 
 def asks_to_leave(job: Any, step: int, loss: float) -> bool:
-    """Report ``step`` to Holdfast; whether it wants a checkpoint and the end of this process."""
+    """Report ``step``; return True when Holdfast wants a checkpoint and the end of this process."""
     import holdfast
 
     return bool(job.step(step, samples=BATCH, loss=loss) is holdfast.SAVE_AND_STOP)

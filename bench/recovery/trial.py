@@ -27,13 +27,13 @@ SYSTEMS: dict[str, type[System]] = {
 _HERE = Path(__file__).parent
 SCRIPTS = {"flash": _HERE.parent / "flash" / "crash_script.py"}
 """Scripts of restores that not every system has; all others are `script`'s own."""
-COLLECTIVE_TIMEOUT_S = 5.0
+COLLECTIVE_TIMEOUT_SECONDS = 5.0
 """For tuned peers: as long as Holdfast's own detection of silence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the conductor asks of one trial."""
+    """The conductor's order for one trial."""
 
     case: Case
     python: str
@@ -51,7 +51,7 @@ def to_json(request: Request) -> str:
 
 
 def from_json(text: str) -> Request:
-    """Read what `to_json` wrote."""
+    """Read a request that `to_json` wrote."""
     raw = json.loads(text)
     return Request(**{**raw, "case": Case(**raw["case"])})
 
@@ -66,7 +66,7 @@ def build(request: Request) -> System:
         directory=Path(request.directory),
         variant=case.variant,
         restore=case.restore,
-        collective_timeout_s=COLLECTIVE_TIMEOUT_S if tuned_peer else None,
+        collective_timeout_s=COLLECTIVE_TIMEOUT_SECONDS if tuned_peer else None,
     )
     return SYSTEMS[case.system](setting)
 

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from bench.recovery.systems.agents import free_port
 
-TIMEOUT_S = 1800
+TIMEOUT_SECONDS = 1800
 """For one installation: torch is 4.6 GB where nothing is cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a system's environment holds on top of torch and numpy."""
+    """The environment of one system: its packages on top of torch and numpy."""
 
     name: str
     packages: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class SetupError(RuntimeError):
 
 
 def python_of(system: str) -> str:
-    """Return the interpreter of ``system``; makes its environment where there is none yet.
+    """Return the interpreter of ``system``; make the system's environment where there is none yet.
 
     Raises:
         SetupError: no fitting interpreter, or the installation failed; says what the tool said.
@@ -72,7 +72,7 @@ def python_of(system: str) -> str:
 
 
 def warm_up(python: str) -> None:
-    """Train a few steps alone, save and restore: bytecode is on disk then, files are in memory."""
+    """Train a few steps, save and restore, so that bytecode is on disk and files are in memory."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         command = [python, "-W", "ignore", str(_SCRIPT), "--restore=dcp"]  # it imports the most
         command += [f"--log-dir={directory}/steps", f"--saves-dir={directory}/saves"]
@@ -81,7 +81,7 @@ def warm_up(python: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for everything that is started: with bytecode kept, alone.
+    """Return this process's environment without the variables that would change Python's ways.
 
     Without bytecode on disk ``import torch`` takes three times as long, for every system.
     """
@@ -126,13 +126,13 @@ def _interpreter(peer: Environment) -> str:
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    """Run ``command`` with ``variables`` on top of the environment; what it printed."""
+    """Run ``command`` with ``variables`` on top of the environment; return what it printed."""
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=TIMEOUT_SECONDS,
         env={**environment(), **(variables or {})},
         check=False,
     )

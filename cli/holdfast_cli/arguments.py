@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from holdfast_cli.failures import JobNotFoundError
-from holdfast_cli.home import find_job, known_jobs
-from holdfast_cli.place import LocalPlace, Place
+from holdfast_cli.errors import JobNotFoundError
+from holdfast_cli.job_directory import find_job, job_names
+from holdfast_cli.target import JobTarget, LocalPlace
 
 output_option = click.option(
     "-o",
@@ -25,8 +25,8 @@ output_option = click.option(
 
 
 def complete_job(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the jobs of this machine that begin so."""
-    return [name for name in known_jobs(os.environ) if name.startswith(incomplete)]
+    """Return the names of this machine's jobs that begin with the incomplete word."""
+    return [name for name in job_names(os.environ) if name.startswith(incomplete)]
 
 
 def job_argument(command: Callable[..., None]) -> Callable[..., None]:
@@ -35,7 +35,7 @@ def job_argument(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that choose a cluster, as `where`: a mapping, empty: none."""
+    """Give a command the options that choose a cluster, as the mapping `where`; empty: none."""
 
     @functools.wraps(command)
     def chosen(*, namespace: str, context: str, kubeconfig: str, **arguments: Any) -> None:
@@ -43,9 +43,11 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
         command(where={name: text for name, text in given.items() if text}, **arguments)
 
     options = (
-        click.option("-n", "--namespace", default="", help="The job is in this namespace."),
-        click.option("--context", default="", help="Of the kubeconfig."),
-        click.option("--kubeconfig", default="", help="Instead of $KUBECONFIG."),
+        click.option("-n", "--namespace", default="", help="Namespace of the job, in a cluster."),
+        click.option("--context", default="", help="Context of the kubeconfig."),
+        click.option(
+            "--kubeconfig", default="", help="Path of a kubeconfig, instead of $KUBECONFIG."
+        ),
     )
     for option in reversed(options):
         chosen = option(chosen)
@@ -64,15 +66,17 @@ def place_argument(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def find_place(environ: Mapping[str, str], name: str, where: Mapping[str, str]) -> Iterator[Place]:
-    """Find a job: of this machine, or where that has none or a cluster was chosen, of a cluster.
+def find_place(
+    environ: Mapping[str, str], name: str, where: Mapping[str, str]
+) -> Iterator[JobTarget]:
+    """Find a job: on this machine; in a cluster if one was chosen, or this machine has none.
 
     Raises:
-        JobNotFoundError: there is none.
+        JobNotFoundError: There is no such job.
         BadInputError: the chosen cluster cannot be used.
         MasterUnreachableError: the API server does not answer, or refuses.
     """
-    place: Place
+    place: JobTarget
     if where:
         # Imported here, as below: most commands are about this machine.
         from holdfast_cli.cluster.find import find_there

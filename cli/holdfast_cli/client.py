@@ -1,6 +1,6 @@
-"""Calls to a job's master: mTLS, deadlines, and errors in words.
+"""Calls to a job's master: mTLS, deadlines, and errors as text.
 
-Belongs here: the transport of JobService. Does not belong here: what is shown.
+Belongs here: the transport of JobService. Does not belong here: the output.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import grpc
 
-from holdfast_cli.ending import Ending
-from holdfast_cli.failures import MasterUnreachableError, RefusedError
-from holdfast_cli.home import JobHome
-from holdfast_cli.place import Place, place_of
+from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
+from holdfast_cli.final_state import FinalState
+from holdfast_cli.job_directory import JobHome
+from holdfast_cli.target import JobTarget, place_of
 from holdfast_wire import codec, errors
 from holdfast_wire.messages import (
     JobEvent,
@@ -27,7 +27,7 @@ from holdfast_wire.messages import (
 from holdfast_wire.v1.job_pb2_grpc import JobServiceStub
 
 _PAGE = 5000
-"""Events in one answer at most; a master sends no more."""
+"""Most events in one answer; a master sends no more."""
 _UNREACHABLE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -35,25 +35,25 @@ _UNREACHABLE = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 )
-"""What gRPC itself says of a connection that broke, whenever it broke."""
+"""Status codes of gRPC for a broken connection."""
 
 
 class JobClient:
     """A user's connection to one master. Close it, or use it as a context manager.
 
-    Where the master is gone because the job has ended, what it said last answers instead.
+    If the master is gone because the job has ended, the job's final state answers instead.
     """
 
-    def __init__(self, job: JobHome | Place) -> None:
+    def __init__(self, job: JobHome | JobTarget) -> None:
         """Prepare a connection to the master of a job; connects at the first call.
 
         Raises:
-            MasterUnreachableError: no master serves this job, and nothing is known of its end.
+            MasterUnreachableError: No master serves this job, and there is no final state.
         """
         self._place = place_of(job)
         self._open = contextlib.ExitStack()
         self.ended = None if self._place.is_running() else self._place.ending()
-        """How the job ended; None while it runs, or where nobody wrote that down."""
+        """Final state of the job; None while it runs, or if none was written."""
         if self.ended is not None:
             return
         reach = self._open.enter_context(self._place.reach())
@@ -74,11 +74,11 @@ class JobClient:
         self._open.close()
 
     def call(self, request: object, timeout_s: float = 10.0) -> Any:
-        """Send one request twin, for example GetJobRequest, and return the response twin.
+        """Send one request, for example GetJobRequest, and return its response.
 
         Raises:
             MasterUnreachableError: no answer within `timeout_s` seconds.
-            RefusedError: the master said no.
+            RefusedError: The master refused the request.
         """
         if self.ended is not None:
             return self.ended.answer(request)
@@ -92,13 +92,13 @@ class JobClient:
     def events(
         self, after: int = 0, most: int | None = None, timeout_s: float = 10.0
     ) -> ListEventsResponse:
-        """Return the events after a sequence, oldest first; of more than `most` the newest.
+        """Return the events after a sequence number, oldest first; if more than `most`, the newest.
 
-        A master sends what fits into a message, oldest first, so there may be several calls.
+        A master sends as many as fit into a message, oldest first, so there may be several calls.
 
         Raises:
             MasterUnreachableError: no answer within `timeout_s` seconds.
-            RefusedError: the master said no.
+            RefusedError: The master refused the request.
         """
         if most is not None:
             newest = self.call(ListEventsRequest(limit=1), timeout_s).newest_sequence
@@ -114,11 +114,11 @@ class JobClient:
             after = found[-1].sequence
 
     def watch(self, request: WatchJobRequest) -> Iterator[WatchJobResponse]:
-        """Yield what the master tells a watcher, until the stream ends.
+        """Yield the master's messages to a watcher, until the stream ends.
 
         Raises:
             MasterUnreachableError: the connection broke.
-            RefusedError: the master said no.
+            RefusedError: The master refused the request.
         """
         if self.ended is not None:
             yield self.ended.snapshot()
@@ -133,8 +133,8 @@ class JobClient:
             with contextlib.suppress(grpc.RpcError):
                 stream.cancel()
 
-    def _find_end(self, error: grpc.RpcError) -> Ending:
-        """Return how the job ended where that is why its master is gone; else raise the error."""
+    def _find_end(self, error: grpc.RpcError) -> FinalState:
+        """Return the final state if the master is gone because the job has ended; else raise."""
         failure = self._translate(error)
         if isinstance(failure, MasterUnreachableError):
             self.ended = self._place.ending()
@@ -142,8 +142,8 @@ class JobClient:
             raise failure from error
         return self.ended
 
-    def _translate(self, error: grpc.RpcError) -> MasterUnreachableError | RefusedError:
+    def _translate(self, error: grpc.RpcError) -> MasterUnreachableError | MasterRefusedError:
         refusal = errors.read(error)
         if refusal.code in _UNREACHABLE and refusal.reason in {"UNKNOWN", "MASTER_SUPERSEDED"}:
             return MasterUnreachableError(self._place.why_unreachable(refusal.text))
-        return RefusedError(f"{refusal.text} ({refusal.reason})")
+        return MasterRefusedError(f"{refusal.text} ({refusal.reason})")

@@ -1,6 +1,6 @@
 """`make demo`: the example on two local nodes; one worker and then one whole node are killed.
 
-A director in a thread of its own, which uses nothing but the master's public API and SIGKILL.
+A director on a thread of its own, which uses only the master's public API and SIGKILL.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast_cli.client import JobClient
-from holdfast_cli.failures import CliError
-from holdfast_cli.home import JobHome, find_job
+from holdfast_cli.errors import CliError
+from holdfast_cli.job_directory import JobHome, find_job
+from holdfast_cli.live_view import FINAL_PHASES, View
 from holdfast_cli.output import say
 from holdfast_cli.runner.processes import descendants
 from holdfast_cli.runner.start import RunOptions, run_job
-from holdfast_cli.watching import FINAL_PHASES, View
 from holdfast_wire.messages import GetJobRequest, JobStatus, ListNodesRequest, NodeInfo, NodeState
 
 _JOB_FILE = Path("examples/00-demo.yaml")
 _KILL_WORKER_AT = 100
 _KILL_NODE_AT = 220
-_POLL_S = 0.2
-_PATIENCE_S = 300.0
+_POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 300.0
 
 
 class Demo:
-    """Waits for a step, then kills; says what it does in the job's view."""
+    """Waits for a step, then kills; its messages appear in the job's view."""
 
     def __init__(self, home: JobHome, view: View, ended: Callable[[], bool]) -> None:
         self._home = home
@@ -69,7 +69,7 @@ class Demo:
         return last
 
     def _wait(self, reached: Callable[[JobStatus], bool]) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline and not self._ended():
             with contextlib.suppress(CliError), JobClient(self._home) as client:
                 status = client.call(GetJobRequest()).status
@@ -77,12 +77,12 @@ class Demo:
                     raise _JobEndedError
                 if reached(status):
                     return
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_SECONDS)
         raise _JobEndedError
 
 
 class _JobEndedError(Exception):
-    """There is nothing left to kill."""
+    """The job ended: there is nothing left to kill."""
 
 
 def _kill(pids: list[int]) -> None:
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _last_words(home: JobHome) -> list[str]:
-    """What the training script said about its result."""
+    """Return the training script's lines about its result."""
     return [
         line
         for log in sorted(home.logs.glob("demo-worker-*.log"))

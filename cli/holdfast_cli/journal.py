@@ -1,7 +1,7 @@
-"""`holdfast journal` and `holdfast replay`: what a master wrote down, for people.
+"""`holdfast journal` and `holdfast replay`: a master's facts and inputs, for people.
 
-The tools belong to the master, which alone knows what its files mean; they run in a process of
-their own, as the master itself does. Here are only their options.
+The tools belong to the master, which alone knows the format of its files; they run in a process of
+their own, as the master itself does. Only their options are here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 import click
 
 from holdfast_cli.arguments import job_argument, output_option
-from holdfast_cli.failures import BadInputError
-from holdfast_cli.home import find_job
+from holdfast_cli.errors import BadInputError
+from holdfast_cli.job_directory import find_job
 
-_TOOLS = "holdfast_master.inspection"
+_TOOLS = "holdfast_master.replay.inspect"
 FACTS = (
     "BudgetCharge",
     "CheckpointCommitted",
@@ -30,8 +30,11 @@ FACTS = (
     "NodeExcluded",
     "NodeGone",
     "NodeJoined",
+    "NodeJudged",
     "NodeMarked",
+    "NodeStruck",
     "PhaseChanged",
+    "ReferencesLearned",
     "ScheduleConfirmed",
     "SegmentOpened",
     "SpecAccepted",
@@ -41,7 +44,7 @@ FACTS = (
     "WorldTraining",
 )
 """Kinds of facts, for the completion and the check of --kind."""
-_incident = click.option("--incident", default="", help="Only what belongs to this incident id.")
+_incident = click.option("--incident", default="", help="Only records of this incident id.")
 _first = click.option(
     "--from", "first", type=click.IntRange(min=0), default=0, help="From this record on."
 )
@@ -49,7 +52,7 @@ _first = click.option(
 
 @click.group()
 def journal() -> None:
-    """Look at what the master of a job wrote down; changes nothing, needs no running master."""
+    """Look at the journal of a job's master; changes nothing, needs no running master."""
 
 
 @journal.command()
@@ -90,7 +93,7 @@ def verify(job: str, output: str) -> None:
 @_first
 @click.option("--step", is_flag=True, help="Wait for Enter after each decision.")
 def replay(job: str, incident: str, first: int, step: bool) -> None:
-    """Step through what JOB's master was told and decided, and decide it again with this release.
+    """Step through the inputs and decisions of JOB's master, and decide again with this release.
 
     Exit codes: 0 decided alike, 8 decided differently (the first difference is shown).
     """
@@ -113,7 +116,7 @@ def _run(tool: str, job: str, arguments: list[str]) -> None:
 
 
 def _directory(job: str) -> Path:
-    """Return the journal of a job of this machine, or the directory that was named."""
+    """Return the journal of a job of this machine, or the named directory."""
     path = Path(job)
     if path.is_dir() and (os.sep in job or job in {".", ".."}):
         return path

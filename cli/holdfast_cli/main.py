@@ -1,19 +1,21 @@
 """`holdfast`: the commands, their options, and the exit codes.
 
-Each command is a call to the job's master and a way to show the answer. Deciding is the master's.
+Each command is a call to the job's master, and shows the answer. The master decides.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from holdfast_cli import checkpoints, journal, render, watching
+from holdfast_cli import check, checkpoint, health_screen, journal, live_view, render
 from holdfast_cli.arguments import (
     cluster_options,
     complete_job,
@@ -21,17 +23,19 @@ from holdfast_cli.arguments import (
     output_option,
     place_argument,
 )
-from holdfast_cli.cleaning import clean
 from holdfast_cli.client import JobClient
-from holdfast_cli.failures import EXIT_CODES, BadInputError, CliError, JobFailedError
-from holdfast_cli.listing import list_jobs
+from holdfast_cli.errors import EXIT_CODES, BadInputError, CliError, JobFailedError
+from holdfast_cli.incidents import command as incidents
+from holdfast_cli.job_list import list_jobs
 from holdfast_cli.output import UNREAD, abandon
-from holdfast_cli.place import Place
-from holdfast_wire import variables
+from holdfast_cli.target import JobTarget
+from holdfast_cli.terminal_text import clean
+from holdfast_wire import environment
 from holdfast_wire.messages import (
     DrainNodeRequest,
     DumpStacksRequest,
     GetGoodputRequest,
+    GetHealthRequest,
     GetJobRequest,
     JobPhase,
     ListNodesRequest,
@@ -41,11 +45,13 @@ from holdfast_wire.messages import (
     TriggerCheckpointRequest,
 )
 
-_STACKS_TIMEOUT_S = 30.0
-LONGEST_S = 3600.0
-"""That a master waits for a checkpoint."""
-_ANSWER_S = 10.0
-"""For an answer on its way, the master's own 'not in time' too."""
+_WATCH_SECONDS = 2.0
+"""Between two screens of `holdfast health --watch`."""
+_STACKS_TIMEOUT_SECONDS = 30.0
+LONGEST_SECONDS = 3600.0
+"""Longest time that a master waits for a checkpoint, s."""
+_ANSWER_SECONDS = 10.0
+"""Time for an answer to arrive, s; a master's own time-out included."""
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + "."
 _RANK = click.IntRange(0, 2**31 - 1)
 _reason = click.option("--reason", default="", help="Recorded in the job's events.")
@@ -73,11 +79,11 @@ class _Commands(click.Group):
 @click.version_option(package_name="holdfast")
 def main() -> None:
     """Run ElasticJobs on this machine, and watch and steer them through their masters."""
-    for notice in variables.unknown(os.environ):
+    for notice in environment.unknown(os.environ):
         click.echo(f"holdfast: {notice}", err=True)
 
 
-def _ask(place: Place, request: object, timeout_s: float = 10.0) -> Any:
+def _ask(place: JobTarget, request: object, timeout_s: float = 10.0) -> Any:
     with JobClient(place) as client:
         return client.call(request, timeout_s)
 
@@ -89,11 +95,11 @@ def _show(output: str, answer: object, text: Callable[[], str]) -> None:
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--detach", is_flag=True, help="Start the job and return; it goes on without you.")
-@click.option("--logs", is_flag=True, help="Also show what the training processes print.")
+@click.option("--logs", is_flag=True, help="Also show the output of the training processes.")
 @click.option(
     "--chaos",
     metavar="seed=N,mtbf=SECONDS[,most=N][,faults=KIND+…][,peace=JOB]",
-    help="Run it twice: in peace, then with random faults; compare samples and losses.",
+    help="Run it twice: undisturbed, then with random faults; compare samples and losses.",
 )
 @click.option("--supervise", is_flag=True, hidden=True)
 def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool) -> None:
@@ -119,12 +125,13 @@ def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool
 @main.command()
 @place_argument
 @output_option
-def watch(place: Place, output: str) -> None:
+def watch(place: JobTarget, output: str) -> None:
     """Follow JOB: world, round, step, loss and every event with its reason; JSON: a line each."""
-    with watching.choose_view(output) as view:
-        last = watching.Follower(place, view).run()
+    with live_view.choose_view(output) as view:
+        last = live_view.Follower(place, view).run()
     if last.phase is JobPhase.FAILED:
-        raise JobFailedError(f"job {place.name} failed: {last.reason}: {last.text}")
+        how = "was stopped" if render.was_stopped(last) else "failed"
+        raise JobFailedError(f"job {place.name} {how}: {last.reason}: {last.text}")
 
 
 @main.command()
@@ -132,13 +139,14 @@ def watch(place: Place, output: str) -> None:
 @cluster_options
 @output_option
 def status(job: str | None, where: Mapping[str, str], output: str) -> None:
-    """Show where JOB is; without JOB, list the jobs of this machine, or of the namespace."""
+    """Show the state of JOB; without JOB, list the jobs of this machine, or of the namespace."""
     if job is None:
         _list_jobs(where, output)
         return
-    with find_place(os.environ, job, where) as place:
-        answer = _ask(place, GetJobRequest())
-    _show(output, answer.status, lambda: render.status_table(answer.status))
+    with find_place(os.environ, job, where) as place, JobClient(place) as client:
+        found, ended = client.call(GetJobRequest()).status, client.ended
+    unkept = ended.unkept if ended is not None else frozenset[str]()
+    _show(output, found, lambda: render.status_table(found, unkept))
 
 
 def _list_jobs(where: Mapping[str, str], output: str) -> None:
@@ -156,9 +164,13 @@ def _list_jobs(where: Mapping[str, str], output: str) -> None:
 @main.command()
 @place_argument
 @output_option
-def nodes(place: Place, output: str) -> None:
+@click.option("--history", is_flag=True, help="What spoke against each host of the job.")
+def nodes(place: JobTarget, output: str, *, history: bool) -> None:
     """List the nodes of JOB: state, ranks, step, process ids."""
     answer = _ask(place, ListNodesRequest())
+    if history:
+        _show(output, answer.history, lambda: render.history_table(answer.history))
+        return
     _show(output, answer.nodes, lambda: render.nodes_table(answer.nodes))
 
 
@@ -169,18 +181,18 @@ def nodes(place: Place, output: str) -> None:
     type=click.IntRange(0, 2**63 - 1),
     default=0,
     show_default=True,
-    help="Only events after this sequence.",
+    help="Only events after this sequence number.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(1, 1_000_000),
     default=1000,
     show_default=True,
-    help="At most this many, the newest.",
+    help="Most events to list; the newest are kept.",
 )
 @output_option
-def events(place: Place, after: int, limit: int, output: str) -> None:
-    """List what happened to JOB and what was decided, each with its reason."""
+def events(place: JobTarget, after: int, limit: int, output: str) -> None:
+    """List the events and decisions of JOB, each with its reason."""
     with JobClient(place) as client:
         answer = client.events(after, limit)
     _show(output, answer.events, lambda: render.events_table(answer.events))
@@ -188,9 +200,37 @@ def events(place: Place, after: int, limit: int, output: str) -> None:
 
 @main.command()
 @place_argument
+@click.option("--watch", is_flag=True, help="Show it again every 2 s, until Ctrl-C.")
 @output_option
-def goodput(place: Place, output: str) -> None:
-    """Show where every node-second of JOB went, and what each incident cost."""
+def health(place: JobTarget, output: str, *, watch: bool) -> None:
+    """Show whether JOB hangs, who is slow, each rank's lag, and why nobody is judged."""
+    while True:
+        with JobClient(place) as client:
+            answer, over = client.call(GetHealthRequest()), client.ended is not None
+        if watch:
+            click.echo(_watched(output, answer))
+        else:
+            _show(output, answer, partial(health_screen.screen, answer))
+        if over or not watch:
+            return
+        time.sleep(_WATCH_SECONDS)
+
+
+def _watched(output: str, answer: Any) -> str:
+    """Return one screen of several; a terminal shows it in place of the one before."""
+    if output == "json":
+        return render.to_json(answer, indent=None)
+    if sys.stdout.isatty():
+        click.clear()
+        return health_screen.screen(answer)
+    return f"--- {render.clock(time.time())}\n{health_screen.screen(answer)}"
+
+
+@main.command()
+@place_argument
+@output_option
+def goodput(place: JobTarget, output: str) -> None:
+    """Show the use of every node-second of JOB, and the cost of each incident."""
     answer = _ask(place, GetGoodputRequest())
     _show(output, answer, lambda: render.goodput_table(answer))
 
@@ -200,10 +240,15 @@ def goodput(place: Place, output: str) -> None:
 @click.argument("replicas", type=click.IntRange(1, 2**31 - 1))
 @_reason
 @output_option
-def scale(place: Place, replicas: int, reason: str, output: str) -> None:
-    """Change JOB to REPLICAS nodes; a script with the SDK loses no step."""
+def scale(place: JobTarget, replicas: int, reason: str, output: str) -> None:
+    """Change JOB to REPLICAS nodes; a script with the SDK loses no step.
+
+    Nodes that were drained come back where their ranks are wanted, also at an unchanged size.
+    """
     answer = _ask(place, ScaleRequest(replicas=replicas, reason=reason), timeout_s=30.0)
-    text = f"{place.name} scales to {replicas} replicas (generation {answer.generation})"
+    scales = f"scales to {render.counted(replicas, 'replica')}"
+    text = f"{place.name}: {answer.text}" if answer.text else f"{place.name} {scales}"
+    text += f" (generation {answer.generation})"
     _show(output, answer, lambda: text)
 
 
@@ -212,8 +257,11 @@ def scale(place: Place, replicas: int, reason: str, output: str) -> None:
 @click.option("--node", type=_RANK, help="Replace the agent of this node rank.")
 @_reason
 @output_option
-def restart(place: Place, node: int | None, reason: str, output: str) -> None:
-    """Start a new round of JOB in place, or replace one node."""
+def restart(place: JobTarget, node: int | None, reason: str, output: str) -> None:
+    """Start a new round of JOB in place, or replace one node.
+
+    Ranks with the SDK save and stop after the same step first; without it they are killed at once.
+    """
     answer = _ask(place, RestartWorkerRequest(node_rank=node, reason=reason))
     what = f"node {node} is being replaced" if node is not None else "a new round begins"
     text = f"{place.name}: {what}; the round before was {answer.round}"
@@ -225,27 +273,30 @@ def restart(place: Place, node: int | None, reason: str, output: str) -> None:
 @click.argument("node", type=_RANK)
 @_reason
 @output_option
-def drain(place: Place, node: int, reason: str, output: str) -> None:
-    """Move JOB off NODE (a node rank) at a step boundary, then release it."""
+def drain(place: JobTarget, node: int, reason: str, output: str) -> None:
+    """Move JOB off NODE (a node rank) at a step boundary, then release it.
+
+    It is shown as Drained and stays away; `restart JOB --node NODE`, or `scale`, brings it back.
+    """
     answer = _ask(place, DrainNodeRequest(node_rank=node, reason=reason))
     _show(output, answer, lambda: f"{place.name}: {answer.text}")
 
 
-@checkpoints.checkpoint.command()
+@checkpoint.checkpoint.command()
 @place_argument
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, LONGEST_S, min_open=True),
+    type=click.FloatRange(0, LONGEST_SECONDS, min_open=True),
     default=300.0,
     show_default=True,
     help="Seconds to wait until it is on storage.",
 )
 @_reason
 @output_option
-def save(place: Place, timeout: float, reason: str, output: str) -> None:
-    """What `checkpoint JOB` does: all ranks save after one step; waits until it is on storage."""
+def save(place: JobTarget, timeout: float, reason: str, output: str) -> None:
+    """Carry out `checkpoint JOB`: all ranks save after one step; wait until it is on storage."""
     request = TriggerCheckpointRequest(reason=reason, timeout_seconds=timeout)
-    answer = _ask(place, request, timeout_s=timeout + _ANSWER_S)
+    answer = _ask(place, request, timeout_s=timeout + _ANSWER_SECONDS)
     _show(output, answer, lambda: f"{place.name}: step {answer.step} is in {answer.path}")
 
 
@@ -253,9 +304,9 @@ def save(place: Place, timeout: float, reason: str, output: str) -> None:
 @place_argument
 @click.option("--node", type=_RANK, help="Only this node rank.")
 @output_option
-def stacks(place: Place, node: int | None, output: str) -> None:
+def stacks(place: JobTarget, node: int | None, output: str) -> None:
     """Print the Python stacks of every rank of JOB."""
-    answer = _ask(place, DumpStacksRequest(node_rank=node), _STACKS_TIMEOUT_S)
+    answer = _ask(place, DumpStacksRequest(node_rank=node), _STACKS_TIMEOUT_SECONDS)
     _show(output, answer.nodes, lambda: _stacks_text(answer.nodes))
 
 
@@ -275,19 +326,22 @@ def _stacks_text(nodes_: Any) -> str:
 @click.option("--now", is_flag=True, help="Do not wait for a checkpoint at a step boundary.")
 @_reason
 @output_option
-def stop(place: Place, now: bool, reason: str, output: str) -> None:
+def stop(place: JobTarget, now: bool, reason: str, output: str) -> None:
     """End JOB: a checkpoint at a step boundary where the script can, then SIGTERM."""
     with JobClient(place) as client:
         client.call(StopJobRequest(reason=reason, now=now))
         ended = client.ended
     text = f"{place.name} is stopping; `holdfast watch {place.hint}` shows how far it is"
     if ended is not None:
-        how = render.phase_name(ended.status.phase)
+        how = render.phase_name(ended.status)
         text = f"{place.name} has ended already: {how}; `holdfast status {place.hint}` shows how"
     _show(output, {"job": place.name, "ended": ended is not None}, lambda: text)
 
 
-main.add_command(checkpoints.checkpoint)
+main.add_command(check.check)
+main.add_command(checkpoint.checkpoint)
+main.add_command(incidents.incidents)
+main.add_command(incidents.incident)
 main.add_command(journal.journal)
 main.add_command(journal.replay)
 

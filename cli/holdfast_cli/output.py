@@ -1,7 +1,7 @@
-"""Standard output whose reader has gone, as in `holdfast events JOB | head -1`.
+"""Standard output without a reader, as in `holdfast events JOB | head -1`.
 
-Belongs here: what a command does then. Does not belong here: what is written (`render`,
-`watching`).
+Belongs here: the reaction of a command. Does not belong here: the output itself (`render`,
+`live_view`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import sys
 from contextlib import suppress
 
 UNREAD = 141
-"""Exit code, as of a program that SIGPIPE ends: 128 + 13."""
+"""Exit code of a program that SIGPIPE ends: 128 + 13."""
 
 
 def abandon() -> None:
-    """Send nowhere what is still written to it, also what Python flushes at its end."""
+    """Discard all further output, also the flush at Python's end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def say(line: str) -> None:
-    """Write a line of a command that goes on unread: a job is worth more than the view of it."""
+    """Write a line of a command that goes on unread: the job matters more than its output."""
     try:
-        print(line, flush=True)
+        sys.stdout.write(f"{line}\n")  # in one piece: two threads may write
+        sys.stdout.flush()
     except BrokenPipeError:
         abandon()
         with suppress(OSError):
@@ -35,12 +36,12 @@ def say(line: str) -> None:
                 flush=True,
             )
     except OSError:
-        # A full disk behind it. This line is lost; the next ones need not be.
+        # The disk behind it may be full. This line is lost; the next ones need not be.
         _drop_waiting()
 
 
 def _drop_waiting() -> None:
-    """Send nowhere what waits in the buffer: it would be in the way of all that follows."""
+    """Discard the buffer: it would block all output that follows."""
     kept = os.dup(sys.stdout.fileno())
     try:
         abandon()

@@ -1,4 +1,4 @@
-"""Twins as text: JSON for programs, aligned columns and single lines for people.
+"""Wire messages as text: JSON for programs, aligned columns and single lines for people.
 
 Pure: values in, strings out. No terminal, no clock.
 """
@@ -10,29 +10,36 @@ import datetime as dt
 import enum
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from holdfast_cli.cleaning import clean
+from holdfast_cli.terminal_text import clean
 from holdfast_wire.messages import (
     BudgetKind,
     CheckpointInterval,
     GetGoodputResponse,
     GoodputEntry,
+    HostHistory,
     Incident,
     JobEvent,
     JobPhase,
     JobStatus,
     NodeInfo,
 )
+from holdfast_wire.reasons import EndReason
+from holdfast_wire.strikes import NODE_SOURCE
+from holdfast_wire.tiers import word
 
+ASSUMED = "assumed where no rank reports steps: the time since a guessed first step, or the start"
+"""Note beside a goodput that is a guess."""
+_UNKEPT = "not kept after the end"
 _KILO = 1000.0
 _MINUTE = 60.0
 _HOUR = 3600.0
 
 
 def to_plain(value: Any) -> Any:
-    """Return `value` as JSON takes it: twins become objects, enums their names.
+    """Return `value` in JSON's types: messages become objects, enums their names.
 
     JSON has no NaN and no infinity: such a number becomes null.
     """
@@ -64,7 +71,7 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return `seconds` in the unit that a person would choose."""
+    """Return `seconds` in a unit that is easy to read."""
     if seconds < 1:
         return f"{seconds * _KILO:.0f} ms"
     if seconds < _MINUTE:
@@ -72,6 +79,11 @@ def duration(seconds: float) -> str:
     if seconds < _HOUR:
         return f"{int(seconds // _MINUTE)} min {int(seconds % _MINUTE)} s"
     return f"{int(seconds // _HOUR)} h {int(seconds % _HOUR // _MINUTE)} min"
+
+
+def counted(number: int, thing: str) -> str:
+    """Return `1 node` or `2 nodes`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def rate(per_second: float) -> str:
@@ -84,64 +96,104 @@ def clock(unix: float) -> str:
     return dt.datetime.fromtimestamp(unix).astimezone().strftime("%H:%M:%S") if unix else "-"
 
 
-def phase_name(phase: JobPhase) -> str:
-    """Return `Training` for JobPhase.TRAINING."""
-    return phase.name.capitalize()
+def phase_name(status: JobStatus) -> str:
+    """Return `Training` for JobPhase.TRAINING; `Stopped` for a job that a person has stopped."""
+    return "Stopped" if was_stopped(status) else status.phase.name.capitalize()
+
+
+def was_stopped(status: JobStatus) -> bool:
+    """Return True if a person stopped the job."""
+    asked = status.reason in (EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR)
+    return status.phase is JobPhase.FAILED and asked
 
 
 def status_line(status: JobStatus) -> str:
-    """Return the one line of progress that plain output repeats."""
+    """Return the line of progress that plain output repeats."""
     parts = [
-        f"{phase_name(status.phase):<9}",
+        f"{phase_name(status):<9}",
         f"world {status.world_size}",
         f"round {status.round}",
-        f"step {status.step}",
+        f"step {step_number(status)}",
     ]
     if status.has_loss:
         parts.append(f"loss {status.loss:.4f}")
     if status.samples_per_second:
-        parts.append(f"tokens {rate(status.samples_per_second)}")
-    parts.append(f"goodput {status.goodput:.0%}")
+        parts.append(f"samples {rate(status.samples_per_second)}")
+    parts.append(f"goodput {share(status.goodput, 0, assumed=status.goodput_assumed)}")
     if status.phase is not JobPhase.TRAINING and status.text:
         parts.append(status.text)
     return clean("  ".join(parts))
 
 
 def event_line(event: JobEvent) -> str:
-    """Return one event: what, where, why."""
+    """Return one event: event, node and reason."""
     where = f"node {event.node}  " if event.node else ""
     return clean(f"{event.reason}  {where}{event.text}")
 
 
-def status_table(status: JobStatus) -> str:
-    """Return `holdfast status`: a field a line."""
+def status_table(status: JobStatus, unkept: Collection[str] = ()) -> str:
+    """Return `holdfast status`: a field a line.
+
+    Args:
+        status: The job's status.
+        unkept: Lines whose fields are not known any more, because the job has ended.
+    """
     size = f"{status.replicas} (min {status.min_replicas}, max {status.max_replicas})"
     nodes = f"{status.active_nodes} active, {status.ready_nodes} ready"
     rows = [
         ("Job", f"{status.name} ({status.uid})"),
-        ("Phase", f"{phase_name(status.phase)}  {status.reason}  {status.text}".strip()),
-        ("World", f"{status.world_size} ranks, round {status.round}, epoch {status.epoch}"),
+        ("Phase", f"{phase_name(status)}  {status.reason}  {status.text}".strip()),
+        (
+            "World",
+            f"{counted(status.world_size, 'rank')}, round {status.round}, epoch {status.epoch}",
+        ),
         ("Nodes", f"{nodes}, {status.standby_nodes} standby"),
         ("Replicas", size),
         ("Step", _step(status)),
         ("Checkpoints", _checkpoints(status)),
         ("Loss", f"{status.loss:.4f}" if status.has_loss else "not reported"),
-        ("Tokens", rate(status.samples_per_second)),
-        ("Goodput", f"{status.goodput:.1%}"),
+        ("Samples", rate(status.samples_per_second)),
+        ("Goodput", _goodput(status)),
         ("Restarts", _restarts(status)),
         ("Budgets", _budgets(status)),
         ("Running for", duration(status.job_seconds)),
     ]
-    rows += [(one.tier.capitalize(), _interval(one)) for one in status.checkpoint_intervals]
+    rows += [(word(one.tier).capitalize(), _interval(one)) for one in status.checkpoint_intervals]
     if status.excluded_nodes:
         rows.append(("Excluded", ", ".join(status.excluded_nodes)))
-    return "\n".join(f"{name + ':':<13}{clean(text)}" for name, text in rows)
+    known = ((name, _UNKEPT if name in unkept else text) for name, text in rows)
+    return "\n".join(f"{name + ':':<13}{clean(text)}" for name, text in known)
 
 
 def nodes_table(nodes: Sequence[NodeInfo]) -> str:
-    """Return `holdfast nodes`: a node a line."""
+    """Return `holdfast nodes`: a node a line; with verdicts, where nodes were checked."""
     header = ("NODE", "STATE", "RANKS", "STEP", "STEP TIME", "HOST", "AGENT PID", "SILENT")
-    return columns(header, [_node_row(node) for node in nodes])
+    rows = [_node_row(node) for node in nodes]
+    if not any(node.preflight for node in nodes):
+        return columns(header, rows)
+    checked = [(*row, node.preflight or "-") for row, node in zip(rows, nodes, strict=True)]
+    return columns((*header, "CHECK"), checked)
+
+
+def history_table(history: Sequence[HostHistory]) -> str:
+    """Return `holdfast nodes --history`: each strike a line, under the host with most points."""
+    header = ("HOST", "POINTS", "SUSPECT", "AVOIDED", "TIME", "JOB", "NODE", "CAUSE", "TEXT")
+    rows = [
+        (
+            host.host,
+            f"{host.points:.2f}",
+            "yes" if host.suspect else "no",
+            "yes" if host.avoided else "no",
+            clock(strike.unix_time),
+            "-" if strike.job == NODE_SOURCE else strike.job or "this one",
+            "-" if strike.job == NODE_SOURCE else str(strike.node_rank),
+            strike.cause,
+            strike.text,
+        )
+        for host in history
+        for strike in host.strikes
+    ]
+    return columns(header, rows) if rows else "nothing spoke against any host"
 
 
 def events_table(events: Sequence[JobEvent]) -> str:
@@ -151,7 +203,7 @@ def events_table(events: Sequence[JobEvent]) -> str:
         (
             clock(event.unix_time),
             event.severity.name.capitalize(),
-            str(event.round),
+            str(event.round) if event.round else "-",
             event.node or "-",
             event.reason,
             event.text,
@@ -170,15 +222,18 @@ def goodput_table(goodput: GetGoodputResponse) -> str:
         if entry.node_seconds > 0
     ]
     text = columns(("CLASS", "NODE-SECONDS", "SHARE"), classes)
+    if goodput.goodput_assumed:
+        text += f"\nproductive: {ASSUMED}"
     if goodput.incidents:
         text += "\n\n" + incidents_table(goodput.incidents)
     return text
 
 
 def incidents_table(incidents: Sequence[Incident]) -> str:
-    """Return one line for each incident: what it was and where its seconds went.
+    """Return one line for each incident: its kind, and the seconds of its phases.
 
-    A dash stands where it did not come to that: another incident was sooner.
+    A dash: the phase was not reached, because another incident came first. `not seen`: no rank
+    reports steps. With a tilde: guessed from collectives.
     """
     header = (
         "TIME",
@@ -200,14 +255,15 @@ def class_name(entry: GoodputEntry) -> str:
 
 
 def _interval(one: CheckpointInterval) -> str:
-    often = f"saved every {one.every} steps" if one.every else "no saves of its own"
+    steps = "step" if one.every == 1 else f"{one.every} steps"
+    often = f"saved every {steps}" if one.every else "no saves of its own"
     return f"{often}: {one.reason}"
 
 
 def _restarts(status: JobStatus) -> str:
     return (
-        f"{status.restarts_in_place} in place, {status.nodes_replaced} nodes replaced, "
-        f"{status.nodes_disrupted} disrupted, {status.rescales} rescales"
+        f"{status.restarts_in_place} in place, {counted(status.nodes_replaced, 'node')} replaced, "
+        f"{status.nodes_disrupted} disrupted, {counted(status.rescales, 'rescale')}"
     )
 
 
@@ -223,12 +279,13 @@ def _budget(kind: BudgetKind) -> str:
 def _node_row(node: NodeInfo) -> tuple[str, ...]:
     ranks = ",".join(str(rank.rank) for rank in node.ranks) or "-"
     step = min((rank.step for rank in node.ranks), default=0)
+    guess = "~" if any(rank.step_guessed for rank in node.ranks) else ""
     slowest = max((rank.step_seconds for rank in node.ranks), default=0.0)
     return (
         str(node.node_rank),
         node.state.name.capitalize(),
         ranks,
-        str(step) if node.ranks else "-",
+        f"{guess}{step}" if node.ranks else "-",
         duration(slowest) if node.ranks else "-",
         node.host or "-",
         str(node.agent_pid) if node.agent_pid else "-",
@@ -236,15 +293,38 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
     )
 
 
+def step_number(status: JobStatus) -> str:
+    """Return the step that all ranks have completed; a guess has a tilde."""
+    return f"{'~' if status.step_guessed else ''}{status.step}"
+
+
 def _step(status: JobStatus) -> str:
-    known = status.step_seconds > 0
-    return f"{status.step}, {duration(status.step_seconds)} each" if known else str(status.step)
+    step = step_number(status)
+    text = f"{step}, {duration(status.step_seconds)} each" if status.step_seconds > 0 else step
+    return f"{text} (guessed from collectives of this round)" if status.step_guessed else text
+
+
+def share(goodput: float, digits: int = 1, *, assumed: bool) -> str:
+    """Return the goodput in percent; a guess has a tilde."""
+    return f"{'~' if assumed else ''}{goodput:.{digits}%}"
+
+
+def _goodput(status: JobStatus) -> str:
+    text = share(status.goodput, assumed=status.goodput_assumed)
+    return f"{text} ({ASSUMED})" if status.goodput_assumed else text
 
 
 def _checkpoints(status: JobStatus) -> str:
     """Return the newest step of each tier."""
     tiers = [(status.stored_step, "on storage"), (status.memory_step, "in memory")]
     return ", ".join(f"step {step} {where}" for step, where in tiers if step) or "none yet"
+
+
+def _first_step(incident: Incident) -> str:
+    if incident.first_step_unseen:
+        return "not seen"
+    guess = "~" if incident.first_step_guessed else ""
+    return f"{guess}{duration(incident.first_step_seconds)}" if incident.first_step_seconds else "-"
 
 
 def _incident_row(incident: Incident) -> tuple[str, ...]:
@@ -260,6 +340,6 @@ def _incident_row(incident: Incident) -> tuple[str, ...]:
         duration(incident.detection_seconds),
         duration(incident.decided_seconds) if incident.to_round else "-",
         duration(incident.respawned_seconds) if incident.respawned_seconds else "-",
-        duration(incident.first_step_seconds) if incident.first_step_seconds else "-",
-        f"{incident.steps_redone} steps",
+        _first_step(incident),
+        counted(incident.steps_redone, "step"),
     )

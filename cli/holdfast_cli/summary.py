@@ -1,39 +1,50 @@
-"""What a person wants to read when a job has ended. Pure: answers of the master in, text out."""
+"""Summary of an ended job for people. Pure: the master's answers in, text out."""
 
 from __future__ import annotations
 
 from holdfast_cli import render
-from holdfast_cli.cleaning import clean
+from holdfast_cli.render import counted
+from holdfast_cli.terminal_text import clean
 from holdfast_wire.messages import GetGoodputResponse, Incident, JobPhase, JobStatus
+from holdfast_wire.reasons import Cause
+
+_AT_A_BARRIER = frozenset({Cause.RESCALED, Cause.DRAINED, Cause.NODE_REMOVED, Cause.RESTART_ASKED})
+"""Causes of an interruption that waits for a barrier where the ranks use the SDK."""
 
 
 def summary(status: JobStatus, goodput: GetGoodputResponse) -> str:
-    """Return how the job ended, its restarts, and where its seconds went."""
+    """Return the job's end, its restarts, and the course of its incidents."""
     parts = [_headline(status), _restarts(status), render.goodput_table(_without(goodput))]
     if goodput.incidents:
-        parts.append("Incidents, and the seconds that each one cost:")
+        parts.append("Incidents, and the time to the next step:")
         parts += [_incident(incident) for incident in goodput.incidents]
     return clean("\n".join(parts), lines=True)
 
 
 def _headline(status: JobStatus) -> str:
     how = "succeeded" if status.phase is JobPhase.SUCCEEDED else "failed"
-    loss = f", final loss {status.loss:.4f}" if status.has_loss else ""
+    how = "was stopped" if render.was_stopped(status) else how
+    loss = f", last loss of rank 0: {status.loss:.4f}" if status.has_loss else ""
     why = "" if status.phase is JobPhase.SUCCEEDED else f": {status.reason}: {status.text}"
     took = render.duration(status.job_seconds)
-    return f"Job {status.name} {how} after {took}, step {status.step}{loss}{why}"
+    return f"Job {status.name} {how} after {took}, step {render.step_number(status)}{loss}{why}"
 
 
 def _restarts(status: JobStatus) -> str:
     return (
-        f"Restarts: {status.restarts_in_place} in place, {status.nodes_replaced} nodes replaced, "
-        f"{status.rescales} rescales, {status.round} rounds. Goodput {status.goodput:.1%}."
+        f"Restarts: {status.restarts_in_place} in place, "
+        f"{counted(status.nodes_replaced, 'node')} replaced, "
+        f"{counted(status.rescales, 'rescale')}, {counted(status.round, 'round')}. "
+        f"Goodput {render.share(status.goodput, assumed=status.goodput_assumed)}."
     )
 
 
 def _without(goodput: GetGoodputResponse) -> GetGoodputResponse:
     return GetGoodputResponse(
-        totals=goodput.totals, node_seconds=goodput.node_seconds, goodput=goodput.goodput
+        totals=goodput.totals,
+        node_seconds=goodput.node_seconds,
+        goodput=goodput.goodput,
+        goodput_assumed=goodput.goodput_assumed,
     )
 
 
@@ -42,22 +53,34 @@ def _incident(incident: Incident) -> str:
     rank = f" rank {incident.culprit_rank}" if incident.culprit_rank else ""
     charged = incident.charged.name.lower().replace("_", " ") if incident.charged else "none"
     to = incident.to_round or "none"
+    redone = counted(incident.steps_redone, "step")
     return (
         f"  {render.clock(incident.opened_unix)}  round {incident.from_round} -> {to}  "
         f"{incident.cause}{culprit}{rank}: {incident.text}\n"
-        f"    {_course(incident)}; {incident.steps_redone} steps redone; budget: {charged}"
+        f"    {_course(incident)}; {redone} redone; budget: {charged}"
     )
 
 
+def _had_barrier(incident: Incident) -> bool:
+    """Return whether the ranks trained on until all of them had saved, before the next world."""
+    lost = incident.steps_redone > 0 or incident.first_step_unseen
+    return incident.cause in _AT_A_BARRIER and not lost
+
+
 def _course(incident: Incident) -> str:
-    """Where the time went, as far as it came: seconds of what did not happen are 0."""
+    """Describe an incident's course; a phase of 0 s did not happen."""
     started, stepped = incident.respawned_seconds, incident.first_step_seconds
-    pieces = [("detected", incident.detection_seconds), ("decided", incident.decided_seconds)]
+    decided = "trained on to the barrier" if _had_barrier(incident) else "decided"
+    pieces = [("detected", incident.detection_seconds), (decided, incident.decided_seconds)]
     if started:
         pieces.append(("respawned", started - incident.decided_seconds))
     if stepped:
         pieces.append(("restored and first step", stepped - started))
     where = ", ".join(f"{name} {render.duration(max(0.0, spent))}" for name, spent in pieces)
+    if incident.first_step_unseen:
+        return f"no rank reports its next step: {where}"
     if not stepped:
         return f"no step followed: {where}"
-    return f"{render.duration(stepped + incident.detection_seconds)} to the next step: {where}"
+    guess = "~" if incident.first_step_guessed else ""
+    whole = render.duration(stepped + incident.detection_seconds)
+    return f"{guess}{whole} to the next step: {where}"

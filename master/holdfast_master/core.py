@@ -1,7 +1,7 @@
 """The pure core of the job master: inputs in, instructions out.
 
 Belongs here: the one entry that dispatches inputs and deadlines, and the views that the shell
-serves. Does not belong here: decisions (see `decide`), clocks, I/O, logging, randomness.
+serves. Does not belong here: decisions (see `policies`), clocks, I/O, logging, randomness.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast_master.inputs import (
-    Asked,
     Connected,
     Disconnected,
     Input,
@@ -18,61 +17,63 @@ from holdfast_master.inputs import (
     Moment,
     OperatorConnected,
     OperatorDisconnected,
+    OperatorMessage,
     PeerRefused,
-    PodListDone,
-    PodSeen,
     Received,
-    ScaleAnswered,
-    SpecArrived,
     Stalled,
-    StopWished,
     Ticked,
+    UserCall,
 )
 from holdfast_master.instructions import Instruction, StepDown
-from holdfast_master.job import (
-    adoption,
-    charges,
-    digests,
-    ending,
-    folding,
-    goodput_marks,
-    hellos,
-    invariants,
-    losses,
-    operators,
-    papers,
-    reports,
-    restoring,
-    rounds,
-    saving,
-    schedules,
-    sightings,
-    starting,
-    steering,
-    stopping,
-    users,
+from holdfast_master.job import reconcile
+from holdfast_master.job.checkpoints import interval, on_demand
+from holdfast_master.job.health import hangs, health_view, preflight, samples
+from holdfast_master.job.incidents import goodput_marks, incidents, strikes
+from holdfast_master.job.nodes import liveness, pods
+from holdfast_master.job.requests import (
+    agent_messages,
+    job_end,
+    operator_messages,
+    user_requests,
     views,
 )
-from holdfast_master.job.desk import Desk, Warn
-from holdfast_master.job.state import JobState
-from holdfast_master.job.timers import Subject, Timer
+from holdfast_master.job.rescale import barrier
+from holdfast_master.job.state import snapshot
+from holdfast_master.job.state.apply import apply
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.inspection import JobInspection
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.timers import Subject, Timer
+from holdfast_master.job.takeover import adoption, from_journal, hello
+from holdfast_master.job.worlds import digests, rounds, start
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire.messages import (
+    ClusterStrikes,
     Fence,
     GetGoodputResponse,
+    GetHealthResponse,
+    HostHistory,
+    Incident,
     JobEvent,
     JobPhase,
     JobStatus,
     JournalRecord,
     MasterSpec,
     NodeInfo,
+    PodListDone,
+    PodObservation,
+    ScaleResult,
     SegmentOpened,
     StateDigest,
+    StopRequest,
 )
 from holdfast_wire.reasons import EventReason
 
-JOURNAL_FORMAT = 2
-"""Format of the facts in the journal; 2: a base may stand for the oldest of them."""
+JOURNAL_FORMAT = 4
+"""Format of the facts in the journal; 2: a base may stand for the oldest of them; 4: messages by
+tier."""
 
 
 class Core:
@@ -85,7 +86,7 @@ class Core:
     """
 
     def __init__(self, identity: CoreIdentity, settings: CoreSettings) -> None:
-        self._desk = Desk(identity, settings, _blank(settings))
+        self._job = JobContext(identity, settings, _blank(settings))
 
     @classmethod
     def restore(
@@ -97,18 +98,18 @@ class Core:
         """A core whose state is the fold of the records of all earlier segments."""
         state = _blank(settings)
         for record in records:
-            state.apply(record)
+            apply(state, record)
         core = cls(identity, settings)
-        core._desk = Desk(identity, settings, state)
+        core._job = JobContext(identity, settings, state)
         return core
 
     def open(self, now: Moment) -> list[Instruction]:
         """The first batch: opens the journal's segment of this epoch, starts the clocks."""
-        desk = self._desk
-        restored = desk.state.sequence > 0
-        desk.clock.open(now, desk.state.job_seconds)
-        identity = desk.identity
-        desk.record(
+        job = self._job
+        restored = job.state.sequence > 0
+        job.clock.open(now, job.state.job_seconds)
+        identity = job.identity
+        job.out.record(
             SegmentOpened(
                 format=JOURNAL_FORMAT,
                 epoch=identity.epoch,
@@ -120,98 +121,97 @@ class Core:
             durable=True,
         )
         if restored:
-            text = f"epoch {identity.epoch} goes on from round {desk.state.round}"
-            desk.event(EventReason.MASTER_RESTORED, text)
-            restoring.take_up(desk)
+            text = f"epoch {identity.epoch} goes on from round {job.state.round}"
+            job.out.event(EventReason.MASTER_RESTORED, text)
+            from_journal.take_up(job)
         else:
-            desk.event(EventReason.MASTER_STARTED, f"epoch {identity.epoch} begins")
-        if identity.epoch > 1 and not desk.state.round and desk.state.phase is JobPhase.WAITING:
+            job.out.event(EventReason.MASTER_STARTED, f"epoch {identity.epoch} begins")
+        if identity.epoch > 1 and not job.state.round and job.state.phase is JobPhase.WAITING:
             # A journal without a world may be of one that had lost another, and was still asking.
-            adoption.expect(desk)
-        desk.timers.set(Timer.MARK, desk.now + desk.settings.goodput_mark_seconds)
-        steering.steer(desk)
-        return desk.finish()
+            adoption.expect(job)
+        job.timers.set(Timer.MARK, job.now + job.settings.goodput_mark_seconds)
+        reconcile.steer(job)
+        return job.out.finish()
 
     def handle(self, event: Input, now: Moment) -> list[Instruction]:
         """Take one input; `now.mono` never goes back. The returned batch is carried out whole."""
-        desk = self._desk
-        desk.clock.moment = now
-        if not desk.stepped_down:
-            _INPUTS[type(event)](desk, event)
-            steering.steer(desk)
-        return desk.finish()
+        job = self._job
+        job.clock.moment = now
+        job.changes.begin()
+        if not job.stepped_down:
+            _INPUTS[type(event)](job, event)
+            reconcile.steer(job)
+        return job.out.finish()
 
     def next_deadline(self) -> float | None:
         """Monotonic time at which a Ticked is due; None: nothing is waited for."""
-        if self._desk.stepped_down:
+        if self._job.stepped_down:
             return None
-        due = self._desk.timers.next()
-        return None if due is None else due + self._desk.clock.stalled
+        due = self._job.timers.next()
+        return None if due is None else due + self._job.clock.stalled
 
     def durable_state(self) -> JobState:
         """A copy of what the journal's records so far come to; later inputs do not change it."""
-        return folding.copied(self._desk.state)
+        return snapshot.copied(self._job.state)
+
+    def reasons(self) -> tuple[str, ...]:
+        """Return why the newest call looked at the decisions again; empty: it did not."""
+        return tuple(self._job.changes.batch)
+
+    def inspect(self) -> JobInspection:
+        """Return the job's context for reading, for tests: it lives on with each input."""
+        return self._job
 
     def newest_record(self) -> int:
         """Sequence of the newest record; 0: there is none."""
-        return self._desk.state.sequence
-
-    def papers(self, most_nodes: int) -> dict[str, Any] | None:
-        """What this core knows beside the journal, for `resume`; None: too many nodes to copy."""
-        return papers.take(self._desk) if len(self._desk.roster.nodes) <= most_nodes else None
-
-    def resume(self, kept: dict[str, Any]) -> None:
-        """Go on with papers, in place of `open`: to decide again what was decided once.
-
-        Raises:
-            PapersError: another release wrote them.
-        """
-        papers.put_back(self._desk, kept)
+        return self._job.state.sequence
 
     def status(self, now: Moment) -> JobStatus:
         """The whole small truth, for JobService and the operator."""
-        self._desk.clock.moment = now
-        return views.status(self._desk)
+        self._job.clock.moment = now
+        return views.status(self._job)
 
     def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:
         """Every known or expected node, in node rank order."""
-        self._desk.clock.moment = now
-        return views.nodes(self._desk)
+        self._job.clock.moment = now
+        return views.nodes(self._job)
+
+    def history(self, now: Moment) -> tuple[HostHistory, ...]:
+        """Hosts that something spoke against, the worst first."""
+        self._job.clock.moment = now
+        return strikes.history(self._job)
 
     def events_after(self, sequence: int, limit: int) -> tuple[JobEvent, ...]:
         """Events after this sequence, oldest first, at most `limit`."""
-        return views.events_after(self._desk, sequence, limit)
+        return views.events_after(self._job.state, sequence, limit)
 
     def newest_event(self) -> int:
         """Sequence of the newest event; 0: none yet."""
-        return self._desk.state.event_sequence
-
-    def oldest_event(self) -> int:
-        """Sequence of the oldest event that is still kept; 0: none yet."""
-        events = self._desk.state.events
-        return events[0].sequence if events else 0
+        return self._job.state.event_sequence
 
     def goodput(self, now: Moment) -> GetGoodputResponse:
         """Node-seconds by class, whole and by node, and every incident with its cost."""
-        self._desk.clock.moment = now
-        return views.goodput(self._desk)
+        self._job.clock.moment = now
+        return views.goodput(self._job)
+
+    def incidents(self, now: Moment) -> tuple[Incident, ...]:
+        """Every incident that is remembered, oldest first."""
+        self._job.clock.moment = now
+        return views.listed_incidents(self._job)
+
+    def health(self, now: Moment) -> GetHealthResponse:
+        """The ranks of the running world, who is slow, and the hang that holds."""
+        self._job.clock.moment = now
+        return health_view.health(self._job)
 
     def digest(self, now: Moment) -> StateDigest:
-        """What a master without a journal would need."""
-        self._desk.clock.moment = now
-        return digests.build(self._desk)
+        """Return the digest: the state that a master without a journal needs."""
+        self._job.clock.moment = now
+        return digests.build(self._job)
 
     def spec(self) -> MasterSpec | None:
         """The spec in force; None: none has come yet."""
-        return self._desk.state.spec
-
-    def validate(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            BrokenInvariantError: one does not hold.
-        """
-        invariants.check(self._desk)
+        return self._job.state.spec
 
 
 def _blank(settings: CoreSettings) -> JobState:
@@ -221,92 +221,112 @@ def _blank(settings: CoreSettings) -> JobState:
 # ---------------------------------------------------------------------------------------- inputs
 
 
-def _superseded(desk: Desk, fence: Fence | None) -> bool:
-    """Whether a newer master has spoken to whoever sends this: then this one is a zombie."""
-    identity = desk.identity
+def _superseded(job: JobContext, fence: Fence | None) -> bool:
+    """Return whether the sender has heard of a newer master: then this one steps down."""
+    identity = job.identity
     if fence is None or fence.epoch < identity.epoch:
         return False
     if fence.epoch == identity.epoch and fence.incarnation in {"", identity.incarnation}:
         return False
     text = f"a master of epoch {fence.epoch} exists, this one has epoch {identity.epoch}"
-    desk.event(EventReason.MASTER_SUPERSEDED, text, Warn)
-    desk.put(StepDown(text))
-    desk.stepped_down = True
+    job.out.event(EventReason.MASTER_SUPERSEDED, text, Warn)
+    job.out.put(StepDown(text))
+    job.stepped_down = True
     return True
 
 
-def _connected(desk: Desk, event: Connected) -> None:
-    if not _superseded(desk, event.fence):
-        hellos.connected(desk, event)
+def _connected(job: JobContext, event: Connected) -> None:
+    if not _superseded(job, event.fence):
+        hello.connected(job, event)
 
 
-def _received(desk: Desk, event: Received) -> None:
-    if _superseded(desk, event.fence):
+def _received(job: JobContext, event: Received) -> None:
+    if _superseded(job, event.fence):
         return
-    node = desk.roster.by_session(event.session)
+    node = job.membership.by_session(event.session)
     if node is not None:
-        reports.received(desk, node, event.fence, event.message)
+        agent_messages.received(job, node, event.fence, event.message)
 
 
-def _stalled(desk: Desk, event: Stalled) -> None:
-    desk.clock.stalled += max(0.0, event.seconds)
+def _operator_said(job: JobContext, event: OperatorMessage) -> None:
+    match event.message:
+        case MasterSpec() as spec:
+            operator_messages.spec_arrived(job, spec)
+        case PodObservation() as pod:
+            pods.pod_seen(job, pod)
+        case PodListDone():
+            pods.pods_listed(job)
+        case ScaleResult() as result:
+            user_requests.scale_answered(job, result)
+        case ClusterStrikes() as told:
+            job.operator.cluster = told
+        case StopRequest() as wish:
+            operator_messages.stop_requested(job, wish)
+
+
+def _stalled(job: JobContext, event: Stalled) -> None:
+    job.clock.stalled += max(0.0, event.seconds)
     text = f"this master stood still for {event.seconds:.1f} s; every deadline is put off"
-    desk.event(EventReason.MASTER_STALLED, text, Warn)
+    job.out.event(EventReason.MASTER_STALLED, text, Warn)
 
 
-def _ticked(desk: Desk, _: Ticked) -> None:
-    for timer, subject in desk.timers.pop_due(desk.now):
-        _DEADLINES[timer](desk, subject)
+def _ticked(job: JobContext, _: Ticked) -> None:
+    for timer, subject in job.timers.pop_due(job.now):
+        _DEADLINES[timer](job, subject)
         # What a deadline leads to may change what the next one means.
-        steering.steer(desk)
+        reconcile.steer(job)
 
 
-def _reconsider(desk: Desk, _: Subject) -> None:
-    desk.dirty = True
+def _touch(why: Change) -> Callable[[JobContext, Subject], None]:
+    """Return what a deadline does that only has decisions looked at again."""
+    return lambda job, _: job.touch(why)
 
 
-_INPUTS: dict[type, Callable[[Desk, Any], None]] = {
+_INPUTS: dict[type, Callable[[JobContext, Any], None]] = {
     Connected: _connected,
-    Disconnected: lambda desk, event: losses.disconnected(desk, event.session),
+    Disconnected: lambda job, event: liveness.disconnected(job, event.session),
     Received: _received,
-    SpecArrived: lambda desk, event: operators.spec_arrived(desk, event.spec),
-    OperatorConnected: lambda desk, _: operators.connected(desk),
-    OperatorDisconnected: lambda desk, _: operators.disconnected(desk),
-    PodSeen: lambda desk, event: sightings.pod_seen(desk, event.observation),
-    PodListDone: lambda desk, _: sightings.pods_listed(desk),
-    ScaleAnswered: lambda desk, event: users.scale_answered(desk, event.result),
-    StopWished: lambda desk, event: operators.stop_wished(desk, event.wish),
-    Asked: users.asked,
-    JournalNoted: lambda desk, event: desk.event(event.reason, event.text, Warn),
-    PeerRefused: lambda desk, event: desk.event(EventReason.PEER_REFUSED, event.text, Warn),
+    OperatorConnected: lambda job, _: operator_messages.connected(job),
+    OperatorDisconnected: lambda job, _: operator_messages.disconnected(job),
+    OperatorMessage: _operator_said,
+    UserCall: user_requests.asked,
+    JournalNoted: lambda job, event: job.out.event(event.reason, event.text, Warn),
+    PeerRefused: lambda job, event: job.out.event(EventReason.PEER_REFUSED, event.text, Warn),
     Ticked: _ticked,
     Stalled: _stalled,
 }
 
-_DEADLINES: dict[Timer, Callable[[Desk, Any], None]] = {
-    Timer.SILENCE: losses.silence_due,
-    Timer.MISSING: reports.missing_due,
-    Timer.REJOIN: sightings.rejoin_due,
-    Timer.UNREACHABLE: sightings.unreachable_due,
-    Timer.STORE: lambda desk, _: rounds.store_due(desk),
-    Timer.STORE_RETRY: _reconsider,
-    Timer.JOIN_WINDOW: _reconsider,
-    Timer.BELOW_MIN: lambda desk, _: ending.below_min_due(desk),
-    Timer.ADOPT: lambda desk, _: adoption.give_up(desk),
-    Timer.START: lambda desk, _: starting.start_due(desk),
-    Timer.GROW: _reconsider,
-    Timer.ECHO: lambda desk, _: stopping.echo_due(desk),
-    Timer.SAVE_ECHO: lambda desk, _: saving.echo_due(desk),
-    Timer.SCHEDULE: lambda desk, _: schedules.due(desk),
-    Timer.SCHEDULE_SEEN: lambda desk, _: schedules.seen_due(desk),
-    Timer.BOUNDARY: lambda desk, _: stopping.boundary_due(desk),
-    Timer.TERMINAL: charges.end_terminal,
-    Timer.EVIDENCE: charges.end_evidence,
-    Timer.REQUEST: users.request_due,
-    Timer.COMMIT: _reconsider,
-    Timer.RESCUE: _reconsider,
-    Timer.RELEASE: lambda desk, _: operators.release_due(desk),
-    Timer.END: lambda desk, _: ending.conclude(desk),
-    Timer.ACTIVE_DEADLINE: lambda desk, _: ending.deadline_due(desk),
-    Timer.MARK: lambda desk, _: goodput_marks.due(desk),
+_DEADLINES: dict[Timer, Callable[[JobContext, Any], None]] = {
+    Timer.SILENCE: liveness.silence_due,
+    Timer.MISSING: agent_messages.missing_due,
+    Timer.REJOIN: pods.rejoin_due,
+    Timer.UNREACHABLE: pods.unreachable_due,
+    Timer.STORE: lambda job, _: rounds.store_due(job),
+    Timer.STORE_RETRY: _touch(Change.STORE_RETRY_DUE),
+    Timer.BACKOFF: _touch(Change.BACKOFF_DUE),
+    Timer.JOIN_WINDOW: _touch(Change.JOIN_WINDOW_DUE),
+    Timer.BELOW_MIN: lambda job, _: job_end.below_min_due(job),
+    Timer.ADOPT: lambda job, _: adoption.give_up(job),
+    Timer.START: lambda job, _: start.start_due(job),
+    Timer.GROW: _touch(Change.GROWTH_DUE),
+    Timer.ACK: lambda job, _: barrier.ack_due(job),
+    Timer.SAVE_ACK: lambda job, _: on_demand.ack_due(job),
+    Timer.SAVE_SIGN: lambda job, _: on_demand.sign_due(job),
+    Timer.SCHEDULE: lambda job, _: interval.due(job),
+    Timer.SCHEDULE_SEEN: lambda job, _: interval.seen_due(job),
+    Timer.BARRIER: lambda job, _: barrier.barrier_due(job),
+    Timer.TERMINAL: incidents.end_terminal,
+    Timer.EVIDENCE: incidents.end_evidence,
+    Timer.STRAGGLER_SLICE: lambda job, _: samples.slice_due(job),
+    Timer.HANG: lambda job, _: hangs.due(job),
+    Timer.PREFLIGHT_GATHER: _touch(Change.PREFLIGHT_GATHERED),
+    Timer.PREFLIGHT_ROUND: lambda job, _: preflight.round_due(job),
+    Timer.HANG_EVIDENCE: lambda job, _: hangs.evidence_due(job),
+    Timer.REQUEST: user_requests.request_due,
+    Timer.COMMIT: _touch(Change.COMMIT_DUE),
+    Timer.RESCUE: _touch(Change.FLUSH_DUE),
+    Timer.RELEASE: lambda job, _: operator_messages.release_due(job),
+    Timer.END: lambda job, _: job_end.conclude(job),
+    Timer.ACTIVE_DEADLINE: lambda job, _: job_end.deadline_due(job),
+    Timer.MARK: lambda job, _: goodput_marks.due(job),
 }

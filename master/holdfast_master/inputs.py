@@ -1,7 +1,7 @@
-"""Everything that can happen to the job master, as frozen values.
+"""Inputs of the core: all that can happen to a job master, as frozen values.
 
-Belongs here: what the shell tells the core. Does not belong here: how the shell came to know it
-(streams, files, clocks) and what the core makes of it.
+Belongs here: the values that the shell hands to the core. Does not belong here: their sources
+(streams, files, clocks), and the core's decisions.
 """
 
 from __future__ import annotations
@@ -10,34 +10,37 @@ import dataclasses
 import enum
 
 from holdfast_wire.messages import (
-    ArmEcho,
-    BoundaryReached,
-    CheckpointHeld,
-    CheckpointShard,
+    BarrierAck,
+    BarrierReached,
+    CheckListening,
+    ClockProbe,
+    ClusterStrikes,
+    CollectiveSamples,
     CommandDone,
-    DrainNodeRequest,
-    DumpStacksRequest,
+    CommitResult,
+    EvidenceCollected,
     Fence,
     Goodbye,
     Heartbeat,
     Hello,
     MasterSpec,
-    OriginChecked,
+    MemoryCheckpoints,
+    NodeChecked,
+    NoticeReceived,
+    PodListDone,
     PodObservation,
-    RestartWorkerRequest,
-    RestoreAsked,
+    RestorePlanVerified,
+    RestoreRequest,
     RoundStarted,
     RoundStopped,
-    ScaleRequest,
     ScaleResult,
-    StepCommitted,
-    StopJobRequest,
-    StopWish,
+    ShardsPersisted,
+    StopRequest,
     StorePrepared,
-    TriggerCheckpointRequest,
     Warmed,
     WorkerExited,
 )
+from holdfast_wire.messages.job import JobServiceRequest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Moment:
 
 
 class DisconnectCause(enum.Enum):
-    """How an agent's stream ended."""
+    """The cause for which an agent's stream ended."""
 
     RESET = "reset"
     """The transport broke or the peer's process died."""
@@ -61,34 +64,35 @@ class DisconnectCause(enum.Enum):
     """The shell ended it: a malformed message, a full queue, a CloseSession instruction."""
 
 
+SyncMessage = MasterSpec | PodObservation | PodListDone | ScaleResult | StopRequest | ClusterStrikes
+"""What an operator says."""
 AgentMessage = (
     Heartbeat
     | WorkerExited
     | RoundStarted
     | RoundStopped
     | StorePrepared
-    | BoundaryReached
-    | ArmEcho
+    | BarrierReached
+    | BarrierAck
     | CommandDone
     | Warmed
     | Goodbye
-    | CheckpointHeld
-    | CheckpointShard
-    | StepCommitted
-    | RestoreAsked
-    | OriginChecked
+    | MemoryCheckpoints
+    | ShardsPersisted
+    | CommitResult
+    | RestoreRequest
+    | RestorePlanVerified
+    | ClockProbe
+    | CollectiveSamples
+    | EvidenceCollected
+    | CheckListening
+    | NodeChecked
+    | NoticeReceived
 )
 """What an agent sends after its Hello."""
 
-UserRequest = (
-    ScaleRequest
-    | RestartWorkerRequest
-    | DumpStacksRequest
-    | DrainNodeRequest
-    | StopJobRequest
-    | TriggerCheckpointRequest
-)
-"""Requests of JobService that change something or need an agent's answer."""
+UserRequest = JobServiceRequest
+"""Those that change something, or need an agent's answer, have a handler in `user_requests`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,40 +138,14 @@ class OperatorDisconnected:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SpecArrived:
-    """The operator sent a spec; older generations are ignored."""
+class OperatorMessage:
+    """The operator (locally: the runner) said something on its stream."""
 
-    spec: MasterSpec
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PodSeen:
-    """The operator reported one worker pod."""
-
-    observation: PodObservation
+    message: SyncMessage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PodListDone:
-    """The operator has reported every pod that exists."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ScaleAnswered:
-    """The operator answered a ScaleDecision."""
-
-    result: ScaleResult
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StopWished:
-    """The operator wants the job to end."""
-
-    wish: StopWish
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class UserCall:
     """A user asked for something; the core answers with one Reply or Refuse of this id."""
 
     request_id: int
@@ -210,12 +188,8 @@ Input = (
     | Received
     | OperatorConnected
     | OperatorDisconnected
-    | SpecArrived
-    | PodSeen
-    | PodListDone
-    | ScaleAnswered
-    | StopWished
-    | Asked
+    | OperatorMessage
+    | UserCall
     | PeerRefused
     | JournalNoted
     | Ticked

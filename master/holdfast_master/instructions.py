@@ -1,6 +1,7 @@
-"""Everything that the core wants done, as frozen values.
+"""Instructions of the core to its shell, as frozen values.
 
-Belongs here: what the shell must do for the core. Does not belong here: how (queues, files, gRPC).
+Belongs here: one value for each thing that the shell does. Does not belong here: the means (queues,
+files, gRPC).
 
 A batch is carried out in order, after its records: the shell appends every Record of the batch in
 order, calls fsync once if any of them is durable, and only then performs the rest.
@@ -16,32 +17,31 @@ from holdfast_wire.messages import (
     CheckpointCommitted,
     CommandFinished,
     CommandIssued,
-    DrainNodeResponse,
-    DumpStacksResponse,
     EventRecorded,
     GoodputMarked,
     Incident,
+    IncidentEvidence,
     JobFolded,
     JournalRecord,
     NodeExcluded,
     NodeGone,
     NodeJoined,
+    NodeJudged,
     NodeMarked,
+    NodeStruck,
     PhaseChanged,
-    RestartWorkerResponse,
-    ScaleResponse,
+    ReferencesLearned,
     ScheduleConfirmed,
     SegmentOpened,
     SessionResponse,
     SpecAccepted,
-    StopJobResponse,
     StopRequested,
     SyncResponse,
-    TriggerCheckpointResponse,
     WorldDecided,
     WorldEnded,
     WorldTraining,
 )
+from holdfast_wire.messages.job import JobServiceResponse
 
 Fact = (
     SegmentOpened
@@ -59,6 +59,9 @@ Fact = (
     | CommandFinished
     | GoodputMarked
     | NodeExcluded
+    | NodeJudged
+    | NodeStruck
+    | ReferencesLearned
     | NodeMarked
     | StopRequested
     | JobFolded
@@ -67,14 +70,7 @@ Fact = (
 )
 """What a journal record can hold."""
 
-UserResponse = (
-    ScaleResponse
-    | RestartWorkerResponse
-    | DumpStacksResponse
-    | DrainNodeResponse
-    | StopJobResponse
-    | TriggerCheckpointResponse
-)
+UserResponse = JobServiceResponse
 """Answers to `inputs.UserRequest`, type by type."""
 
 
@@ -163,6 +159,16 @@ class Refuse:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class KeepEvidence:
+    """Keep the evidence of an incident for people; what was kept under its id is replaced.
+
+    It may be lost, and nothing is decided from it.
+    """
+
+    evidence: IncidentEvidence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
     """The job has ended and every agent has been told.
 
@@ -181,5 +187,7 @@ class StepDown:
     text: str
 
 
-Instruction = Record | Send | CloseSession | Tell | Reply | Refuse | Finished | StepDown
+Instruction = (
+    Record | Send | CloseSession | Tell | Reply | Refuse | KeepEvidence | Finished | StepDown
+)
 """What `Core.handle` returns."""

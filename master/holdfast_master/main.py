@@ -14,11 +14,11 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast_master import config as configuration
-from holdfast_master import grpc_core, handshakes, in_pod, logs, process
-from holdfast_master.bookkeeping import Books, open_books
-from holdfast_master.config import ConfigError, MasterConfig
-from holdfast_master.segments import EpochRefusedError, JournalError
+from holdfast_master.journal.segments import EpochRefusedError, JournalError
+from holdfast_master.process import grpc_environment, in_pod, logs, os_process
+from holdfast_master.process import settings as configuration
+from holdfast_master.process.settings import ConfigError, MasterConfig
+from holdfast_master.process.storage import Storage, open_storage
 from holdfast_wire import __version__
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     source.add_argument("--in-pod", action="store_true", help="read the operator's variables")
     parser.add_argument("--version", action="version", version=__version__)
     options = parser.parse_args(arguments)
-    process.end_at_signals()
+    os_process.end_at_signals()
     try:
         config = (
             in_pod.config_of(os.environ) if options.in_pod else configuration.load(options.config)
@@ -46,39 +46,37 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"holdfast-master: {error}\n")
         return EXIT_USAGE
-    if config.die_with_parent and not process.die_with_parent(config.parent_pid):
+    if config.die_with_parent and not os_process.die_with_parent(config.parent_pid):
         return 0
-    process.spread_large_blocks()
-    grpc_core.choose_poller(os.environ)
-    handshakes.arm(os.environ)
-    with handshakes.CapturedStderr(handshakes.HandshakeLog()) as captured:
-        try:
-            logs.start(config.log_level.value, config.log_file, captured.stream)
-        except OSError as error:
-            captured.stream.write(
-                f"holdfast-master: log_file is {config.log_file}, which cannot be opened "
-                f"({error.strerror}); name a writable file\n"
-            )
-            return EXIT_USAGE
-        faulthandler.enable(captured.stream)
-        return _run(config)
+    os_process.spread_large_blocks()
+    grpc_environment.choose_poller(os.environ)
+    try:
+        logs.start(config.log_level.value, config.log_file, sys.stderr)
+    except OSError as error:
+        sys.stderr.write(
+            f"holdfast-master: log_file is {config.log_file}, which cannot be opened "
+            f"({error.strerror}); name a writable file\n"
+        )
+        return EXIT_USAGE
+    faulthandler.enable()
+    return _run(config)
 
 
 def _run(config: MasterConfig) -> int:
     # Only now: gRPC reads its settings from the environment when it is loaded.
-    from holdfast_master.assembly import serve  # noqa: PLC0415
-    from holdfast_master.serving import Ending, ServeError  # noqa: PLC0415
+    from holdfast_master.process.assembly import serve  # noqa: PLC0415
+    from holdfast_master.process.serving import ProcessEnd, ServeError  # noqa: PLC0415
     from holdfast_wire.channel import CredentialsError  # noqa: PLC0415
 
     codes = {
-        Ending.FINISHED: 0,
-        Ending.STOPPED: 0,
-        Ending.STEPPED_DOWN: EXIT_ZOMBIE,
-        Ending.FAILED: EXIT_FAILED,
+        ProcessEnd.FINISHED: 0,
+        ProcessEnd.STOPPED: 0,
+        ProcessEnd.STEPPED_DOWN: EXIT_ZOMBIE,
+        ProcessEnd.FAILED: EXIT_FAILED,
     }
-    process.collect_rarely()
+    os_process.collect_rarely()
     try:
-        ending = asyncio.run(serve(config, _open_books(config)))
+        ending = asyncio.run(serve(config, _open_storage(config)))
     except EpochRefusedError as error:
         log.critical("%s", error)
         return EXIT_ZOMBIE
@@ -88,13 +86,13 @@ def _run(config: MasterConfig) -> int:
     return codes[ending]
 
 
-def _open_books(config: MasterConfig) -> Books:
-    books = open_books(config)
-    for note in books.history.notes:
+def _open_storage(config: MasterConfig) -> Storage:
+    storage = open_storage(config)
+    for note in storage.history.notes:
         log.warning("journal: %s", note)
-    if books.journal is not None and books.journal.trouble:
-        log.error("%s; going on without it, trying again", books.journal.trouble)
-    return books
+    if storage.journal is not None and storage.journal.trouble:
+        log.error("%s; going on without it, trying again", storage.journal.trouble)
+    return storage
 
 
 if __name__ == "__main__":

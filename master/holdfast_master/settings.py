@@ -1,7 +1,7 @@
-"""What the core must be told once: who it is, and its time limits.
+"""Settings of the core: its identity and its time limits.
 
 Belongs here: frozen values with their reasons. Does not belong here: reading environment, flags or
-files (see `config`), and anything that the job's spec says.
+files (see `process.settings`), and anything that the job's spec says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CoreIdentity:
-    """Which job, and which master process of it."""
+    """The identity of the job and of this master process of the job."""
 
     job_name: str
     job_uid: str
@@ -55,16 +55,24 @@ class CoreSettings:
     """How long a world waits for its store before another node is asked for one."""
     start_seconds: float = 2.0
     """A world without the SDK counts as training this long after all its nodes have started."""
-    boundary_seconds: float = 30.0
-    """How long a boundary may take after its step should have been reached."""
-    arm_tries: int = 3
-    """How often a boundary step is set anew (not seconds) when ranks had passed it already."""
+    barrier_seconds: float = 30.0
+    """How long a barrier may take after its step should have been reached."""
+    barrier_tries: int = 3
+    """How often a barrier step is set anew (not seconds) when ranks had passed it already."""
     latency_seconds: float = 0.05
     """One way from master to rank, without the heartbeat interval: queue, stream, page poll."""
     rejoin_seconds: float = 30.0
     """How long a container that is started again in its pod has until its agent is ready: a
     kubelet waits up to 20 s before the third start, and torch is imported. The world that has lost
     it waits so long for what it has in memory; then a pod without an agent is made anew."""
+    backoff_seconds: float = 1.0
+    """Pause before the second restart in a row without a new step; each further one is twice as
+    long. With the default budget of five such restarts a job outlasts 15 s without its storage."""
+    longest_backoff_seconds: float = 30.0
+    """Longest such pause: as long as a storage service takes to move to another server."""
+    unseen_start_seconds: float = 120.0
+    """How long a world whose ranks report no steps is taken to be starting: a newcomer does not
+    throw its start away. A cold start that loads a large model takes one to two minutes."""
     grow_window_seconds: float = 5.0
     """How long a newcomer waits for others that are expected, so that they join together."""
     grow_horizon_seconds: float = 600.0

@@ -1,4 +1,4 @@
-"""Carries out what a plan asks for, against the API server. Every action may be done twice."""
+"""Carries out a plan's actions against the API server. Every action may be done twice."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from holdfast_operator.belongings import Belongings
-from holdfast_operator.build.pod import EPOCHS_PER_POD, master_pod, worker_pod
-from holdfast_operator.job_keeper import EXISTS_S, EXPECT_S, JobKeeper, by_force
 from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient
-from holdfast_operator.kube.failures import RefusedError, TakenError
+from holdfast_operator.kube.errors import ApiRefusedError, TakenError
+from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import (
     Action,
     AskToStop,
@@ -27,89 +25,93 @@ from holdfast_operator.plan.actions import (
     ScaleJob,
 )
 from holdfast_operator.plan.pods import MASTER_SLOT, Role
+from holdfast_operator.pods.pod import EPOCHS_PER_POD, master_pod, worker_pod
+from holdfast_operator.state.expectations import EXISTS_SECONDS, EXPECT_SECONDS
+from holdfast_operator.state.job_state import JobState
 from holdfast_wire import keys
-from holdfast_wire.messages import FinishDecision, ScaleResult, StopWish
+from holdfast_wire.messages import FinishDecision, ScaleResult, StopRequest
 
 _log = logging.getLogger(__name__)
 INVALID_TEMPLATE: Final = "InvalidTemplate"
-"""Reason of a job whose pods the API server does not take."""
+"""Reason of a job whose pods the API server does not accept."""
 _OWN_MASTER: Final = (
     "the job gives no spec.master.template, so that the operator's own is used: give one that the "
     "namespace takes, or change what the namespace demands (a LimitRange, for example)"
 )
-"""The remedy where nobody wrote what is refused."""
+"""Remedy for a refused pod of the operator's own making."""
 _NOTES: Final = ("masterPods", "templateRevision")
-"""What is written down at once, each by a request of its own. Never with the rest of the status: a
-request of an operator that was killed may be carried out late, after its successor has given out
-the next epoch, and would take that back."""
+"""Fields that are written at once, each by a request of its own, and never with the rest of the
+status: each plan makes the rest anew."""
 
 
 def without_notes(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a status that is made anew with each plan."""
+    """Return the part of a status that each plan makes anew."""
     return {name: value for name, value in status.items() if name not in _NOTES}
 
 
 class Applier:
     """Writes to the cluster for all jobs."""
 
-    def __init__(self, client: KubeClient, belongings: Belongings, image: str) -> None:
+    def __init__(self, client: KubeClient, owned: OwnedResources, image: str) -> None:
         self._client = client
-        self._belongings = belongings
+        self._owned = owned
         self._image = image
 
-    async def do(self, keeper: JobKeeper, action: Action) -> None:
-        """Carry out one action; raises KubeError where it has to be tried again."""
+    async def do(self, state: JobState, action: Action) -> None:
+        """Carry out one action; raises KubeError if it has to be tried again."""
         match action:
             case CreatePod():
-                await self.create(keeper, (action,))
+                await self.create(state, (action,))
             case DeletePod():
-                await self._delete(keeper, action)
+                await self._delete(state, action)
             case ScaleJob():
-                await self._scale(keeper, action)
+                await self._scale(state, action)
             case DeleteJob():
-                await self._delete_job(keeper)
+                await self._delete_job(state)
             case Hold() | LetGo():
-                await self._set_finalizer(keeper, held=isinstance(action, Hold))
+                await self._set_finalizer(state, held=isinstance(action, Hold))
             case AskToStop():
-                keeper.ask_to_stop(StopWish(reason=action.reason, grace_seconds=action.grace_s))
+                wish = StopRequest(reason=action.reason, grace_seconds=action.grace_s)
+                state.link.ask_to_stop(wish)
             case FinishJob():
-                pass  # the status that the plan made says it
+                pass  # the plan's own status reports it
 
-    async def write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> None:
-        """Write the whole status but its notes; the operator owns all of it."""
+    async def write_status(self, state: JobState, status: dict[str, Any]) -> None:
+        """Write the whole status except its notes; the operator owns all of it."""
         body = {
             "apiVersion": keys.API_VERSION,
             "kind": keys.KIND,
-            "metadata": {"name": keeper.owner.name, "uid": keeper.owner.uid},
+            "metadata": {"name": state.owner.name, **state.version},
             "status": status,
         }
-        path = f"{paths.job(keeper.owner)}/status?fieldManager={MANAGER}&force=true"
-        await self._patch(keeper, path, body, APPLY)
-        notes = {name: keeper.status[name] for name in _NOTES if name in keeper.status}
-        keeper.status = {**status, **notes}
+        path = f"{paths.job(state.owner)}/status?fieldManager={MANAGER}&force=true"
+        await self._patch(state, path, body, APPLY)
+        before = state.status.fields
+        notes = {name: before[name] for name in _NOTES if name in before}
+        state.status.written({**status, **notes})
 
-    async def create(self, keeper: JobKeeper, actions: Sequence[CreatePod]) -> set[str]:
+    async def create(self, state: JobState, actions: Sequence[CreatePod]) -> set[str]:
         """Make pods side by side.
 
         Returns:
-            Roles of which the API server does not take one now.
+            Roles with a pod that the API server does not accept now.
 
         Raises:
-            KubeError: one has to be tried again; the others were.
+            KubeError: One pod has to be tried again; the others were tried.
         """
         refused: set[str] = set()
         pods: list[tuple[CreatePod, dict[str, Any]]] = []
         for action in actions:  # one by one: they share the status and the Secrets
             try:
-                pods.append((action, await self._manifest(keeper, action)))
+                pods.append((action, await self._manifest(state, action)))
             except TakenError as error:
-                keeper.refuse(action.slot, str(error), time.time())
+                state.refuse(action.slot, str(error), time.time())
                 refused.add(action.slot.name)
-            except RefusedError as error:
-                self._take_refusal(keeper, action, error)
+            except ApiRefusedError as error:
+                self._take_refusal(state, action, error)
                 refused.add(action.slot.name)
         made = await asyncio.gather(
-            *(self._post(keeper, action, pod) for action, pod in pods), return_exceptions=True
+            *(self._post(state, action, pod) for action, pod in pods), return_exceptions=True
         )
         for (action, _), taken in zip(pods, made, strict=True):
             if isinstance(taken, BaseException):
@@ -118,94 +120,90 @@ class Applier:
                 refused.add(action.slot.name)
         return refused
 
-    async def _manifest(self, keeper: JobKeeper, action: CreatePod) -> dict[str, Any]:
-        """The pod, once everything is there that it needs."""
-        source = keeper.source(self._image)
+    async def _manifest(self, state: JobState, action: CreatePod) -> dict[str, Any]:
+        """Return the pod's manifest, once all objects that it needs exist."""
+        source = state.source(self._image)
         if action.slot.role is Role.MASTER:
-            return master_pod(source, action, await self._next_epoch(keeper))
-        await self._note_revision(keeper)
+            return master_pod(source, action, await self._next_epoch(state))
+        await self._note_revision(state)
         if action.slot.role is Role.WORKER:
-            await self._belongings.certify(keeper, action.slot)
+            await self._owned.certify(state, action.slot)
         source = dataclasses.replace(source, starts_again=await self._client.starts_again())
         return worker_pod(source, action)
 
-    async def _post(self, keeper: JobKeeper, action: CreatePod, pod: dict[str, Any]) -> bool:
+    async def _post(self, state: JobState, action: CreatePod, pod: dict[str, Any]) -> bool:
+        # Not repeated with the epoch of a pod that was made all the same, and is gone again.
+        again = action.slot.role is not Role.MASTER
         try:
-            await self._client.call("POST", paths.core(keeper.owner, "pods"), pod)
-        except RefusedError as error:
+            await self._client.call("POST", paths.core(state.owner, "pods"), pod, may_repeat=again)
+        except ApiRefusedError as error:
             if not error.exists:
-                self._take_refusal(keeper, action, error)
+                self._take_refusal(state, action, error)
                 return False
             # Made a moment ago, or by an earlier job of the name, whose pod is about to go.
-            keeper.expect(action.name, time.monotonic() + EXISTS_S)
+            state.expect(action.name, time.monotonic() + EXISTS_SECONDS)
             return True
-        keeper.refused.pop(action.slot, None)
-        keeper.expect(action.name, time.monotonic() + EXPECT_S)
-        if action.slot.role is Role.MASTER:  # not before: a pod that is refused follows nobody
-            keeper.master = keeper.master.started(_first_epoch(keeper))
-        _log.info("job %s: made pod %s: %s", keeper.key, action.name, action.reason)
+        state.accept(action.slot)
+        state.expect(action.name, time.monotonic() + EXPECT_SECONDS)
+        if action.slot.role is Role.MASTER:  # only now: a refused pod is no successor
+            state.link.started(_first_epoch(state))
+        _log.info("job %s: made pod %s: %s", state.key, action.name, action.reason)
         return True
 
-    def _take_refusal(self, keeper: JobKeeper, action: CreatePod, error: RefusedError) -> None:
-        """What the API server says against a pod: it ends the job, or is waited for."""
+    def _take_refusal(self, state: JobState, action: CreatePod, error: ApiRefusedError) -> None:
+        """Judge the API server's refusal of a pod: it ends the job, or the pod is tried again."""
         if error.is_invalid:
             text = f"pod {action.name}: {error.message}"
-            if action.slot == MASTER_SLOT and keeper.spec.master_template is None:
+            if action.slot == MASTER_SLOT and state.spec.master_template is None:
                 text = f"{text}; {_OWN_MASTER}"
             said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=text)
-            keeper.hear(said, time.time())
+            state.hear(said, time.time())
         elif error.is_admission:
-            if action.slot not in keeper.refused:
-                _log.warning("job %s: %s", keeper.key, error)
-            keeper.refuse(action.slot, error.message, time.time())
+            if action.slot not in state.refused:
+                _log.warning("job %s: %s", state.key, error)
+            state.refuse(action.slot, error.message, time.time())
         else:
             raise error
 
-    async def _next_epoch(self, keeper: JobKeeper) -> int:
+    async def _next_epoch(self, state: JobState) -> int:
         """Allocate the epochs of one more master pod: in the status, by compare and swap."""
-        found = await self._client.call("GET", paths.job(keeper.owner))
+        path = paths.job(state.owner)
+        found = await self._client.call("GET", path)
+        if found["metadata"]["uid"] != state.owner.uid:
+            raise ApiRefusedError(f"GET {path}", 404, "NotFound", "another job has its name")
+        state.patched(found)
         allocated = int((found.get("status") or {}).get("masterPods", 0)) + 1
-        version = found["metadata"]["resourceVersion"]
-        await self._note(keeper, version, masterPods=allocated, templateRevision=keeper.revision)
-        return _first_epoch(keeper)
+        await self._note(state, masterPods=allocated, templateRevision=state.templates.revision)
+        return _first_epoch(state)
 
-    async def _note_revision(self, keeper: JobKeeper) -> None:
-        """Write down what the pods are made from before there is one: a successor must know."""
-        if keeper.status.get("templateRevision") != keeper.revision:
-            await self._note(keeper, None, templateRevision=keeper.revision)
+    async def _note_revision(self, state: JobState) -> None:
+        """Write down the templates of the pods before there is one: a successor needs them."""
+        revision = state.templates.revision
+        if state.status.revision != revision:
+            await self._note(state, templateRevision=revision)
 
-    async def _note(self, keeper: JobKeeper, version: str | None, **fields: Any) -> None:
-        metadata = {"uid": keeper.owner.uid}
-        if version is not None:
-            metadata["resourceVersion"] = version
-        path = f"{paths.job(keeper.owner)}/status?fieldManager={MANAGER}"
-        await self._patch(keeper, path, {"metadata": metadata, "status": fields}, MERGE)
-        keeper.status = {**keeper.status, **fields}
+    async def _note(self, state: JobState, **fields: Any) -> None:
+        path = f"{paths.job(state.owner)}/status?fieldManager={MANAGER}"
+        await self._patch(state, path, {"metadata": state.version, "status": fields}, MERGE)
+        state.status.written({**state.status.fields, **fields})
 
-    async def _patch(self, keeper: JobKeeper, path: str, body: dict[str, Any], kind: str) -> None:
+    async def _patch(self, state: JobState, path: str, body: dict[str, Any], kind: str) -> None:
         try:
-            await self._client.call("PATCH", path, body, kind)
-        finally:  # what was refused, or not answered, was a request all the same
-            keeper.written_at = time.monotonic()
+            state.patched(await self._client.call("PATCH", path, body, kind))
+        finally:  # a refused or unanswered request counts too
+            state.status.asked(time.monotonic())
 
-    async def _set_finalizer(self, keeper: JobKeeper, *, held: bool) -> None:
-        metadata = keeper.body["metadata"]
-        others = [one for one in metadata.get("finalizers") or () if one != keys.FINALIZER]
-        body = {
-            "metadata": {
-                "uid": keeper.owner.uid,
-                "resourceVersion": metadata["resourceVersion"],
-                "finalizers": [*others, keys.FINALIZER] if held else others,
-            }
-        }
-        path = f"{paths.job(keeper.owner)}?fieldManager={MANAGER}"
-        keeper.body = await self._client.call("PATCH", path, body, MERGE)
+    async def _set_finalizer(self, state: JobState, *, held: bool) -> None:
+        before = state.body["metadata"].get("finalizers") or ()
+        others = [one for one in before if one != keys.FINALIZER]
+        finalizers = [*others, keys.FINALIZER] if held else others
+        body = {"metadata": {**state.version, "finalizers": finalizers}}
+        path = f"{paths.job(state.owner)}?fieldManager={MANAGER}"
+        state.patched(await self._client.call("PATCH", path, body, MERGE))
 
-    async def _delete(self, keeper: JobKeeper, action: DeletePod) -> None:
-        keeper.deletions.add(action.uid)
-        if action.grace_s == 0:
-            # Whatever comes of it: it only spares connections, and must keep nothing waiting.
-            keeper.expected[by_force(action.uid)] = time.monotonic() + EXPECT_S
+    async def _delete(self, state: JobState, action: DeletePod) -> None:
+        until = time.monotonic() + EXPECT_SECONDS
+        state.expectations.delete(action.uid, until, forced=action.grace_s == 0)
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -214,42 +212,41 @@ class Applier:
         }
         try:
             await self._client.call(
-                "DELETE", f"{paths.core(keeper.owner, 'pods')}/{action.name}", body
+                "DELETE", f"{paths.core(state.owner, 'pods')}/{action.name}", body
             )
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if not error.is_gone and action.grace_s:
                 raise
             if not error.is_gone:
-                _log.warning("job %s: %s stays in its Service: %s", keeper.key, action.name, error)
+                _log.warning("job %s: %s stays in its Service: %s", state.key, action.name, error)
                 return
-        keeper.expect_deletion(action.uid, time.monotonic() + EXPECT_S)
-        _log.info("job %s: deleted pod %s: %s", keeper.key, action.name, action.reason.value)
+        state.expect_deletion(action.uid, time.monotonic() + EXPECT_SECONDS)
+        _log.info("job %s: deleted pod %s: %s", state.key, action.name, action.reason.value)
 
-    async def _scale(self, keeper: JobKeeper, action: ScaleJob) -> None:
+    async def _scale(self, state: JobState, action: ScaleJob) -> None:
         result = ScaleResult(decision_id=action.decision_id, ok=True)
-        body = {"spec": {"replicas": action.replicas}}
+        body = {"metadata": state.version, "spec": {"replicas": action.replicas}}
         try:
-            path = f"{paths.job(keeper.owner)}/scale?fieldManager={MANAGER}"
+            path = f"{paths.job(state.owner)}/scale?fieldManager={MANAGER}"
             await self._client.call("PATCH", path, body, MERGE)
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if not error.is_invalid and error.code != 403:
                 raise
             result = ScaleResult(decision_id=action.decision_id, ok=False, error=error.message)
-        keeper.view = keeper.view.answered(action.decision_id)
-        if keeper.link is not None:
-            keeper.link.send(result)
+        state.link.answered(action.decision_id)
+        state.link.send(result)
 
-    async def _delete_job(self, keeper: JobKeeper) -> None:
+    async def _delete_job(self, state: JobState) -> None:
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
-            "preconditions": {"uid": keeper.owner.uid},
+            "preconditions": {"uid": state.owner.uid},
         }
-        # One that is gone already is refused, which has the reconciler forget it.
-        await self._client.call("DELETE", paths.job(keeper.owner), body)
+        # A refusal of a job that is gone already makes the reconciler forget it.
+        await self._client.call("DELETE", paths.job(state.owner), body)
 
 
-def _first_epoch(keeper: JobKeeper) -> int:
-    """The first of the epochs that the newest master pod owns."""
-    return int(keeper.status["masterPods"]) * EPOCHS_PER_POD + 1
+def _first_epoch(state: JobState) -> int:
+    """Return the first of the epochs that the newest master pod owns."""
+    return int(state.status.fields["masterPods"]) * EPOCHS_PER_POD + 1

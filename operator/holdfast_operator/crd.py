@@ -6,5 +6,5 @@ from importlib import resources
 
 
 def load_crd() -> str:
-    """The text of the packaged CustomResourceDefinition (`elasticjobs.yaml`)."""
+    """Return the text of the packaged CustomResourceDefinition (`elasticjobs.yaml`)."""
     return resources.files(__package__).joinpath("elasticjobs.yaml").read_text(encoding="utf-8")

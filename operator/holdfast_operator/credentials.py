@@ -1,7 +1,7 @@
 """Certificates of jobs: from the operator's root key to the Secrets that pods mount.
 
-The CA key of a job is derived from the root key and the job's uid, so nothing secret is stored for
-a job but the key pairs themselves.
+The CA key of a job is derived from the root key and the job's uid. So the only secrets stored for a
+job are the key pairs themselves.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_operator.build.names import KEYS_PER_SECRET, Owner
+from holdfast_operator.pods.names import KEYS_PER_SECRET, Owner
 from holdfast_wire import keys
 from holdfast_wire.authority import Credentials, JobAuthority
 from holdfast_wire.identity import Identity
 
 LABEL_RANKS: Final = "holdfast.dev/ranks"
-"""On a Secret of workers: how many ranks, from its first on, it has key pairs for."""
+"""Label on a Secret of workers: number of ranks, from its first on, with a key pair in it."""
 RENEW_AFTER: Final = "holdfast.dev/renew-after"
-"""On every Secret of a job: when its certificates are to be renewed (RFC 3339)."""
+"""Annotation on every Secret of a job: time to renew its certificates (RFC 3339)."""
 _RENEWAL: Final = 2 / 3
-"""Part of a lifetime after which it is time: the rest is for operators that are away."""
+"""Part of a lifetime after which certificates are renewed: the rest covers an operator's
+absence."""
 
 
 class JobCredentials:
-    """What is issued for one job."""
+    """Certificates issued for one job."""
 
     def __init__(self, root_key: bytes, owner: Owner, lifetime: dt.timedelta) -> None:
         self._owner = owner
@@ -45,7 +46,7 @@ class JobCredentials:
         if _now() >= self._renew_at:
             renewal = self._renewal()
             self._issue(Identity(self._owner.uid, keys.ROLE_OPERATOR)).write(folder)
-            self._renew_at = renewal  # now that they are there: a full disk is tried again
+            self._renew_at = renewal  # only now: after a full disk it is tried again
         return folder
 
     def close(self) -> None:
@@ -67,11 +68,11 @@ class JobCredentials:
         return await asyncio.to_thread(self._user)
 
     async def worker_secret(self, rank: int, most: int) -> dict[str, Any]:
-        """Return the Secret that a rank's key pair is in, with those of its neighbours.
+        """Return the Secret with a rank's key pair and those of its neighbours.
 
         Args:
-            rank: Of the worker.
-            most: Ranks that the job may come to have.
+            rank: Rank of the worker.
+            most: Largest number of ranks that the job may have.
         """
         return await asyncio.to_thread(self._workers, rank, most)
 
@@ -116,7 +117,7 @@ class JobCredentials:
 
 
 def is_whole(secret: Mapping[str, Any]) -> bool:
-    """Whether a Secret of a job has every file that it should; people edit Secrets."""
+    """Return whether a Secret of a job has all its files; people edit Secrets."""
     files = set(secret.get("data") or {})
     metadata = secret["metadata"]
     ranks = (metadata.get("labels") or {}).get(LABEL_RANKS)

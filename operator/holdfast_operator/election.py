@@ -1,7 +1,7 @@
-"""Which of several replicas works: the one that holds a Lease. Whoever loses it exits.
+"""Leader election: the replica that holds a Lease works; one that loses it exits.
 
-The client library's own election cannot make its Lease, lets a refused connection escape while its
-leader runs on, and knows no deadline for a request; hence these lines.
+The client library's own election cannot make its Lease. It lets a refused connection escape while
+its leader runs on, and has no deadline for a request. So it is not used.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import time
 from typing import Any, Final
 
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.failures import KubeError, RefusedError
+from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 
 _log = logging.getLogger(__name__)
-_LEASE_S: Final = 15
-"""After this long without a renewal another replica takes over."""
-_RENEW_S: Final = 10.0
-"""After this long without a success the holder gives up: sooner than another takes over."""
-_RETRY_S: Final = 2.0
-"""Between two tries."""
+_LEASE_SECONDS: Final = 15
+"""Time without a renewal after which another replica takes over."""
+_RENEW_SECONDS: Final = 10.0
+"""Time without a renewal after which the holder gives up: sooner than another takes over."""
+_RETRY_SECONDS: Final = 2.0
+"""Time between two tries."""
 
 
 class LeaseLostError(RuntimeError):
@@ -32,20 +32,20 @@ class Election:
     """The Lease of one operator installation."""
 
     def __init__(self, client: KubeClient, namespace: str, name: str, identity: str) -> None:
-        """Take part in the election; nothing is asked yet.
+        """Prepare; nothing is requested yet.
 
         Args:
-            client: Used by nothing else: a renewal must not queue behind the pods of many jobs.
-            namespace: Where the Lease is.
-            name: Of the Lease: what the replicas of one installation share, and no other does.
-            identity: Of this replica.
+            client: Used for nothing else: a renewal must not queue behind the pods of many jobs.
+            namespace: Namespace of the Lease.
+            name: Name of the Lease: the replicas of one installation share it, and no other does.
+            identity: Name of this replica.
         """
         self._client = client
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
         self._identity = identity
         self._seen: tuple[str, float] = ("", time.monotonic())
-        """What of another holder's Lease was seen last, and since when: no clock is compared."""
+        """Another holder's Lease as last seen, and its local time: clocks are not compared."""
 
     async def win(self) -> None:
         """Wait until the Lease is held."""
@@ -56,21 +56,21 @@ class Election:
                     return
             except KubeError as error:
                 _log.warning("election: %s", error)
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def keep(self) -> None:
         """Renew the Lease for ever; raises LeaseLostError."""
         renewed = time.monotonic()
-        while time.monotonic() - renewed < _RENEW_S:
-            await asyncio.sleep(_RETRY_S)
+        while time.monotonic() - renewed < _RENEW_SECONDS:
+            await asyncio.sleep(_RETRY_SECONDS)
             try:
-                async with asyncio.timeout(_RENEW_S - (time.monotonic() - renewed)):
+                async with asyncio.timeout(_RENEW_SECONDS - (time.monotonic() - renewed)):
                     if not await self._try():
                         raise LeaseLostError("another replica holds the Lease")
                 renewed = time.monotonic()
             except (KubeError, TimeoutError) as error:
                 _log.warning("election: the Lease was not renewed: %s", error)
-        raise LeaseLostError(f"the Lease could not be renewed for {_RENEW_S} s")
+        raise LeaseLostError(f"the Lease could not be renewed for {_RENEW_SECONDS} s")
 
     async def give_up(self) -> None:
         """Let the next replica begin at once."""
@@ -85,7 +85,7 @@ class Election:
     async def _try(self) -> bool:
         try:
             lease = await self._client.call("GET", f"{self._path}/{self._name}")
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if error.code != 404:
                 raise
             return await self._write("POST", self._path, _fresh(self._name, self._identity))
@@ -96,21 +96,23 @@ class Election:
         if holder != self._identity:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
             spec["acquireTime"] = _now()
-        spec.update(holderIdentity=self._identity, leaseDurationSeconds=_LEASE_S, renewTime=_now())
+        spec.update(
+            holderIdentity=self._identity, leaseDurationSeconds=_LEASE_SECONDS, renewTime=_now()
+        )
         return await self._write("PUT", f"{self._path}/{self._name}", lease)
 
     def _expired(self, spec: dict[str, Any]) -> bool:
         mark = f"{spec.get('holderIdentity')} {spec.get('renewTime')}"
         if mark != self._seen[0]:
             self._seen = (mark, time.monotonic())
-        lasts = int(spec.get("leaseDurationSeconds") or _LEASE_S)
+        lasts = int(spec.get("leaseDurationSeconds") or _LEASE_SECONDS)
         return time.monotonic() - self._seen[1] > lasts
 
     async def _write(self, method: str, path: str, lease: dict[str, Any]) -> bool:
         try:
             await self._client.call(method, path, lease)
-        except RefusedError as error:
-            if error.code == 409:  # somebody was faster
+        except ApiRefusedError as error:
+            if error.code == 409:  # another replica was faster
                 return False
             raise
         return True
@@ -119,7 +121,7 @@ class Election:
 def _fresh(name: str, identity: str) -> dict[str, Any]:
     spec = {
         "holderIdentity": identity,
-        "leaseDurationSeconds": _LEASE_S,
+        "leaseDurationSeconds": _LEASE_SECONDS,
         "acquireTime": _now(),
         "renewTime": _now(),
         "leaseTransitions": 0,

@@ -1,6 +1,6 @@
-"""The operator's log: one JSON object a line, as the master's, with the job that it is about.
+"""The operator's log: one JSON object per line, like the master's, with the job's name.
 
-Belongs here: the format and where the job comes from. Does not belong here: what is worth a line.
+Belongs here: the format, and the job's name in it. Does not belong here: the choice of lines.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
     "taskName",
 }
 Round = Callable[[], int | None]
-"""The newest round of a job that is known now."""
+"""Returns the newest known round of a job."""
 _JOB: ContextVar[tuple[str, Round] | None] = ContextVar("job", default=None)
 
 
 @contextlib.contextmanager
 def about(job: str, newest: Round) -> Iterator[None]:
-    """Name the job in every line that is logged inside, and by tasks that begin there."""
+    """Name the job in every line that is logged inside, also by tasks that begin there."""
     token = _JOB.set((job, newest))
     try:
         yield
@@ -59,12 +59,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def start(level: LogLevel, stream: TextIO) -> None:
-    """Send this process's log to a stream."""
+    """Write this process's log to a stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # kopf has a line for each event that it hands on.
+    # kopf logs a line for each event that it passes on.
     if level is not LogLevel.DEBUG:
         logging.getLogger("kopf").setLevel(max(logging.WARNING, root.level))

@@ -1,4 +1,4 @@
-"""`holdfast-operator`: looks after every ElasticJob of a cluster, until it is told to stop.
+"""`holdfast-operator`: reconciles every ElasticJob of a cluster, until a signal ends it.
 
 Exit codes: 0 after SIGTERM or SIGINT; 1 an error of ours, or a watch that ended; 2 a setting
 cannot be used; 3 the Lease was lost.
@@ -14,38 +14,45 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from holdfast_operator import logs
 from holdfast_operator.election import Election, LeaseLostError
-from holdfast_operator.job_keeper import Key
+from holdfast_operator.events.recorder import Reporter
+from holdfast_operator.handlers import watch_jobs
+from holdfast_operator.http_probes import LOOK_SECONDS, LOOKS, QUEUE_DEPTH, serve_probes
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.failures import KubeError
-from holdfast_operator.kube.pods import PodRecord
-from holdfast_operator.kube.reflector import PodReflector
-from holdfast_operator.news.report import Reporter
-from holdfast_operator.probing import LOOK_SECONDS, LOOKS, QUEUE_DEPTH, serve_probes
-from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.kube.errors import KubeError
+from holdfast_operator.kube.node_reflector import NodeReflector
+from holdfast_operator.kube.pod_reflector import PodReflector
+from holdfast_operator.node_history import NodeHistory
+from holdfast_operator.plan.node_strikes import NodeStrike
+from holdfast_operator.pods.record import PodRecord
+from holdfast_operator.reconcile import ClusterNodes, Reconciler
 from holdfast_operator.root_key import RootKey
-from holdfast_operator.settings import OperatorSettings, SettingsError, read_settings
-from holdfast_operator.watching import watch_jobs
+from holdfast_operator.settings import OperatorSettings, SettingsError, Switch, read_settings
+from holdfast_operator.state.job_state import Key
 from holdfast_operator.work_queue import WorkQueue
 from holdfast_wire import keys
+from holdfast_wire.strikes import StrikeCause
 
 _log = logging.getLogger(__name__)
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_LEASE: Final = 3
-_SILENCE_S: Final = 180.0
-"""A reflector that was not heard of for so long is dead, whatever it thinks."""
-_RETRY_S: Final = 1.0
+_SILENCE_SECONDS: Final = 180.0
+"""Time without a sign of life after which a reflector counts as dead."""
+_NODES_SECONDS: Final = 3.0
+"""Longest wait for the list of nodes at the start: jobs do without it."""
+_RETRY_SECONDS: Final = 1.0
 _LEASE_RATE: Final = 5.0
-"""Requests about the Lease, 1/s: five times what a renewal takes, with its tries again."""
+"""Requests about the Lease, 1/s: five times the rate of renewals, for repeated tries."""
 _LEASE_BURST: Final = 10
 
 
 class _Stopped(Exception):  # noqa: N818 - a wish, not an error
-    """Somebody wants this process to end."""
+    """A signal asked this process to end."""
 
 
 class Operator:
@@ -60,6 +67,7 @@ class Operator:
             self._lease_client, settings.namespace, settings.lease, settings.identity
         )
         self._root_key = RootKey(self._client, settings.namespace)
+        self._history = NodeHistory(self._client, settings, self._nodes_struck, self._known_nodes)
         self._signalled = asyncio.Event()
         self._leads = False
         self._reconciler: Reconciler | None = None
@@ -68,9 +76,10 @@ class Operator:
             settings.watch_namespace,
             self._pod_changed,
         )
+        self._nodes = NodeReflector(self._client, self._node_noticed, self._node_shows)
 
     async def run(self) -> None:
-        """Work until a signal; raises LeaseLostError and what else ends an operator."""
+        """Work until a signal; raises LeaseLostError and any error that ends an operator."""
         await self._client.open()
         await self._lease_client.open()
         probes = await serve_probes(self._settings.probe_port, self._healthy, self._ready)
@@ -80,7 +89,9 @@ class Operator:
                 group.create_task(self._work())
         except* _Stopped:
             _log.info("stopping")
-            await self._root_key.give_up()  # before another leads; one without its Lease may not
+            if self._leads:
+                await self._history.give_up()
+            await self._root_key.give_up()  # before another replica leads; needs the Lease
         finally:
             if self._reconciler is not None:
                 await self._reconciler.close()
@@ -105,16 +116,27 @@ class Operator:
         self._leads = True
         root_key = await self._root_key.load()
         await self._root_key.warn_of_strangers(self._jobs_path())
+        await self._history.see_to_it()
         reporter = Reporter(self._client, self._settings.identity)
         reconciler = self._reconciler = Reconciler(
-            self._settings, self._client, self._pods, reporter, root_key, self._queue.add
+            self._settings,
+            self._client,
+            self._pods,
+            reporter,
+            root_key,
+            self._queue.add,
+            ClusterNodes(self._history, self._nodes.notice),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.keep())
             group.create_task(self._root_key.keep())
+            group.create_task(self._history.keep())
             group.create_task(self._pods.run())
+            if self._settings.node_notices is Switch.ON:
+                group.create_task(self._nodes.run())
             group.create_task(reporter.run())
             await self._pods.synced.wait()
+            await self._first_look_at_nodes()
             group.create_task(self._watch(reconciler))
             for _ in range(self._settings.workers):
                 group.create_task(self._look_for_ever(reconciler))
@@ -123,25 +145,54 @@ class Operator:
         if self._reconciler is not None:
             self._reconciler.pod_changed(pod, gone)
 
+    def _node_noticed(self, node: str) -> None:
+        if self._reconciler is not None:
+            self._reconciler.node_noticed(node)
+
+    def _node_shows(self, strikes: Sequence[NodeStrike]) -> None:
+        """Take what nodes show: a cordon only while a job is there, whose work it may disturb."""
+        nodes = self._pods.nodes()
+        self._history.add(
+            one for one in strikes if one.cause is StrikeCause.CONDITION or one.host in nodes
+        )
+
+    def _nodes_struck(self, nodes: Collection[str]) -> None:
+        if self._reconciler is not None:
+            self._reconciler.nodes_struck(nodes)
+
+    async def _first_look_at_nodes(self) -> None:
+        """Wait a moment for the list of nodes: the first pods avoid those with a history, too."""
+        if self._settings.node_notices is Switch.ON:
+            with contextlib.suppress(TimeoutError):  # the right to it may be missing
+                async with asyncio.timeout(_NODES_SECONDS):
+                    await self._nodes.synced.wait()
+
+    def _known_nodes(self) -> Collection[str]:
+        """Return the cluster's nodes; without the right to read them, those that were heard of."""
+        return self._nodes.names() or {
+            *self._pods.nodes(),
+            *(one.host for one in self._history.strikes()),
+        }
+
     async def _watch(self, reconciler: Reconciler) -> None:
         began = asyncio.Event()
         watching = watch_jobs(self._settings.watch_namespace, reconciler.seen, began)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(watching)
             await began.wait()
-            self._handle_signals()  # kopf has put its own in their place
+            self._handle_signals()  # kopf has replaced them
             await task
         raise RuntimeError("the watch of ElasticJobs has ended")
 
     async def _wait_for_the_crd(self) -> None:
-        """Without it kopf would warn once and never serve."""
+        """Wait until the CRD exists: without it kopf would warn once and never serve."""
         while True:
             try:
                 await self._client.call("GET", f"{self._jobs_path()}?limit=1")
                 return
             except KubeError as error:
                 _log.warning("ElasticJobs cannot be listed yet: %s", error)
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     def _jobs_path(self) -> str:
         where = self._settings.watch_namespace
@@ -176,8 +227,8 @@ class Operator:
 
     def _healthy(self) -> bool:
         if not self._pods.synced.is_set():
-            return True  # a standby, or one that has just begun
-        return time.monotonic() - self._pods.last_activity < _SILENCE_S
+            return True  # a standby replica, or one that has just begun
+        return time.monotonic() - self._pods.last_activity < _SILENCE_SECONDS
 
     def _ready(self) -> bool:
         return not self._leads or self._pods.synced.is_set()

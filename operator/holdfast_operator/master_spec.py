@@ -1,19 +1,19 @@
-"""A job's spec in the words of the wire: the part that its master acts on, defaults filled in.
+"""A job's spec as a message of the wire: the fields for its master, with defaults.
 
-Pure. What the operator itself acts on (pods, cleanup, templates) stays out.
+Pure. Fields for the operator itself (pods, cleanup, templates) are left out.
 """
 
 from __future__ import annotations
 
-from holdfast_operator.build.template import main_container
-from holdfast_operator.spec.job import Budget as JobBudget
-from holdfast_operator.spec.job import FailureRule as JobRule
+from holdfast_operator.pods.template import main_container
+from holdfast_operator.spec.job import BudgetSpec as JobBudget
+from holdfast_operator.spec.job import FailureRuleSpec as JobRule
 from holdfast_operator.spec.job import JobSpec
 from holdfast_wire.messages import Budget, BudgetKind, FailureRule, MasterSpec
 
 
 def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
-    """Return what the master of a job with `spec` has to know.
+    """Return the part of a spec that the job's master needs.
 
     Args:
         spec: The checked spec.
@@ -37,10 +37,8 @@ def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
         failure_rules=tuple(_rule(rule, main) for rule in spec.rules),
         active_deadline_seconds=float(spec.active_deadline_s or 0),
         suspend=spec.suspend,
-        memory_every=spec.memory_every,
-        storage_every=spec.storage_every,
-        keep_last=spec.keep_last,
-        keep_every=spec.keep_every,
+        checkpoint=spec.checkpoint,
+        health=spec.health,
     )
 
 
@@ -57,15 +55,9 @@ def _budgets(spec: JobSpec) -> tuple[Budget, ...]:
     )
 
 
-def _rule(rule: JobRule, main: str) -> FailureRule:
-    if rule.container not in {"", main}:
-        # The exit codes that a master hears of are those of the training container. The rule stays,
-        # without anything to match, so that the others keep their numbers in the reasons.
-        return FailureRule(action=rule.action)
-    return FailureRule(
-        action=rule.action,
-        exit_codes=rule.exit_codes,
-        exit_codes_not_in=rule.exit_codes_not_in,
-        pod_conditions=tuple(f"{kind}={status}" for kind, status in rule.pod_conditions),
-        log_pattern=rule.log_pattern,
-    )
+def _rule(spec: JobRule, main: str) -> FailureRule:
+    if spec.container in {"", main}:
+        return spec.rule
+    # The master only gets exit codes of the training container. The rule stays, without a matcher,
+    # so that the other rules keep their numbers in the reasons.
+    return FailureRule(action=spec.rule.action)

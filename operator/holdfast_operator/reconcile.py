@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import http
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_operator.apply import INVALID_TEMPLATE, Applier, without_notes
-from holdfast_operator.belongings import Belongings
-from holdfast_operator.build.names import Owner
 from holdfast_operator.crd import load_crd
 from holdfast_operator.credentials import JobCredentials
-from holdfast_operator.job_keeper import JobKeeper, Key
-from holdfast_operator.known_jobs import KnownJobs
+from holdfast_operator.events.aggregation import NewsItem
+from holdfast_operator.events.recorder import Reporter
+from holdfast_operator.events.sources import NODE_AVOIDED, from_master, notice, transitions
+from holdfast_operator.job_cache import JobCache
 from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.failures import RefusedError, TakenError
-from holdfast_operator.kube.pods import PodRecord
-from holdfast_operator.kube.reflector import PodReflector
-from holdfast_operator.master_link import MasterLink
-from holdfast_operator.news.happenings import from_master, notice, transitions
-from holdfast_operator.news.report import Reporter
-from holdfast_operator.plan.actions import Action, CreatePod, Hold, Plan, in_steps
-from holdfast_operator.plan.decide import plan
-from holdfast_operator.plan.history import SETTLED_S
-from holdfast_operator.plan.masters import KnownMaster
+from holdfast_operator.kube.errors import ApiRefusedError, TakenError
+from holdfast_operator.kube.pod_reflector import PodReflector
+from holdfast_operator.master_link import Downward, MasterLink
+from holdfast_operator.node_history import NodeHistory
+from holdfast_operator.node_probe import NodeProbe
+from holdfast_operator.owned_resources import OwnedResources
+from holdfast_operator.plan.actions import Action, CreatePod, Plan, in_steps
+from holdfast_operator.plan.api_refusals import FIRST_WAIT_SECONDS
+from holdfast_operator.plan.history import SETTLED_SECONDS
+from holdfast_operator.plan.master_fence import KnownMaster
+from holdfast_operator.plan.master_lost import cut_off
+from holdfast_operator.plan.node_exclusion import EXCLUDED_FROM, ExcludedNode
+from holdfast_operator.plan.node_reachability import NodeReachability
+from holdfast_operator.plan.node_strikes import of_job
 from holdfast_operator.plan.pods import MASTER_SLOT, ObservedPod, Role
-from holdfast_operator.plan.reach import Reach
-from holdfast_operator.plan.refusals import FIRST_WAIT_S
-from holdfast_operator.plan.silence import cut_off
-from holdfast_operator.plan.view import Said
-from holdfast_operator.revisions import Revisions
+from holdfast_operator.planner import plan
+from holdfast_operator.pods.names import Owner
+from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.settings import OperatorSettings
-from holdfast_operator.sounding import Sounding
 from holdfast_operator.spec import from_object, not_supported
-from holdfast_wire.messages import FinishDecision, JobEvent
+from holdfast_operator.state.credentials import Credentials
+from holdfast_operator.state.job_state import JobState, Key
+from holdfast_operator.state.link import Link
+from holdfast_operator.state.status import WrittenStatus
+from holdfast_operator.template_revisions import Revisions
+from holdfast_wire.messages import FinishDecision, JobEvent, NoticeReceived, StrikesReported
 
 _log = logging.getLogger(__name__)
 MANAGED_BY: Final = "holdfast.dev/controller"
 NOT_SUPPORTED: Final = "NotSupported"
 """Reason of a job that asks for a feature that this version does not have."""
+_CHANGED_SECONDS: Final = 0.2
+"""Wait after a write that met a newer version of the object, which is known by then."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClusterNodes:
+    """Knowledge of the cluster's nodes that no job has by itself."""
+
+    history: NodeHistory
+    notice: Callable[[str], NoticeReceived | None] = lambda _: None
+    """Returns the notice of a node."""
 
 
 class Reconciler:
-    """Looks after all jobs of this operator."""
+    """Reconciles all jobs of this operator."""
 
     def __init__(
         self,
@@ -56,143 +74,173 @@ class Reconciler:
         reporter: Reporter,
         root_key: bytes,
         wake: Callable[[Key], None],
+        nodes: ClusterNodes | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
         self._crd = load_crd()
         lifetime_s = settings.certificate_days * 86_400
-        self._belongings = Belongings(client, min(settings.resync_s, lifetime_s / 10))
+        self._owned = OwnedResources(client, min(settings.resync_s, lifetime_s / 10))
         self._revisions = Revisions(client, settings.image)
-        self._applier = Applier(client, self._belongings, settings.image)
+        self._applier = Applier(client, self._owned, settings.image)
         self._pods = pods
         self._reporter = reporter
         self._root_key = root_key
         self._wake = wake
-        self._jobs = KnownJobs()
-        self._keepers: dict[Key, JobKeeper] = {}
+        self._nodes = nodes or ClusterNodes(NodeHistory(client, settings))
+        self._jobs = JobCache()
+        self._states: dict[Key, JobState] = {}
 
     def seen(self, key: Key, body: Mapping[str, Any], gone: bool) -> None:  # noqa: FBT001 - as below
-        """Take note of a job's newest object, or that this one is gone."""
+        """Note a job's newest object, or that this object is gone."""
         if gone:
-            self._jobs.drop(key, body["metadata"]["uid"])
+            self._jobs.delete(key, body["metadata"]["uid"])
         else:
-            self._jobs.take(key, body)
+            self._jobs.add(key, body)
         self._wake(key)
 
     def pod_changed(self, pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
         """Tell the job's master of a pod at once, and look at the job."""
         self._wake(pod.key)
-        keeper = self._keepers.get(pod.key)
-        if keeper is None or pod.owner != keeper.owner.uid:
-            return  # an earlier job's, or a copy with its labels: no word about this job's worker
-        if keeper.link is not None and pod.slot.role is Role.WORKER:
-            keeper.link.send(keeper.observation(pod, gone=gone))
-        keeper.shows(pod, gone=gone)
-        if keeper.sounding is not None:
-            keeper.sounding.look()
+        state = self._states.get(pod.key)
+        if state is None or pod.owner != state.owner.uid:
+            return  # an earlier job's, or a copy with its labels: not this job's worker
+        if pod.slot.role is Role.WORKER:
+            state.link.send(state.observation(pod, gone=gone))
+        state.shows(pod, gone=gone)
+        state.link.probe_now()
+
+    def node_noticed(self, node: str) -> None:
+        """Tell the masters of a node's workers that its end is announced, or not any more."""
+        for state in self._states.values():
+            state.noticed(node)
+
+    def nodes_struck(self, nodes: Collection[str]) -> None:
+        """Look at the jobs on nodes that something new speaks against: their masters are told."""
+        for key, state in self._states.items():
+            if any(pod.node in nodes for pod in state.pods()):
+                self._wake(key)
 
     async def look(self, key: Key) -> float | None:
-        """Look at one job; return after how many seconds to look again, None: no need.
+        """Look at one job; return the seconds until the next look, None: none is needed.
 
         Raises:
-            KubeError: something could not be done now.
+            KubeError: Something could not be done now.
         """
-        if len(self._jobs.uids(key)) > 1:
+        if len(self._jobs.bodies(key)) > 1:
             await self._ask(key)
         body = self._jobs.newest(key)
-        keeper = self._keepers.get(key)
-        if keeper is not None and (body is None or body["metadata"]["uid"] != keeper.owner.uid):
-            await self._forget(keeper)
-            keeper = None
+        state = self._states.get(key)
+        if state is not None and (body is None or body["metadata"]["uid"] != state.owner.uid):
+            await self._forget(state)
+            state = None
         if body is None or body["spec"]["managedBy"] != MANAGED_BY:
             return None
-        if keeper is None:
-            keeper = self._keepers[key] = self._keep(body)
-        keeper.update(body)
-        keeper.give_up_expecting(time.monotonic())
-        if self._is_silent(keeper) and await self._ask(key) != keeper.owner.uid:
+        if state is None:
+            state = self._states[key] = self._keep(body)
+        state.update(body)
+        state.expectations.expire(time.monotonic())
+        if self._is_silent(state) and await self._ask(key) != state.owner.uid:
             return None
         try:
-            return await self._carry_out(keeper)
-        except RefusedError as error:
-            if error.is_gone and await self._ask(key) != keeper.owner.uid:
+            return await self._carry_out(state)
+        except ApiRefusedError as error:
+            if error.is_gone and await self._ask(key) != state.owner.uid:
                 return None
-            raise
+            newest = self._jobs.newest(key)
+            if not error.is_outdated or newest is None or _same_version(newest, state.body):
+                raise  # another kind of conflict: a webhook's, for example
+            _log.info("job %s: %s", key, error)
+            return _CHANGED_SECONDS
 
-    def _is_silent(self, keeper: JobKeeper) -> bool:
-        """Whether no request would show for long that a job is gone: a suspended one has no pods.
+    def _is_silent(self, state: JobState) -> bool:
+        """Return True if a gone job would stay unnoticed for long: a suspended job has no pods.
 
-        Of the others the pods go too, and those that follow ask for the job.
+        Other jobs' pods go too, and making their successors asks for the job.
         """
         now = time.monotonic()
-        if keeper.link is None or keeper.pods() or now < keeper.sure_at + self._settings.resync_s:
+        sure = now < state.sure_at + self._settings.resync_s
+        if state.link.stream is None or state.pods() or sure:
             return False
-        keeper.sure_at = now
+        state.is_there(now)
         return True
 
     async def _ask(self, key: Key) -> str:
-        """Forget what has gone without a word from the watch.
+        """Forget jobs that are gone without an event of the watch.
 
         Returns:
-            Uid of the object that has the name; empty: there is none.
+            Uid of the object with the name; empty: there is none.
         """
-        known = self._jobs.uids(key)  # before the request: what comes meanwhile is newer
+        known = self._jobs.bodies(key)  # before the request: objects that come meanwhile are newer
         try:
             found = await self._client.call(
                 "GET", paths.job(Owner(name=key[1], namespace=key[0], uid=""))
             )
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if error.code != http.HTTPStatus.NOT_FOUND:
                 raise
             uid = ""
         else:
             uid = str(found["metadata"]["uid"])
-        for gone in known - {uid}:
+            if uid in known:
+                self._jobs.update(key, found, known[uid])
+            state = self._states.get(key)
+            if state is not None and state.owner.uid == uid:
+                # A write may have come to the API server whose answer was lost, or was not ours.
+                state.status.written(found.get("status") or {})
+        for gone in known.keys() - {uid}:
             _log.info("job %s: its object %s is gone", key, gone)
-            self._jobs.drop(key, gone)
+            self._jobs.delete(key, gone)
             self._wake(key)
         return uid
 
     def round(self, key: Key) -> int | None:
-        """The newest round that the master of a job has told of; None: none yet."""
-        keeper = self._keepers.get(key)
-        said = None if keeper is None else keeper.view.status
+        """Return the newest round that the job's master has reported; None: none yet."""
+        state = self._states.get(key)
+        said = None if state is None else state.link.view.status
         return None if said is None else said.round
 
     async def close(self) -> None:
-        """End every stream; nothing in the cluster changes."""
-        for keeper in list(self._keepers.values()):
-            await self._forget(keeper)
+        """End every stream; the cluster does not change."""
+        for state in list(self._states.values()):
+            await self._forget(state)
 
-    async def _carry_out(self, keeper: JobKeeper) -> float | None:
-        ended = "completionTime" in keeper.status
+    async def _carry_out(self, state: JobState) -> float | None:
+        before = state.body
+        try:
+            return await self._carry_out_with(state)
+        finally:
+            self._jobs.update(state.key, state.body, before)
+
+    async def _carry_out_with(self, state: JobState) -> float | None:
+        ended = state.status.ended
         waits: list[float | None] = [self._settings.resync_s]
-        goes_on = not ended and not keeper.deleted
-        if goes_on and keeper.may_begin(time.time()):
-            await self._prepare(keeper)
-        if ended or keeper.prepared or keeper.deleted:
-            await self._connect(keeper, ended=ended)
-        if goes_on and keeper.prepared:
-            await self._belongings.keep_budget(keeper)
-            waits.append(await self._belongings.look_after(keeper, time.time()))
-        made = self._plan(keeper)
-        waits += await self._act(keeper, made.actions)
-        waits += [made.requeue_after, await self._write_status(keeper, dict(made.status))]
-        keeper.send_news()
+        goes_on = not ended and not state.deleted
+        if goes_on and state.may_begin(time.time()):
+            await self._prepare(state)
+        if ended or state.credentials.prepared or state.deleted:
+            await self._connect(state, ended=ended)
+        if goes_on and state.credentials.prepared:
+            await self._owned.keep_budget(state)
+            waits.append(await self._owned.resync(state, time.time()))
+        made = self._plan(state)
+        waits += await self._act(state, made.actions)
+        waits += [made.requeue_after, await self._write_status(state, dict(made.status))]
+        state.send_news()
         return min(one for one in waits if one is not None)
 
-    async def _act(self, keeper: JobKeeper, actions: Sequence[Action]) -> list[float]:
-        """Carry out what is not under way yet; return how long to wait for the rest, s."""
-        outcome = keeper.view.outcome
+    async def _act(self, state: JobState, actions: Sequence[Action]) -> list[float]:
+        """Carry out actions that are not under way; return the seconds to wait for the others."""
+        outcome = state.link.view.outcome
         waits: list[float] = []
         due: list[Action] = []
         for action in actions:
-            if isinstance(action, CreatePod) and not keeper.prepared:
-                continue  # what its pods need is not there yet
+            if isinstance(action, CreatePod) and not state.credentials.prepared:
+                continue  # objects that its pods need are not there yet
             now = time.monotonic()
-            wait = keeper.expects(action, now)
-            if not wait and keeper.needs_note(action):
-                wait = keeper.may_write_in(self._settings.status_period_s, now)
+            wait = state.expectations.wait(action, now)
+            if not wait and state.needs_note(action):
+                wait = state.status.may_write_in(self._settings.status_period_s, now)
             if wait:
                 waits.append(wait)
             else:
@@ -201,166 +249,181 @@ class Reconciler:
         for step in in_steps(due):
             if isinstance(step, tuple):
                 pods = [one for one in step if one.slot.name not in refused]
-                refused |= await self._applier.create(keeper, pods)
-            elif isinstance(step, Hold):
-                before = keeper.body
-                await self._applier.do(keeper, step)
-                self._jobs.renew(keeper.key, keeper.body, before)
+                refused |= await self._applier.create(state, pods)
             else:
-                await self._applier.do(keeper, step)
-            if keeper.view.outcome is not outcome:  # the API server does not take its pods
-                self._wake(keeper.key)
+                await self._applier.do(state, step)
+            if state.link.view.outcome is not outcome:  # the API server refuses its pods
+                self._wake(state.key)
                 break
-        # Those that were not tried: what was refused waits longer, and does not stand in their way.
-        return [*waits, FIRST_WAIT_S] if refused else waits
+        # Actions that were not tried: a refused one waits longer, and must not block them.
+        return [*waits, FIRST_WAIT_SECONDS] if refused else waits
 
-    async def _prepare(self, keeper: JobKeeper) -> None:
-        """Check what the CRD's schema cannot see; then make what the job has all its life.
+    async def _prepare(self, state: JobState) -> None:
+        """Check what the CRD's schema cannot see; then make the objects that the job always has.
 
-        What the cluster does not let be made stands in the status, as for a pod.
+        A refusal of the cluster stands in the status, as for a pod.
         """
-        if keeper.wanted[0] != keeper.generation and self._refuses(keeper):
+        if not state.templates.checked(state.generation) and self._refuses(state):
             return
+        prepared = state.credentials.prepared
         try:
-            fault = await self._revisions.settle(keeper)
+            fault = await self._revisions.settle(state)
             if fault:
                 said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=fault)
-                keeper.hear(said, time.time())
+                state.hear(said, time.time())
                 return
-            if not keeper.prepared:
-                await self._belongings.prepare(keeper)
+            if not prepared:
+                await self._owned.prepare(state)
         except TakenError as error:
-            if keeper.prepared:
+            if prepared:
                 raise
-            keeper.refuse(MASTER_SLOT, str(error), time.time())
-        except RefusedError as error:
-            if keeper.prepared or not error.is_admission:
+            state.refuse(MASTER_SLOT, str(error), time.time())
+        except ApiRefusedError as error:
+            if prepared or not error.is_admission:
                 raise
-            keeper.refuse(MASTER_SLOT, error.message, time.time())
+            state.refuse(MASTER_SLOT, error.message, time.time())
         else:
-            if not keeper.prepared:
-                keeper.refused.pop(MASTER_SLOT, None)
-                keeper.prepared = True
+            if not prepared:
+                state.accept(MASTER_SLOT)
+                state.credentials.are_prepared()
 
-    def _refuses(self, keeper: JobKeeper) -> bool:
-        """Whether a job ends because it asks for what is not there; one with pods is only told."""
-        found = not_supported(keeper.body, self._crd)
+    def _refuses(self, state: JobState) -> bool:
+        """End a job that asks for missing features and return True; with pods it gets a notice."""
+        found = not_supported(state.body, self._crd)
         if not found:
             return False
         text = "; ".join(map(str, found))
         now = time.time()
-        if "templateRevision" in keeper.status:
-            self._reporter.tell(keeper.owner, [notice(NOT_SUPPORTED, f"ignored: {text}", now)])
+        if "templateRevision" in state.status.fields:
+            self._reporter.tell(state.owner, [notice(NOT_SUPPORTED, f"ignored: {text}", now)])
             return False
-        keeper.hear(FinishDecision(succeeded=False, reason=NOT_SUPPORTED, text=text), now)
+        state.hear(FinishDecision(succeeded=False, reason=NOT_SUPPORTED, text=text), now)
         return True
 
-    def _plan(self, keeper: JobKeeper) -> Plan:
+    def _plan(self, state: JobState) -> Plan:
         now = time.time()
-        pods = [_observed(pod, keeper, now) for pod in keeper.pods()]
-        endpoint = keeper.source(self._settings.image).master
-        alone = keeper.view.silent_since is not None and self._reaches_nobody()
-        made = plan(keeper.planned(endpoint, cut_off=alone), pods, keeper.view, now)
-        keeper.history, keeper.conditions = made.history, made.status.get("conditions")
+        state.watch_room(now)
+        pods = [_observed(pod, state, now) for pod in state.pods()]
+        endpoint = state.source(self._settings.image).master
+        alone = state.link.view.silent_since is not None and self._reaches_nobody()
+        made = plan(state.planned(endpoint, cut_off=alone), pods, state.link.view, now)
+        state.planned_as(made)
+        if any(isinstance(action, CreatePod) for action in made.actions):
+            news = [_avoidance(one, now) for one in state.avoids_anew()]
+            self._reporter.tell(state.owner, news)
         return made
 
     def _reaches_nobody(self) -> bool:
-        keepers = self._keepers.values()
-        nodes = (keeper.met_at for keeper in keepers)
+        states = self._states.values()
+        nodes = (state.met_at for state in states)
         return cut_off(
-            (keeper.view.connected for keeper in keepers), (one for one in nodes if one is not None)
+            (state.link.view.connected for state in states),
+            (one for one in nodes if one is not None),
         )
 
-    async def _write_status(self, keeper: JobKeeper, status: dict[str, Any]) -> float | None:
-        status = without_notes(status)  # an ended job's is made from the last one
+    async def _write_status(self, state: JobState, status: dict[str, Any]) -> float | None:
+        status = without_notes(status)  # an ended job's status is made from the last one
         period_s, now = self._settings.status_period_s, time.monotonic()
-        wait = max(keeper.may_write_in(period_s, now), keeper.holds_back(period_s, now))
-        if status == without_notes(keeper.status):
+        held_back = state.status.holds_back(state.pods(), period_s, now)
+        wait = max(state.status.may_write_in(period_s, now), held_back)
+        if status == without_notes(state.status.fields):
             return None
         if wait:
             return wait
-        news = transitions(keeper.status, status, time.time())
-        await self._applier.write_status(keeper, status)
-        self._reporter.tell(keeper.owner, news)
+        news = transitions(state.status.fields, status, time.time())
+        await self._applier.write_status(state, status)
+        self._reporter.tell(state.owner, news)
         return None
 
-    def _keep(self, body: Mapping[str, Any]) -> JobKeeper:
+    def _keep(self, body: Mapping[str, Any]) -> JobState:
         metadata = body["metadata"]
         owner = Owner(name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"])
         lifetime = dt.timedelta(days=self._settings.certificate_days)
-        return JobKeeper(
+        status = body.get("status") or {}
+        return JobState(
             owner=owner,
             job=from_object(body),
             body=body,
-            status=body.get("status") or {},
-            credentials=JobCredentials(self._root_key, owner, lifetime),
             pods_now=self._pods.of,
-            master=_master_before(body.get("status") or {}),
+            notice=self._nodes.notice,
+            excluded=self._nodes.history.excluded,
+            elsewhere=self._nodes.history.told,
+            credentials=Credentials(JobCredentials(self._root_key, owner, lifetime)),
+            status=WrittenStatus(status),
+            link=Link(known=_master_before(status)),
             sure_at=time.monotonic(),
             first_seen_at=time.time(),
         )
 
-    async def _connect(self, keeper: JobKeeper, *, ended: bool) -> None:
+    async def _connect(self, state: JobState, *, ended: bool) -> None:
         if ended:
-            await self._disconnect(keeper)
-        if ended or keeper.link is not None:
+            await state.link.close()
+        if ended or state.link.stream is not None:
             return
 
-        def heard(said: Said | None) -> None:
-            keeper.hear(said, time.time())
+        def heard(said: Downward | None) -> None:
+            if isinstance(said, StrikesReported):
+                key = "/".join(state.key)
+                self._nodes.history.add(of_job(said.strikes, key, state.owner.uid))
+                return
+            state.hear(said, time.time())
             if said is None:
-                sounding.look()
-            elif keeper.view.speaker:
-                sounding.met(keeper.view.speaker)
-            self._wake(keeper.key)
+                probe.probe_now()
+            elif state.link.view.speaker:
+                probe.met(state.link.view.speaker)
+            self._wake(state.key)
 
-        def found(reach: Reach) -> None:
-            keeper.finds(reach)
-            self._wake(keeper.key)
+        def found(reach: NodeReachability) -> None:
+            state.finds(reach)
+            self._wake(state.key)
 
         def told(events: Sequence[JobEvent]) -> None:
-            self._reporter.tell(keeper.owner, [from_master(event) for event in events])
+            self._reporter.tell(state.owner, [from_master(event) for event in events])
 
-        sounding = keeper.sounding = Sounding(
-            name="/".join(keeper.key),
-            port=keeper.spec.master_port,
+        probe = NodeProbe(
+            name="/".join(state.key),
+            port=state.spec.master_port,
             own_node=self._settings.node_name,
-            places=lambda: [pod.place for pod in keeper.pods()],
-            suspects=keeper.in_doubt,
+            targets=lambda: [pod.probe_target for pod in state.pods()],
+            suspects=state.in_doubt,
             found=found,
         )
-        sounding.begin()
-        keeper.link = MasterLink(
-            where=keeper.master_address,
-            job_uid=keeper.owner.uid,
-            tls=keeper.credentials.operator_folder,
-            first=keeper.first_messages,
+        probe.start()
+        stream = MasterLink(
+            where=state.master_address,
+            job_uid=state.owner.uid,
+            tls=state.credentials.issuer.operator_folder,
+            first=state.first_messages,
             heard=heard,
             told=told,
-            refusal=keeper.refusal,
+            refusal=state.link.refusal,
         )
+        state.link.open(stream, probe)
 
-    async def _forget(self, keeper: JobKeeper) -> None:
-        self._keepers.pop(keeper.key, None)
-        self._reporter.forget(keeper.owner)
-        await self._disconnect(keeper)
-        keeper.credentials.close()
+    async def _forget(self, state: JobState) -> None:
+        self._states.pop(state.key, None)
+        self._reporter.forget(state.owner)
+        await state.link.close()
+        state.credentials.issuer.close()
 
-    async def _disconnect(self, keeper: JobKeeper) -> None:
-        if keeper.link is not None:
-            await keeper.link.close()
-        if keeper.sounding is not None:
-            await keeper.sounding.close()
-        keeper.link = keeper.sounding = None
+
+def _avoidance(node: ExcludedNode, now: float) -> NewsItem:
+    text = f"new pods avoid {node.host} until its points are below {EXCLUDED_FROM:g}: {node.reason}"
+    return notice(NODE_AVOIDED, text, now)
+
+
+def _same_version(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    mine, its = one["metadata"], other["metadata"]
+    return bool(mine["resourceVersion"] == its["resourceVersion"])
 
 
 def _master_before(status: Mapping[str, Any]) -> KnownMaster:
-    """The newest master that an operator before this one heard."""
+    """Return the newest master that an operator before this one heard."""
     return KnownMaster(epoch=int((status.get("world") or {}).get("epoch", 0)))
 
 
-def _observed(pod: PodRecord, keeper: JobKeeper, now: float) -> ObservedPod:
-    """A pod as a planner sees it: a master proves itself by its stream, others by staying."""
+def _observed(pod: PodRecord, state: JobState, now: float) -> ObservedPod:
+    """Return a pod for the planner: a master proves itself by its stream, others by staying."""
     if pod.slot.role is Role.MASTER:
-        return pod.observed(ready=keeper.view.connected and pod.ready, proven=True)
-    return pod.observed(ready=pod.ready, proven=now - pod.created_at >= SETTLED_S)
+        return pod.observed(ready=state.link.view.connected and pod.ready, proven=True)
+    return pod.observed(ready=pod.ready, proven=now - pod.created_at >= SETTLED_SECONDS)

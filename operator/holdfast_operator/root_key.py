@@ -1,7 +1,7 @@
-"""The root key of all jobs' certificates, and the Secret that hands it to the next operator.
+"""Root key of all jobs' certificates, and the Secret that keeps it for the next operator.
 
-Belongs here: making, reading and guarding that Secret. Does not belong here: what is derived from
-the key (`credentials`).
+Belongs here: making, reading and guarding that Secret. Does not belong here: keys derived from it
+(`credentials`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, Final
 import prometheus_client as prometheus
 
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.failures import KubeError, RefusedError
+from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_wire.authority import ROOT_KEY_BYTES, new_root_key
 
 _log = logging.getLogger(__name__)
 ROOT_SECRET: Final = "holdfast-operator-root-key"  # noqa: S105 - a name
 _ROOT_FIELD: Final = "root-key"
-_LOOK_S: Final = 10.0
-"""Between two looks at the Secret. One that ends in order looks once more; only a crash so soon
-after somebody's deletion leaves its successor without the key."""
-_LAST_LOOK_S: Final = 5.0
-"""For the look of one that ends: its Lease and its pod's grace wait for it."""
+_LOOK_SECONDS: Final = 10.0
+"""Time between two looks at the Secret. An operator that ends in order looks once more. Only a
+crash within that time of a deletion leaves its successor without the key."""
+_LAST_LOOK_SECONDS: Final = 5.0
+"""Deadline of the last look: the Lease and the pod's grace wait for it."""
 _MOST_JOBS: Final = 500
 _SHOWN: Final = 20
-"""Names in the log of jobs whose key is lost."""
+"""Names of jobs with a lost key in one log line."""
 KEPT: Final = prometheus.Gauge(
     "holdfast_operator_root_key_kept",
     "1 while the Secret holds the root key that this operator works with.",
@@ -38,10 +38,10 @@ KEPT: Final = prometheus.Gauge(
 
 
 class RootKey:
-    """The key, for as long as an operator leads."""
+    """The key, while an operator leads."""
 
     def __init__(self, client: KubeClient, namespace: str) -> None:
-        """Know of no key yet; `namespace` is the operator's own."""
+        """Begin without a key; `namespace` is the operator's own."""
         self._client = client
         self._namespace = namespace
         self._path = f"/api/v1/namespaces/{namespace}/secrets"
@@ -54,7 +54,7 @@ class RootKey:
 
         Raises:
             KubeError: the API server refused, or cannot be reached.
-            ValueError: the Secret holds no key.
+            ValueError: The Secret holds no key.
         """
         found = await self._look()
         if found is None:
@@ -75,13 +75,13 @@ class RootKey:
         return key
 
     async def keep(self) -> None:
-        """Have the Secret hold the key, for ever: a successor with another one loses every job."""
+        """Keep the key in the Secret, for ever: with another key a successor loses every job."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_LOOK_SECONDS)
             await self.see_to_it()
 
     async def see_to_it(self) -> None:
-        """Put the Secret back where it is gone; say so where it holds something else."""
+        """Put a missing Secret back; log an error if it holds another content."""
         try:
             found = await self._look()
             if found is None:
@@ -100,20 +100,20 @@ class RootKey:
         self._judge(found)
 
     async def give_up(self) -> None:
-        """Look once more before a successor reads it."""
+        """Look once more before a successor reads the Secret."""
         if not self._key:
             return
         try:
-            async with asyncio.timeout(_LAST_LOOK_S):
+            async with asyncio.timeout(_LAST_LOOK_SECONDS):
                 await self.see_to_it()
         except TimeoutError:
             _log.warning("the Secret of the root key was not looked after: no answer in time")
 
     async def warn_of_strangers(self, jobs: str) -> None:
-        """Say which jobs run although this operator had to make a key: theirs was another one.
+        """Name the running jobs if this operator had to make a key: theirs was another one.
 
         Args:
-            jobs: Path of the ElasticJobs that it looks after.
+            jobs: Path of the ElasticJobs that it reconciles.
         """
         if not self._fresh:
             return
@@ -150,14 +150,14 @@ class RootKey:
     async def _look(self) -> dict[str, Any] | None:
         try:
             found: dict[str, Any] = await self._client.call("GET", f"{self._path}/{ROOT_SECRET}")
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if error.code != 404:
                 raise
             return None
         return found
 
     async def _make(self, key: bytes) -> bool:
-        """Make the Secret; False: there is one."""
+        """Make the Secret; False: there is one already."""
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -168,7 +168,7 @@ class RootKey:
         }
         try:
             await self._client.call("POST", self._path, body)
-        except RefusedError as error:
+        except ApiRefusedError as error:
             if not error.exists:
                 raise
             return False
@@ -176,7 +176,7 @@ class RootKey:
 
 
 def _key_of(secret: Mapping[str, Any]) -> bytes | None:
-    """The key in a Secret; None: there is none that could be used."""
+    """Return the key in a Secret; None: it has no valid one."""
     text = (secret.get("data") or {}).get(_ROOT_FIELD) or ""
     try:
         key = base64.b64decode(text, validate=True)
@@ -190,6 +190,6 @@ def _name(job: Mapping[str, Any]) -> str:
 
 
 def _runs(job: Mapping[str, Any]) -> bool:
-    """Whether a job has a master, or had one that will be followed by another."""
+    """Return whether a job has a master, or had one that will get a successor."""
     status = job.get("status") or {}
     return bool(status.get("masterPods")) and "completionTime" not in status

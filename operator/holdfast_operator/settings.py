@@ -1,4 +1,4 @@
-"""Settings of the operator process: read from its environment, once, here and nowhere else."""
+"""Settings of the operator process, read from its environment, once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREFIX: Final = "HOLDFAST_OPERATOR_"
 
 
 class LogLevel(enum.StrEnum):
-    """What is logged: this and what is worse."""
+    """Lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -19,53 +19,69 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
+class Switch(enum.StrEnum):
+    """Whether a part works."""
+
+    ON = "on"
+    OFF = "off"
+
+
 class SettingsError(ValueError):
-    """A variable cannot be used: names it, its value and the remedy."""
+    """A variable cannot be used; the text names it, its value and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """Each field is the variable HOLDFAST_OPERATOR_<NAME>."""
+    """Settings of the operator; each field is the variable HOLDFAST_OPERATOR_<NAME>."""
 
     namespace: str
-    """Where the operator itself runs: its Lease and its root key are there. No default."""
+    """Namespace of the operator itself: its Lease and its root key are there. No default."""
     identity: str
-    """Name of this process among its replicas: the pod's. No default."""
+    """Name of this process among its replicas: the pod's name. No default."""
     image: str
     """Image of the job masters: the operator's own. No default."""
     node_name: str = ""
-    """The Kubernetes node that it runs on: what answers there says nothing of the way to others.
-    Default: not known."""
+    """Kubernetes node that it runs on: answers from there say nothing about the network. Default:
+    not known."""
     lease: str = "holdfast-operator"
     """Name of the Lease that the replicas compete for: each installation in a namespace needs one
-    of its own. Default: what the chart gives a release named holdfast."""
+    of its own. Default: the chart's name for a release named holdfast."""
     watch_namespace: str = ""
-    """The one namespace whose jobs are looked after. Default: all."""
+    """The only namespace whose jobs are reconciled. Default: all."""
+    node_notices: Switch = Switch.OFF
+    """Watch the cluster's nodes for taints and conditions that announce their end, and for what
+    says that their hardware is bad. Needs the right
+    to list and watch nodes, which a Role in a namespace cannot give. Default: off; the chart turns
+    it on where it gives that right."""
+    avoided_nodes_percent: float = 10.0
+    """Most nodes of the cluster that new pods avoid for what several jobs met there, percent; at
+    least one node of several. 0: none. Default: a fault that is no node's own takes little away."""
     log_level: LogLevel = LogLevel.INFO
-    """What is logged. Default: a line for each pod that is made or deleted."""
+    """Lowest level that is logged. Default: info, a line for each pod that is made or deleted."""
     workers: int = 8
-    """Jobs that are looked at side by side. Default: enough to hide the API server's latency."""
+    """Jobs that are reconciled side by side. Default: enough to hide the API server's latency."""
     api_rate: float = 100.0
-    """Requests to the API server, 1/s. Default: two of its clients' usual limit of 50."""
+    """Requests to the API server, 1/s. Default: twice a client's usual limit of 50."""
     api_burst: int = 200
-    """Requests that may be made at once. Default: the pods of a middling job."""
+    """Requests at once. Default: the pods of a medium job."""
     status_period_s: float = 1.0
-    """Least time between two writes of one job's status, s. Default: what people can read."""
+    """Least time between two writes of one job's status, s. Default: as often as people can
+    read."""
     resync_s: float = 600.0
-    """Each job is looked at again after this long even if nothing happened, s. Default: a change
-    that was missed heals within ten minutes, at three looks a second for 2,000 jobs."""
+    """Time after which each job is looked at again without an event, s. Default: a missed change
+    heals within ten minutes, at three looks a second for 2,000 jobs."""
     probe_port: int = 8080
-    """Port of health, readiness and metrics. Default: Kubernetes' habit."""
+    """Port of health, readiness and metrics. Default: Kubernetes' custom."""
     certificate_days: float = 365.0
-    """How long a job's certificates hold, days; they are renewed after two thirds of it. Default:
-    so long that an operator may be away for four months."""
+    """Lifetime of a job's certificates, days; they are renewed after two thirds of it. Default:
+    long enough that an operator may be away for four months."""
 
 
 def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
     """Return the settings.
 
     Raises:
-        SettingsError: a variable is missing, unknown or no number.
+        SettingsError: A variable is missing, unknown or no number.
     """
     fields = {field.name: field for field in dataclasses.fields(OperatorSettings)}
     kinds = get_type_hints(OperatorSettings)

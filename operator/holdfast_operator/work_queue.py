@@ -1,6 +1,6 @@
-"""Which jobs are to be looked at: each at most once at a time, failures later and later.
+"""Queue of jobs to look at: each at most once at a time, with a backoff after a failure.
 
-Holds keys, not events: what happened does not matter, only that something did.
+It holds keys, not events: only the fact of a change matters.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-_FIRST_BACKOFF_S: Final = 0.1
-_LONGEST_BACKOFF_S: Final = 60.0
+_FIRST_BACKOFF_SECONDS: Final = 0.1
+_LONGEST_BACKOFF_SECONDS: Final = 60.0
 
 
 class WorkQueue(Generic[Key]):
@@ -21,21 +21,21 @@ class WorkQueue(Generic[Key]):
     def __init__(self) -> None:
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
         self._waiting: set[Key] = set()
-        """In the queue."""
+        """Keys in the queue."""
         self._busy: set[Key] = set()
-        """Being worked on."""
+        """Keys being worked on."""
         self._again: set[Key] = set()
-        """Added while being worked on."""
+        """Keys added while being worked on."""
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
 
     @property
     def depth(self) -> int:
-        """Keys that wait."""
+        """Number of waiting keys."""
         return len(self._waiting)
 
     def add(self, key: Key) -> None:
-        """Have a key looked at soon."""
+        """Queue a key to be looked at soon."""
         if key in self._busy:
             self._again.add(key)
         elif key not in self._waiting:
@@ -43,7 +43,7 @@ class WorkQueue(Generic[Key]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Have a key looked at in `seconds`, or sooner where it waits for less."""
+        """Queue a key to be looked at in `seconds`, or sooner if it waits for less."""
         loop = asyncio.get_running_loop()
         old = self._timers.get(key)
         if old is not None and not old.cancelled() and old.when() <= loop.time() + seconds:
@@ -60,21 +60,23 @@ class WorkQueue(Generic[Key]):
         return key
 
     def done(self, key: Key) -> None:
-        """The key was looked at."""
+        """Note that the key was looked at."""
         self._failures.pop(key, None)
         self._finish(key)
 
     def failed(self, key: Key) -> float:
-        """Looking at the key failed; it comes again after the seconds that are returned."""
+        """Note that looking at the key failed; return the seconds until it comes again."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        wait: float = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** min(failures - 1, 20))
+        wait: float = min(
+            _LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2 ** min(failures - 1, 20)
+        )
         wait *= random.uniform(0.75, 1.25)  # noqa: S311 - jitter
         self._finish(key)
         self.add_after(key, wait)
         return wait
 
     def forget(self, key: Key) -> None:
-        """Nothing is left to do for a key."""
+        """Forget a key without work."""
         self._failures.pop(key, None)
         timer = self._timers.pop(key, None)
         if timer is not None:

@@ -1,7 +1,8 @@
-"""Certificates of one job, made by whoever holds the key: operator, runner, standalone agent.
+"""Certificates of one job, made by the holder of the key: operator, runner, standalone agent.
 
 The CA key is derived from a root key and the job's uid, so nothing has to be stored for each job.
-Reads no clock: the caller passes the time. Writing files is here because the modes are the point.
+It reads no clock: the caller passes the time. It writes the files itself, because their modes
+matter.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from holdfast_wire.identity import Identity, agent_host, master_host
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _BACKDATE = dt.timedelta(minutes=5)
-"""Certificates begin this much earlier, for nodes whose clock is behind."""
+"""Certificates begin this much earlier, for nodes with a late clock."""
 ROOT_KEY_BYTES = 32
 
 
@@ -37,7 +38,14 @@ class Credentials:
     key: bytes
 
     def write(self, directory: Path) -> None:
-        """Write the three files, 0600, into `directory`, which becomes 0700."""
+        """Write the three files, 0600, each at once.
+
+        Args:
+            directory: Made if it is missing; becomes 0700.
+
+        Raises:
+            OSError: A file could not be written.
+        """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
         files = ((keys.CA_FILE, self.ca), (keys.CERT_FILE, self.certificate))
@@ -49,10 +57,15 @@ class JobAuthority:
     """The certificate authority of one job."""
 
     def __init__(self, root_key: bytes, job_uid: str, not_before: dt.datetime) -> None:
-        """Derive the job's CA from `root_key` (32 random bytes) and `job_uid`.
+        """Derive the job's CA: the same root key and uid give the same one.
+
+        Args:
+            root_key: 32 random bytes or more, which never leave their owner.
+            job_uid: Uid of the job.
+            not_before: The CA's certificate is valid from five minutes before this, for 10 years.
 
         Raises:
-            ValueError: the root key is too short to be one.
+            ValueError: The root key is shorter than 32 bytes.
         """
         if len(root_key) < ROOT_KEY_BYTES:
             raise ValueError(f"root key has {len(root_key)} bytes, needs {ROOT_KEY_BYTES}")
@@ -73,10 +86,19 @@ class JobAuthority:
         lifetime: dt.timedelta,
         addresses: Iterable[str] = (),
     ) -> Credentials:
-        """Return a new key pair for `identity`, valid from five minutes before `now`.
+        """Return a new key pair with its certificate.
+
+        Args:
+            identity: Identity in the certificate.
+            now: The certificate is valid from five minutes before this.
+            lifetime: The certificate is valid until this long after `now`.
+            addresses: IP addresses and DNS names beside those of the role.
+
+        Returns:
+            PEM bytes of the CA's certificate, the new one and its key.
 
         Raises:
-            ValueError: the identity belongs to another job.
+            ValueError: The identity belongs to another job.
         """
         if identity.job_uid != self._job_uid:
             raise ValueError(f"identity of job {identity.job_uid}, authority of {self._job_uid}")
@@ -133,7 +155,7 @@ class JobAuthority:
 
 
 def new_root_key() -> bytes:
-    """Return a fresh root key."""
+    """Return a fresh root key: 32 bytes of the kernel's randomness."""
     return os.urandom(ROOT_KEY_BYTES)
 
 
@@ -161,7 +183,7 @@ def _write_private(path: Path, data: bytes) -> None:
     # A new file under another name, then rename: a reader never sees half a key, and the mode is
     # right from the first byte on.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # In a container every process has the same number: a crash may have left this behind.
+    # In a container every process has the same pid: a crash may have left this file behind.
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""gRPC channels and servers of a job: mTLS, keepalive, sizes, and who is at the other end.
+"""gRPC channels and servers of a job: mTLS, keepalive, sizes, and the identity of a peer.
 
 Settings of the transport only; no service and no retry policy.
 """
@@ -6,7 +6,7 @@ Settings of the transport only; no service and no retry policy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -17,9 +17,9 @@ from holdfast_wire.identity import Identity, IdentityError, agent_host, master_h
 Options = list[tuple[str, int | str]]
 
 _KEEPALIVE: Options = [
-    # A vanished peer is noticed after 2 + 2 s even where nothing is sent. A frozen one is not: its
-    # kernel still answers TCP, and gRPC gives the ping itself 60 s. That is what is wanted: a
-    # frozen agent falls silent, which the master judges, and a frozen master keeps its agents.
+    # A vanished peer is noticed after 2 + 2 s even if nothing is sent. A frozen one is not: its
+    # kernel still answers TCP, and gRPC gives the ping itself 60 s. That is intended: a frozen
+    # agent falls silent, which the master judges, and a frozen master keeps its agents.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -30,7 +30,7 @@ _KEEPALIVE: Options = [
 
 SERVER_OPTIONS: Options = [
     *_KEEPALIVE,
-    # A zombie master must not share the port with its successor.
+    # An outdated master must not share the port with its successor.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -38,15 +38,15 @@ SERVER_OPTIONS: Options = [
 """Options of every gRPC server of a job."""
 
 _MASTER: Options = [
-    # Messages are small and a window of 64 KiB holds hundreds: the probe's pings, one for each
-    # heartbeat, would measure nothing and cost a third of what the heartbeat does.
+    # Messages are small, and a window of 64 KiB holds hundreds. The probe's pings, one for each
+    # heartbeat, would measure nothing and cost a third of the heartbeat.
     ("grpc.http2.bdp_probe", 0),
-    # Nobody asks gRPC what it knows of each connection, which takes 1 KB of each.
+    # Statistics of each connection, which take 1 KB of each, have no reader.
     ("grpc.enable_channelz", 0),
 ]
 
 _MASTER_PINGS: Options = [
-    # A vanished agent is silent, and silence is judged sooner than this: the master's own pings
+    # A vanished agent is silent, and silence is judged sooner than this. The master's own pings
     # only clear away connections that nobody holds any more, users' among them.
     ("grpc.keepalive_time_ms", 10_000),
 ]
@@ -54,21 +54,28 @@ _MASTER_PINGS: Options = [
 MASTER_SERVER_OPTIONS: Options = list(
     (dict(SERVER_OPTIONS) | dict(_MASTER) | dict(_MASTER_PINGS)).items()
 )
-"""Options of the master's server, which thousands of agents are connected to."""
+"""Options of the master's server, which thousands of agents connect to."""
 
 
 class CredentialsError(Exception):
-    """The certificate files cannot be used: names the file and the remedy."""
+    """The certificate files cannot be used; the text names the file and the remedy."""
 
 
 def channel_options(host: str) -> Options:
-    """Return a client's options; `host` is the DNS name that the server's certificate has."""
+    """Return a client's options.
+
+    Args:
+        host: DNS name that the server's certificate must have.
+
+    Returns:
+        Names and values for gRPC.
+    """
     return [
         *_KEEPALIVE,
         ("grpc.ssl_target_name_override", host),
         # gRPC's own default waits 1 s after the first refusal.
         ("grpc.initial_reconnect_backoff_ms", 50),
-        # Despite its name the time that one attempt may take.
+        # Despite its name, the longest time of one attempt.
         ("grpc.min_reconnect_backoff_ms", 10_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # Each session owns its connection: a shared subchannel would share its back-off.
@@ -78,12 +85,17 @@ def channel_options(host: str) -> Options:
 
 
 def master_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
-    """Return the options of a channel to the master of `job_uid`.
+    """Return the options of a channel to a job's master.
 
-    connect_seconds: how long one attempt may take, its handshake included.
-
-    A master that vanished with its machine is noticed after 5 + 2 s: its successor needs longer to
+    A master that vanished with its machine is noticed after 5 + 2 s. Its successor needs longer to
     start, and the pings of ten thousand agents cost the master as much as their heartbeats.
+
+    Args:
+        job_uid: Uid of the job.
+        connect_seconds: Longest attempt to connect, its handshake included, s.
+
+    Returns:
+        Names and values for gRPC.
     """
     options = dict(channel_options(master_host(job_uid))) | dict(_MASTER)
     options |= {
@@ -94,10 +106,17 @@ def master_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Optio
 
 
 def operator_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
-    """Return the options of the operator's channel to the master of `job_uid`; see above.
+    """Return the options of the operator's channel to a job's master.
 
-    There is one for each job, and what it does not reach is judged: its peer's end is noticed after
-    1 + 1 s.
+    There is one such channel for each job, and an unreachable master is judged. So its peer's end
+    is noticed after 1 + 1 s.
+
+    Args:
+        job_uid: Uid of the job.
+        connect_seconds: Longest attempt to connect, its handshake included, s.
+
+    Returns:
+        Those of `master_channel_options` with other pings.
     """
     options = dict(master_channel_options(job_uid, connect_seconds))
     pings = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 1_000}
@@ -105,30 +124,54 @@ def operator_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Opt
 
 
 def agent_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
-    """Return the options of an agent's channel to the master of `job_uid`; see above.
+    """Return the options of an agent's channel to its job's master.
 
-    Its heartbeats are pings enough: TCP gives up when one is not acknowledged for the keepalive's
-    2 s, so that a vanished master is noticed no later. gRPC's own pings would cost the master of
-    3,000 agents as much again as a heartbeat per 5 s.
+    Its heartbeats are pings enough: TCP gives up when one is not acknowledged within the
+    keepalive's 2 s, so a vanished master is noticed as soon. gRPC's own pings would cost the master
+    of 3,000 agents as much again as a heartbeat per 5 s.
+
+    Args:
+        job_uid: Uid of the job.
+        connect_seconds: Longest attempt to connect, its handshake included, s.
+
+    Returns:
+        Those of `master_channel_options` with fewer pings.
     """
     options = dict(master_channel_options(job_uid, connect_seconds))
     return list((options | {"grpc.keepalive_time_ms": 60_000}).items())
 
 
 def peer_channel_options(job_uid: str) -> Options:
-    """Return the options of a channel to another agent of `job_uid`."""
+    """Return the options of a channel to another agent of the job.
+
+    Args:
+        job_uid: Uid of the job.
+
+    Returns:
+        Names and values for gRPC.
+    """
     return channel_options(agent_host(job_uid))
 
 
-def server_credentials(tls_dir: Path) -> grpc.ServerCredentials:
-    """Return credentials that ask every client for a certificate of the job's CA.
+def server_credentials(
+    tls_dir: Path, on_connection: Callable[[], None] | None = None
+) -> grpc.ServerCredentials:
+    """Return credentials that require a certificate of the job's CA from every client.
 
-    Files that are renewed later are used for the connections that begin then.
+    Renewed files are used for later connections.
+
+    Args:
+        tls_dir: Directory with the three files of `authority.Credentials`.
+        on_connection: Called once for each new connection, before its handshake, in a thread of
+            gRPC's.
+
+    Returns:
+        Credentials for a server's secure port.
 
     Raises:
-        CredentialsError: a file is missing or unreadable.
+        CredentialsError: A file is missing or unreadable.
     """
-    renewal = _Renewal(tls_dir)
+    renewal = _Renewal(tls_dir, on_connection)
     return grpc.dynamic_ssl_server_credentials(
         renewal.read(),
         renewal,  # type: ignore[arg-type] # None is the documented answer for "as before"
@@ -137,17 +180,30 @@ def server_credentials(tls_dir: Path) -> grpc.ServerCredentials:
 
 
 def channel_credentials(tls_dir: Path) -> grpc.ChannelCredentials:
-    """Return a client's credentials.
+    """Return a client's credentials, as the files are now.
+
+    Args:
+        tls_dir: Directory with the three files of `authority.Credentials`.
+
+    Returns:
+        Credentials for a secure channel.
 
     Raises:
-        CredentialsError: a file is missing or unreadable.
+        CredentialsError: A file is missing or unreadable.
     """
     ca, certificate, key = _read(tls_dir)
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
 def peer_identity(auth_context: Mapping[str, Sequence[bytes]]) -> Identity | None:
-    """Return who the peer of a call is; None where its certificate carries no name of ours."""
+    """Return the identity of a call's peer.
+
+    Args:
+        auth_context: Authentication context of the call, from gRPC.
+
+    Returns:
+        The identity; None if the certificate carries no name of ours.
+    """
     for name in auth_context.get("x509_subject_alternative_name", ()):
         with contextlib.suppress(IdentityError, UnicodeDecodeError):
             return parse(name.decode())
@@ -155,21 +211,24 @@ def peer_identity(auth_context: Mapping[str, Sequence[bytes]]) -> Identity | Non
 
 
 class _Renewal:
-    """Reads a server's certificate anew when its file has changed; asked at every handshake."""
+    """Reads a server's certificate again after a change; gRPC asks at every handshake."""
 
-    def __init__(self, tls_dir: Path) -> None:
+    def __init__(self, tls_dir: Path, on_connection: Callable[[], None] | None) -> None:
         self._tls_dir = tls_dir
+        self._on_connection = on_connection
         self._seen: tuple[int, int] = (0, 0)
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """Return what the files say now; raises CredentialsError."""
+        """Return the files' present content; raises CredentialsError."""
         seen = self._mark()
         ca, certificate, key = _read(self._tls_dir)
         self._seen = seen
         return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return what is new; None: nothing, or it cannot be read just now."""
+        """Return a changed certificate; None: no change, or it cannot be read now."""
+        if self._on_connection is not None:
+            self._on_connection()
         with contextlib.suppress(CredentialsError):
             if self._mark() != self._seen:
                 return self.read()

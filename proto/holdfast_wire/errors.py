@@ -1,4 +1,4 @@
-"""Errors on the wire: google.rpc.Status with ErrorInfo, made and read.
+"""Errors on the wire: google.rpc.Status with ErrorInfo, written and read.
 
 A reason is stable and for programs, a text is for people.
 """
@@ -20,7 +20,7 @@ from holdfast_wire import keys
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call was refused."""
+    """Refusal of a call."""
 
     code: grpc.StatusCode
     reason: str
@@ -30,7 +30,14 @@ class Refusal:
 
 
 def status(refusal: Refusal) -> grpc.Status:
-    """Return what `context.abort_with_status` takes."""
+    """Return a refusal in a server's form.
+
+    Args:
+        refusal: Code, reason and text.
+
+    Returns:
+        Argument for `context.abort_with_status`.
+    """
     info = ErrorInfo(reason=refusal.reason, domain=keys.API_GROUP, metadata=dict(refusal.metadata))
     detail = AnyMessage()
     detail.Pack(info)
@@ -40,7 +47,14 @@ def status(refusal: Refusal) -> grpc.Status:
 
 
 def read(error: grpc.RpcError) -> Refusal:
-    """Return what a failed call said; a reason of `UNKNOWN` where the peer attached none."""
+    """Return the refusal in a failed call.
+
+    Args:
+        error: Error that a stub raised.
+
+    Returns:
+        The refusal; its reason is `UNKNOWN` if the peer attached none.
+    """
     code, text = error.code(), error.details() or ""
     # The stubs know the sync API only: there pairs are named tuples, in the asyncio API plain ones.
     metadata: Any = error.trailing_metadata()

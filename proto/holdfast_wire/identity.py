@@ -1,6 +1,6 @@
-"""Who a peer is: what a certificate of a job says, and how that is spelled.
+"""Identity of a peer: the content of a job's certificate, and its spelling.
 
-Pure: names only. Certificates are made in `authority`, presented and read in `channel`.
+Pure: names only. `authority` makes certificates, `channel` presents and reads them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ class Identity:
         return f"{SCHEME}{quote(self.job_uid, safe='')}/{self.role}{tail}"
 
     def describe(self) -> str:
-        """Return the words that logs and events use."""
+        """Return the identity's text for logs and events."""
         return self.role if self.index is None else f"{self.role} {self.index}"
 
 
 def parse(uri: str) -> Identity:
-    """Return the identity that `uri` spells.
+    """Return the identity in a certificate's name.
+
+    Args:
+        uri: A subject alternative name, for example `holdfast://6f1e/agent/3`.
+
+    Returns:
+        Job uid, role and, with a third part, the node rank.
 
     Raises:
         IdentityError: `uri` is no name that `Identity.uri` makes.
@@ -55,10 +61,24 @@ def parse(uri: str) -> Identity:
 
 
 def master_host(job_uid: str) -> str:
-    """Return the DNS name in a master's certificate, which clients check instead of an address."""
+    """Return the DNS name in a master's certificate; clients check it instead of an address.
+
+    Args:
+        job_uid: Uid of the job; its letters become lower case.
+
+    Returns:
+        The name, for example `master.6f1e.holdfast`; no resolver knows it.
+    """
     return f"{keys.ROLE_MASTER}.{job_uid.lower()}.holdfast"
 
 
 def agent_host(job_uid: str) -> str:
-    """Return the DNS name in every agent's certificate, for PeerService."""
+    """Return the DNS name in every agent's certificate, for PeerService.
+
+    Args:
+        job_uid: Uid of the job; its letters become lower case.
+
+    Returns:
+        The name, for example `agent.6f1e.holdfast`; the same for all agents of the job.
+    """
     return f"{keys.ROLE_AGENT}.{job_uid.lower()}.holdfast"

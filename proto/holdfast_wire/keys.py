@@ -1,6 +1,6 @@
-"""Names that cross a border: environment variables, labels, file names, role names, fixed limits.
+"""Names that two components share: environment variables, labels, files, roles, limits.
 
-Values only. What they mean to a component is that component's business.
+Values only. Their meaning to a component is that component's business.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ ENV_PAGE = "HOLDFAST_PAGE"
 ENV_ROUND = "HOLDFAST_ROUND"
 """Round of the world that the process belongs to."""
 ENV_STEP_LOG = "HOLDFAST_STEP_LOG"
-"""Directory that the SDK writes a line per step to; inherited from whoever starts the agent."""
+"""Directory to which the SDK writes a line per step; inherited from the starter of the agent."""
 ENV_ARENA_DIR = "HOLDFAST_ARENA_DIR"
 """Directory of a memory volume for an agent's arenas; set for an agent, by an operator."""
 ENV_ARENA_SOCKET = "HOLDFAST_ARENA_SOCKET"
-"""Number of an inherited socket to who holds an agent's arenas too; set by the local runner."""
+"""Number of an inherited socket to the runner, which holds an agent's arenas too."""
 ENV_ARENA = "HOLDFAST_ARENA"
-"""Socket of the keeper that holds this node's arenas of the flash checkpoint; set for a rank."""
+"""Socket of this node's checkpoint server; set for a rank."""
 ENV_SCHEDULE = "HOLDFAST_SCHEDULE"
-"""`memory:storage`: steps between checkpoints with which a rank's world begins; set for a rank."""
-ENV_KEEP = "HOLDFAST_KEEP"
-"""`last:every`: committed checkpoints that stay, as the job's file says; set for a rank."""
+"""`memory:storage`: a world's first steps between checkpoints; set for a rank."""
+ENV_CHECKPOINT = "HOLDFAST_CHECKPOINT"
+"""A `CheckpointPolicy` in protobuf's JSON, as the job's file says it; set for a rank."""
 
 # --- torchrun's own variables, for an unmodified torchrun ----------------------------------------
 PET_RDZV_BACKEND = "PET_RDZV_BACKEND"
@@ -83,7 +83,6 @@ FINALIZER = "holdfast.dev/checkpoint"
 
 # --- limits that both sides of a stream keep -----------------------------------------------------
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Largest message on any stream: stacks (256 KiB a node) and snapshots fit; a flood does not."""
-MAX_DIGEST_BYTES = 64 * 1024
+"""Largest message on any stream: stacks (256 KiB per node) and snapshots fit; a flood does not."""
 MAX_TEXT_BYTES = 8 * 1024
-"""Error messages and log tails are cut to this before they are sent."""
+"""Limit to which error messages and log tails are cut before they are sent."""

@@ -1,10 +1,11 @@
-"""Which role may call which method. A method that is not listed may be called by nobody."""
+"""Roles and the methods that each may call. An unlisted method is refused to every role."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from holdfast_wire.keys import ROLE_AGENT, ROLE_MASTER, ROLE_OPERATOR, ROLE_USER
+from holdfast_wire.messages import METHODS
 
 _PEOPLE = frozenset({ROLE_USER, ROLE_OPERATOR})
 _ANYBODY = frozenset({ROLE_USER, ROLE_OPERATOR, ROLE_AGENT, ROLE_MASTER})
@@ -15,28 +16,27 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "/holdfast.v1.PeerService/DescribePart": frozenset({ROLE_AGENT}),
     "/holdfast.v1.PeerService/ReadPart": frozenset({ROLE_AGENT}),
     "/holdfast.v1.OperatorService/Sync": frozenset({ROLE_OPERATOR}),
-    "/holdfast.v1.JobService/GetJob": _PEOPLE,
-    "/holdfast.v1.JobService/WatchJob": _PEOPLE,
-    "/holdfast.v1.JobService/ListNodes": _PEOPLE,
-    "/holdfast.v1.JobService/ListEvents": _PEOPLE,
-    "/holdfast.v1.JobService/GetGoodput": _PEOPLE,
-    "/holdfast.v1.JobService/Scale": _PEOPLE,
-    "/holdfast.v1.JobService/RestartWorker": _PEOPLE,
-    "/holdfast.v1.JobService/DumpStacks": _PEOPLE,
-    "/holdfast.v1.JobService/DrainNode": _PEOPLE,
-    "/holdfast.v1.JobService/StopJob": _PEOPLE,
-    "/holdfast.v1.JobService/TriggerCheckpoint": _PEOPLE,
+    # All of this service, and of no other: it is what people ask of a job.
+    **{method: _PEOPLE for method in METHODS if method.startswith("/holdfast.v1.JobService/")},
     "/grpc.health.v1.Health/Check": _ANYBODY,
     "/grpc.health.v1.Health/Watch": _ANYBODY,
     "/grpc.health.v1.Health/List": _ANYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _PEOPLE,
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _PEOPLE,
 }
-"""Full method name to the roles that may call it."""
+"""Full method name → roles that may call it."""
 
 
 def refusal(method: str, role: str) -> str | None:
-    """Return why `role` may not call `method`; None where it may."""
+    """Return the reason why a role may not call a method.
+
+    Args:
+        method: Full name, for example `/holdfast.v1.JobService/Scale`.
+        role: One of `keys.ROLES`.
+
+    Returns:
+        A sentence for the caller; None if it may.
+    """
     allowed = ALLOWED.get(method)
     if allowed is None:
         return f"{method} is not served to anybody"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from agent_process import AgentProcess, environment
-from scripted_master import AgentStream, Identities, ScriptedMaster
+from agents.agent_process import AgentProcess, environment
+from masters.scripted_master import AgentStream, Identities, ScriptedMaster
 
 StartAgent = Callable[..., AgentProcess]
 
@@ -42,15 +42,22 @@ async def master(identities: Identities) -> AsyncIterator[ScriptedMaster]:
 def start_agent(
     identities: Identities, master: ScriptedMaster, tmp_path: Path
 ) -> Iterator[StartAgent]:
-    """Start holdfast-run with arguments; `env=` adds variables, `node_rank=` picks the node."""
+    """Start holdfast-run with arguments; `env=` adds variables, `node_rank=` picks the node.
+
+    `wrap=` is a command that becomes the agent.
+    """
     started: list[AgentProcess] = []
 
     def start(
-        *args: str, node_rank: int = 0, env: dict[str, str] | None = None, endpoint: str = ""
+        *args: str,
+        node_rank: int = 0,
+        env: dict[str, str] | None = None,
+        endpoint: str = "",
+        wrap: Sequence[str] = (),
     ) -> AgentProcess:
         variables = environment(identities, endpoint or master.endpoint, node_rank)
         name = f"agent-{len(started)}"
-        agent = AgentProcess(args, {**variables, **(env or {})}, tmp_path, name)
+        agent = AgentProcess(args, {**variables, **(env or {})}, tmp_path, name, wrap)
         started.append(agent)
         return agent
 
@@ -69,6 +76,20 @@ def script(tmp_path: Path) -> Callable[[str], str]:
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def managed(tmp_path: Path) -> dict[str, str]:
+    """The environment that an operator gives an agent."""
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        (tmp_path / name).write_text("")
+    return {
+        "HOLDFAST_MASTER": "10.0.0.7:7777",
+        "HOLDFAST_JOB": "gpt",
+        "HOLDFAST_JOB_UID": "6f1e",
+        "HOLDFAST_NODE_RANK": "3",
+        "HOLDFAST_TLS_DIR": str(tmp_path),
+    }
 
 
 async def begin(master: ScriptedMaster, number: int = 0) -> AgentStream:

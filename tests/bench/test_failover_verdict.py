@@ -1,4 +1,4 @@
-"""What the failover runs count as lost, and what as done twice."""
+"""Work that the failover runs count as lost, and as done twice."""
 
 from __future__ import annotations
 

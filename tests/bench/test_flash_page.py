@@ -89,7 +89,7 @@ def test_a_good_run_keeps_every_promise() -> None:
 def test_each_promise_is_judged_by_itself(
     what: tuple[str, str], x: float, missed: set[str]
 ) -> None:
-    """What is worse than its bar, and no other, is not kept."""
+    """The page marks as broken exactly the promises whose bars the results miss."""
     verdicts = [one for one in judge(_run({what: x})) if one.kept is not True]
     assert {one.text for one in verdicts} == missed
     assert page(ABOUT, _run({what: x})).count("**no**") == len(missed)
@@ -144,7 +144,7 @@ def test_the_plan_measures_every_promised_system_ten_times() -> None:
 
 
 def test_results_survive_their_file() -> None:
-    """What is written is what is read."""
+    """Results survive being written and read again. The file keeps what is said about the run."""
     run = _run()
     lines = ['{"about": {"date": "today"}}', *map(record.to_line, run)]
     about, found = read(lines)

@@ -14,11 +14,11 @@ import pytest
 from bench.load.herd import Herd, LoadError, Setup
 from bench.load.master import JOB, LoadedMaster, ask, heartbeat_effects
 from bench.load.scenarios import told_all, trains
-from holdfast_agent import session
-from holdfast_agent.decide import beat, reconnect
+from holdfast_agent.master_link import session
+from holdfast_agent.policies import heartbeat_schedule, reconnect
 from holdfast_wire import codec
 from holdfast_wire.messages import DumpStacksRequest, DumpStacksResponse
-from repository import ROOT
+from house.repository import ROOT
 
 NO_GO = 3
 BUILD_SECONDS = 600
@@ -80,7 +80,7 @@ def test_it_waits_as_long_as_the_agent(herd: Herd) -> None:
     for number, one in enumerate(tries):
         one |= {"rank": 37 * number, "interval": 0.5 * (1 + number % 5), "wall": 1.8e9 + number / 7}
     for one, waits in zip(tries, herd.ask("delays", tries=tries), strict=True):
-        pause = beat.pause(one["rank"], one["interval"], one["wall"])
+        pause = heartbeat_schedule.pause(one["rank"], one["interval"], one["wall"])
         assert waits.pop("pause") == pytest.approx(pause, abs=1e-5), one
         attempt, share, crowd = one["attempt"], one["share"], one["crowd"]
         assert waits == pytest.approx(

@@ -1,4 +1,4 @@
-"""What the recovery benchmark reads out of a log of steps."""
+"""Figures that the recovery benchmark reads out of a log of steps."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_pause_of_an_earlier_fault_is_left_out_when_asked() -> None:
     assert spared.pause_s == pytest.approx(0.9)
 
 
-def test_a_boundary_save_is_told_apart_from_the_usual_ones() -> None:
+def test_a_barrier_save_is_told_apart_from_the_usual_ones() -> None:
     """Only the checkpoint that ends a process belongs to the pause."""
     usual = Event(t=2.5, event="saved", rank=0, pid=100, round=1, step=2, seconds=7.0)
     last = Event(t=2.6, event="saved", rank=0, pid=100, round=1, step=2, seconds=0.2, last=True)
@@ -147,7 +147,7 @@ def test_a_line_of_the_script_is_read() -> None:
 
 
 def test_a_torn_last_line_waits_for_its_end(tmp_path: Path) -> None:
-    """What is half written now is read whole at the next look."""
+    """A line that is half written now is read whole at the next look."""
     log = tmp_path / "rank-0.jsonl"
     line = '{"t": 1.0, "event": "started", "rank": 0, "pid": 1}\n'
     log.write_text(line + line[:20])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import threading
+import time
+
 import pytest
 
 from bench import record
 from bench.overhead.page import overhead, page
 from bench.overhead.results import SdkCost, Trial, from_line
+from bench.overhead.step import cpu_seconds, sampling
 
 ABOUT = {
     "date": "today",
@@ -26,12 +33,59 @@ def _results(call_ns: float, launcher_us: float) -> list[SdkCost | Trial]:
     return [SdkCost("under an agent", call_ns, 1.0, 2.0, 3.0), *trials]
 
 
+def _pair(trial: Trial) -> tuple[Trial, Trial]:
+    return Trial("torchrun", 0, 20_000.0, 1.0, 0.0, 2, 2.0, sampling_us=0.0), trial
+
+
 def test_what_runs_beside_the_ranks_and_the_calls_make_the_overhead() -> None:
     """A launcher's CPU time counts as if one rank had lost it, and so does a call's."""
     cost, *trials = _results(3000.0, 60.6)
     assert isinstance(cost, SdkCost)
     share = overhead([cost], [one for one in trials if isinstance(one, Trial)])
     assert share == pytest.approx(60.6 / 30_300 + 3 / 30_300)
+
+
+def test_samples_in_a_rank_are_part_of_the_overhead() -> None:
+    """The threads that answer them take a CPU from the rank's own training."""
+    trial = Trial("holdfast", 0, 20_000.0, 60.0, 0.0, 2, 2.0, sampling_us=20.0)
+    assert overhead([SdkCost("x", 0.0, 0.0, 0.0, 0.0)], [trial]) == pytest.approx(0.004)
+    assert "| 0.10% (0.10%–0.10%) |" in page(
+        ABOUT, [SdkCost("x", 1.0, 1.0, 1.0, 1.0), *_pair(trial)]
+    )
+
+
+def test_only_the_threads_of_the_worker_server_are_samples() -> None:
+    """A rank's own work is training."""
+    release = threading.Event()
+
+    def work() -> None:
+        ctypes.CDLL(None).prctl(15, b"pt_workerserver")  # PR_SET_NAME
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+        done.set()
+        release.wait(10)
+
+    done = threading.Event()
+    before, thread = sampling(os.getpid()), threading.Thread(target=work)
+    thread.start()
+    try:
+        assert done.wait(30)
+        assert before == 0.0
+        assert 0.04 <= sampling(os.getpid()) <= 0.2
+    finally:
+        release.set()
+        thread.join()
+
+
+def test_the_cpu_time_of_a_process_is_finer_than_a_tick() -> None:
+    """It is the clock that Python reads for itself; a process that is gone is an error."""
+    before = time.process_time()
+    assert before <= cpu_seconds(os.getpid()) <= time.process_time()
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    with pytest.raises(ProcessLookupError, match=f"process {gone.pid}"):
+        cpu_seconds(gone.pid)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +101,6 @@ def test_a_promise_is_kept_or_not(call_ns: float, launcher_us: float, kept: int)
 
 
 def test_results_survive_their_file() -> None:
-    """What is written is what is read, rounding aside."""
+    """A result read back from its line equals the one written, rounding aside."""
     for result in _results(900.5, 60.25):
         assert from_line(record.to_line(result)) == result

@@ -1,4 +1,4 @@
-"""Which trials a run of the recovery benchmark makes, and in which order."""
+"""Trials of a run of the recovery benchmark, and their order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_rows_with_fewer_trials_are_spread_over_the_run() -> None:
 
 
 def test_both_ranks_take_turns() -> None:
-    """Where the rank does not matter to the promise, each is hit as often."""
+    """Crash cases hit the two ranks in turn. The rank does not matter to the promise."""
     targets = [case.target for case in cases([Row("crash", "a", "default", 4)])]
     assert targets == [0, 1, 0, 1]
 

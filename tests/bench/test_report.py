@@ -54,7 +54,7 @@ def _result(
 
 
 def test_a_result_survives_its_line() -> None:
-    """What is written is what is read, with and without a recovery."""
+    """A result read back from its line equals the one written, with and without a recovery."""
     for result in (_result("holdfast", 0.25), _result("torchrun", None)):
         assert from_line(to_line(result)) == result
 

@@ -1,4 +1,4 @@
-"""What the recovery benchmark starts, it also ends."""
+"""Processes that the recovery benchmark starts, it also ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from bench.recovery import processes, sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 20.0
+DEADLINE_SECONDS = 20.0
 
 ESCAPES = """
 import os, signal, time
@@ -51,7 +51,7 @@ def _marked(mark: str) -> list[int]:
 
 
 def _wait_for(count: int, mark: str) -> list[int]:
-    until = time.monotonic() + DEADLINE_S
+    until = time.monotonic() + DEADLINE_SECONDS
     while len(found := _marked(mark)) != count:
         assert time.monotonic() < until, f"expected {count} processes, there are {found}"
         time.sleep(0.02)
@@ -72,7 +72,7 @@ def test_nothing_outlives_its_sandbox() -> None:
         _wait_for(4, mark)  # unshare, the namespace's first process, the script, its orphan
         assert started.stdin is not None
         started.stdin.close()
-        started.wait(DEADLINE_S)
+        started.wait(DEADLINE_SECONDS)
         _wait_for(0, mark)
 
 
@@ -80,7 +80,7 @@ def test_a_sandbox_ends_with_its_command() -> None:
     """The exit code is the command's."""
     command = sandbox.enter([sys.executable, "-c", "import os; os._exit(7)"])
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as started:
-        assert started.wait(DEADLINE_S) == 7
+        assert started.wait(DEADLINE_SECONDS) == 7
 
 
 def test_a_command_with_brackets_does_not_confuse_the_reader() -> None:
@@ -96,7 +96,7 @@ def test_a_tree_is_found_and_its_end_is_noted() -> None:
     """Descendants come after their parents; the watch sees the death of one process."""
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as started:
-        until = time.monotonic() + DEADLINE_S
+        until = time.monotonic() + DEADLINE_SECONDS
         while len(pids := processes.tree(started.pid)) < 2 and time.monotonic() < until:
             time.sleep(0.02)
         assert pids[0] == started.pid

@@ -1,4 +1,4 @@
-"""What the long run on real processes looks for, and that it would find it."""
+"""Faults that the long run on real processes looks for; each is planted and found."""
 
 from __future__ import annotations
 

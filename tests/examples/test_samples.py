@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from repository import ROOT
+from house.repository import ROOT
 
 pytestmark = pytest.mark.train  # torch is imported, nothing is trained
 LENGTH, CONTEXT = 4000, 16

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training import SCRIPT, Ended, assert_follows, steps_in, train
+from jobs.training import SCRIPT, Ended, assert_follows, steps_in, train
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(400)]
 STEPS = 40

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import os
+import re
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from repository import PACKAGES, ROOT, python_files, tracked_files
+from house.repository import PACKAGES, ROOT, python_files, tracked_files
 
 MAX_LINES = 500
+MAX_MODULES = 25
+SHARED = ROOT / "tests" / "support"
 
 
 def _name(path: Path) -> str:
@@ -32,6 +38,29 @@ def test_no_python_file_is_longer_than_the_limit() -> None:
         _name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_no_folder_of_shared_tests_holds_more_modules_than_the_limit() -> None:
+    """A folder with more than 25 modules has no subject."""
+    roots = (SHARED, ROOT / "tests" / "testbed")
+    shared = [path for path in python_files() if any(map(path.is_relative_to, roots))]
+    sizes = Counter(_name(path.parent) for path in shared)
+    assert len(sizes) > 10
+    assert {folder: size for folder, size in sizes.items() if size > MAX_MODULES} == {}
+
+
+def test_the_page_of_shared_tests_names_every_module() -> None:
+    """A module that is not on the page is found by nobody who does not know its name."""
+    page = (SHARED / "README.md").read_text(encoding="utf-8")
+    shared = [path.relative_to(SHARED) for path in python_files() if path.is_relative_to(SHARED)]
+    unnamed = [
+        str(path)
+        for path in shared
+        if path.parts[0] not in {"simulation", "clock_jumps", "next_release"}
+        and not re.search(rf"`{path.stem}`", page)
+    ]
+    assert len(shared) > 40
+    assert unnamed == []
 
 
 def test_every_module_says_what_belongs_in_it() -> None:
@@ -74,6 +103,14 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
     assert [_name(path) for path in tracked_files() if path.stem in empty] == []
 
 
+def test_the_coverage_gate_counts_files_that_are_there() -> None:
+    """A pattern that matches nothing would leave decisions out of the gate, silently."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["coverage"]["report"]["include"]
+    names = [_name(path) for path in python_files()]
+    assert [one for one in patterns if not fnmatch.filter(names, one)] == []
+
+
 # Put together here, so that this file does not name them itself.
 FOREIGN = [
     ("files.pythonhosted", "org"),
@@ -86,7 +123,7 @@ FOREIGN = [
 
 @pytest.mark.parametrize("parts", [pytest.param(parts, id=parts[0]) for parts in FOREIGN])
 def test_no_file_names_a_registry(parts: tuple[str, str]) -> None:
-    """Where packages come from is the machine's choice: no file carries a registry's address."""
+    """No file carries a registry's address. The machine chooses where packages come from."""
     separator = "" if parts[0].endswith("/") else "."
     assert _files_with(separator.join(parts)) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repository import ROOT
+from house.repository import ROOT
 
 GUIDE = """# The guide
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fresh import uv
-from repository import ROOT
+from house.fresh import uv
+from house.repository import ROOT
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What a part imports, also inside a function, its extra declares.
+"""Imports of a part, also inside a function, are declared by its extra.
 
 A fresh environment shows what a module imports with itself; what it imports later, when a user
 is waiting, only its source shows.
@@ -16,7 +16,7 @@ from importlib.metadata import packages_distributions
 
 import pytest
 
-from repository import PACKAGES, ROOT, tracked_files
+from house.repository import PACKAGES, ROOT, tracked_files
 
 EXTRA_OF = {
     "holdfast_wire": None,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fresh import import_all, uv
-from repository import PACKAGES
+from house.fresh import import_all, uv
+from house.repository import PACKAGES
 
 # What must work with each extra; without any, the wire and the SDK do.
 EXTRAS = {
@@ -18,7 +18,7 @@ EXTRAS = {
     "agent": ["holdfast_agent", "holdfast"],
     "cli": [
         "holdfast_cli",
-        "holdfast_operator.build",
+        "holdfast_operator.pods",
         "holdfast_operator.crd",
         "holdfast_operator.master_spec",
         "holdfast_operator.plan",

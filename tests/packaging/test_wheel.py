@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repository import PACKAGES, ROOT, tracked_files
+from house.repository import PACKAGES, ROOT, tracked_files
 
 pytestmark = pytest.mark.slow
 
@@ -62,5 +62,5 @@ def test_the_licence_and_the_commands_are_declared(wheel: Path) -> None:
 
 def test_the_copy_helper_is_compiled_into_the_wheel(names: set[str], wheel: Path) -> None:
     """It is there, and the wheel's name says for which platform; for any Python, by ctypes."""
-    assert "holdfast/flash/libcopy.so.1" in names
+    assert "holdfast/flash/trainer/libcopy.so.1" in names
     assert wheel.name.startswith("holdfast-0.1.0-py3-none-linux_")

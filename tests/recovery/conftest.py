@@ -1,4 +1,4 @@
-"""What the recovery tests share: a job of their own each, and one unbroken run to compare with."""
+"""Fixtures of the recovery tests: a job of their own each, and one unbroken run to compare with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from local_job import ROOT, STEPS, TRAIN, RunningJob, StartJob, elastic_job, losses
+from jobs.local_job import ROOT, STEPS, TRAIN, RunningJob, StartJob, elastic_job, losses
 
 
 @pytest.fixture(scope="session")

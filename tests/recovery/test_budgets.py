@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from agents.loop_script import loop_script
 from holdfast_wire.messages import BudgetKind, JobPhase
-from local_job import RunningJob, StartJob, elastic_job
-from loop_script import loop_script
+from jobs.local_job import RunningJob, StartJob, elastic_job
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 
 def _budgets(**limits: int) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from local_job import ROOT, TRAIN, elastic_job
+from jobs.local_job import ROOT, TRAIN, elastic_job
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 SEED = 2127
 """A master is lost with its journal; half of the nodes are cut off for 7 s; an agent is frozen."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from holdfast_wire.messages import JobStatus
-from local_job import ROOT, STEPS, RunningJob, StartJob, assert_same_curve, losses
+from jobs.local_job import ROOT, STEPS, RunningJob, StartJob, assert_same_curve, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
 KILLS = 5
-CAMPAIGN = ROOT / "tests" / "support" / "whole_job_kills.py"
+CAMPAIGN = ROOT / "tests" / "support" / "campaigns" / "whole_job_kills.py"
 CAMPAIGN_KILLS = 50
 """A tenth of what `make soak` does."""
 
@@ -75,7 +75,7 @@ def _on_request(job: RunningJob, before: JobStatus, folder: Path) -> int:
     after = job.wait_step(step + 5)
     assert (after.round, after.stored_step) == (before.round, step)
     reasons = [event.reason for event in job.events()]
-    assert reasons.count("CheckpointArmed") == 1
+    assert reasons.count("CheckpointBarrierSet") == 1
     return step
 
 
@@ -121,7 +121,7 @@ def test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state() -> None:
     seed = int(os.environ.get("FLASH_SEED", random.randrange(2**32)))
     done = subprocess.run(
         [sys.executable, CAMPAIGN, "--seed", str(seed), "--kills", str(CAMPAIGN_KILLS)],
-        env={**os.environ, "PYTHONPATH": str(CAMPAIGN.parent)},
+        env={**os.environ, "PYTHONPATH": str(CAMPAIGN.parents[1])},
         capture_output=True,
         text=True,
         check=False,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from local_job import ROOT, STEPS, StartJob, assert_same_curve, losses
+from jobs.local_job import ROOT, STEPS, StartJob, assert_same_curve, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
 JUMPS = ROOT / "tests" / "support" / "clock_jumps"
 KILLS = ("rank", "agent", "agent", "master")
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast_cli.home import ENV_HOME
+from agents.loop_script import loop_script
+from holdfast_cli.job_directory import ENV_HOME
 from holdfast_cli.main import main
-from local_job import RunningJob, StartJob
-from loop_script import loop_script
+from jobs.local_job import RunningJob, StartJob
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 ASKING = ("status", "nodes", "events", "goodput")
 
@@ -58,6 +58,7 @@ def test_commands_answer_while_a_job_runs_and_after_its_end(
     assert _json(job, "goodput", job.name)["node_seconds"] > 0
     stacks = _json(job, "stacks", job.name)
     assert all("loop.py" in node["stacks"][0]["text"] for node in stacks)
+    assert not any("holdfast_agent" in node["stacks"][0]["text"] for node in stacks)
     assert _json(job, "status")[0]["state"] == "running"
     with _watch(job) as watching:
         _steer(job)
@@ -114,9 +115,9 @@ def _check_ended(job: RunningJob) -> None:
     assert _json(job, "events", job.name)[-1]["sequence"] > 0
     assert _json(job, "goodput", job.name)["node_seconds"] > 0
     again = job.cli("stop", job.name)
-    assert (again.returncode, "has ended already: Failed" in again.stdout) == (0, True)
+    assert (again.returncode, "has ended already: Stopped" in again.stdout) == (0, True)
     assert job.cli("scale", job.name, "2").returncode == 5
-    assert _json(job, "status")[0]["state"] == "failed"
+    assert _json(job, "status")[0]["state"] == "stopped"
     watched = job.cli("watch", job.name, "-o", "json", timeout_s=20)
     assert watched.returncode == 1
     lines = [json.loads(line) for line in watched.stdout.splitlines()]

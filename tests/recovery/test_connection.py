@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from agents.loop_script import loop_script
 from holdfast_cli.chaos.proxy import Proxy
 from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus
-from local_job import RunningJob, elastic_job
-from loop_script import loop_script
+from jobs.local_job import RunningJob, elastic_job
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 NODES = 4
-SHORT_S = 2.5
+SHORT_SECONDS = 2.5
 """Half of what the master takes for silence."""
-LONG_S = 6.5
+LONG_SECONDS = 6.5
 """More than that."""
 
 
@@ -107,7 +107,7 @@ def test_what_is_shorter_than_the_silence_limit_changes_nothing(network: Network
     for nodes, up, down in (((1,), True, True), ((0, 1), True, False), ((2, 3), False, True)):
         network.job.wait_for("every node", lambda: _all_ready(network))
         with network.held(*nodes, up=up, down=down):
-            threading.Event().wait(SHORT_S)
+            threading.Event().wait(SHORT_SECONDS)
     after = job.wait_step(before.step + 80)
     assert sum(proxy.accepted for proxy in network.proxies) >= connections + NODES
     assert after.round == before.round, job.evidence()
@@ -153,7 +153,7 @@ def test_a_node_that_is_heard_keeps_its_place(network: Network) -> None:
     before, seen = network.settled(NODES), network.job.newest_event()
     ranks = {rank: network.job.rank_pid(rank) for rank in range(NODES)}
     with network.held(1, up=False):
-        threading.Event().wait(LONG_S)  # the length of the cut is what is tested
+        threading.Event().wait(LONG_SECONDS)  # the length of the cut is what is tested
         held = network.job.status()
     after = network.job.wait_step(held.step + 10)
     network.job.wait_for("every node", lambda: _all_ready(network))
@@ -175,7 +175,7 @@ def _without(network: Network, *nodes: int, down: bool) -> None:
         network.job.wait_for(
             "the ends of the old ranks, and the time to pass",
             lambda: (
-                time.monotonic() > begin + LONG_S
+                time.monotonic() > begin + LONG_SECONDS
                 and not any(Path(f"/proc/{pid}").exists() for pid in old.values())
             ),
         )

@@ -1,4 +1,4 @@
-"""How far apart checkpoints are, under real ranks: what the master says, all of them do."""
+"""Steps between checkpoints under real ranks: the master sets them, and all ranks follow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from local_job import STEPS, StartJob
+from holdfast_wire.messages import Tier
+from jobs.local_job import STEPS, StartJob
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
 
 
 def test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps(
@@ -21,14 +22,14 @@ def test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps(
     job = start_job("--save-every=auto", "--extra-work-ms=20", steps=1_000_000)
     job.wait_step(5)
     begun = {one.tier: one.every for one in job.status().checkpoint_intervals}
-    assert begun == {"memory": 1, "storage": 100}
+    assert begun == {Tier.MEMORY: 1, Tier.STORAGE: 100}
     told = job.wait_event("CheckpointScheduled")
     found = re.search(r"from step (\d+) on memory: every (\d+) steps \((.*?)\); storage", told.text)
     assert found, told.text
     first, every = int(found[1]), int(found[2])
     assert every > 1
     assert "a save stops training for" in found[3]
-    assert "assumed; none was seen" in found[3]
+    assert "assumed; none has been charged yet" in found[3]
     due = (first // every + 1) * every
     # One more step may be on its way to the master, and so may what a node has of it.
     before = job.wait_step(due + 5)
@@ -53,7 +54,7 @@ def test_a_number_in_the_job_s_file_is_kept_to(start_job: StartJob, tmp_path: Pa
     job = start_job("--save-every=auto", "--extra-work-ms=10", checkpoint=tiers)
     job.wait_step(20)
     intervals = job.status().checkpoint_intervals
-    assert [(one.tier, one.every) for one in intervals] == [("memory", 2), ("storage", 7)]
+    assert [(one.tier, one.every) for one in intervals] == [(Tier.MEMORY, 2), (Tier.STORAGE, 7)]
     assert job.finish() == 0, job.evidence()
     paths = (tmp_path / "checkpoints").glob("step_*")
     there = {int(path.name.removeprefix("step_")) for path in paths}

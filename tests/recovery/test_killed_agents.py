@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,16 @@ import psutil
 import pytest
 
 from holdfast_cli.runner.processes import descendants
-from local_job import STEPS, RunningJob, StartJob, assert_same_curve, losses
+from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, elastic_job, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
 
 _TRAIN = '''
     """Fills a model with the number of the step; keeps it in memory only; says what it found."""
     import json, os, pathlib, sys, time
     import torch, torch.distributed as dist
     import holdfast
-    from holdfast.flash.decide.schedule import Schedule
+    from holdfast.flash.schedule import Schedule
 
     folder = pathlib.Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -125,17 +126,94 @@ def test_a_lone_agent_that_is_killed_comes_back_to_the_step_saved_last(
     assert _nothing_left(set(held))
 
 
-def test_a_runner_that_is_killed_leaves_no_memory(start_job: StartJob, tmp_path: Path) -> None:
-    """Its descriptors go with it, and so do agents and ranks."""
+def _files_in_memory() -> set[Path]:
+    """Return the files of arenas that lie in /dev/shm, which no process's end frees."""
+    return {*Path("/dev", "shm").rglob("arena-*"), *Path("/dev", "shm").rglob("holdfast*")}
+
+
+def _stop_all(pids: list[int]) -> None:
+    """Stop every process, so that none of them sees another one's death and sweeps behind it."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("killed", ["runner", "runner and agent", "all at once"])
+def test_a_runner_that_is_killed_leaves_no_memory(
+    killed: str, start_job: StartJob, tmp_path: Path
+) -> None:
+    """Nobody is left to sweep after the last case, and nothing is left to be swept."""
+    before = _files_in_memory()
     job = start_job(script=_script(tmp_path), replicas=1, minReplicas=1)
     job.wait_for("three steps", lambda: _saved(tmp_path, 1) >= 3)
     held = set(_of(job))
     assert len(held) == 1
-    family = [psutil.Process(pid) for pid in descendants(job.process.pid)]
-    job.process.kill()
+    below = descendants(job.process.pid)
+    family = [psutil.Process(pid) for pid in below]
+    others = {"runner": [], "runner and agent": [job.agent_pid(0)], "all at once": below}[killed]
+    victims = [job.process.pid, *others]
+    if killed == "all at once":
+        _stop_all(victims)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
     job.process.wait()
-    psutil.wait_procs(family, 20)
+    _, alive = psutil.wait_procs(family, 20)
+    assert not alive
     assert _nothing_left(held)
+    assert _files_in_memory() - before == set()
+
+
+_STEPS = """
+import pathlib, sys, time, os
+while True:
+    (pathlib.Path(sys.argv[1]) / f"lives-{os.getpid()}").touch()
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def shell_job(tmp_path: Path) -> Iterator[RunningJob]:
+    """A job whose agents have two shells above them, which wait for their end."""
+    (tmp_path / "steps.py").write_text(_STEPS)
+    job = elastic_job("shells", [], minReplicas=2, model=False)
+    agent = f"holdfast-run {tmp_path}/steps.py {tmp_path}; true"
+    (container,) = job["spec"]["worker"]["template"]["spec"]["containers"]
+    container["command"] = ["sh", "-c", f"sh -c '{agent}'; true"]
+    with RunningJob(job, tmp_path) as running:
+        running.wait_for("both ranks", lambda: len(list(tmp_path.glob("lives-*"))) >= 2)
+        yield running
+
+
+def _ended(process: psutil.Process) -> bool:
+    """Return whether the process runs no more. The runner reaps orphans only at its end."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _family(job: RunningJob) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in descendants(job.process.pid)]
+
+
+def test_an_agent_below_a_shell_ends_with_the_runner(shell_job: RunningJob) -> None:
+    """The runner's death kills the first shell alone; the agent would train for ever."""
+    family = _family(shell_job)
+    shell_job.process.kill()
+    shell_job.process.wait()
+    _, alive = psutil.wait_procs(family, 20)
+    assert not alive, [one.cmdline() for one in alive]
+
+
+def test_an_agent_below_a_shell_ends_with_that_shell(shell_job: RunningJob) -> None:
+    """As in a container: it would train on beside the agent that is started in its place."""
+    agent = psutil.Process(shell_job.agent_pid(0))
+    below = [agent, *agent.children(recursive=True)]
+    shell = psutil.Process(psutil.Process(agent.ppid()).ppid())
+    assert shell.ppid() == shell_job.process.pid
+    shell.kill()
+    shell_job.wait_for("the end of all below it", lambda: all(map(_ended, below)))
+    shell_job.wait_for("a new agent", lambda: shell_job.agent_pid(0) != agent.pid)
 
 
 def test_a_sharded_world_that_waits_for_its_node_starts_from_memory(

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from agents.loop_script import loop_script
 from holdfast_wire.messages import BudgetKind, GetGoodputResponse, JobEvent
-from local_job import RunningJob, StartJob
-from loop_script import loop_script
+from jobs.local_job import RunningJob, StartJob
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
-TOLERANCE_S = 1.0
+TOLERANCE_SECONDS = 1.0
 """Of each node: how much later the answer is looked at than it was made, on a busy machine."""
 
 
@@ -33,7 +33,7 @@ def check_sum(job: RunningJob) -> GetGoodputResponse:
     """Every node's classes sum to its wall time; the job's to the nodes'."""
     ledger: GetGoodputResponse = job.goodput()
     sums = {n.node_rank: sum(c.node_seconds for c in n.classes) for n in ledger.nodes}
-    assert sums == pytest.approx(wall_seconds(job), abs=TOLERANCE_S), ledger
+    assert sums == pytest.approx(wall_seconds(job), abs=TOLERANCE_SECONDS), ledger
     assert sum(sums.values()) == pytest.approx(ledger.node_seconds, abs=0.01)
     assert sum(c.node_seconds for c in ledger.totals) == pytest.approx(ledger.node_seconds)
     return ledger

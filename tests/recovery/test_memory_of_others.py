@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from local_job import STEPS, RunningJob, StartJob, assert_same_curve, losses
+from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
 ONLY_MEMORY = "--save-every=100000"
 
 
@@ -33,7 +33,7 @@ def test_a_survivor_with_the_whole_state_goes_on_when_a_node_is_lost(
     job.wait_step(31, round_above=before.round)
     (step, tier), *_ = _starts(job)
     assert step >= before.step - 3
-    assert tier.startswith("memory (the newest that all nodes have is in the memory of all nodes")
+    assert tier.startswith("memory (the newest that the node has is in its memory")
     assert job.finish() == 0, job.evidence()
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agents.loop_script import loop_script
 from holdfast_wire.messages import NodeState
-from local_job import (
+from jobs.local_job import (
     STEPS,
     RunningJob,
     StartJob,
@@ -17,9 +18,8 @@ from local_job import (
     assert_same_curve,
     losses,
 )
-from loop_script import loop_script
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 
 def test_a_killed_agent_shrinks_the_world_and_its_successor_joins(
@@ -73,7 +73,7 @@ def test_below_the_minimum_the_job_waits_and_goes_on(
 def test_below_the_minimum_for_too_long_fails_with_its_reason(
     start_job: StartJob, tmp_path: Path
 ) -> None:
-    """When no replacement comes in time the job fails, and says why."""
+    """A job without a replacement in time fails and says why."""
     job = start_job(
         script=loop_script(tmp_path, "--steps=100000"),
         minReplicas=2,

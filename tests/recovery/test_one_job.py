@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_cli.home import Endpoint
+from holdfast_cli.job_directory import Endpoint
 from holdfast_cli.runner.processes import descendants
 from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus
-from local_job import TRAIN, RunningJob, alive, elastic_job, loss_lines
+from jobs.local_job import TRAIN, RunningJob, alive, elastic_job, loss_lines
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 STEPS_BETWEEN = 10
 """The job has to have got on since the test before: else its failure would be no news."""
 
@@ -168,7 +168,7 @@ def test_two_ranks_at_once_are_one_incident(job: RunningJob) -> None:
 
 
 def test_sigterm_of_an_agent_is_a_preemption_and_spends_no_failure(job: RunningJob) -> None:
-    """An agent that is told to end leaves at a boundary; the failure budget is untouched."""
+    """An agent that is told to end leaves at a barrier; the failure budget is untouched."""
     used, before = job.charged(), job.status()
     os.kill(job.agent_pid(1), signal.SIGTERM)
     _both_train(job, before.round)
@@ -176,7 +176,7 @@ def test_sigterm_of_an_agent_is_a_preemption_and_spends_no_failure(job: RunningJ
 
 
 def test_a_killed_zygote_is_a_failure(job: RunningJob) -> None:
-    """Its agent cannot go on; the pod that is then made anew does not hide it."""
+    """Its ranks die with it; its agent goes on and starts another."""
     used, before = job.charged(), job.status()
     incidents = len(job.goodput().incidents)
     node = job.nodes()[1]
@@ -187,7 +187,8 @@ def test_a_killed_zygote_is_a_failure(job: RunningJob) -> None:
     spent = {**used, BudgetKind.FAILURES: used[BudgetKind.FAILURES] + 1}
     assert job.charged() == spent, job.evidence()
     causes = [incident.cause for incident in job.goodput().incidents[incidents:]]
-    assert "NodeRemoved" not in causes, job.evidence()
+    assert causes == ["WorkerCrashed"], job.evidence()
+    assert job.nodes()[1].agent_pid == node.agent_pid
 
 
 def _parent(pid: int) -> int:
@@ -217,7 +218,11 @@ def test_a_frozen_agent_is_left_behind_and_its_ranks_are_dead_first(job: Running
 
 
 def test_a_node_frozen_whole_takes_no_step_after_it_wakes(job: RunningJob) -> None:
-    """Agent, zygote and ranks are stopped and continued: no step of the old round follows."""
+    """Agent, zygote and ranks are stopped and continued: no step of the old round follows.
+
+    The script writes a step's line before it reports the step, which is where the stale lease ends
+    it. So a rank that was stopped in between may write that line; a second one would be a step.
+    """
     before = job.status()
     node = job.agent_pid(0)
     tree = [node, *descendants(node)]
@@ -229,12 +234,17 @@ def test_a_node_frozen_whole_takes_no_step_after_it_wakes(job: RunningJob) -> No
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     job.wait_for("the old ranks are gone", lambda: not any(map(alive, tree[2:])), timeout_s=20)
-    _no_old_round_writes(job)
+    _no_old_round_writes(job, late=1)
 
 
-def _no_old_round_writes(job: RunningJob) -> None:
-    rounds = [line["round"] for line in loss_lines(job.directory / "loss.jsonl")]
-    assert rounds == sorted(rounds), "an old round's rank wrote after a newer round had begun"
+def _no_old_round_writes(job: RunningJob, *, late: int = 0) -> None:
+    """Look at the lines of rank 0: at most so many come behind a line of a newer round."""
+    newest, old = 0, []
+    for line in loss_lines(job.directory / "loss.jsonl"):
+        newest = max(newest, line["round"])
+        if line["round"] < newest:
+            old.append(line)
+    assert len(old) <= late, f"old rounds' ranks wrote after a newer round had begun: {old}"
 
 
 def test_scaling_above_the_first_size_adds_a_node(job: RunningJob) -> None:
@@ -248,7 +258,7 @@ def test_scaling_above_the_first_size_adds_a_node(job: RunningJob) -> None:
     assert _both_train(job, large.round).step >= large.step
 
 
-def test_a_drained_node_leaves_at_a_boundary_and_costs_no_budget(job: RunningJob) -> None:
+def test_a_drained_node_leaves_at_a_barrier_and_costs_no_budget(job: RunningJob) -> None:
     """Holdfast drain: the world goes on without the node, no step is lost, nothing is charged."""
     used, before, seen = job.charged(), job.status(), job.newest_event()
     node = max(rank for rank, info in job.nodes().items() if info.ranks)

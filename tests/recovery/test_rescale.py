@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from local_job import STEPS, StartJob, assert_same_curve, loss_lines, losses
+from jobs.local_job import STEPS, StartJob, assert_same_curve, loss_lines, losses
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 
-def test_scaling_down_and_up_by_command_loses_no_step(
+def test_scaling_and_restarting_by_command_loses_no_step(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
-    """2 -> 9, which a bound forbids, -> 1 -> 2 while training: each step is done exactly once."""
+    """2 -> 9, which a bound forbids, -> 1 -> 2, then a restart: each step is done exactly once."""
     job = start_job("--extra-work-ms=200", maxReplicas=2)
     before = job.wait_step(15)
     refused = job.cli("scale", job.name, "9")
@@ -28,6 +28,10 @@ def test_scaling_down_and_up_by_command_loses_no_step(
     assert done.returncode == 0, done.stderr
     big = job.wait_step(small.step, round_above=small.round)
     assert big.world_size == 2
+    done = job.cli("restart", job.name)
+    assert done.returncode == 0, done.stderr
+    again = job.wait_step(big.step, round_above=big.round)
+    assert again.world_size == 2
     assert job.finish() == 0, job.evidence()
     steps = [line["step"] for line in loss_lines(tmp_path / "loss.jsonl")]
     assert steps == list(range(1, STEPS + 1)), "a step was done twice or left out"

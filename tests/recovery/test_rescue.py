@@ -17,15 +17,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holdfast.flash.disk import PosixDisk
-from holdfast.flash.reading import verify
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.reader import verify
 from holdfast_wire import channel, keys
-from holdfast_wire.messages import JobPhase, MasterSpec, StopWish
-from local_job import STEPS, RunningJob, StartJob, assert_same_curve, event_times, losses
-from scripted_operator import ScriptedOperator
-from worlds import spec_of
+from holdfast_wire.messages import JobPhase, MasterSpec, StopRequest
+from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, event_times, losses
+from masters.scripted_operator import ScriptedOperator
+from masters.worlds import spec_of
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
 ONLY_MEMORY = "--save-every=100000"
 NO_FAILURE = {"budgets": {"failures": {"limit": 0}}}
 
@@ -72,7 +72,10 @@ def test_a_job_that_fails_leaves_its_newest_step_on_storage(
     assert verify(PosixDisk(), str(found)).version.step == step
     unbroken = tmp_path / "unbroken"
     again = start_job(
-        f"--parallel={parallel}", f"--save-every={step}", f"--checkpoint-dir={unbroken}"
+        f"--parallel={parallel}",
+        f"--save-every={step}",
+        f"--checkpoint-dir={unbroken}",
+        checkpoint={"storage": {"keepLast": 100}},  # it trains on while the step is read
     )
     again.wait_for("the same step", (unbroken / f"step_{step}").exists)
     kept, wanted = _tensors(found), _tensors(unbroken / f"step_{step}")
@@ -96,7 +99,7 @@ def test_a_world_of_one_node_that_fails_leaves_its_newest_step_on_storage(
     assert step >= before.step - 3, job.evidence()
 
 
-def test_a_world_that_shrinks_without_a_boundary_starts_from_the_newest_step_of_memory(
+def test_a_world_that_shrinks_without_a_barrier_starts_from_the_newest_step_of_memory(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
     """A rank dies while all are to save and stop: both agents still have what was complete."""
@@ -106,7 +109,7 @@ def test_a_world_that_shrinks_without_a_boundary_starts_from_the_newest_step_of_
     os.kill(victim, signal.SIGSTOP)
     done = job.cli("drain", job.name, "1")
     assert done.returncode == 0, done.stderr
-    job.wait_event("BoundaryArmed")
+    job.wait_event("BarrierSet")
     os.kill(victim, signal.SIGKILL)
     after = job.wait_step(31, round_above=before.round)
     assert after.world_size == 1
@@ -119,6 +122,37 @@ def test_a_world_that_shrinks_without_a_boundary_starts_from_the_newest_step_of_
     assert "CheckpointNotRescued" not in reasons
     assert job.finish() == 0, job.evidence()
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
+
+
+WITHOUT_CLOSE = """
+import sys, time
+import torch, holdfast
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+every = holdfast.Schedule(memory_every=7, storage_every=100_000)
+flash = holdfast.Checkpointer(sys.argv[1], model=model, optimizer=optimizer, schedule=every)
+flash.prepare()
+for step in range(flash.load(), 30):
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+    flash.step(step + 1)
+"""
+
+
+def test_a_run_that_ends_well_without_close_leaves_what_memory_has_on_storage(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """Step 28 was in memory alone when it ended after 30: it is saved, and the rest is named."""
+    script = tmp_path / "without_close.py"
+    script.write_text(WITHOUT_CLOSE)
+    job = start_job(script=[str(script), str(tmp_path / "checkpoints")])
+    assert job.finish() == 0, job.evidence()
+    assert _steps(tmp_path / "checkpoints") == [28], job.evidence()
+    assert verify(PosixDisk(), str(tmp_path / "checkpoints" / "step_28")).version.step == 28
+    assert "StepsNotSaved" in job.output
+    assert "ended after step 30" in job.output
 
 
 @contextlib.contextmanager
@@ -143,19 +177,19 @@ def _as_operator(job: RunningJob) -> Iterator[ScriptedOperator]:
             spec_of(generation=1000, replicas=2, suspend=True),
             JobPhase.SUSPENDED,
         ),
-        (StopWish(reason="the job is being deleted", grace_seconds=60.0), JobPhase.FAILED),
+        (StopRequest(reason="the job is being deleted", grace_seconds=60.0), JobPhase.FAILED),
     ],
     ids=["suspend", "delete"],
 )
 def test_a_job_that_is_suspended_or_deleted_is_on_storage_first(
-    start_job: StartJob, tmp_path: Path, word: MasterSpec | StopWish, then: JobPhase
+    start_job: StartJob, tmp_path: Path, word: MasterSpec | StopRequest, then: JobPhase
 ) -> None:
     """Its schedule would never save to storage: the step at which it stops is committed whole."""
     job = start_job(ONLY_MEMORY, "--extra-work-ms=20", steps=1_000_000)
     before = job.wait_step(20)
     assert before.stored_step == 0
     with _as_operator(job) as operator:
-        if isinstance(word, StopWish):  # only after a spec; one that is known says nothing
+        if isinstance(word, StopRequest):  # only after a spec; one that is known says nothing
             operator.send(spec_of(generation=1))
         operator.send(word)
         if then is JobPhase.SUSPENDED:

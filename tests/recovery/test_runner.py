@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+from agents.loop_script import loop_script
+from holdfast_cli.final_state import read as read_ending
+from holdfast_cli.job_directory import is_running, job_home
 from holdfast_cli.runner.processes import descendants
-from local_job import StartJob, alive
-from loop_script import loop_script
+from jobs.local_job import StartJob, alive, elastic_job
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 
 def _shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108 - it is what is tested
 
 
-@pytest.mark.parametrize(("number", "model"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+@pytest.mark.parametrize(
+    ("number", "code", "model"),
+    [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)],
+)
 def test_an_interrupt_leaves_no_process_and_no_shared_memory(
-    start_job: StartJob, tmp_path: Path, number: signal.Signals, *, model: bool
+    start_job: StartJob, tmp_path: Path, number: signal.Signals, code: int, *, model: bool
 ) -> None:
     """Ctrl-C: exit code 130, every process of the job gone, nothing left in /dev/shm."""
     before = _shared_memory()
@@ -32,9 +41,83 @@ def test_an_interrupt_leaves_no_process_and_no_shared_memory(
     tree = descendants(job.process.pid)
     assert len(tree) >= 6
     os.kill(job.process.pid, number)
-    assert job.finish(60) == 130, job.evidence()
+    assert job.finish(60) == code, job.evidence()
     assert [pid for pid in tree if alive(pid)] == []
     assert _shared_memory() - before == set()
+
+
+def test_a_closed_terminal_ends_the_job_at_a_barrier(tmp_path: Path) -> None:
+    """As SIGTERM does: all ranks save and stop after one step, and how it ended is kept."""
+    script = loop_script(tmp_path, "--steps=100000")
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(elastic_job("hup", script, model=False, replicas=1)))
+    environ = {**os.environ, "HOLDFAST_HOME": str(tmp_path / "home"), "TERM": "xterm"}
+    command = [sys.executable, "-m", "holdfast_cli.main", "run", str(file)]
+    runner, terminal = pty.fork()
+    if runner == 0:
+        os.execve(command[0], command, environ)
+    seen = b""
+    while b"Training" not in seen:
+        seen += os.read(terminal, 65536)
+    os.close(terminal)
+    _, status = os.waitpid(runner, 0)
+    assert os.waitstatus_to_exitcode(status) == 129, seen.decode()
+    ended = read_ending(job_home(environ, "hup"))
+    assert ended is not None
+    assert "BarrierSet" in {event.reason for event in ended.events.events}
+    assert ended.status.reason == "StoppedByOperator"
+
+
+def test_logs_show_the_last_line_before_the_summary(tmp_path: Path) -> None:
+    """Whatever the follower was busy with when the job ended."""
+    script = tmp_path / "talk.py"
+    script.write_text("for n in range(50000): print('line', n)\nprint('the end', flush=True)\n")
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(elastic_job("talk", [str(script)], model=False, replicas=1)))
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast_cli.main", "run", "--logs", str(file)],
+        env={**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    printed, _, summary = done.stdout.partition("the end")
+    assert printed.count("] line ") == 50_000
+    assert "Job talk succeeded" in summary
+    assert "] line " not in summary
+
+
+def test_a_detached_job_has_all_its_logs_in_one_place(tmp_path: Path) -> None:
+    """The background part's output lies beside the master's and the pods' logs."""
+    file = tmp_path / "job.yaml"
+    script = ["-c", "sleep 0.1"]
+    job = elastic_job("away", script, flags=["--no-python", "sh"], model=False, replicas=1)
+    file.write_text(yaml.safe_dump(job))
+    environ = {**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")}
+    logs = job_home(environ, "away").logs
+    for _ in range(2):  # the second time there is a directory of the run before
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast_cli.main", "run", "--detach", str(file)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert str(logs / "runner.log") in done.stdout
+        deadline = time.monotonic() + 60
+        while "Job away succeeded" not in (logs / "runner.log").read_text():
+            assert time.monotonic() < deadline, (logs / "runner.log").read_text()
+            time.sleep(0.05)
+        while is_running(job_home(environ, "away").record()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert sorted(path.name for path in logs.parent.parent.glob(".away.*")) == [".away.lock"]
 
 
 def test_killing_the_runner_ends_the_whole_job(start_job: StartJob, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from local_job import STEPS, TRAIN, RunningJob, assert_same_curve, elastic_job, losses
+from jobs.local_job import STEPS, TRAIN, RunningJob, assert_same_curve, elastic_job, losses
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 AS_MANY_AS_THE_RANK_SAYS = 'exec holdfast-run --nproc-per-node=$((HOLDFAST_NODE_RANK + 1)) "$@"'
 

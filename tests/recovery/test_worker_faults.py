@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from agents.loop_script import loop_script
 from holdfast_wire.messages import JobPhase
-from local_job import STEPS, StartJob, assert_same_curve, event_times, losses
-from loop_script import loop_script
+from jobs.local_job import STEPS, StartJob, assert_same_curve, event_times, losses
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.exclusive]
 
 
 def test_crashes_in_every_awkward_moment_lose_nothing(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from simulation.run import run
-from simulation.scenario import draw
+from simulation.scenario import Scenario, announced, draw
 from simulation.shrink import report
 
 SEEDS = 2_000
@@ -19,7 +19,11 @@ PER_TEST_LARGE = 10
 
 def check(seed: int, **sizes: int) -> None:
     """Run a seed; fail with its smallest scenario."""
-    outcome = run(draw(seed, **sizes))
+    _check(draw(seed, **sizes))
+
+
+def _check(scenario: Scenario) -> None:
+    outcome = run(scenario)
     if not outcome.ok:
         pytest.fail(report(outcome), pytrace=False)
 
@@ -32,6 +36,17 @@ def test_a_job_survives_whatever_happens(first: int) -> None:
     """One to twelve nodes, three to sixteen faults; about 25 ms each."""
     for seed in range(first, first + PER_TEST):
         check(seed)
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(100, 1000, 100))]
+)
+def test_a_job_survives_what_clouds_announce(first: int) -> None:
+    """The same schedules, with notice given of each eviction, drain and departure."""
+    for seed in range(first, first + PER_TEST):
+        scenario = announced(draw(seed))
+        if any(fault.what == "notice" for fault in scenario.faults):
+            _check(scenario)
 
 
 @pytest.mark.slow

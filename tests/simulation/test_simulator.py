@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 import pytest
 
-import soak
+from campaigns import soak
 from holdfast_master.instructions import Record
 from holdfast_wire.messages import JobPhase, ScheduleConfirmed
 from simulation.clock import VirtualTime
 from simulation.coverage import Coverage
 from simulation.disk import Written
 from simulation.faults import FAULTS
-from simulation.found import FOUND
+from simulation.found.scenarios import FOUND
 from simulation.job import Job
-from simulation.planted import BUGS, planted
+from simulation.planted.bugs import BUGS, planted
 from simulation.run import Outcome, run
 from simulation.scenario import SPANS, WEIGHTS, Fault, Scenario, draw
 from simulation.shrink import Shrinker, report
@@ -71,7 +71,7 @@ def test_another_seed_gives_another_run() -> None:
 
 
 def test_a_scenario_is_data_that_its_code_makes_again() -> None:
-    """What a failing seed prints can be pasted."""
+    """The code that a failing seed prints makes the same scenario."""
     scenario = draw(7)
     assert eval(scenario.code(), {"Scenario": Scenario, "Fault": Fault}) == scenario  # noqa: S307
 
@@ -125,7 +125,7 @@ def test_shrinking_leaves_what_is_needed() -> None:
 
 @pytest.mark.slow
 def test_a_bug_among_sixteen_faults_is_shrunk_to_code_that_shows_it() -> None:
-    """What a report prints has at most two faults left, and fails again when it is run."""
+    """The scenario in a report has at most two faults and breaks the same invariant again."""
     seeds = (seed for seed in range(1000) if len(draw(seed).faults) == 16)
     with planted(BUGS["nothing charged"]):
         outcome = next(found for seed in seeds if not (found := run(draw(seed))).ok)
@@ -138,7 +138,7 @@ def test_a_bug_among_sixteen_faults_is_shrunk_to_code_that_shows_it() -> None:
 
 
 def test_shrinking_keeps_the_failure() -> None:
-    """What does not fail in the same way is not taken."""
+    """The shrinker takes no scenario that does not fail in the same way."""
     shrinker, _ = fake({"nothing that is drawn"}, 1)
     scenario = draw(3)
     assert shrinker.shrink(scenario) == scenario
@@ -172,6 +172,8 @@ def test_coverage_names_what_was_not_seen() -> None:
     assert ("TRAINING", "Heartbeat") not in coverage.missing()
     assert ("SAVING", "Heartbeat") in coverage.missing()
     assert coverage.impossible() == [("TRAINING", "PeerRefused")]
+    carriers = {"Received", "OperatorMessage", "UserCall"}
+    assert not carriers & {kind for _, kind in coverage.missing()}, "their contents count"
     with coverage.steps_counted():
         assert run(Scenario(seed=1)).ok
     assert coverage.steps["STARTING", "STEPPED"] >= 1
@@ -180,7 +182,7 @@ def test_coverage_names_what_was_not_seen() -> None:
 def test_a_calm_job_syncs_nothing_for_its_heartbeats() -> None:
     """Twenty seconds of training: only schedules of checkpoints wait for the disk."""
     job = Job(Scenario(seed=1, heartbeat=0.5))
-    job.add_agents(4)
+    job.make_pods(4)
     job.time.run(10.0, lambda: job.phase is JobPhase.TRAINING)
     job.time.run(job.time.now + 3.0)
     facts: list[type] = []
@@ -224,7 +226,7 @@ def test_what_was_found_once_stays_mended(name: str) -> None:
 def test_a_soak_with_wrong_options_says_so_before_its_hours(
     option: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be recorded in the end is not begun."""
+    """A soak with a wrong option is refused before it begins."""
     monkeypatch.setattr("sys.argv", ["soak", option])
     with pytest.raises(SystemExit, match="2"):
         soak.main()

@@ -1,13 +1,16 @@
-"""Ten thousand nodes: a world is decided and every agent told, on the simulated network."""
+"""Ten thousand nodes on the simulated network: a world is decided, told, and judged."""
 
 from __future__ import annotations
 
 import pytest
 
-from simulation.crowd import told_seconds
+from simulation.crowd import judged, told_seconds
+from simulation.oracle.health import NAMED_SECONDS
 
 NODES = 10_000
 BAR_SECONDS = 1.0
+SLICE_SECONDS = 0.05
+KEPT_BYTES = 1e8
 MARGIN = 2.0
 """The machine of a test run may be shared; the test prints the time itself."""
 
@@ -18,3 +21,21 @@ def test_a_world_of_ten_thousand_is_decided_and_delivered() -> None:
     spent = told_seconds(NODES)
     print(f"{NODES} agents told after {spent:.2f} s of CPU time")
     assert spent < BAR_SECONDS * MARGIN
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # the test judges CPU seconds; agents of 10,000 nodes take minutes
+def test_ten_thousand_ranks_are_judged_without_holding_the_master_up() -> None:
+    """A slow one is named as soon as in a small world; CPU time of each slice, samples kept."""
+    cost = judged(NODES, 16.0, 20.0)
+    longest = sorted(cost.slices)[-len(cost.slices) // 100]
+    print(
+        f"{NODES} ranks: a sample {1e6 * cost.taking:.0f} µs, {len(cost.slices)} slices of at most"
+    )
+    print(
+        f"{1e3 * max(cost.slices):.0f} ms, 99 % below {1e3 * longest:.0f} ms; a slow node is named"
+    )
+    print(f"after {cost.named_after:.1f} s; {cost.kept / 1e6:.0f} MB kept")
+    assert cost.named_after < NAMED_SECONDS
+    assert longest < SLICE_SECONDS * MARGIN
+    assert cost.kept < KEPT_BYTES

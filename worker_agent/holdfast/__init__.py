@@ -6,14 +6,18 @@ import holdfast
 job = holdfast.init()
 for step in range(start, steps):
     loss = train_step()
-    if job.step(step + 1, samples=batch, loss=loss) is holdfast.SAVE_AND_STOP:
+    action = job.step(step + 1, samples=batch, loss=loss)
+    if action is not holdfast.CONTINUE:  # SAVE or SAVE_AND_STOP
         save(step + 1)
+    if action is holdfast.SAVE_AND_STOP:
         break
 ```
 
 Everything above works without an agent, where it does nothing. No torch is imported, and nothing
 calls the network: a script and its agent share one page of memory (`holdfast.page`).
-`holdfast.Checkpointer` saves and restores a training state; it does import torch.
+`holdfast.Checkpointer` saves and restores a training state; it does import torch. Its errors are
+`CheckpointError` (a save was not made or kept), `RestoreError` (a checkpoint does not fit) and
+`StateError` (a state cannot be saved exactly).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,26 +30,37 @@ __all__ = [
     "SAVE",
     "SAVE_AND_STOP",
     "Action",
+    "CheckpointError",
     "Checkpointer",
     "Job",
+    "RestoreError",
     "Schedule",
     "Section",
+    "StateError",
     "init",
 ]
 
 if TYPE_CHECKING:
     from holdfast.flash.checkpointer import Checkpointer
-    from holdfast.flash.decide.schedule import Schedule
+    from holdfast.flash.schedule import Schedule
+    from holdfast.flash.trainer.client import CheckpointError
+    from holdfast.flash.trainer.restore import RestoreError
+    from holdfast.flash.trainer.state_dict import StateError
 
 
 def __getattr__(name: str) -> Any:
-    """Import the flash checkpoint when it is asked for: a script without it pays nothing."""
-    if name == "Checkpointer":
-        from holdfast.flash.checkpointer import Checkpointer
+    """Import the flash checkpoint on first use: a script without it never pays for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _flash()[name]
 
-        return Checkpointer
-    if name == "Schedule":
-        from holdfast.flash.decide.schedule import Schedule
 
-        return Schedule
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _flash() -> dict[str, Any]:
+    from holdfast.flash.checkpointer import Checkpointer
+    from holdfast.flash.schedule import Schedule
+    from holdfast.flash.trainer.client import CheckpointError
+    from holdfast.flash.trainer.restore import RestoreError
+    from holdfast.flash.trainer.state_dict import StateError
+
+    names = Checkpointer, CheckpointError, RestoreError, Schedule, StateError
+    return {one.__name__: one for one in names}

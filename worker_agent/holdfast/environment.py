@@ -1,22 +1,24 @@
-"""What a training process is told by its environment, parsed once; the SDK reads it nowhere else.
+"""Parses the environment of a training process, once; the SDK reads it nowhere else.
 
-The names of ranks and counts are torchrun's; they are there under a plain torchrun too.
+The names of ranks and counts are torchrun's. A plain torchrun sets them too.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast_wire.keys import (
     ENV_ARENA,
-    ENV_KEEP,
+    ENV_CHECKPOINT,
     ENV_PAGE,
     ENV_ROUND,
     ENV_SCHEDULE,
     ENV_STEP_LOG,
 )
+from holdfast_wire.messages.spec import CheckpointPolicy
+from holdfast_wire.proto_json import JsonError, from_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +37,33 @@ class Environment:
     """HOLDFAST_STEP_LOG, a directory that each rank writes its steps to; empty: nothing is
     written."""
     local_rank: int = 0
-    """Slot of HOLDFAST_PAGE, for LOCAL_RANK is 0 everywhere with --virtual-local-rank; without an
-    agent LOCAL_RANK; 0 outside a launcher."""
+    """Slot of HOLDFAST_PAGE. With --virtual-local-rank LOCAL_RANK is 0 in all ranks, so the slot
+    has its own number. Without an agent: LOCAL_RANK; 0 outside a launcher."""
     local_world_size: int = 1
     """LOCAL_WORLD_SIZE; 1 outside a launcher."""
     arena: str = ""
-    """HOLDFAST_ARENA, the socket of this node's keeper; empty: each rank starts one of its own."""
+    """HOLDFAST_ARENA, the socket of this node's checkpoint server; empty: each rank starts its own.
+    """
     schedule: str = ""
-    """HOLDFAST_SCHEDULE, `memory:storage`, the steps between saves that the master has set; empty:
-    no master sets any."""
-    keep: str = ""
-    """HOLDFAST_KEEP, `last:every`, the committed checkpoints that stay by the job's file; empty: it
-    says nothing."""
+    """HOLDFAST_SCHEDULE, `memory:storage`: the steps between saves that the master has set. Empty:
+    no master sets them."""
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    """HOLDFAST_CHECKPOINT, JSON: what the job's file says of checkpoints. Empty: nothing."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
-        """Parse the variables; raises ValueError naming one that is not a whole number."""
+        """Parse the environment of a process.
+
+        Args:
+            variables: Names to values; those that are missing or empty have their defaults.
+
+        Returns:
+            The parsed environment.
+
+        Raises:
+            ValueError: a variable is no whole number ≥ 0, or not the JSON that it should be; the
+                message names it.
+        """
         return cls(
             rank=_number(variables, "RANK", 0),
             world_size=_number(variables, "WORLD_SIZE", 1),
@@ -61,12 +74,21 @@ class Environment:
             local_world_size=_number(variables, "LOCAL_WORLD_SIZE", 1),
             arena=variables.get(ENV_ARENA, ""),
             schedule=variables.get(ENV_SCHEDULE, ""),
-            keep=variables.get(ENV_KEEP, ""),
+            checkpoint=_policy(variables.get(ENV_CHECKPOINT, "")),
         )
 
 
+def _policy(text: str) -> CheckpointPolicy:
+    try:
+        return from_json(CheckpointPolicy, text or "{}")
+    except JsonError as error:
+        raise ValueError(
+            f'{ENV_CHECKPOINT}={text!r}: {error}; expected JSON such as {{"keepLast": 3}}'
+        ) from error
+
+
 def _slot(variables: Mapping[str, str], default: int) -> int:
-    slot = variables.get(ENV_PAGE, "").partition(":")[2]
+    slot = f"{variables.get(ENV_PAGE, '')}:".split(":")[1]
     return int(slot) if slot.isdecimal() else default
 
 

@@ -1,7 +1,7 @@
-"""What a training loop tells its agent and hears from it.
+"""The public face of the SDK: a training loop reports to its agent and gets an answer.
 
-The public face of the SDK. How it travels is `holdfast.slot`; what the agent concludes is the
-agent's business.
+Belongs here: the calls of a script and the checks of their arguments. Does not belong here: how a
+report travels (`holdfast.page_slot`), and what the agent concludes from it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
 
 from holdfast.environment import Environment
-from holdfast.layout import Answer, Section
 from holdfast.page import Page, PageError
-from holdfast.slot import SlotWriter
+from holdfast.page_layout import Section, StepAnswer
+from holdfast.page_slot import SlotWriter
 from holdfast.step_log import StepLog
 
 _STEP_LIMIT: Final = 2**63
 _SAMPLES_LIMIT: Final = 2**40
-"""Of one step: a million ranks' worth of tokens, and their sum over a job fits into its word."""
+"""Limit for one step: the tokens of a million ranks fit, and the sum over a job fits into its word.
+"""
 
 
 class Action(enum.Enum):
-    """What `Job.step` asks of the script."""
+    """An answer of `Job.step`: what the script has to do now."""
 
     CONTINUE = "continue"
+    """Train on."""
     SAVE = "save"
-    """Save a checkpoint of this very step to storage and go on: somebody asked for one. All ranks
-    get it at the same step. `Checkpointer.step` has saved already when it returns this."""
+    """Save a checkpoint of this step to storage and go on: a user asked for one. All ranks get it
+    at the same step. When `Checkpointer.step` returns it, the step is saved already."""
     SAVE_AND_STOP = "save-and-stop"
     """Save a checkpoint of this very step, then end with exit status 0. All ranks get it at the
     same step; the job goes on in a new world from that checkpoint."""
@@ -42,14 +44,22 @@ class Action(enum.Enum):
 CONTINUE: Final = Action.CONTINUE
 SAVE: Final = Action.SAVE
 SAVE_AND_STOP: Final = Action.SAVE_AND_STOP
-_ACTIONS: Final = {Answer.SAVE: SAVE, Answer.SAVE_AND_STOP: SAVE_AND_STOP}
+_ACTIONS: Final = {StepAnswer.SAVE: SAVE, StepAnswer.SAVE_AND_STOP: SAVE_AND_STOP}
 
 
 class Job:
-    """The running job as one of its ranks sees it; made by `holdfast.init`."""
+    """The running job as one of its ranks sees it; `holdfast.init` makes it.
+
+    One object per process. Its methods are for the thread that trains: they take no lock.
+    """
 
     def __init__(self, environment: Environment, writer: SlotWriter | None) -> None:
-        """Take the parsed environment, and the slot to write to (None: no agent)."""
+        """Make the job of one rank.
+
+        Args:
+            environment: The parsed environment of the process.
+            writer: The rank's slot of the page that it shares with its agent; None: no agent.
+        """
         self._environment = environment
         self._writer = writer
         self._log = (
@@ -59,12 +69,12 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """This process's rank in the world."""
+        """Rank of this process in the world, from 0 (RANK); 0 outside a launcher."""
         return self._environment.rank
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the world."""
+        """Number of ranks in the world (WORLD_SIZE); 1 outside a launcher."""
         return self._environment.world_size
 
     @property
@@ -74,7 +84,7 @@ class Job:
 
     @property
     def restart_count(self) -> int:
-        """Restarts of this job so far, equal on all ranks."""
+        """Restarts of this job so far, equal on all ranks; 0 without an agent."""
         return self._environment.restart_count
 
     def step(
@@ -87,17 +97,32 @@ class Job:
     ) -> Action:
         """Report that `n` steps are completed; call it once after each optimizer step.
 
-        n: completed steps since training began (not since the restart): one more than the index
-            of a loop that counts from 0. Must grow with each call; every rank counts alike.
-        samples: samples that this rank processed since the last call.
-        loss: a number or a one-element tensor. Reading a CUDA tensor waits for the device; pass it
-            every so many steps if that hurts.
-        fingerprint: a whole number that says which samples those were, by a rule whose sum over
-            all ranks does not depend on how they share a batch. It goes into the step log only,
-            for who compares two runs (`holdfast run --chaos`).
+        Costs 1.5 µs and calls no network. Without an agent it checks its arguments, writes the step
+        log if there is one, and returns CONTINUE.
 
-        Returns SAVE_AND_STOP once per request, at the same step on all ranks, else CONTINUE.
-        Raises ValueError (TypeError for a value that is no number) that names the bad argument.
+        Args:
+            n: Completed steps since training began (not since the restart): one more than the
+                index of a loop that counts from 0. It must grow with each call, and every rank
+                counts alike. A second loop in the process counts on: it passes the steps of the
+                first loop plus its own.
+            samples: Samples that this rank processed since the last call, from 0 to 2**40 - 1.
+                `holdfast status` and `watch` show their sum over all ranks as a rate.
+            loss: One number: a Python or numpy number, or a tensor of one element, any dtype. The
+                call waits for the device if the tensor is on one: pass it every so many steps if
+                that costs too much.
+            fingerprint: A whole number that identifies the samples of the step. Its sum over all
+                ranks must not depend on how the ranks share a batch. Only the step log gets it
+                (HOLDFAST_STEP_LOG), for a comparison of two runs.
+
+        Returns:
+            CONTINUE: nothing is asked for.
+            SAVE: save a checkpoint of this step to storage, then go on (`holdfast checkpoint`).
+            SAVE_AND_STOP: save a checkpoint of this step, then end with exit status 0.
+            All ranks get SAVE, and all get SAVE_AND_STOP, at the same step, once per request.
+
+        Raises:
+            ValueError: `n` does not grow, `samples` is out of range, or `loss` is not one number.
+            TypeError: `n`, `samples` or `fingerprint` is no whole number.
         """
         if n.__class__ is not int or n <= self._step or n >= _STEP_LIMIT:
             n = self._checked_step(n)
@@ -112,16 +137,19 @@ class Job:
             self._log.write(n, samples, loss, fingerprint)
         writer = self._writer
         if writer is not None and (asked := writer.step(n, samples, loss)):
-            return _ACTIONS[Answer(asked)]
+            return _ACTIONS[StepAnswer(asked)]
         return CONTINUE
 
     @property
     def slot(self) -> SlotWriter | None:
-        """Where this rank writes, for the SDK's own parts; None without an agent."""
+        """Slot of the shared page that this rank writes, for the SDK itself; None: no agent."""
         return self._writer
 
     def detach(self) -> None:
-        """Stop reporting; forked helpers (data loaders) must not write their parent's slot."""
+        """Stop reporting: a forked child (a data loader) must not write its parent's slot.
+
+        `init` registers it for every fork; a script need not call it.
+        """
         self._writer = None
         self._log = None
 
@@ -130,16 +158,29 @@ class Job:
         if not self._step < number < _STEP_LIMIT:
             raise ValueError(
                 f"job.step(n={number}): n is the number of completed steps and must grow; the last "
-                f"call had n={self._step}"
+                f"call had n={self._step}. If this is a second loop of the process, it counts on: "
+                f"pass n = {self._step} + its own step"
             )
         return number
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Say that what happens inside is no training step and has a time-out of its own.
+        """Mark work that is no training step, for which the agent has a time-out of its own.
 
-        name: "init", "first_step", "train", "eval", "checkpoint" or "finishing". Sections nest.
-        Raises ValueError for another name.
+        ```python
+        with job.section("eval"):
+            evaluate(model)
+        ```
+
+        Args:
+            name: "init", "first_step", "train", "eval", "checkpoint" or "finishing". Sections nest:
+                the outer one holds again when the inner one ends.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            ValueError: `name` is none of these.
         """
         try:
             section = Section[name.upper()]
@@ -196,6 +237,19 @@ def init() -> Job:
     """Return this process's `Job`; the same one at every call.
 
     Without an agent the job does nothing: `step` checks its arguments and answers CONTINUE.
+
+    Call it before long imports and loading. A world in which no rank has called it counts as one
+    that reports no steps, 2 s after its processes run.
+
+    Returns:
+        The job of this rank, attached to its agent if the environment names one (HOLDFAST_PAGE).
+
+    Raises:
+        ValueError: a variable of the launcher (RANK, WORLD_SIZE, LOCAL_RANK, …) is no whole number.
+
+    Warns:
+        RuntimeWarning: the environment names an agent that cannot be reached; the job goes on
+            without it.
     """
     global _job  # noqa: PLW0603 - one process is one rank
     if _job is None:
@@ -210,7 +264,11 @@ def init() -> Job:
 
 
 def adopt(writer: SlotWriter) -> None:
-    """Make `init` use a slot that whoever started the script has claimed for it already."""
+    """Have `init` use a slot that the starter of the script has claimed for it; not for scripts.
+
+    Args:
+        writer: The slot; `init` ignores it in any process but the one that claimed it.
+    """
     global _adopted  # noqa: PLW0603 - one process is one rank
     _adopted = writer
 

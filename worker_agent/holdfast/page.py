@@ -1,20 +1,22 @@
-"""The shared page: one memfd through which an agent and its local ranks talk without a lock.
+"""The shared page: one memfd through which an agent and its ranks exchange words lock-free.
 
-Here belong mapping it, the agent's stores (lease, arm, reset) and reading a slot. The layout is
-`holdfast.layout`, the trainer's stores are `holdfast.slot`, their meaning to a training loop is
-`holdfast.job`. No torch.
+Belongs here: mapping the page, the agent's stores (lease, barrier, reset), reading a slot, and the
+value that a reading gives. Does not belong here: the layout (`holdfast.page_layout`), the trainer's
+stores (`holdfast.page_slot`), their meaning to a training loop (`holdfast.job`). No torch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import mmap
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from holdfast.layout import (
+from holdfast.page_layout import (
     DEFAULT_LEASE_LIMIT_NS,
     GOES_ON,
     MAGIC,
@@ -24,25 +26,159 @@ from holdfast.layout import (
     NOTICE_OFFSET,
     PAGE_BYTES,
     SLOT_WORDS,
+    TIER_WORDS,
     VERSION,
     Header,
     Section,
     Word,
-    arm_check,
+    barrier_check,
     fence,
     schedule_check,
 )
-from holdfast.sample import RankSample, decode
 from holdfast_wire.keys import ENV_PAGE
+from holdfast_wire.messages import Tier
+from holdfast_wire.tiers import TIERS
 
-__all__ = ["DEFAULT_LEASE_LIMIT_NS", "Page", "PageError", "RankSample", "Section"]
+__all__ = [
+    "DEFAULT_LEASE_LIMIT_NS",
+    "Page",
+    "PageError",
+    "RankSample",
+    "SavingSample",
+    "Section",
+    "TierSaving",
+]
 
-_MAX_ARM: Final = 2**63
-"""Ids and steps stay below this, far from the word's end."""
+_MAX_BARRIER: Final = 2**63
+"""Ids and steps stay below this, far from the end of the word."""
 
 
 class PageError(Exception):
-    """The shared page is missing, foreign or used wrongly."""
+    """The shared page is missing, is not Holdfast's, or is used wrongly."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TierSaving:
+    """Costs of a rank's saves to one tier; ns, 0: not measured."""
+
+    stop_ns: int = 0
+    """Time for which a save stops training; to storage with the delay of steps while it is
+    written."""
+    durable_ns: int = 0
+    """Time from the start of a save until its step is durable; 0 for a tier that is not."""
+    every: int | None = None
+    """The script's own steps between saves; None: the master's hold."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SavingSample:
+    """Save costs of a rank that follows its master's schedule; ns, 0: not measured."""
+
+    step_ns: int
+    """Duration of a training step without any save."""
+    tiers: Mapping[Tier, TierSaving]
+    """By tier that the rank saves to."""
+    seen_id: int
+    """Newest schedule that the rank has seen; 0: none."""
+    seen_step: int
+    """Steps that the rank had completed when it first saw that schedule."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankSample:
+    """One reading of a slot; times are CLOCK_MONOTONIC nanoseconds, 0 where nothing happened."""
+
+    consistent: bool
+    """False when no undisturbed reading was possible in time (the writer was stopped or killed
+    inside a write): each value is whole, but they may belong to two neighbouring steps."""
+    pid: int
+    """Process that owns the slot; 0 before it is claimed."""
+    round: int
+    attached: bool
+    """True once the script called `holdfast.init()`; False: a script without the SDK."""
+    step: int
+    """Completed steps as the script counts them; 0 before the first in this round."""
+    step_ns: int
+    """When the last step was completed."""
+    step_duration_ns: int
+    """Time between the last two steps; 0 before the second step of this round."""
+    samples: int
+    """Samples of this rank since the round began."""
+    loss: float | None
+    """Last reported loss (may be NaN); None when the script reports none."""
+    section: Section
+    section_ns: int
+    """When the current section was entered."""
+    first_step: int
+    """First step completed in this round; 0 before it."""
+    first_step_ns: int
+    ack_id: int
+    """Newest barrier that the rank has seen; 0 for none."""
+    ack_step: int
+    """Step at which the rank first saw the barrier. A step ≥ the barrier's step means that it came
+    too late, or just in time when `answered_id` names it too."""
+    answered_id: int
+    """Barrier that the rank answered with SAVE_AND_STOP; 0 for none."""
+    answered_step: int
+    barrier_complete: bool
+    """After SAVE_AND_STOP the script ended with exit status 0 and its output is flushed: the
+    process may be killed without loss."""
+    clean_exit: bool
+    """The script ended with exit status 0 and its exit handlers have run."""
+    import_variable: str
+    """Variable that the script set too late, because it counts only before `import torch`; empty
+    for none."""
+    saving: SavingSample | None
+    """None: the rank does not follow its master's schedule of checkpoints."""
+
+
+def _decode(copy: bytes, *, consistent: bool) -> RankSample:
+    """Turn the bytes of one slot into a sample; an impossible section reads as INIT."""
+    words = memoryview(copy).cast("Q")
+    section = words[Word.SECTION]
+    known = section <= Section.FINISHING
+    notice = copy[NOTICE_OFFSET : NOTICE_OFFSET + min(words[Word.IMPORT_VARIABLE], NOTICE_BYTES)]
+    return RankSample(
+        consistent=consistent and known,
+        pid=words[Word.PID],
+        round=words[Word.ROUND],
+        attached=bool(words[Word.ATTACHED]),
+        step=words[Word.STEP],
+        step_ns=words[Word.STEP_NS],
+        step_duration_ns=words[Word.STEP_DURATION_NS],
+        samples=words[Word.SAMPLES],
+        loss=memoryview(copy).cast("d")[Word.LOSS] if words[Word.HAS_LOSS] else None,
+        section=Section(section) if known else Section.INIT,
+        section_ns=words[Word.SECTION_NS],
+        first_step=words[Word.FIRST_STEP],
+        first_step_ns=words[Word.FIRST_STEP_NS],
+        ack_id=words[Word.ACK_ID],
+        ack_step=words[Word.ACK_STEP],
+        answered_id=words[Word.ANSWERED_ID],
+        answered_step=words[Word.ANSWERED_STEP],
+        barrier_complete=bool(words[Word.BARRIER_COMPLETE]),
+        clean_exit=bool(words[Word.CLEAN_EXIT]),
+        import_variable=notice.decode(errors="replace"),
+        saving=_saving(words) if words[Word.SAVES] else None,
+    )
+
+
+def _saving(words: memoryview) -> SavingSample:
+    return SavingSample(
+        step_ns=words[Word.SAVED_STEP_NS],
+        tiers={tier: _tier(words, tier) for tier in TIERS if words[Word.SAVES] >> tier & 1},
+        seen_id=words[Word.SCHEDULE_SEEN],
+        seen_step=words[Word.SCHEDULE_SEEN_STEP],
+    )
+
+
+def _tier(words: memoryview, tier: Tier) -> TierSaving:
+    every = words[Word.EVERY + tier]
+    return TierSaving(
+        stop_ns=words[Word.STOP_NS + tier],
+        durable_ns=words[Word.DURABLE_NS + tier],
+        every=every - 1 if every else None,
+    )
 
 
 class Page:
@@ -105,15 +241,24 @@ class Page:
     def attach_from_env(cls) -> tuple[Page, int] | None:
         """Return (page, slot) named by HOLDFAST_PAGE, or None when the variable is absent.
 
-        Raises `PageError` when it is malformed, or its descriptor did not come along.
+        Also None in a program that a rank has started without passing on the descriptor: the
+        variable names the process of the rank that runs the script.
+
+        Raises `PageError` when the variable is malformed, or when its own process has no such
+        descriptor.
         """
         text = os.environ.get(ENV_PAGE)
         if not text:
             return None
-        fd_text, _, slot_text = text.partition(":")
+        fd_text, slot_text, pid_text = f"{text}::".split(":")[:3]
         if not (fd_text.isdecimal() and slot_text.isdecimal()):
-            raise PageError(f"{ENV_PAGE}={text!r}: expected <descriptor>:<slot>")
-        page = cls.attach(int(fd_text))
+            raise PageError(f"{ENV_PAGE}={text!r}: expected <descriptor>:<slot>[:<process>]")
+        try:
+            page = cls.attach(int(fd_text))
+        except PageError:
+            if pid_text and pid_text != str(os.getpid()):
+                return None
+            raise
         slot = int(slot_text)
         if slot >= page.slots:
             slots = page.slots
@@ -122,7 +267,7 @@ class Page:
         return page, slot
 
     def close(self) -> None:
-        """Unmap the page; the descriptor stays open for whoever owns it."""
+        """Unmap the page; the descriptor stays open for its owner."""
         for view in (self.words, self.reals, self._bytes):
             view.release()
         self._map.close()
@@ -142,9 +287,9 @@ class Page:
     def renew_lease(self, now_ns: int) -> bool:
         """Store `now_ns` (CLOCK_MONOTONIC); the workers live while it is younger than the limit.
 
-        Returns False, and stores nothing, when the lease has run out: the agent was frozen, and
-        its workers must not live on, even if nobody has come to kill them yet. The zygote does,
-        and reports `LeaseExpired`; after that `begin_lease`.
+        When the lease has run out, stores nothing and returns False. The agent was frozen then, and
+        its workers must not live on. The zygote kills them and reports `LeaseExpired`; after that
+        the agent calls `begin_lease`.
         """
         if self.lease_is_stale(now_ns):
             return False
@@ -167,58 +312,66 @@ class Page:
         age = self.lease_age_ns(now_ns)
         return age is not None and age > self.lease_limit_ns
 
-    def arm(self, slot: int, arm_id: int, step: int, *, goes_on: bool = False) -> None:
-        """Ask the rank to answer SAVE_AND_STOP (SAVE) when it has completed `step` steps.
+    def set_barrier(self, slot: int, barrier_id: int, step: int, *, goes_on: bool = False) -> None:
+        """Ask the rank to answer SAVE_AND_STOP when it has completed `step` steps; `goes_on`: SAVE.
 
-        A newer id replaces an older one; the same again changes nothing.
-        Raises `PageError` for an id ≤ the armed one, or values outside 1 … 2**63.
+        A newer id replaces an older one; the same id and step again change nothing.
+        Raises `PageError` for an id ≤ that of the barrier that is set, or values outside 1 … 2**63.
         """
         base = self.index(slot, Word.SEQUENCE)
-        armed = self.words[base + Word.ARM_ID], self.words[base + Word.ARM_STEP]
+        armed = self.words[base + Word.BARRIER_ID], self.words[base + Word.BARRIER_STEP]
         word = step | GOES_ON if goes_on else step
-        if armed == (arm_id, word):
+        if armed == (barrier_id, word):
             return
-        if not (0 < arm_id < _MAX_ARM and 0 < step < _MAX_ARM) or arm_id <= armed[0]:
+        if (
+            not (0 < barrier_id < _MAX_BARRIER and 0 < step < _MAX_BARRIER)
+            or barrier_id <= armed[0]
+        ):
             raise PageError(
-                f"arm id {arm_id} at step {step} in slot {slot}: ids must grow (now {armed[0]}) "
+                f"barrier {barrier_id} at step {step} in slot {slot}: ids grow (now {armed[0]}) "
                 "and both be within 1 … 2**63"
             )
-        self.words[base + Word.ARM_CHECK] = 0
+        self.words[base + Word.BARRIER_CHECK] = 0
         if NEEDS_FENCE:
             fence()
-        self.words[base + Word.ARM_STEP] = word
-        self.words[base + Word.ARM_ID] = arm_id
+        self.words[base + Word.BARRIER_STEP] = word
+        self.words[base + Word.BARRIER_ID] = barrier_id
         if NEEDS_FENCE:
             fence()
-        self.words[base + Word.ARM_CHECK] = arm_check(arm_id, word)
+        self.words[base + Word.BARRIER_CHECK] = barrier_check(barrier_id, word)
 
     def offer_schedule(
-        self, slot: int, number: int, *, step: int, memory: int, storage: int
+        self, slot: int, number: int, *, step: int, every: Mapping[Tier, int]
     ) -> None:
-        """Tell the rank a schedule that is to hold from `step` on; 0 as in `Every`.
+        """Offer the rank a schedule that holds from `step` on.
 
-        A newer number replaces an older one; an older one, or the same again, changes nothing.
+        every: steps between saves by tier, 0 as in `SaveEvery`; a tier that is not named has 0.
+
+        A newer number replaces an older one; an older or equal number changes nothing.
         Raises `PageError` for values outside 0 … 2**63, or a number or step of 0.
         """
         base = self.index(slot, Word.SEQUENCE)
         if number <= self.words[base + Word.SCHEDULE_ID]:
             return
-        values = (number, step, memory, storage)
-        if not (step > 0 and all(0 <= value < _MAX_ARM for value in values)):
-            raise PageError(f"schedule {values} in slot {slot}: expected 0 … 2**63, step above 0")
+        by_word = [0] * TIER_WORDS
+        for tier in every:
+            by_word[tier] = every[tier]
+        if not (step > 0 and all(0 <= value < _MAX_BARRIER for value in (number, step, *by_word))):
+            shown = (number, step, *(every.get(tier, 0) for tier in TIERS))
+            raise PageError(f"schedule {shown} in slot {slot}: expected 0 … 2**63, step above 0")
         self.words[base + Word.SCHEDULE_CHECK] = 0
         if NEEDS_FENCE:
             fence()
         self.words[base + Word.SCHEDULE_STEP] = step
-        self.words[base + Word.SCHEDULE_MEMORY] = memory
-        self.words[base + Word.SCHEDULE_STORAGE] = storage
+        for at, value in enumerate(by_word, start=base + Word.SCHEDULE_EVERY):
+            self.words[at] = value
         self.words[base + Word.SCHEDULE_ID] = number
         if NEEDS_FENCE:
             fence()
-        self.words[base + Word.SCHEDULE_CHECK] = schedule_check(*values)
+        self.words[base + Word.SCHEDULE_CHECK] = schedule_check(number, step, by_word)
 
     def confirm_schedule(self, slot: int, number: int) -> None:
-        """Tell the rank that all ranks know the schedule of this number."""
+        """Tell the rank that all ranks have seen the schedule of this number."""
         at = self.index(slot, Word.SCHEDULE_CONFIRMED)
         self.words[at] = max(self.words[at], number)
 
@@ -246,11 +399,11 @@ class Page:
                 fence()
             consistent = before == self.words[base] and before % 2 == 0
             if consistent or time.monotonic() >= deadline:
-                return decode(copy, consistent=consistent)
+                return _decode(copy, consistent=consistent)
             time.sleep(0)
 
     def note_import_variable(self, slot: int, name: str) -> None:
-        """Record (worker side) that the script set a variable that counts only at import."""
+        """Record, for the worker, that the script set a variable that counts only at import."""
         start = self.index(slot, Word.SEQUENCE) * 8 + NOTICE_OFFSET
         text = name.encode()[: NOTICE_BYTES - 1]
         self._bytes[start : start + len(text)] = text

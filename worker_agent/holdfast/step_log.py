@@ -1,7 +1,7 @@
-"""A file with a line for each step of this rank, for whoever compares two runs.
+"""A file with a line for each step of this rank, for comparing two runs.
 
-Written only where HOLDFAST_STEP_LOG names a directory. One `write` a line on an O_APPEND
-descriptor: a rank that is killed leaves whole lines, and its successor goes on below them.
+Written only where HOLDFAST_STEP_LOG names a directory. Each line is one `write` on an O_APPEND
+descriptor: a rank that is killed leaves whole lines, and its successor appends to them.
 """
 
 from __future__ import annotations

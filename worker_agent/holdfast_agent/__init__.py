@@ -1,5 +1,5 @@
-"""The worker agent: one per node, starts, watches and stops that node's training processes.
+"""The worker agent: one per node; it starts, watches and stops the node's training processes.
 
-It holds the stream to the master and carries out what the master decides. Decisions about other
-nodes do not belong here; torch is imported inside functions only.
+It holds the stream to the master and carries out the master's decisions. Decisions about other
+nodes do not belong here. torch is imported inside functions only.
 """

@@ -1,30 +1,30 @@
-"""The agent's error family. What is wrong on the wire is `holdfast_wire`'s, in the zygote its own.
+"""Errors of the agent. Errors of the wire are in `holdfast_wire`, those of the zygote in `zygote`.
 
-No behaviour here: who catches an error decides what follows from it.
+No behaviour here: the code that catches an error decides on the reaction.
 """
 
 from __future__ import annotations
 
 
 class AgentError(Exception):
-    """Something that ends the agent, with a text for the person who started it."""
+    """An error that ends the agent, with a text for the person who started it."""
 
 
 class InputError(AgentError):
     """A flag or an environment variable is wrong: the text names it, its value and the remedy."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:
-        """Name the flag or variable, its value, and what would be right."""
+        """Take the name of the flag or variable, its value, and a description of valid values."""
         super().__init__(f"{name}={value!r}: expected {expected}")
         self.name, self.value, self.expected = name, value, expected
 
     def under(self, name: str) -> InputError:
-        """Return the same complaint under the name that the person has used."""
+        """Return the same error under the name that the person has used."""
         return InputError(name, self.value, self.expected)
 
 
-class RefusedError(AgentError):
-    """The master refused this agent for good: another try would be refused too."""
+class AgentRefusedError(AgentError):
+    """The master refused this agent for good: it would refuse another try too."""
 
 
 class StandaloneError(AgentError):

@@ -1,6 +1,6 @@
-"""`holdfast-run`: the order in which an agent starts, and the code with which it ends.
+"""`holdfast-run`: the order of an agent's start, and its exit code.
 
-Flags and environment first (nothing is started when they are wrong), then torch, the page, the
+First flags and environment (if they are wrong, nothing is started). Then torch, the page, the
 zygote from this very thread, and only then grpc: forking a process that has loaded grpc is unsafe.
 """
 
@@ -15,22 +15,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.page import Page
-from holdfast_agent import config, contract, scratch, zygote
-from holdfast_agent.config import Settings
-from holdfast_agent.decide.leaving import ExitCode, after_signal
+from holdfast_agent import signals, temporary_directories, zygote
+from holdfast_agent.config import settings as agent_settings
+from holdfast_agent.config.flags import PROGRAM
+from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentError, InputError
-from holdfast_agent.flags import PROGRAM
-from holdfast_agent.logs import LogKeeper
+from holdfast_agent.policies.exit_codes import ExitCode, after_signal, heeded
+from holdfast_agent.workers import torchrun_environment
+from holdfast_agent.workers.log_files import LogKeeper
 
 if TYPE_CHECKING:
     from holdfast_agent.standalone import Standalone
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Makes torch count devices without starting CUDA, which a later fork would not survive."""
+"""Makes torch count devices without starting CUDA: a later fork would break a started CUDA."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the agent and exit with its code (see `decide.leaving.ExitCode`)."""
+    """Run the agent and exit with its code (see `policies.exit_codes.ExitCode`)."""
     _open_standard_streams()
     try:
         code = start(sys.argv[1:] if argv is None else argv)
@@ -39,15 +41,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Nothing is left to clean up, and tearing down an interpreter with torch in it takes up to
-    # seconds, during which a pod or a runner would wait.
+    # Nothing is left to clean up. Tearing down an interpreter with torch takes up to seconds, for
+    # which a pod or a runner would wait.
     os._exit(code)
 
 
 def _open_standard_streams() -> None:
     """Point each of 0, 1 and 2 that the caller closed to /dev/null.
 
-    Else a socket gets the number, and what a script prints goes to the master.
+    Otherwise a socket gets the number, and a script's output goes to the master.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -63,17 +65,17 @@ def start(argv: Sequence[str]) -> int:
     """Run the agent; return its exit code.
 
     Raises:
-        SystemExit: from torch's parser, for --help and unknown flags; after an early signal.
+        SystemExit: From torch's parser, for --help and unknown flags; after an early signal.
     """
     inherited = dict(os.environ)
-    # Until the event loop takes over; as PID 1 a process without handlers gets no signals at all.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # Until the event loop takes over. As PID 1 a process without handlers gets no signals at all.
+    for number in heeded((signal.SIGTERM, signal.SIGINT), signals.ignored()):
         signal.signal(number, _end_early)
     try:
-        config.check(inherited)
+        agent_settings.check(inherited)
         variables = zygote.import_torch()
         settings = _load(argv, inherited)
-        for note in settings.notes:
+        for note in (*settings.notes, *signals.notes()):
             sys.stderr.write(f"{PROGRAM}: {note}\n")
         _set_up_logging(settings)
         return _run(settings, inherited, variables)
@@ -92,7 +94,7 @@ def _end_early(number: int, _: object) -> None:
 def _load(argv: Sequence[str], inherited: Mapping[str, str]) -> Settings:
     os.environ.setdefault(NVML_CHECK, "1")
     try:
-        return config.load(argv, inherited)
+        return agent_settings.load(argv, inherited)
     finally:
         if NVML_CHECK not in inherited:
             del os.environ[NVML_CHECK]
@@ -110,11 +112,11 @@ def _set_up_logging(settings: Settings) -> None:
 def _run(
     settings: Settings, inherited: Mapping[str, str], variables: Mapping[str, str | None]
 ) -> int:
-    """Start what must be started before grpc, then work; nothing is left behind."""
-    scratch.sweep()
+    """Start the parts that must come before grpc, then work; leave nothing behind."""
+    temporary_directories.sweep()
     logs = LogKeeper(settings.launch.logs, settings.launch.role)
     page = Page.create(settings.launch.local_world_size)
-    for name in contract.WITHHELD:
+    for name in torchrun_environment.WITHHELD:
         os.environ.pop(name, None)
     process = zygote.Zygote()
     process.start(_zygote_settings(settings, variables), page)
@@ -122,9 +124,9 @@ def _run(
     own_master: Standalone | None = None
     try:
         own_master = _own_master(settings)
-        # grpc's own lines about refused handshakes repeat what the agent says once.
+        # grpc's own lines about refused handshakes repeat the agent's message.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        from holdfast_agent.work import work
+        from holdfast_agent.lifecycle import work
 
         code = asyncio.run(work(settings, inherited, page, process, logs, own_master))
     finally:
@@ -141,16 +143,22 @@ def _run(
 def _zygote_settings(
     settings: Settings, variables: Mapping[str, str | None]
 ) -> zygote.ZygoteSettings:
+    """A run on one node waits for nothing but its own start: it defers what it can.
+
+    Under a job's master the imports cost nothing: they end before the other nodes have come.
+    """
+    deferred = zygote.DEFERRABLE if settings.standalone else frozenset()
     return zygote.ZygoteSettings(
         local_world_size=settings.launch.local_world_size,
         user_variables=variables,
-        preload=settings.preload,
+        preload=tuple(name for name in settings.preload if name not in deferred),
+        deferred_preload=tuple(name for name in settings.preload if name in deferred),
         fork=settings.fork,
     )
 
 
 def _own_master(settings: Settings) -> Standalone | None:
-    """Start a job master where none was given, from this thread: it dies with it."""
+    """Start a job master if none is given; on this thread, so that it dies with it."""
     if not settings.standalone:
         return None
     from holdfast_agent.standalone import Standalone

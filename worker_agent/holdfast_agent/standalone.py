@@ -1,7 +1,7 @@
-"""A run without a job master: makes certificates and a master process of its own, for one node.
+"""Run without a job master: makes certificates and a master process of its own, for one node.
 
-Started from the agent's main thread, because the parent-death signal that ends the master for
-certain follows the thread that started it.
+It starts on the agent's main thread. The master's parent-death signal follows the thread that
+started it, and so ends the master for certain.
 """
 
 from __future__ import annotations
@@ -17,33 +17,50 @@ import sys
 import uuid
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from holdfast_agent import scratch
-from holdfast_agent.config import Settings
+from holdfast_agent import temporary_directories
+from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import StandaloneError
-from holdfast_agent.zygote.tree import die_with_parent
-from holdfast_wire import keys
+from holdfast_agent.zygote.process_tree import die_with_parent
+from holdfast_wire import keys, loopback
 from holdfast_wire.authority import JobAuthority, new_root_key
 from holdfast_wire.identity import Identity
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = "127.0.0.1"
 CERTIFICATE_LIFETIME = dt.timedelta(days=365)
-"""Longer than a run; the files go with it."""
+"""Longer than a run; the files are deleted with it."""
 DEFAULT_MAX_RESTARTS = 10
-"""Failure budget where --max-restarts is not given (torchrun's default is 0: no restart)."""
+"""Failure budget without --max-restarts (torchrun's default is 0: no restart)."""
 NO_PROGRESS_LIMIT = 3
-"""Failures in a row without a new step, where --max-restarts is not given."""
+"""Restarts in a row without a new step, without --max-restarts. The first one counts as a failure,
+because no earlier step is known: such a script is tried 5 times."""
 UNBOUNDED = 1_000_000
-"""Budgets that a single node cannot spend in earnest."""
+"""Budgets that a single node cannot use up."""
 BELOW_MIN_SECONDS = 30.0
-"""How long the only node may be gone before the run fails."""
+"""Seconds for which the only node may be gone before the run fails."""
 LINGER_SECONDS = 2.0
-"""The master serves on this long after the job's end, for an agent that has just reconnected."""
+"""Seconds for which the master serves after the job's end, for an agent that reconnects."""
 MAX_SUCCESSORS = 3
 """Masters after the first one."""
+
+HEALTH: Final = {
+    "hang": {
+        "mode": "REPORT",
+        "step_time_factor": 10.0,
+        "min_seconds": 60.0,
+        "first_step_seconds": 1800.0,
+    },
+    "straggler": {
+        "mode": "REPORT",
+        "slowdown_percent": 20.0,
+        "window_steps": 50,
+        "votes": 3,
+        "votes_out_of": 5,
+    },
+}
+"""Defaults of an ElasticJob's spec.health."""
 
 
 class Standalone:
@@ -51,7 +68,8 @@ class Standalone:
 
     def __init__(self, settings: Settings) -> None:
         """Make the files and start the master; its address is known a little later."""
-        self._home = scratch.make("run_")
+        self._home = temporary_directories.make("run_")
+        self._host = loopback.address()
         self._endpoint_file = self._home / "endpoint.json"
         self.log_file = self._home / "master.log"
         uid = uuid.uuid4().hex
@@ -66,7 +84,7 @@ class Standalone:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The master's process, which is not to be taken for an orphan."""
+        """Process of the master, which must not be taken for an orphan."""
         return (self._process.pid,)
 
     def endpoint(self) -> str | None:
@@ -78,7 +96,7 @@ class Standalone:
         return f"{found['host']}:{found['port']}"
 
     def revive(self) -> str:
-        """Start a successor where the master has ended; return what happened, empty: nothing.
+        """Start a successor if the master has ended; return the news, empty: none.
 
         Call from the main thread. A successor reads the journal and serves on the same port.
 
@@ -106,10 +124,10 @@ class Standalone:
         return "it left no log"
 
     def close(self) -> None:
-        """End the master and remove its files, which hold nothing that outlives the run."""
+        """End the master and remove its files; they are of no use after the run."""
         self._process.kill()
         self._process.wait()
-        scratch.remove(self._home)
+        temporary_directories.remove(self._home)
 
     def _write_credentials(self, uid: str) -> None:
         now = dt.datetime.now(dt.UTC)
@@ -118,7 +136,7 @@ class Standalone:
             ("master", Identity(uid, keys.ROLE_MASTER)),
             ("agent", Identity(uid, keys.ROLE_AGENT, 0)),
         ):
-            credentials = authority.issue(identity, now, CERTIFICATE_LIFETIME, (LOOPBACK,))
+            credentials = authority.issue(identity, now, CERTIFICATE_LIFETIME, (self._host,))
             credentials.write(self._home / folder)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -129,10 +147,10 @@ class Standalone:
             # -P: a file in the user's directory must not shadow a module of the master.
             [sys.executable, "-P", "-m", "holdfast_master.main", "--config", str(config)],
             stdin=subprocess.DEVNULL,
-            # A terminal's Ctrl-C is the agent's business.
+            # The agent handles a terminal's Ctrl-C.
             start_new_session=True,
-            # The master ties itself to its parent too, but only once Python runs. The first one
-            # is started before there is a second thread, when code after the fork is safe.
+            # The master ties itself to its parent too, but only once Python runs. The first one is
+            # started before there is a second thread, when code after the fork is safe.
             preexec_fn=partial(die_with_parent, os.getpid()) if self._epoch == 1 else None,  # noqa: PLW1509
         )
 
@@ -143,7 +161,7 @@ class Standalone:
             "epoch": self._epoch,
             "incarnation": secrets.token_hex(16),
             "tls_dir": str(self._home / "master"),
-            "bind_host": LOOPBACK,
+            "bind_host": loopback.bracketed(self._host),
             "port": self._port,
             "die_with_parent": True,
             "parent_pid": os.getpid(),
@@ -156,7 +174,7 @@ class Standalone:
 
 
 def initial_spec(max_restarts: int | None) -> dict[str, Any]:
-    """Return the spec of a job of one node, as the master's configuration file has it."""
+    """Return the spec of a job of one node, for the master's configuration file."""
     limits = {
         "FAILURES": DEFAULT_MAX_RESTARTS if max_restarts is None else max_restarts,
         "PREEMPTIONS": UNBOUNDED,
@@ -164,8 +182,8 @@ def initial_spec(max_restarts: int | None) -> dict[str, Any]:
     }
     if max_restarts is None:
         limits["NO_PROGRESS"] = NO_PROGRESS_LIMIT
-    # With the flag one number bounds all restarts, as under torchrun: without a budget of their own
-    # those without progress count as failures.
+    # With the flag one number bounds all restarts, as under torchrun: restarts without progress
+    # have no budget of their own then, and count as failures.
     return {
         "generation": 1,
         "replicas": 1,
@@ -177,4 +195,5 @@ def initial_spec(max_restarts: int | None) -> dict[str, Any]:
         "scale_down_grace_seconds": 30.0,
         "below_min_timeout_seconds": BELOW_MIN_SECONDS,
         "budgets": [{"kind": kind, "limit": limit} for kind, limit in limits.items()],
+        "health": HEALTH,
     }

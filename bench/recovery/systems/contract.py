@@ -1,4 +1,4 @@
-"""What a scenario may ask of a system under test, and what it is told about its trial."""
+"""Interface between a scenario and a system under test."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from bench.recovery import processes
 from bench.recovery.systems.agents import COMMON_ENVIRONMENT
 from bench.recovery.systems.contract import NODES, Setting, System
 
-REPLACED_LIMIT_S = 60.0
+REPLACED_LIMIT_SECONDS = 60.0
 """How long the runner may take to start a lost node's new agent."""
 
 
@@ -49,7 +49,7 @@ class Holdfast(System):
 
     def bring_back(self, lost: int, since: float) -> float:
         """Wait for the child that the runner has started since ``lost`` was killed."""
-        until = time.monotonic() + REPLACED_LIMIT_S
+        until = time.monotonic() + REPLACED_LIMIT_SECONDS
         while time.monotonic() < until:
             children = [one for one in processes.everybody() if one.parent == self._running.pid]
             newest = max((one.started_at for one in children), default=0.0)

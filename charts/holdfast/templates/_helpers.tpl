@@ -23,3 +23,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
+
+{{/* Nodes belong to no namespace: a Role gives no right to them. */}}
+{{- define "holdfast.nodeNotices" -}}
+{{- ternary "on" "off" (and .Values.nodeNotices (eq .Values.watchNamespace "")) -}}
+{{- end -}}

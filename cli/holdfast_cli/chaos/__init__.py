@@ -1,1 +1,1 @@
-"""`holdfast run --chaos`: seeded faults on a job, then a comparison with a run left in peace."""
+"""`holdfast run --chaos`: seeded faults on a job, then a comparison with an undisturbed run."""

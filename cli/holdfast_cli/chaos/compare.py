@@ -1,10 +1,10 @@
-"""Whether a run with faults did the same work as a whole one: samples and losses, step by step.
+"""Compares a run with faults to an undisturbed one: samples and losses, step by step.
 
-Which samples a step saw is compared where the script says so by a fingerprint (`job.step`): by
-their number alone, as many wrong ones would pass.
+The samples of a step are compared by the script's fingerprint (`job.step`), if it gives one. Their
+number alone would let as many wrong samples pass.
 
-Pure, but for reading the step logs (`read`). A step's figures are those of its newest round: what
-was done again replaces what was lost.
+Pure, except for reading the step logs (`read`). The figures of a step are those of its newest
+round: a repeated step replaces the lost one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from holdfast_cli.render import counted
+
 TOLERANCE = 0.05
 """Relative difference of a step's loss that counts as the same. Worlds of other sizes add float32
 numbers in another order, and training amplifies the difference."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Line:
-    """What one rank said of one step."""
+class RankLine:
+    """Output of one rank about one step."""
 
     step: int
     rank: int
@@ -30,25 +32,25 @@ class Line:
     samples: int
     loss: float | None
     fingerprint: int | None = None
-    """Which samples those were; None: the script says nothing of it."""
+    """Sum that identifies the samples; None: the script gives none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class WorldStep:
     """One step of the whole world, in one round."""
 
     samples: int
     fingerprint: int | None
-    """Sum of the ranks'; None: not every rank gave one."""
+    """Sum over the ranks; None: a rank gave none."""
     loss: float | None
-    """Mean over the samples; None: no rank said one."""
+    """Mean over the samples; None: no rank reported one."""
     whole: bool
-    """Every rank of its round has said its part. A rank can die between the step and its line."""
+    """True: every rank of its round wrote its line. A rank can die between step and line."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """The verdict and what it rests on."""
+    """Verdict with its figures."""
 
     same: bool
     reason: str
@@ -62,7 +64,7 @@ class Comparison:
     """Largest relative difference of a loss."""
 
 
-def read(directory: Path) -> list[Line]:
+def read(directory: Path) -> list[RankLine]:
     """Return the lines of every rank; a torn last line is left out."""
     return [
         line
@@ -72,31 +74,31 @@ def read(directory: Path) -> list[Line]:
     ]
 
 
-def _line(text: str) -> Line | None:
+def _line(text: str) -> RankLine | None:
     try:
-        return Line(**json.loads(text))
+        return RankLine(**json.loads(text))
     except (ValueError, TypeError):
         return None
 
 
-def steps(lines: Iterable[Line]) -> dict[int, Step]:
+def steps(lines: Iterable[RankLine]) -> dict[int, WorldStep]:
     """Return the newest figures of each step."""
     return _newest(tries(lines))
 
 
-def tries(lines: Iterable[Line]) -> dict[tuple[int, int], Step]:
+def tries(lines: Iterable[RankLine]) -> dict[tuple[int, int], WorldStep]:
     """Return the figures of each step in each round that did it, by (step, round), in order."""
-    found: dict[tuple[int, int], dict[int, Line]] = {}
+    found: dict[tuple[int, int], dict[int, RankLine]] = {}
     for line in lines:
         found.setdefault((line.step, line.round), {})[line.rank] = line
     return {key: _step(list(found[key].values())) for key in sorted(found)}
 
 
-def _newest(every: Mapping[tuple[int, int], Step]) -> dict[int, Step]:
+def _newest(every: Mapping[tuple[int, int], WorldStep]) -> dict[int, WorldStep]:
     return {number: step for (number, _), step in every.items()}
 
 
-def _step(lines: list[Line]) -> Step:
+def _step(lines: list[RankLine]) -> WorldStep:
     samples = sum(line.samples for line in lines)
     given = [line.fingerprint for line in lines if line.fingerprint is not None]
     fingerprint = sum(given) if len(given) == len(lines) else None
@@ -104,11 +106,11 @@ def _step(lines: list[Line]) -> Step:
     weight = sum(line.samples for line in said) or len(said)
     total = sum((line.loss or 0.0) * (line.samples or 1) for line in said)
     loss = total / weight if said else None
-    return Step(samples, fingerprint, loss, whole=len(lines) == lines[0].world_size)
+    return WorldStep(samples, fingerprint, loss, whole=len(lines) == lines[0].world_size)
 
 
-def compare(broken: Iterable[Line], unbroken: Iterable[Line]) -> Comparison:
-    """Compare a run with faults with one without."""
+def compare(broken: Iterable[RankLine], unbroken: Iterable[RankLine]) -> Comparison:
+    """Compare a run with faults to an undisturbed one."""
     every = tries(broken)
     mine, its = _newest(every), steps(unbroken)
     problem = _not_comparable(mine, its)
@@ -123,7 +125,8 @@ def compare(broken: Iterable[Line], unbroken: Iterable[Line]) -> Comparison:
         problem = f"step {worst} has loss {mine[worst].loss}, in the whole run {its[worst].loss}"
     return Comparison(
         same=not problem,
-        reason=problem or f"{len(compared)} steps saw {_what(its)} and came to the same losses",
+        reason=problem
+        or f"{counted(len(compared), 'step')} saw {_what(its)} and came to the same losses",
         steps=len(compared),
         torn=len(torn),
         redone=len(every) - len(mine),
@@ -131,8 +134,12 @@ def compare(broken: Iterable[Line], unbroken: Iterable[Line]) -> Comparison:
     )
 
 
-def _other_samples(every: Mapping[tuple[int, int], Step], its: Mapping[int, Step]) -> str:
-    """Which step saw other samples than in the whole run, were it done again later or not."""
+def _differ(steps: int) -> str:
+    return "1 step differs" if steps == 1 else f"{steps} steps differ"
+
+
+def _other_samples(every: Mapping[tuple[int, int], WorldStep], its: Mapping[int, WorldStep]) -> str:
+    """Describe the first step whose samples differ from the undisturbed run's, repeated or not."""
     whole = {key: step for key, step in every.items() if step.whole}
     short = [key for key in whole if whole[key].samples != its[key[0]].samples]
     wrong = [key for key in whole if whole[key].fingerprint != its[key[0]].fingerprint]
@@ -140,25 +147,25 @@ def _other_samples(every: Mapping[tuple[int, int], Step], its: Mapping[int, Step
         number, round_number = short[0]
         return (
             f"step {number} saw {whole[short[0]].samples} samples in round {round_number}, in the "
-            f"whole run {its[number].samples}; {len(short)} steps differ"
+            f"whole run {its[number].samples}; {_differ(len(short))}"
         )
     if wrong:
         number, round_number = wrong[0]
         return (
             f"step {number} saw other samples in round {round_number} than in the whole run, by "
-            f"their fingerprint; {len(wrong)} steps differ"
+            f"their fingerprint; {_differ(len(wrong))}"
         )
     return ""
 
 
-def _what(its: Mapping[int, Step]) -> str:
-    """What is known of the samples that were the same."""
+def _what(its: Mapping[int, WorldStep]) -> str:
+    """Describe the evidence that the samples were the same."""
     if all(step.fingerprint is not None for step in its.values()):
         return "the same samples (compared by their fingerprints)"
     return "as many samples (the script gives no fingerprint of which ones)"
 
 
-def _not_comparable(mine: Mapping[int, Step], its: Mapping[int, Step]) -> str:
+def _not_comparable(mine: Mapping[int, WorldStep], its: Mapping[int, WorldStep]) -> str:
     if not its:
         return "no rank called job.step() in the whole run: there is nothing to compare with"
     if min(its) != 1:
@@ -168,12 +175,12 @@ def _not_comparable(mine: Mapping[int, Step], its: Mapping[int, Step]) -> str:
         )
     missing = sorted(its.keys() - mine.keys())
     if missing:
-        return f"step {missing[0]} was never done; {len(missing)} steps are missing"
+        return f"step {missing[0]} was never done; {counted(len(missing), 'step')} missing"
     beyond = sorted(mine.keys() - its.keys())
     return f"step {beyond[0]} is beyond the whole run's last, {max(its)}" if beyond else ""
 
 
-def _difference(one: Step, other: Step) -> float:
+def _difference(one: WorldStep, other: WorldStep) -> float:
     if one.loss is None or other.loss is None:
         return 0.0
     return abs(one.loss - other.loss) / max(abs(other.loss), 1e-9)

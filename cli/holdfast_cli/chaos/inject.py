@@ -1,7 +1,7 @@
-"""Strikes a running job as the schedule says, and undoes what does not last.
+"""Injects the schedule's faults into a running job, and ends those that do not last.
 
-Belongs here: signals, cut connections, their end. Does not belong here: what is drawn (`schedule`),
-who is there (`victims`). Runs in a thread of its own beside the runner.
+Belongs here: signals, cut connections, their end. Does not belong here: the draw (`schedule`),
+finding the processes (`targets`). Runs on a thread of its own beside the runner.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast_cli.chaos.proxy import Proxy
 from holdfast_cli.chaos.schedule import Fault, FaultKind, Options, schedule
-from holdfast_cli.chaos.victims import Census, Process, hold, pick
+from holdfast_cli.chaos.targets import Census, PidfdProcess, hold, pick
 from holdfast_cli.client import JobClient
-from holdfast_cli.failures import CliError
-from holdfast_cli.home import JobHome
-from holdfast_cli.watching import FINAL_PHASES, View
+from holdfast_cli.errors import CliError
+from holdfast_cli.job_directory import JobHome
+from holdfast_cli.live_view import FINAL_PHASES, View
 from holdfast_wire.messages import GetJobRequest, JobPhase, NodeInfo
 
-_POLL_S = 0.05
+_POLL_SECONDS = 0.05
 _SIGNALS: Mapping[FaultKind, signal.Signals] = {
     FaultKind.KILL_WORKER: signal.SIGKILL,
     FaultKind.KILL_TWO: signal.SIGKILL,
@@ -45,26 +45,26 @@ _HELD: Mapping[FaultKind, tuple[bool, bool]] = {
     FaultKind.PARTITION_HALF: (True, True),
     FaultKind.PARTITION_ALL: (True, True),
 }
-"""What is held back: (up to the master, down to the agent)."""
+"""Directions that are held back: (up to the master, down to the agent)."""
 _OF_MASTER = frozenset({FaultKind.KILL_MASTER, FaultKind.LOSE_MASTER, FaultKind.FREEZE_MASTER})
 
 
 @dataclasses.dataclass(slots=True)
 class Struck:
-    """What was done."""
+    """Count of the faults that were injected."""
 
     done: dict[FaultKind, int] = dataclasses.field(default_factory=dict)
     missed: int = 0
-    """Faults for which nobody was there."""
+    """Faults that found no target."""
 
     @property
     def total(self) -> int:
-        """All faults that hit somebody."""
+        """Number of faults that hit a target."""
         return sum(self.done.values())
 
 
 class Chaos:
-    """One run's faults. `route` gives agents their way to the master, `play` is the director."""
+    """Faults of one run. `route` gives agents an address for the master, `play` is the director."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -80,7 +80,7 @@ class Chaos:
         return f"127.0.0.1:{self._proxies[node_rank].port}"
 
     def play(self, home: JobHome, view: View, ended: Callable[[], bool]) -> None:
-        """Strike until the job ends or the schedule does; what does not last is always undone."""
+        """Inject faults until the job or the schedule ends; end those that do not last."""
         census = Census(home)
         try:
             if _trains(home, ended):
@@ -98,14 +98,14 @@ class Chaos:
             proxy.close()
 
     def _pause(self, seconds: float, ended: Callable[[], bool]) -> bool:
-        """Wait, undoing what is due meanwhile; False: the job has ended."""
+        """Wait, and end the faults that are over meanwhile; False: the job has ended."""
         until = time.monotonic() + seconds
         while not ended():
             now = time.monotonic()
             self._heal(now)
             if now >= until or (not self._heals and seconds == float("inf")):
                 return True
-            time.sleep(min(_POLL_S, max(0.0, until - now)))
+            time.sleep(min(_POLL_SECONDS, max(0.0, until - now)))
         return False
 
     def _heal(self, now: float) -> None:
@@ -129,7 +129,7 @@ class Chaos:
         who, pids = _targets(fault, census)
         victims = hold(pids)
         if victims and fault.kind is FaultKind.LOSE_MASTER:
-            # Stopped first: it would write on, or find that its files are gone and step down.
+            # Stopped first: it would write again, or find its files gone and step down.
             victims[0].signal(signal.SIGSTOP)
             census.remove_journal()
         for victim in victims:
@@ -156,7 +156,7 @@ class Chaos:
 
 
 def _cut_off(fault: Fault, there: Sequence[int], all_ranks: Sequence[int]) -> list[int]:
-    """Return the node ranks that a cut is for."""
+    """Return the node ranks for a cut."""
     if fault.kind is FaultKind.PARTITION_ALL:
         return sorted(all_ranks)
     if not there:
@@ -167,7 +167,7 @@ def _cut_off(fault: Fault, there: Sequence[int], all_ranks: Sequence[int]) -> li
 
 
 def _targets(fault: Fault, census: Census) -> tuple[str, Iterable[int]]:
-    """Return whom a signal is for, in words and as pids."""
+    """Return the targets of a signal, in words and as pids."""
     if fault.kind in _OF_MASTER:
         return "the master", census.master()
     if fault.kind in {FaultKind.KILL_WORKER, FaultKind.KILL_TWO, FaultKind.FREEZE_WORKER}:
@@ -189,13 +189,13 @@ def _of_node(kind: FaultKind, node: NodeInfo, census: Census) -> list[int]:
     return [node.agent_pid]
 
 
-def _go_on(victims: list[Process]) -> None:
+def _go_on(victims: list[PidfdProcess]) -> None:
     for victim in victims:
         victim.signal(signal.SIGCONT)
     _close(victims)
 
 
-def _close(victims: list[Process]) -> None:
+def _close(victims: list[PidfdProcess]) -> None:
     for victim in victims:
         victim.close()
 
@@ -214,5 +214,5 @@ def _trains(home: JobHome, ended: Callable[[], bool]) -> bool:
                 return True
             if phase in FINAL_PHASES:
                 return False
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_SECONDS)
     return False

@@ -1,9 +1,9 @@
 """A TCP proxy on loopback between one agent and the master, which can be cut in either direction.
 
-Belongs here: bytes and connections. Does not belong here: when it is cut, and why.
+Belongs here: bytes and connections. Does not belong here: the time of a cut, and its reason.
 
-Bytes that are held back stay where they are, as in a network that is partitioned: the sender's
-buffers fill, and what was sent arrives when the partition heals.
+Bytes that are held back stay in place, as in a partitioned network: the sender's buffers fill, and
+the bytes arrive when the partition heals.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import socket
 import threading
 from collections.abc import Callable
 
-_CONNECT_S = 5.0
+_CONNECT_SECONDS = 5.0
 _CHUNK = 65536
 
 
 class Proxy:
-    """Forwards each connection to where `target()` says; its threads end with the process."""
+    """Forwards each connection to the address of `target()`; its threads end with the process."""
 
     def __init__(self, target: Callable[[], tuple[str, int] | None]) -> None:
         """Listen on a free port of 127.0.0.1."""
@@ -27,7 +27,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._refuses = False
         self.accepted = 0
-        """Connections that were let through."""
+        """Number of connections that were forwarded."""
         self._up = _Gate()
         self._down = _Gate()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -55,7 +55,7 @@ class Proxy:
         self.reset()
 
     def hold(self, *, up: bool, down: bool) -> None:
-        """Hold back what goes up to the master, or down to the agent, until `heal`."""
+        """Hold back bytes up to the master, or down to the agent, until `heal`."""
         if up:
             self._up.shut()
         if down:
@@ -84,7 +84,7 @@ class Proxy:
             target = self._target()
             if target is None:
                 return
-            with socket.create_connection(target, timeout=_CONNECT_S) as far:
+            with socket.create_connection(target, timeout=_CONNECT_SECONDS) as far:
                 far.settimeout(None)
                 self._join(near, far)
 
@@ -100,7 +100,7 @@ class Proxy:
 
 
 class _Gate:
-    """Shut, nobody passes."""
+    """A gate for one direction; while it is shut, no bytes pass."""
 
     def __init__(self) -> None:
         self._free = threading.Event()
@@ -120,7 +120,7 @@ def _pump(source: socket.socket, sink: socket.socket, gate: _Gate) -> None:
     with contextlib.suppress(OSError):
         while True:
             data = source.recv(_CHUNK)
-            # Also the end of the stream waits: a partition hides that, too.
+            # The end of the stream waits too: a partition hides that as well.
             gate.wait()
             if not data:
                 break

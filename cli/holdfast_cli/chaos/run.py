@@ -1,7 +1,7 @@
-"""`holdfast run --chaos`: the job in peace, then the same job with faults, then the comparison.
+"""`holdfast run --chaos`: an undisturbed run, the same job with faults, then the comparison.
 
-Belongs here: the order of the three and what is printed. Both runs have a uid of their own, so a
-checkpoint directory named after $(HOLDFAST_JOB_UID) keeps them apart.
+Belongs here: the order of the three, and the output. Each run has a uid of its own, so a checkpoint
+directory named after $(HOLDFAST_JOB_UID) keeps them apart.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast_cli.chaos.compare import TOLERANCE, Comparison, Line, compare, read
+from holdfast_cli.chaos.compare import TOLERANCE, Comparison, RankLine, compare, read
 from holdfast_cli.chaos.inject import Chaos, Struck
 from holdfast_cli.chaos.schedule import Options, parse
-from holdfast_cli.failures import BadInputError
-from holdfast_cli.home import JobHome, find_job, is_running, job_home
+from holdfast_cli.errors import BadInputError
+from holdfast_cli.job_directory import JobHome, find_job, is_running, job_home
 from holdfast_cli.output import say
+from holdfast_cli.render import counted
 from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.start import RunOptions, read_file, run_job
 from holdfast_wire.keys import ENV_STEP_LOG
 
 _NAME_LIMIT = 40
-"""Of a job's name: pods' names have to fit into 63 characters."""
+"""Longest name of a job: pods' names have to fit into 63 characters."""
 _STEPS = "steps"
 
 
 def run_with_chaos(file: Path, text: str, environ: Mapping[str, str]) -> int:
-    """Run the job of `file` twice; return 0 when both succeeded and did the same work.
+    """Run the job of `file` twice; return 0 if both succeeded and did the same work.
 
     Raises:
         BadInputError: the file or the option is wrong; nothing was started.
-        JobNotFoundError: the run to compare with is not there.
+        JobNotFoundError: The run to compare with does not exist.
     """
     options = parse(text)
     name = read_file(file).name
@@ -91,24 +92,26 @@ def _run(file: Path, name: str, environ: Mapping[str, str], chaos: Chaos | None)
     )
 
 
-def _lines(home: JobHome) -> list[Line]:
+def _lines(home: JobHome) -> list[RankLine]:
     return read(home.path / _STEPS)
 
 
 def faults_text(options: Options, struck: Struck) -> str:
-    """Return what was done to the job, most frequent first."""
+    """Return the injected faults as text, most frequent first."""
     counts = sorted(struck.done.items(), key=lambda item: (-item[1], item[0].value))
     kinds = ", ".join(f"{kind.value} {count}" for kind, count in counts)
     missed = f"; {struck.missed} found nobody" if struck.missed else ""
-    return f"chaos: {struck.total} faults (seed {options.seed}): {kinds or 'none'}{missed}"
+    return (
+        f"chaos: {counted(struck.total, 'fault')} (seed {options.seed}): {kinds or 'none'}{missed}"
+    )
 
 
 def comparison_text(found: Comparison) -> str:
     """Return the verdict with its figures."""
     verdict = "the same work" if found.same else "NOT the same work"
     figures = (
-        f"; {found.redone} steps were done again, largest difference of a loss "
-        f"{found.worst:.2%} (up to {TOLERANCE:.0%} is the same), {found.torn} steps not "
+        f"; {counted(found.redone, 'step')} done again, largest difference of a loss "
+        f"{found.worst:.2%} (up to {TOLERANCE:.0%} is the same), {counted(found.torn, 'step')} not "
         "compared (a rank died before it wrote)"
         if found.steps
         else ""

@@ -1,7 +1,7 @@
-"""Which faults strike when, from a seed. Pure: the same options give the same schedule.
+"""Draws faults and their times from a seed. Pure: equal options give an equal schedule.
 
-Belongs here: the option's text, kinds of faults, the draw. Does not belong here: how a fault is
-done (`inject`), and whom a number means in the running job.
+Belongs here: the option's text, the kinds of faults, the draw. Does not belong here: the injection
+of a fault (`inject`), the process behind a number (`targets`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 
-from holdfast_cli.failures import BadInputError
+from holdfast_cli.errors import BadInputError
 
 
 class FaultKind(enum.Enum):
-    """What can be done to a job; the values are the names of the option `faults`."""
+    """Kind of fault; the values are the names of the option `faults`."""
 
     KILL_WORKER = "kill-worker"
     """SIGKILL of one rank."""
@@ -26,7 +26,7 @@ class FaultKind(enum.Enum):
     KILL_ZYGOTE = "kill-zygote"
     """SIGKILL of the process that an agent forks its ranks from."""
     KILL_AGENT = "kill-agent"
-    """SIGKILL of one agent alone: what it started must die with it."""
+    """SIGKILL of one agent alone: the processes that it started must die with it."""
     KILL_NODE = "kill-node"
     """SIGKILL of one agent and everything below it."""
     PREEMPT = "preempt"
@@ -40,7 +40,8 @@ class FaultKind(enum.Enum):
     KILL_MASTER = "kill-master"
     """SIGKILL of the master."""
     LOSE_MASTER = "lose-master"
-    """SIGKILL of the master, and its journal is gone: its successor has only what agents say."""
+    """SIGKILL of the master, and its journal is gone: its successor only has the agents'
+    reports."""
     FREEZE_MASTER = "freeze-master"
     """SIGSTOP of the master, later SIGCONT."""
     RESET = "reset"
@@ -68,34 +69,34 @@ LASTING: Mapping[FaultKind, tuple[float, float]] = {
     FaultKind.PARTITION_HALF: (0.2, 9.0),
     FaultKind.PARTITION_ALL: (0.2, 6.0),
 }
-"""How long a fault lasts, least and most, s: both sides of the detection time of 5 s."""
+"""Shortest and longest duration of a fault, s: both sides of the detection time of 5 s."""
 
 MOST = 1_000_000
-"""Faults of a schedule that names no number: more than any job lives to see."""
+"""Number of faults if the option names none: more than happen in any job."""
 
 _DIGITS = 18
-"""Most of a whole number: more seeds, and more faults, than anybody ever needs."""
+"""Most digits of a whole number in the option."""
 
 _EXAMPLE = "for example --chaos seed=7,mtbf=10"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `--chaos` asks for."""
+    """Options of `--chaos`."""
 
     seed: int
-    """Of every draw; the same seed gives the same schedule."""
+    """Seed of every draw; the same seed gives the same schedule."""
     mtbf_s: float
     """Mean time between faults, s; gaps are exponential, as of independent failures."""
     most: int = MOST
-    """No more faults than this."""
+    """Largest number of faults."""
     kinds: tuple[FaultKind, ...] = tuple(FaultKind)
-    """Drawn from these, each as likely as the others."""
+    """Kinds to draw from, each as likely as the others."""
     peace: str = ""
     """Name of a finished run to compare with; empty: one is made first."""
 
     def text(self) -> str:
-        """The option that gives the same faults again."""
+        """Return the option that gives the same faults again."""
         text = f"seed={self.seed},mtbf={self.mtbf_s:g}"
         if self.most != MOST:
             text += f",most={self.most}"
@@ -108,24 +109,24 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: when, what, whom, how long."""
+    """One fault: its time, kind, target and duration."""
 
     number: int
-    """Counts from 1."""
+    """Number, from 1."""
     gap_s: float
-    """After the fault before it, s."""
+    """Time after the fault before it, s."""
     kind: FaultKind
     whom: float
-    """From 0 to below 1: which of those who are there."""
+    """Target among the present ones, as a fraction from 0 to below 1."""
     seconds: float
-    """How long it lasts; 0: it does not last."""
+    """Duration; 0: the fault does not last."""
 
 
 def parse(text: str) -> Options:
-    """Return what the option's text means.
+    """Parse the option's text.
 
     Raises:
-        BadInputError: names the part that is wrong and what would be right.
+        BadInputError: A part is wrong; the text names it and the valid values.
     """
     found: dict[str, str] = {}
     for part in filter(None, text.split(",")):

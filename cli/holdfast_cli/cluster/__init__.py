@@ -1,5 +1,5 @@
-"""Jobs in a Kubernetes cluster, as the command line finds and reaches them.
+"""Jobs in a Kubernetes cluster: finding them and reaching their masters.
 
-Everything goes through the API server: the job by its name, the key pair for people from its
-Secret, and the master by a port-forward of this process's own.
+Everything goes through the API server: the job by its name, a key pair for people from the job's
+Secret, and the master by a port-forward of this process.
 """

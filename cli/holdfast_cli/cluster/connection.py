@@ -1,7 +1,7 @@
-"""The API server: requests for JSON, and forwarded ports, from an event loop of its own.
+"""Connection to the API server: JSON requests and forwarded ports, on its own event loop.
 
-The commands are plain functions and gRPC's client has threads; so this has one, which lives as
-long as the connection. Every request has a deadline.
+The commands are plain functions, and gRPC's client has threads. So the loop has a thread, which
+lives as long as the connection. Every request has a deadline.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Final, TypeVar
 import aiohttp
 
 from holdfast_cli.cluster.kubeconfig import Access
-from holdfast_cli.failures import JobNotFoundError, MasterUnreachableError
+from holdfast_cli.errors import JobNotFoundError, MasterUnreachableError
 
 _Answer = TypeVar("_Answer")
-_TIMEOUT_S: Final = 10.0
+_TIMEOUT_SECONDS: Final = 10.0
 _UNAUTHORIZED: Final = 401
 _FORBIDDEN: Final = 403
 _NOT_FOUND: Final = 404
@@ -28,9 +28,9 @@ _ERROR: Final = 400
 _PROTOCOL: Final = "v4.channel.k8s.io"
 _DATA, _TROUBLE = b"\0", b"\1"
 _PORT_BYTES: Final = 2
-"""The first message of either channel is the port, and nothing of ours."""
+"""Bytes at the start of either channel: the port, which is not part of the stream."""
 _CHUNK: Final = 65536
-_PING_S: Final = 20.0
+_PING_SECONDS: Final = 20.0
 
 
 class Connection:
@@ -40,12 +40,12 @@ class Connection:
         """Prepare; connects at the first request.
 
         Args:
-            load: Reads the access; again when the API server does not take its token any more.
+            load: Reads the access; again if the API server refuses its token.
         """
         self._load = load
         self.access = load()
         self.trouble = ""
-        """Why a forwarding ended last; the master's side of it sees a closed connection only."""
+        """Reason of the last broken forwarding; the gRPC side only sees a closed connection."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="cluster")
         self._thread.start()
@@ -59,20 +59,20 @@ class Connection:
             with contextlib.suppress(TimeoutError):
                 self._do(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_TIMEOUT_S)
+            self._thread.join(_TIMEOUT_SECONDS)
             self._loop.close()
 
     def get(self, path: str) -> Any:
         """Return an object.
 
         Raises:
-            JobNotFoundError: there is none.
+            JobNotFoundError: There is no such object.
             MasterUnreachableError: the API server does not answer, or refuses.
         """
         return self._do(self._get(path))
 
     def forward(self, namespace: str, pod: str, port: int, socket: Path) -> None:
-        """Have whoever connects to `socket` speak to a port of a pod, until the connection closes.
+        """Forward connections to `socket` to a port of a pod, until the connection closes.
 
         Raises:
             MasterUnreachableError: the API server does not answer, or refuses.
@@ -81,7 +81,7 @@ class Connection:
         self._do(self._listen(path, socket))
 
     def stop_forwarding(self, socket: Path) -> None:
-        """End one forwarding; connections that are open go on until either end closes them."""
+        """End one forwarding; open connections go on until either end closes them."""
         server = self._servers.pop(socket, None)
         if server is not None:
             self._loop.call_soon_threadsafe(server.close)
@@ -89,7 +89,7 @@ class Connection:
     def _do(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result(2 * _TIMEOUT_S)
+            return future.result(2 * _TIMEOUT_SECONDS)
         except concurrent.futures.TimeoutError:
             future.cancel()
             raise
@@ -106,7 +106,7 @@ class Connection:
             self._session = aiohttp.ClientSession(
                 headers={**self.access.headers, "Accept": "application/json"},
                 connector=aiohttp.TCPConnector(ssl=self.access.tls),
-                timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
                 trust_env=True,
             )
         return self._session
@@ -155,7 +155,7 @@ class Connection:
             async with session.ws_connect(
                 self.access.server + path,
                 protocols=(_PROTOCOL,),
-                heartbeat=_PING_S,
+                heartbeat=_PING_SECONDS,
                 max_msg_size=0,
                 server_hostname=self.access.server_name or None,
             ) as there:

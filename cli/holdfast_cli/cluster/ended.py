@@ -1,67 +1,65 @@
-"""What the cluster keeps of a job that has ended, as its master would say it. Pure.
+"""Final state of an ended job, from its object in the cluster. Pure.
 
-Its status and its events; who its nodes were and where their time went ended with the master.
+The object has the status, without losses and checkpoints, and the events; nodes and goodput ended
+with the master.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from holdfast_cli.ending import Ending
-from holdfast_cli.failures import RefusedError
+from holdfast_cli.final_state import FinalState
 from holdfast_wire.messages import (
+    BudgetKind,
+    BudgetState,
     EventSeverity,
-    GetGoodputRequest,
     GetJobResponse,
     JobEvent,
     JobPhase,
     JobStatus,
     ListEventsResponse,
-    ListNodesRequest,
 )
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterEnding(Ending):
-    """An ending without nodes and goodput."""
-
-    def answer(self, request: object) -> Any:
-        """Return what a master would answer now.
-
-        Raises:
-            RefusedError: only a master, which is gone, could answer.
-        """
-        if isinstance(request, ListNodesRequest | GetGoodputRequest):
-            raise RefusedError(
-                f"job {self.status.name} has ended, and its master with it; the cluster keeps its "
-                "status and, for an hour, its events"
-            )
-        # Not super(): slots make the class anew, which a bare super() does not find.
-        return Ending.answer(self, request)
+_BUDGETS: Final = {
+    "failures": BudgetKind.FAILURES,
+    "preemptions": BudgetKind.PREEMPTIONS,
+    "rescales": BudgetKind.RESCALES,
+    "noProgressRestarts": BudgetKind.NO_PROGRESS,
+}
+"""By their names in the job's status."""
 
 
-def ending_of(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Ending:
-    """Return how a job ended.
+def ending_of(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> FinalState:
+    """Return the final state of a job.
 
     Args:
-        body: Its object, with a completionTime.
+        body: The job's object, with a completionTime.
         events: Kubernetes events about it.
     """
     told = sorted((_event(one) for one in events), key=lambda event: event.unix_time)
     numbered = tuple(
         dataclasses.replace(event, sequence=number) for number, event in enumerate(told, 1)
     )
-    return ClusterEnding(
+    return FinalState(
         job=GetJobResponse(status=_status(body)),
+        nodes=None,
         events=ListEventsResponse(events=numbered, newest_sequence=len(numbered)),
+        goodput=None,
+        unkept=frozenset({"Checkpoints", "Loss"} | _missing(body["status"])),
     )
 
 
+def _missing(status: Mapping[str, Any]) -> set[str]:
+    """Return the lines of `holdfast status` that a job without a master's word has not."""
+    lines = {"budgets": "Budgets", "goodputPercent": "Goodput", "restarts": "Restarts"}
+    return {line for name, line in lines.items() if name not in status}
+
+
 def holding(status: Mapping[str, Any], kind: str) -> str:
-    """Reason and message of a condition; empty where the status has none of the kind."""
+    """Return reason and message of a condition; empty if the status has none of the kind."""
     for one in status.get("conditions") or ():
         if one["type"] == kind:
             return f"{one['reason']}: {one['message']}" if one["message"] else str(one["reason"])
@@ -84,7 +82,8 @@ def _status(body: Mapping[str, Any]) -> JobStatus:
         text=end["message"],
         epoch=world.get("epoch", 0),
         round=world.get("round", 0),
-        step=world.get("step", 0),
+        step=world.get("step", 0) or world.get("guessedStep", 0),
+        step_guessed=not world.get("step", 0) and "guessedStep" in world,
         replicas=spec["replicas"],
         min_replicas=size.get("min", 0),
         max_replicas=size.get("max", 0),
@@ -92,13 +91,24 @@ def _status(body: Mapping[str, Any]) -> JobStatus:
         nodes_replaced=restarts.get("replaced", 0),
         nodes_disrupted=restarts.get("disrupted", 0),
         rescales=restarts.get("rescaled", 0),
+        budgets=tuple(_budget(one) for one in _known(status.get("budgets") or ())),
         goodput=status.get("goodputPercent", 0) / 100,
+        goodput_assumed=status.get("goodputAssumed", False),
         started_unix=began,
         finished_unix=ended,
         excluded_nodes=tuple(status.get("excludedNodes") or ()),
         generation=body["metadata"]["generation"],
         job_seconds=ended - began if began else 0.0,
     )
+
+
+def _known(budgets: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the budgets that this release knows; a newer operator may write others."""
+    return (one for one in budgets if one["name"] in _BUDGETS)
+
+
+def _budget(one: Mapping[str, Any]) -> BudgetState:
+    return BudgetState(kind=_BUDGETS[one["name"]], used=one["used"], limit=one["limit"])
 
 
 def _event(one: Mapping[str, Any]) -> JobEvent:

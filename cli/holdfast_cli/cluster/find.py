@@ -1,4 +1,4 @@
-"""Which job a name means: one of this machine, or one of a cluster."""
+"""Resolves a job's name to a job of this machine, or of a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast_cli.cluster import kubeconfig
 from holdfast_cli.cluster.connection import Connection
 from holdfast_cli.cluster.job import ClusterJob
 from holdfast_cli.cluster.kubeconfig import Where
-from holdfast_cli.failures import BadInputError, JobNotFoundError, MasterUnreachableError
+from holdfast_cli.errors import BadInputError, JobNotFoundError, MasterUnreachableError
 
 
 def connect(environ: Mapping[str, str], where: Where) -> Connection:
@@ -22,7 +22,7 @@ def find_there(environ: Mapping[str, str], name: str, where: Where) -> ClusterJo
 
     Raises:
         BadInputError: no cluster is configured, or its configuration cannot be used.
-        JobNotFoundError: it has no such job.
+        JobNotFoundError: The cluster has no such job.
         MasterUnreachableError: the API server does not answer, or refuses.
     """
     connection = connect(environ, where)
@@ -36,10 +36,10 @@ def find_there(environ: Mapping[str, str], name: str, where: Where) -> ClusterJo
 
 
 def find_elsewhere(environ: Mapping[str, str], name: str, absent: JobNotFoundError) -> ClusterJob:
-    """Return the job of that name in the configured cluster, where this machine has none.
+    """Return the job of that name in the configured cluster, if this machine has none.
 
     Raises:
-        JobNotFoundError: there is none either, or the cluster cannot be asked.
+        JobNotFoundError: The cluster has none either, or cannot be asked.
     """
     if not kubeconfig.is_configured(environ):
         raise absent

@@ -1,4 +1,4 @@
-"""One job in a cluster: where its master is, what its object says of its end."""
+"""One job in a cluster: its object, its master and its end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import grpc
 
 from holdfast_cli.cluster.connection import Connection
 from holdfast_cli.cluster.ended import ending_of, holding
-from holdfast_cli.ending import Ending
-from holdfast_cli.failures import MasterUnreachableError
-from holdfast_cli.place import Reach
+from holdfast_cli.errors import MasterUnreachableError
+from holdfast_cli.final_state import FinalState
+from holdfast_cli.target import Endpoint
 from holdfast_wire import keys
 from holdfast_wire.channel import master_channel_options
 
@@ -32,43 +32,43 @@ class ClusterJob:
 
     @property
     def hint(self) -> str:
-        """How a person names it to another command."""
+        """Arguments that name the job in a command."""
         return f"{self.name} -n {self._namespace}"
 
     def body(self) -> Any:
-        """Return its object.
+        """Return the job's object.
 
         Raises:
-            JobNotFoundError: there is none.
+            JobNotFoundError: There is no such job.
             MasterUnreachableError: the API server does not answer, or refuses.
         """
         return self._connection.get(f"{_jobs(self._namespace)}/{quote(self.name, safe='')}")
 
-    def ending(self) -> Ending | None:
-        """How it ended; None while it has not."""
+    def ending(self) -> FinalState | None:
+        """Final state of the job; None while it has not ended."""
         body = self.body()
         if "completionTime" not in (body.get("status") or {}):
             return None
         events = f"/apis/events.k8s.io/v1/namespaces/{self._namespace}/events"
         chosen = quote(f"regarding.uid={body['metadata']['uid']}")
         told: list[Any] = []
-        with contextlib.suppress(MasterUnreachableError):  # the right to see them may be missing
+        with contextlib.suppress(MasterUnreachableError):  # the right to list events may be missing
             told = self._connection.get(f"{events}?fieldSelector={chosen}")["items"]
         return ending_of(body, told)
 
     def is_running(self) -> bool:
-        """Whether it has not ended, as far as can be seen."""
+        """Return True unless the job is known to have ended."""
         try:
             return "completionTime" not in (self.body().get("status") or {})
-        except MasterUnreachableError:  # of the API server: that says nothing of the job
+        except MasterUnreachableError:  # the API server's fault says nothing of the job
             return True
 
     @contextlib.contextmanager
-    def reach(self) -> Iterator[Reach]:
-        """Forward a port of its master for as long as the context lasts.
+    def reach(self) -> Iterator[Endpoint]:
+        """Forward a port of the job's master while the context lasts.
 
         Raises:
-            MasterUnreachableError: there is no master to speak to.
+            MasterUnreachableError: There is no reachable master.
         """
         body = self.body()
         port = body["spec"]["master"]["port"]
@@ -79,12 +79,12 @@ class ClusterJob:
             self._connection.forward(self._namespace, pod, port, socket)
             try:
                 options = master_channel_options(body["metadata"]["uid"])
-                yield Reach(f"unix:{socket}", credentials, options)
+                yield Endpoint(f"unix:{socket}", credentials, options)
             finally:
                 self._connection.stop_forwarding(socket)
 
     def why_unreachable(self, cause: str) -> str:
-        """Say what is known of a master that does not answer."""
+        """Explain why a master does not answer."""
         trouble = f" (port-forward: {self._connection.trouble})" if self._connection.trouble else ""
         return f"the master of {self.name} does not answer: {cause}{trouble}; {self._look()}"
 

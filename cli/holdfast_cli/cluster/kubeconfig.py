@@ -1,6 +1,6 @@
-"""Which API server is meant, and who asks: kubeconfig files, as kubectl reads them.
+"""Reads kubeconfig files as kubectl does: the API server and the user.
 
-Reads files and runs the credential plugin that one names; opens no connection.
+Reads files and runs their credential plugin; opens no connection.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_cli.failures import BadInputError
+from holdfast_cli.errors import BadInputError
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_PLUGIN_S: Final = 60.0
-"""A credential plugin may ask a person something in a browser."""
+_PLUGIN_SECONDS: Final = 60.0
+"""Deadline of a credential plugin, s: it may ask a person in a browser."""
 _UNSUPPORTED: Final = {
     "auth-provider": "kubectl itself has dropped it; use a credential plugin (exec)",
     "username": "API servers have dropped it; use a token or a certificate",
@@ -29,7 +29,7 @@ _UNSUPPORTED: Final = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """What a person chose on the command line; empty: as the kubeconfig says."""
+    """Choice of a cluster on the command line; empty: as the kubeconfig says."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -37,34 +37,34 @@ class Where:
 
     @property
     def chosen(self) -> bool:
-        """Whether a cluster was asked for."""
+        """True if a cluster was asked for."""
         return bool(self.kubeconfig or self.context or self.namespace)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """One API server as one user sees it."""
+    """Access of one user to one API server."""
 
     server: str
     namespace: str
     headers: Mapping[str, str]
     tls: ssl.SSLContext
     server_name: str = ""
-    """Name that the server's certificate has, where that is not the server's."""
+    """Name in the server's certificate, if it is not the server's host name."""
     context: str = ""
-    """For people."""
+    """Name of the context, for people."""
 
 
 def is_configured(environ: Mapping[str, str]) -> bool:
-    """Whether there is a cluster that could be asked; reads nothing."""
+    """Return True if a cluster is configured; reads no file."""
     return _in_cluster(environ) or any(file.is_file() for file in _files(environ, Where()))
 
 
 def load(environ: Mapping[str, str], where: Where) -> Access:
-    """Return the access that a person chose.
+    """Return the chosen access.
 
     Raises:
-        BadInputError: there is none, or the kubeconfig cannot be used; names what is wrong.
+        BadInputError: There is none, or the kubeconfig cannot be used; the text says why.
     """
     files = [file for file in _files(environ, where) if file.is_file()]
     if where.kubeconfig and not files:
@@ -83,7 +83,7 @@ def load(environ: Mapping[str, str], where: Where) -> Access:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Config:
-    """Several files as one; the first that says something counts."""
+    """Several files as one: the first file with a value wins."""
 
     current: str
     entries: Mapping[tuple[str, str], Mapping[str, Any]]
@@ -142,7 +142,7 @@ def _merged(files: list[Path]) -> _Config:
 
 
 def _anchored(entry: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The entry, with its paths as seen from its file."""
+    """Return the entry with its paths relative to its file."""
     found = dict(entry)
     for name in ("certificate-authority", "client-certificate", "client-key", "tokenFile"):
         if found.get(name):
@@ -200,7 +200,7 @@ def _tls(name: str, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.
 
 def _add_client(context: ssl.SSLContext, user: Mapping[str, Any]) -> None:
     if user.get("client-certificate-data"):
-        # The library reads key pairs from files only.
+        # The ssl library reads key pairs from files only.
         with tempfile.TemporaryDirectory(prefix="holdfast-kube-") as folder:
             file = Path(folder) / "pair.pem"
             file.touch(mode=0o600)
@@ -218,7 +218,7 @@ def _text(data: str | None) -> str | None:
 def _from_plugin(
     plugin: Mapping[str, Any], cluster: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a credential plugin answers, in the words of a kubeconfig's user."""
+    """Run a credential plugin; return its answer with the keys of a kubeconfig's user."""
     command = [str(plugin["command"]), *map(str, plugin.get("args") or ())]
     spec: dict[str, Any] = {"interactive": False}
     if plugin.get("provideClusterInfo"):
@@ -236,7 +236,7 @@ def _from_plugin(
             stdout=subprocess.PIPE,
             text=True,
             check=True,
-            timeout=_PLUGIN_S,
+            timeout=_PLUGIN_SECONDS,
         )
         status = json.loads(done.stdout)["status"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:

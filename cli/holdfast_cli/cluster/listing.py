@@ -1,4 +1,4 @@
-"""The jobs of a namespace, as `holdfast status -n NAMESPACE` lists them."""
+"""List of a namespace's jobs, for `holdfast status -n NAMESPACE`."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def list_there(environ: Mapping[str, str], where: Mapping[str, str]) -> list[Clu
 
 
 def row(job: ClusterListed) -> tuple[str, ...]:
-    """A line as text."""
+    """Return a line as text."""
     numbers = (f"{job.ready}", f"{job.replicas}", f"{job.round}", f"{job.step}")
     return (job.name, job.state, *numbers)

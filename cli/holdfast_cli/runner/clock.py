@@ -1,7 +1,7 @@
-"""The runner's time: seconds since 1970 as at its start, from then on counted steadily.
+"""The runner's time: Unix time at its start, from then on counted by a steady clock.
 
-The plan compares instants, as the operator does with those of pods. Here all of them are this
-process's own, so a wall clock that is set back in between (by NTP, by hand) must not count.
+The plan compares points in time, as the operator does with those of pods. Here all of them are this
+process's own, so a wall clock that is set back meanwhile (by NTP, by hand) must not count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a plan makes of pods of extra roles that ended, for people.
+"""Messages for people about ended pods of extra roles.
 
-Belongs here: the sentences. Their master does not know such pods, so no event of the job tells of
-them; that they are made again, and how often, is the plan's decision.
+Belongs here: the sentences. The master does not know these pods, so no event of the job mentions
+them. Does not belong here: the decision to make them again (the operator's `plan`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Iterator
 
 from holdfast_operator.plan.actions import CreatePod, Plan
 from holdfast_operator.plan.pods import Role
-from holdfast_operator.status.statements import EXTRA_GIVEN_UP
+from holdfast_operator.status.condition_rules import EXTRA_GIVEN_UP
 
 
 class ExtraRoles:
-    """Tells each restart once, and once that there will be no more."""
+    """Reports each restart once, and once that there will be no more."""
 
     def __init__(self) -> None:
-        """Nothing is told yet."""
+        """Begin without a report."""
         self._given_up = ""
 
     def news(self, made: Plan) -> Iterator[str]:
-        """Yield a line for each pod of an extra role that is made anew or given up."""
+        """Yield a line for each pod of an extra role that is made again or given up."""
         for action in made.actions:
             if not isinstance(action, CreatePod) or action.slot.role is not Role.EXTRA:
                 continue

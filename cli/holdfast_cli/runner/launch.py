@@ -1,7 +1,7 @@
 """Run a command that dies with its parent: `python launch.py PARENT_PID COMMAND [ARG …]`.
 
-A script of its own, because the death signal has to be set between fork and exec, and code that
-runs there in a process with gRPC threads can hang. Standard library only: it starts in 10 ms.
+A script of its own, because the death signal has to be set between fork and exec, and code there
+can hang in a process with gRPC threads. Standard library only: it starts in 10 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        sys.exit(1)  # It died before the request: nobody would end this process any more.
+        sys.exit(1)  # The parent died before the request: no process would end this one.
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the runner knows of its job: spec, pods, the master's word. Touches no process."""
+"""The runner's knowledge of its job: spec, pods, the master's view. Touches no process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from holdfast_operator.crd import load_crd
 from holdfast_operator.master_spec import master_spec
 from holdfast_operator.plan.actions import Plan, ScaleJob
-from holdfast_operator.plan.decide import plan
 from holdfast_operator.plan.history import History
-from holdfast_operator.plan.masters import KnownMaster
-from holdfast_operator.plan.pods import ObservedPod, Role, Slot
-from holdfast_operator.plan.situation import Job
+from holdfast_operator.plan.inputs import PlannedJob
+from holdfast_operator.plan.master_fence import KnownMaster
+from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role
 from holdfast_operator.plan.view import MasterView, Said
+from holdfast_operator.planner import plan
 from holdfast_operator.spec import ElasticJob, InvalidJobError, change_job
 from holdfast_wire.messages import (
     Fence,
@@ -29,9 +29,9 @@ from holdfast_wire.messages import (
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class LocalPod:
-    """One process that stands for a pod."""
+    """A process in place of a pod."""
 
-    slot: Slot
+    slot: PodSlot
     incarnation: int
     name: str
     created_at: float
@@ -41,29 +41,29 @@ class LocalPod:
     exit_code: int | None = None
     """-N for signal N; None while it lives."""
     wanted_end: bool = False
-    """The runner itself is ending it."""
+    """True: the runner itself is ending it."""
     ready: bool = False
     said: str = ""
-    """The last line of its log, where it failed."""
+    """Last line of its log, if it failed."""
 
     @property
     def phase(self) -> PodPhase:
-        """Running, or how it ended."""
+        """Phase of a pod: running, or its end."""
         if self.exit_code is None:
             return PodPhase.RUNNING
         return PodPhase.SUCCEEDED if self.exit_code == 0 else PodPhase.FAILED
 
     @property
     def node(self) -> str:
-        """What stands for its Kubernetes node: its own name.
+        """Name that stands for the pod's Kubernetes node: the pod's own name.
 
-        Each process is a machine of its own here; were it this machine's name, a node that is
-        excluded would take all the others along.
+        Each process counts as a machine of its own. With this machine's name, the exclusion of one
+        node would exclude all others.
         """
         return self.name
 
     def observed(self) -> ObservedPod:
-        """Return the pod as a planner sees it."""
+        """Return the pod in a planner's form."""
         return ObservedPod(
             slot=self.slot,
             incarnation=self.incarnation,
@@ -80,7 +80,7 @@ class LocalPod:
         )
 
     def observation(self) -> PodObservation:
-        """Return the pod as its master hears of it."""
+        """Return the pod in the master's form."""
         return PodObservation(
             node_rank=self.slot.index,
             pod_uid=self.uid,
@@ -99,7 +99,7 @@ class LocalPod:
 
 
 class LocalJob:
-    """One local job and everything that a plan of it is made from."""
+    """One local job, with everything that a plan is made from."""
 
     def __init__(self, job: ElasticJob, uid: str) -> None:
         self.job = job
@@ -107,20 +107,20 @@ class LocalJob:
         self.generation = 1
         self.view = MasterView()
         self.master = KnownMaster()
-        """The newest that was started or heard: only its words count."""
+        """Newest master that was started or heard: only its messages count."""
         self.stopping = False
-        """Nobody makes pods any more."""
+        """True: no more pods are made."""
         self._pods: dict[str, LocalPod] = {}
         self._status: Mapping[str, Any] = {}
         self._history: History = {}
 
     @property
     def pods(self) -> list[LocalPod]:
-        """The newest pod of each place, and older ones that still live."""
+        """Newest pod of each place, and older ones that still live."""
         return list(self._pods.values())
 
     def add(self, pod: LocalPod) -> None:
-        """Take note of a new pod; what ended in its place before is forgotten."""
+        """Add a pod; an ended one in its place is forgotten."""
         for old in self.pods:
             if old.slot == pod.slot and old.exit_code is not None:
                 del self._pods[old.name]
@@ -139,8 +139,8 @@ class LocalJob:
         return [pod for pod in self.pods if pod.slot.role is role and pod.exit_code is None]
 
     def plan(self, now: float) -> Plan:
-        """Return what to do at Unix time `now`, and remember what the next plan needs."""
-        job = Job(
+        """Return the plan at Unix time `now`, and keep the state for the next plan."""
+        job = PlannedJob(
             name=self.job.name,
             uid=self.uid,
             generation=self.generation,
@@ -154,18 +154,18 @@ class LocalJob:
         return made
 
     def refusal(self, fence: Fence | None) -> str:
-        """Why a message of a master is not acted on; empty: it is, and its sender is known now."""
+        """Return the reason to drop a message; empty: its sender is now the known master."""
         refusal = self.master.refusal(fence)
         if not refusal:
             self.master = self.master.heard(fence)
         return refusal
 
     def hear(self, said: Said, now: float) -> None:
-        """Take in what the master said."""
+        """Apply a message of the master."""
         self.view = self.view.hear(said, now=now, generation=self.generation)
 
     def first_messages(self) -> Iterator[MasterSpec | PodObservation | PodListDone]:
-        """Yield what a new stream to the master begins with."""
+        """Yield the first messages of a new stream to the master."""
         yield self.spec_message()
         for pod in self.pods:
             if pod.slot.role is Role.WORKER:
@@ -173,11 +173,11 @@ class LocalJob:
         yield PodListDone()
 
     def spec_message(self) -> MasterSpec:
-        """Return the spec in the words of the wire."""
+        """Return the spec as a message of the wire."""
         return master_spec(self.job.spec, self.generation)
 
     def scale(self, wish: ScaleJob) -> ScaleResult:
-        """Change the number of replicas, and say how that went."""
+        """Change the number of replicas, and return the outcome."""
         self.view = self.view.answered(wish.decision_id)
         try:
             self.job = change_job(self.job, load_crd(), replicas=wish.replicas)

@@ -7,15 +7,16 @@ import os
 import secrets
 import sys
 
-from holdfast_cli.failures import MasterUnreachableError
-from holdfast_cli.home import Endpoint, JobHome, JobRecord, write_json
+from holdfast_cli.errors import MasterUnreachableError
+from holdfast_cli.job_directory import Endpoint, JobHome, JobRecord, write_json
 from holdfast_cli.runner import processes
-from holdfast_wire import keys
+from holdfast_wire import keys, loopback
 
-_START_S = 30.0
-"""Import of grpc and the first handshake on a busy laptop; usually below 1 s."""
-_LINGER_S = 3600.0
-"""The runner ends the master itself, once the summary is read."""
+_START_SECONDS = 30.0
+"""Deadline of a start, s: import of grpc and first handshake on a busy laptop; usually < 1 s."""
+_LINGER_SECONDS = 3600.0
+"""Time for which a master serves after the job, s; the runner ends it earlier, after the
+summary."""
 
 
 class MasterProcess:
@@ -26,20 +27,20 @@ class MasterProcess:
         self._record = record
         self._running: processes.Running | None = None
         self._port = 0
-        """Where every successor must serve: agents and users look for it there."""
+        """Port of every successor: agents and users look for the master there."""
 
     @property
     def running(self) -> processes.Running:
-        """The process."""
+        """Process of the master."""
         if self._running is None:
             raise MasterUnreachableError(f"the master of {self._record.name} was not started")
         return self._running
 
     async def start(self) -> Endpoint:
-        """Start a master with a new epoch; return where it serves.
+        """Start a master with a new epoch; return its endpoint.
 
         Raises:
-            MasterUnreachableError: it ended or did not serve in time; names its log.
+            MasterUnreachableError: It ended or did not serve in time; the text names its log.
         """
         epoch = self._next_epoch()
         config = self._write_config(epoch)
@@ -53,7 +54,7 @@ class MasterProcess:
                 log=log,
             )
         )
-        await processes.wait_until(self._settled, _START_S)
+        await processes.wait_until(self._settled, _START_SECONDS)
         endpoint = self._home.endpoint()
         if endpoint is None:
             await self._running.end(0)
@@ -68,7 +69,7 @@ class MasterProcess:
         return self._home.endpoint() is not None or self.running.exit_code is not None
 
     def _next_epoch(self) -> int:
-        # The runner is the only one that starts masters of this job, so a file is enough.
+        # No other process starts masters of this job, so a file is enough.
         file = self._home.path / "epoch"
         epoch = int(file.read_text()) + 1 if file.exists() else 1
         write_json(file, epoch)
@@ -82,11 +83,11 @@ class MasterProcess:
             "epoch": epoch,
             "incarnation": secrets.token_hex(8),
             "tls_dir": str(self._home.tls(keys.ROLE_MASTER)),
-            "bind_host": "127.0.0.1",
+            "bind_host": loopback.bracketed(loopback.address()),
             "port": self._port,
             "endpoint_file": str(self._home.endpoint_file),
             "journal_dir": str(self._home.journal),
-            "exit_when_finished": _LINGER_S,
+            "exit_when_finished": _LINGER_SECONDS,
             "die_with_parent": True,
             "parent_pid": os.getpid(),
         }

@@ -1,4 +1,4 @@
-"""Pods as processes: the master's and the agents', made, ended and awaited."""
+"""Pods as processes: starts and ends those of the master and the agents, and waits for them."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast_cli.failures import MasterUnreachableError
-from holdfast_cli.home import JobHome, JobRecord
+from holdfast_cli.errors import MasterUnreachableError
+from holdfast_cli.job_directory import JobHome, JobRecord
 from holdfast_cli.runner import clock, processes
-from holdfast_cli.runner.identities import LocalIdentities
+from holdfast_cli.runner.certificates import LocalIdentities
+from holdfast_cli.runner.fd_stores import Shelves
 from holdfast_cli.runner.local_job import LocalJob, LocalPod
-from holdfast_cli.runner.logs import last_line
 from holdfast_cli.runner.master_process import MasterProcess
-from holdfast_cli.runner.shelves import Shelves
-from holdfast_operator.build.contract import Identity
-from holdfast_operator.build.process import build_process
+from holdfast_cli.runner.pod_logs import last_line
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import Role
+from holdfast_operator.pods.environment import PodIdentity
+from holdfast_operator.pods.process import build_process
 from holdfast_wire import keys
 
 _log = logging.getLogger(__name__)
-_MASTER_GRACE_S = 5.0
+_MASTER_GRACE_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a runner's caller puts around the pods."""
+    """Additions of a runner's caller to the pods."""
 
     route: Callable[[JobHome, int], str] | None = None
-    """Address at which the agent of a node finds the master; None: the master's own."""
+    """Returns a node's address of the master; None: the master's own address."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """More environment for every pod but the master's."""
+    """More environment for every pod except the master's."""
 
 
 class PodProcesses:
-    """The processes of one job. Calls `changed(name)` when one of them has ended."""
+    """Processes of one job. Calls `changed(name)` when one of them has ended."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class PodProcesses:
         self._master = MasterProcess(home, record)
         self._shelves = Shelves()
         self._trouble = ""
-        """Why the newest process could not be started, for people; empty: it was."""
+        """Reason why the newest process could not be started, for people; empty: it was started."""
         self._running: dict[str, processes.Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def create(self, action: CreatePod) -> None:
-        """Start the process of a pod. One whose name exists is a success."""
+        """Start the process of a pod. An existing one of that name is a success."""
         is_worker = action.slot.role is not Role.MASTER
         if self._job.find(action.name) is not None:
             return
@@ -80,7 +80,7 @@ class PodProcesses:
         try:
             running = await (self._start_worker(pod) if is_worker else self._start_master(pod))
         except OSError as error:
-            # A full disk, no more processes: the next plan asks for it again, as of a cluster.
+            # A full disk, or too many processes: the next plan asks again, as in a cluster.
             self._job.remove(pod.name)
             self._tell_trouble(f"{pod.name} cannot be started now ({error}); tried again")
             return
@@ -113,7 +113,7 @@ class PodProcesses:
         masters = {pod.name for pod in self._job.living(Role.MASTER)}
         others = [running for name, running in self._running.items() if name not in masters]
         await asyncio.gather(*(running.end(0) for running in others))
-        await asyncio.gather(*(self._running[name].end(_MASTER_GRACE_S) for name in masters))
+        await asyncio.gather(*(self._running[name].end(_MASTER_GRACE_SECONDS) for name in masters))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -134,7 +134,7 @@ class PodProcesses:
         tls = await asyncio.to_thread(self._identities.write_agent, slot.index) if is_agent else ""
         built = build_process(
             self._job.job.spec,
-            Identity(
+            PodIdentity(
                 job=self._job.job.name,
                 namespace=self._job.job.namespace,
                 job_uid=self._job.uid,
@@ -154,7 +154,7 @@ class PodProcesses:
         return await (self._start_agent(pod, command) if is_agent else processes.start(command))
 
     async def _start_agent(self, pod: LocalPod, command: processes.Command) -> processes.Running:
-        """Start an agent with a connection to what is held of its node."""
+        """Start an agent with a connection to its node's descriptor store."""
         with self._shelves.open(pod.slot.index, pod.name) as end:
             number = end.fileno()
             env = {**command.env, keys.ENV_ARENA_SOCKET: str(number)}
@@ -192,7 +192,7 @@ class PodProcesses:
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of a pod's process: this one's, with `given` laid over it."""
-    # `holdfast-run` must be found even where the environment of this Python is not active.
+    # `holdfast-run` must be found even if the environment of this Python is not active.
     scripts = str(Path(sys.executable).parent)
     path = f"{scripts}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**os.environ, "PATH": path, **given}

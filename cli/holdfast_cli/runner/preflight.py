@@ -1,7 +1,7 @@
-"""What only this machine can say of a job's commands, before anything is started.
+"""Checks of a job's commands on this machine, before anything is started.
 
-Belongs here: programs, scripts and directories that have to exist, and the kernel's limits. What
-the words mean is `holdfast_operator.build.command`'s.
+Belongs here: programs, scripts and directories that have to exist, and the kernel's limits. Does
+not belong here: the meaning of the words (`holdfast_operator.pods.command`).
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from holdfast_cli.runner.pods import environment
-from holdfast_operator.build.command import is_agent, is_open, read_command
-from holdfast_operator.build.contract import Identity
-from holdfast_operator.build.process import Process, build_process, templates
-from holdfast_operator.build.template import main_container
-from holdfast_operator.plan.pods import Slot
+from holdfast_operator.plan.pods import PodSlot
+from holdfast_operator.pods.command import is_agent, is_open, read_command
+from holdfast_operator.pods.environment import PodIdentity
+from holdfast_operator.pods.process import PodProcess, build_process, templates
+from holdfast_operator.pods.template import main_container
 from holdfast_operator.spec import ElasticJob, Problem
 from holdfast_operator.spec.problems import Path, ProblemKind, show_value
 
 _LONGEST_WORD = 128 * 1024
 """Linux: bytes of one argument or one NAME=value, with its NUL (MAX_ARG_STRLEN)."""
 _SLACK = 16 * 1024
-"""Of the limit for all together: what the launcher and the agent add."""
+"""Bytes that the launcher and the agent add, of the limit for all words together."""
 
 
 def check_machine(job: ElasticJob) -> tuple[Problem, ...]:
     """Return every reason why this machine cannot start a job that `check_job` accepts."""
-    slots = [Slot("worker", 0), *(Slot(role.name, 0) for role in job.spec.extra_roles)]
+    slots = [PodSlot("worker", 0), *(PodSlot(role.name, 0) for role in job.spec.extra_roles)]
     problems: list[Problem] = []
     for slot, (path, template) in zip(slots, templates(job), strict=True):
         at = main_container(template["spec"])
@@ -39,9 +39,9 @@ def check_machine(job: ElasticJob) -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def _who(job: ElasticJob, slot: Slot) -> Identity:
-    """Somebody whose values have the length of the true ones."""
-    return Identity(
+def _who(job: ElasticJob, slot: PodSlot) -> PodIdentity:
+    """Return an identity whose values have the length of the real ones."""
+    return PodIdentity(
         job=job.name,
         namespace=job.namespace,
         job_uid="0" * 36,
@@ -54,7 +54,7 @@ def _who(job: ElasticJob, slot: Slot) -> Identity:
 
 
 def _check_container(
-    container: Mapping[str, Any], path: Path, process: Process
+    container: Mapping[str, Any], path: Path, process: PodProcess
 ) -> Iterator[Problem]:
     directory = FilePath(process.working_dir or ".")
     if not directory.is_dir():
@@ -68,7 +68,7 @@ def _check_container(
 
 
 def _check_program(
-    raw: list[str], process: Process, env: Mapping[str, str], directory: FilePath, path: Path
+    raw: list[str], process: PodProcess, env: Mapping[str, str], directory: FilePath, path: Path
 ) -> Iterator[Problem]:
     name = process.argv[0]
     if not is_open(raw[0]) and not _is_program(name, env, directory):
@@ -95,7 +95,7 @@ def _is_program(name: str, env: Mapping[str, str], directory: FilePath) -> bool:
     return shutil.which(name, path=env.get("PATH")) is not None
 
 
-def _check_sizes(process: Process, env: Mapping[str, str], path: Path) -> Iterator[Problem]:
+def _check_sizes(process: PodProcess, env: Mapping[str, str], path: Path) -> Iterator[Problem]:
     whole = 0
     for at, word in enumerate(process.argv):
         size = len(os.fsencode(word)) + 1

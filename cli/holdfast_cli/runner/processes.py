@@ -1,7 +1,7 @@
-"""The process backend: processes where a cluster has pods.
+"""Process backend: processes in place of a cluster's pods.
 
-Starts, ends and awaits processes; knows nothing of jobs. Nothing that it started, nor any
-descendant, outlives `sweep`: this process is a subreaper, so orphans come to it.
+Starts, ends and awaits processes; knows nothing of jobs. No process that it started, and no
+descendant, outlives `sweep`: this process is a subreaper, so orphans become its children.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import signal
 import sys
@@ -19,13 +20,13 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LAUNCHER = Path(__file__).with_name("launch.py")
-_SWEEP_S = 5.0
-_POLL_S = 0.02
+_SWEEP_SECONDS = 5.0
+_POLL_SECONDS = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Command:
-    """What to start. The environment is complete: nothing is inherited beside what stands here."""
+    """Process to start. The environment is complete: nothing else is inherited."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -41,6 +42,8 @@ class Running:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
+        self._killed_at = -math.inf
+        """Monotonic time until which what was asked to end may live, s."""
 
     @property
     def exit_code(self) -> int | None:
@@ -48,21 +51,55 @@ class Running:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Wait for the end; return the exit code, -N for signal N."""
-        return await self._process.wait()
+        """Wait for the end; return the exit code, -N for signal N.
+
+        What is left of its session ends too, as in a container whose first process ends: an agent
+        that a killed shell waited for would train on beside its successor. Where `end` gave a
+        grace, what is left gets SIGTERM, and the rest of the grace.
+        """
+        code = await self._process.wait()
+        asked: set[int] = set()
+        while time.monotonic() < self._killed_at:
+            left = await asyncio.to_thread(_orphans, self.pid)
+            if not left:
+                break
+            for pid in left - asked:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            asked |= left
+            await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.to_thread(_kill_session, self.pid)
+        return code
 
     async def end(self, grace_s: float) -> int:
-        """Send SIGTERM, SIGKILL after `grace_s` seconds (0: at once); return the exit code."""
+        """Send SIGTERM, SIGKILL after `grace_s` seconds (0: at once); return the exit code.
+
+        The newest call decides about what a process leaves in its session, see `wait`.
+        """
+        self._killed_at = time.monotonic() + grace_s
         if grace_s > 0:
             self._signal(signal.SIGTERM)
+            # Python 3.11's wait_for loses a cancellation that comes with the process's end.
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(self._process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    return await self._process.wait()
         self._signal(signal.SIGKILL)
         return await self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that end this program's work in order.
+
+    `nohup` ignores SIGHUP before it starts a program: a signal that was ignored stays ignored.
+    SIGINT is the exception: a shell ignores it for every command of a script that ends with `&`.
+    """
+    chosen = (signal.SIGTERM, signal.SIGHUP)
+    kept = (number for number in chosen if signal.getsignal(number) is not signal.SIG_IGN)
+    return (signal.SIGINT, *kept)
 
 
 def become_subreaper() -> None:
@@ -102,13 +139,13 @@ async def wait_until(ready: Callable[[], bool], timeout_s: float) -> bool:
     while not ready():
         if time.monotonic() > deadline:
             return False
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_POLL_SECONDS)
     return True
 
 
 def sweep() -> list[int]:
-    """SIGKILL and reap all descendants of this process; return the pids that would not end."""
-    deadline = time.monotonic() + _SWEEP_S
+    """SIGKILL and reap all descendants of this process; return the pids that did not end."""
+    deadline = time.monotonic() + _SWEEP_SECONDS
     while time.monotonic() < deadline:
         found = descendants(os.getpid())
         if not found:
@@ -117,21 +154,51 @@ def sweep() -> list[int]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _reap()
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_SECONDS)
     return descendants(os.getpid())
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all living and dead-but-unreaped processes below `pid`."""
+    """Return all processes below `pid`, zombies included."""
     found: list[int] = []
     todo = [pid]
     while todo:
-        for task in Path(f"/proc/{todo.pop()}/task").glob("*"):
-            with contextlib.suppress(OSError):
-                children = [int(child) for child in (task / "children").read_text().split()]
-                found += children
-                todo += children
+        children = _children(todo.pop())
+        found += children
+        todo += children
     return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _orphans(session: int) -> set[int]:
+    """Return the living processes of a session whose parents have ended.
+
+    They alone are asked to end: a parent that lives passes the signal on as it thinks right, and
+    an agent takes a second SIGTERM for haste.
+    """
+    return {pid for pid in _children(os.getpid()) if _lives_in(pid, session)}
+
+
+def _lives_in(pid: int, session: int) -> bool:
+    with contextlib.suppress(OSError):
+        state, _, _, found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        return state not in "ZX" and int(found) == session
+    return False
+
+
+def _kill_session(session: int) -> None:
+    """SIGKILL what is below this process in a session whose leader has ended."""
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == session:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _reap() -> None:

@@ -15,14 +15,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from holdfast_cli import watching
-from holdfast_cli.failures import (
+from holdfast_cli import live_view
+from holdfast_cli.errors import (
     BackgroundEndedError,
     BadInputError,
     JobNotFoundError,
     MasterUnreachableError,
 )
-from holdfast_cli.home import (
+from holdfast_cli.job_directory import (
     ENV_HOME,
     JobHome,
     JobRecord,
@@ -35,29 +35,33 @@ from holdfast_cli.output import say
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.preflight import check_machine
-from holdfast_cli.runner.supervise import Director, Supervisor
-from holdfast_operator.build.process import check_job, job_notices
+from holdfast_cli.runner.supervisor import Director, Supervisor
 from holdfast_operator.crd import load_crd
+from holdfast_operator.pods.process import check_job, job_notices
 from holdfast_operator.spec import ElasticJob, InvalidJobError, read_job
 
-_DETACH_S = 60.0
-"""From `--detach` until the master serves: Python start and grpc import on a busy machine."""
+_DETACH_SECONDS = 60.0
+"""From `--detach` until the master serves, s: Python's start and grpc's import on a busy
+machine."""
+
+_RUNNER_LOG = "runner.log"
+"""Log of the background part of `--detach`, among the job's logs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What `holdfast run` was asked for."""
+    """Options of `holdfast run`."""
 
     detach: bool = False
     """Start the job and return."""
     logs: bool = False
-    """Also show what the training processes print."""
+    """Also show the output of the training processes."""
     supervised: bool = False
-    """This process is the background part of --detach."""
+    """True: this process is the background part of --detach."""
     director: Director | None = None
     """Acts on the running job."""
     name: str = ""
-    """Run under this name; empty: the file's."""
+    """Name to run under; empty: the file's."""
     surroundings: Surroundings = dataclasses.field(default_factory=Surroundings)
 
 
@@ -79,7 +83,10 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
             if options.detach:
                 return _detach(file, home, environ)
             claimed.enter_context(_claim(home))
-            supervisor = _supervisor(job, home, _prepare(home, job, file), options)
+            record = _prepare(home, job, file)
+            if options.supervised:
+                _adopt_log(home)
+            supervisor = _supervisor(job, home, record, options)
         except OSError as error:
             raise _no_directory(environ, error) from error
         return asyncio.run(supervisor.main(_view(options), options.director))
@@ -98,7 +105,7 @@ def _supervisor(
 
 
 def _show_notices(job: ElasticJob) -> None:
-    """On the terminal of the person who starts the job, detached or not."""
+    """Print the notices on the terminal of the person who starts the job, detached or not."""
     for notice in job_notices(job):
         with contextlib.suppress(BrokenPipeError):
             print(f"notice: {notice}", file=sys.stderr)
@@ -112,7 +119,7 @@ def _no_directory(environ: Mapping[str, str], error: OSError) -> BadInputError:
 
 
 def read_file(file: Path) -> ElasticJob:
-    """Return the job that the file describes; raises BadInputError."""
+    """Return the job in the file; raises BadInputError."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -131,7 +138,7 @@ def _refuse_running(home: JobHome) -> None:
     try:
         record = home.record()
     except JobNotFoundError:
-        return  # None yet, or damaged: the next run replaces it, unless somebody holds the name.
+        return  # No record, or a damaged one: the next run replaces it, unless the name is held.
     if is_running(record):
         raise BadInputError(_taken(home, f" (pid {record.runner_pid})"))
 
@@ -163,7 +170,7 @@ def _claim(home: JobHome) -> Iterator[None]:
 
 def _prepare(home: JobHome, job: ElasticJob, file: Path) -> JobRecord:
     if home.path.exists():
-        # The last run of that name has ended; its directory is kept until now for its logs.
+        # The last run of that name has ended; its directory was kept for its logs.
         home.path.rename(home.path.with_name(f".{home.path.name}.{uuid.uuid4().hex[:8]}.old"))
         _remove_old(home)
     home.create()
@@ -185,14 +192,14 @@ def _remove_old(home: JobHome) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _view(options: RunOptions) -> watching.View:
+def _view(options: RunOptions) -> live_view.View:
     if options.supervised:
-        return watching.PlainView(say)
-    return watching.choose_view(write=say)
+        return live_view.PlainView(say)
+    return live_view.choose_view(write=say)
 
 
 def _detach(file: Path, home: JobHome, environ: Mapping[str, str]) -> int:
-    log = home.path.parent / f".{home.path.name}.runner.log"
+    log = _early_log(home)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -203,25 +210,41 @@ def _detach(file: Path, home: JobHome, environ: Mapping[str, str]) -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + _DETACH_S
+    deadline = time.monotonic() + _DETACH_SECONDS
     while time.monotonic() < deadline and child.poll() is None:
         if home.record_file.exists() and home.endpoint() and is_running(home.record()):
             name = home.record().name
-            say(f"{name} runs in the background (pid {child.pid}); log: {log}")
+            say(f"{name} runs in the background (pid {child.pid}); log: {_log_of(home)}")
             say(f"`holdfast watch {name}` follows it, `holdfast stop {name}` ends it")
             return 0
         time.sleep(0.05)
     code = child.poll()
     if code is None:
         raise MasterUnreachableError(
-            f"the job's master does not answer {_DETACH_S:g} s after the start (pid {child.pid}, "
-            f"which goes on); log: {log}"
+            f"the job's master does not answer {_DETACH_SECONDS:g} s after the start "
+            f"(pid {child.pid}, which goes on); log: {_log_of(home)}"
         )
-    return _ended_early(code, log)
+    return _ended_early(code, _log_of(home))
+
+
+def _early_log(home: JobHome) -> Path:
+    """Return the log of the background part until the job's directory is its own."""
+    return home.path.parent / f".{home.path.name}.runner.log"
+
+
+def _adopt_log(home: JobHome) -> None:
+    """Move this process's log to the job's other logs; it is still written to."""
+    with contextlib.suppress(OSError):
+        _early_log(home).rename(home.logs / _RUNNER_LOG)
+
+
+def _log_of(home: JobHome) -> Path:
+    early = _early_log(home)
+    return early if early.exists() else home.logs / _RUNNER_LOG
 
 
 def _ended_early(code: int, log: Path) -> int:
-    """The background part has ended before its job could be watched: pass on how, and its words."""
+    """Pass on the exit code and the output of a background part that ended early."""
     words = log.read_text(errors="replace").strip()[-2000:].removeprefix("holdfast: ")
     if code == 0:
         say(f"{words}\nthe job has ended already; log: {log}")

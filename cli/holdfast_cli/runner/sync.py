@@ -1,44 +1,35 @@
-"""The runner's end of OperatorService.Sync: the spec and pods to the master, decisions back.
+"""The runner's end of OperatorService.Sync: sends spec and pods to the master, gets decisions.
 
-Transport only: reconnects, re-sends what a new stream has to know, and hands decisions on.
+Belongs here: the first messages of a stream, and passing decisions on. `holdfast_wire.stream` keeps
+it open.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import grpc
-
-from holdfast_cli.home import Endpoint, JobHome
-from holdfast_wire import codec, keys
-from holdfast_wire.channel import channel_credentials, master_channel_options
+from holdfast_cli.job_directory import Endpoint, JobHome
+from holdfast_wire import channel, codec, keys, stream
 from holdfast_wire.messages import (
     Fence,
     MasterSpec,
     PodListDone,
     PodObservation,
     ScaleResult,
-    StopWish,
+    StopRequest,
     SyncRequest,
     SyncResponse,
 )
-from holdfast_wire.v1.operator_pb2_grpc import OperatorServiceStub
 
 _log = logging.getLogger(__name__)
-_RETRY_S = 0.1
-_TRANSIENT = (
-    grpc.RpcError,
-    grpc.aio.UsageError,
-    grpc.aio.InternalError,
-    asyncio.InvalidStateError,
-)
-"""How a stream can end; all of them lead to another try."""
+_METHOD = "/holdfast.v1.OperatorService/Sync"
+_RETRY_SECONDS = 0.1
+_CONNECT_SECONDS = 10.0
+"""Longest attempt to connect, s: the master is a process on this machine."""
 
-Upward = MasterSpec | PodObservation | ScaleResult | StopWish | PodListDone
+Upward = MasterSpec | PodObservation | ScaleResult | StopRequest | PodListDone
 First = Callable[[], Iterable[Upward]]
 Handler = Callable[[Any], None]
 Refusal = Callable[[Fence | None], str]
@@ -55,9 +46,9 @@ class MasterSync:
         Args:
             home: Directory of the job, for the operator's certificate.
             job_uid: Uid of the job.
-            first: What a new stream begins with: the spec, all pods, PodListDone.
+            first: First messages of a new stream: the spec, all pods, PodListDone.
             handle: Called with each decision and status of the master.
-            refusal: Why a message with this fence is not acted on; empty: it is.
+            refusal: Returns the reason to drop a message with this fence; empty: act on it.
         """
         self._home = home
         self._job_uid = job_uid
@@ -65,63 +56,78 @@ class MasterSync:
         self._handle = handle
         self._refusal = refusal
         self.dropped = 0
-        """Messages that were not acted on because there is a newer master."""
+        """Messages that were dropped because there is a newer master."""
+        self.malformed = 0
+        """Messages that could not be decoded, or not be encoded."""
         self._refused = ""
-        self._outgoing: asyncio.Queue[Upward] = asyncio.Queue()
-        self._connected = asyncio.Event()
+        self._stream: stream.Stream[SyncResponse] | None = None
 
     def send(self, message: Upward) -> None:
-        """Queue one message; before a stream is open it is part of what the stream begins with."""
-        if self._connected.is_set():
-            self._outgoing.put_nowait(message)
+        """Queue a message; before a stream is open, its first messages include it."""
+        if self._stream is not None:
+            self._stream.send(SyncRequest(message=message))
 
     async def run(self, endpoint: Callable[[], Endpoint | None]) -> None:
         """Keep a stream open for ever; end it by cancelling the task."""
-        while True:
-            where = endpoint()
-            if where is not None:
-                with contextlib.suppress(*_TRANSIENT):
-                    await self._one_stream(where)
-                _log.info("the stream to the master ended; trying again")
-            self._connected.clear()
-            await asyncio.sleep(_RETRY_S)
 
-    async def _one_stream(self, where: Endpoint) -> None:
-        async with grpc.aio.secure_channel(
-            where.target,
-            channel_credentials(self._home.tls(keys.ROLE_OPERATOR)),
-            options=master_channel_options(self._job_uid),
-        ) as channel:
-            stub: Any = OperatorServiceStub(channel)
-            call = stub.Sync()
-            # A task of our own: one that gRPC makes for an iterator is awaited by nobody.
-            writing = asyncio.create_task(self._write(call), name="sync-writer")
-            try:
-                while (answer := await call.read()) is not grpc.aio.EOF:
-                    response: SyncResponse = codec.from_proto(answer)
-                    if refusal := self._refusal(response.fence):
-                        self._drop(response, refusal)
-                        return  # a zombie: hang up, the next stream may lead to the newer one
-                    if response.message is not None:
-                        self._handle(response.message)
-            finally:
-                writing.cancel()
-                # A write that crossed the end of the stream fails in one of several ways.
-                await asyncio.gather(writing, return_exceptions=True)
-                call.cancel()
+        def target() -> str | None:
+            where = endpoint()
+            return None if where is None else where.target
+
+        way = stream.Dial(
+            endpoint=target,
+            tls_dir=lambda: self._home.tls(keys.ROLE_OPERATOR),
+            options=lambda limit: channel.master_channel_options(self._job_uid, limit),
+        )
+        self._stream = stream.Stream(_METHOD, SyncResponse, way, self, self)
+        await self._stream.run()
+
+    # --- messages: `stream.Peer` ------------------------------------------------------------------
+
+    def opening(self) -> Iterable[SyncRequest]:
+        """Return the first messages of a new stream."""
+        return (SyncRequest(message=message) for message in self._first())
+
+    def received(self, response: SyncResponse) -> bool:
+        """Act on a message; hang up on an outdated master."""
+        if refusal := self._refusal(response.fence):
+            self._drop(response, refusal)
+            return False  # outdated: the next stream may lead to the newer master
+        if response.message is not None:
+            self._handle(response.message)
+        return True
+
+    def unreadable(self, error: codec.WireError) -> None:
+        """Drop a message that only a newer release understands."""
+        self.malformed += 1
+        _log.warning("a message of the master was dropped: %s", error)
+
+    def unsendable(self, error: codec.WireError) -> None:
+        """Leave a message out: the others still count."""
+        self.malformed += 1
+        _log.error("the master is not told: %s", error)
+
+    def ended(self, end: stream.StreamEnding) -> None:
+        """Log the end of the stream."""
+        if end.endpoint:
+            _log.info("the stream to the master ended; trying again: %s", end.reason)
+
+    # --- patience: `stream.Pace` ------------------------------------------------------------------
+
+    def connect_seconds(self, _attempt: int) -> float:
+        """Return the longest time for an attempt to connect, s."""
+        return _CONNECT_SECONDS
+
+    def greeting_seconds(self) -> None:
+        """Return no limit: a master need not answer at once."""
+
+    def pause(self, _attempt: int, *, refused: bool) -> float:
+        """Return the time until the next try, s."""
+        return _RETRY_SECONDS
 
     def _drop(self, response: SyncResponse, refusal: str) -> None:
-        """Count a message of a master that is none any more; log the first one."""
+        """Count a message of an outdated master; log the first one."""
         self.dropped += 1
         if refusal != self._refused:
             _log.warning("%s dropped: %s", type(response.message).__name__, refusal)
         self._refused = refusal
-
-    async def _write(self, call: Any) -> None:
-        self._outgoing = asyncio.Queue()
-        self._connected.set()
-        for message in self._first():
-            await call.write(codec.to_proto(SyncRequest(message=message)))
-        while True:
-            message = await self._outgoing.get()
-            await call.write(codec.to_proto(SyncRequest(message=message)))

@@ -1,10 +1,5 @@
-"""What the pure core knows of a job and does about it, one noun to a module.
+"""The job as the master knows it: its state, and what each input changes in it. Pure.
 
-Belongs here: the durable state and its fold, the working papers, the handlers of inputs and
-deadlines. Does not belong here: policies (`decide`), clocks, I/O, logging, randomness.
-
-The order of layers: `state roster world case ledger timers` know; `desk` holds them together;
-`incidents charges losses reports hellos operators users` note what they are told; `steering` asks
-the policies what to do next, through `rounds rescale stopping ending responses stores
-replacements`.
+Layers, top to bottom: `reconcile`, `takeover`, `requests`, `worlds`, `checkpoints`, `nodes` and
+`rescale`, `incidents`, `state`. Sockets, files and clocks do not belong here.
 """

@@ -1,4 +1,4 @@
-"""The Kubernetes API as the operator uses it: requests, watches, what of a pod is kept.
+"""Client of the Kubernetes API for the operator: requests, watches, a cache of pods.
 
-The only place that imports the client library. What to do with what is seen is decided in `plan`.
+The only folder that imports the client library. Decisions about objects are made in `plan`.
 """

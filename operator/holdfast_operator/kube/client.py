@@ -1,6 +1,6 @@
-"""Requests to the API server: raw JSON, a deadline for each, and no more of them than allowed.
+"""Requests to the API server: raw JSON, each with a deadline, all under a rate limit.
 
-Models of the client library cost twice the CPU and memory, so only its configuration, its
+The client library's models cost twice the CPU and memory, so only its configuration, its
 authentication and its connections are used.
 """
 
@@ -21,46 +21,46 @@ import yaml
 from kubernetes.aio import client as library
 from kubernetes.aio import config as configuration
 
-from holdfast_operator.kube.bucket import TokenBucket
-from holdfast_operator.kube.failures import RefusedError, UnreachableError
+from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
+from holdfast_operator.kube.rate_limit import TokenBucket
 
 _log = logging.getLogger(__name__)
 JSON: Final = "application/json"
 MERGE: Final = "application/merge-patch+json"
 YAML: Final = "application/yaml"
-"""Of an object whose bytes the API server keeps and compares: it writes them anew, as it will after
-a patch of the object's metadata. JSON it keeps as it came, and then finds that it has changed."""
+"""Content type for an object whose bytes the API server keeps and compares: it writes YAML anew, as
+it does after a patch of the metadata. It keeps JSON as it came, and later finds a difference."""
 APPLY: Final = "application/apply-patch+yaml"
 MANAGER: Final = "holdfast-operator"
-"""Field manager of everything that is written."""
-_DEADLINE_S: Final = 15.0
-"""For one request; the API server itself gives up a write after 34 s."""
+"""Field manager of everything that the operator writes."""
+_DEADLINE_SECONDS: Final = 15.0
+"""Deadline of one request; the API server itself gives up a write after 34 s."""
 _RETRIES: Final = 4
-_FIRST_RETRY_S: Final = 0.1
+_FIRST_RETRY_SECONDS: Final = 0.1
 _RETRY_FACTOR: Final = 2.5
-"""Waits of 0.1, 0.25, 0.6 and 1.6 s: less than a Lease may wait for its renewal."""
+"""Pauses of 0.1, 0.25, 0.6 and 1.6 s: shorter than a Lease may wait for its renewal."""
 _ERROR: Final = 400
 _RULES_SINCE: Final = (1, 35)
 _NO_DIGIT: Final = re.compile(r"\D")
-"""Some providers write 35+."""
+"""Anything but a digit: some providers' version is 35+."""
 
 
 class KubeClient:
-    """The API server, as the account that this process runs as."""
+    """The API server, with this process's account."""
 
     def __init__(self, rate: float, burst: int) -> None:
-        """Make a client; `open` finds out where the API server is.
+        """Make a client; `open` finds the API server.
 
         Args:
-            rate: Requests a second in the long run.
-            burst: Requests that may be made at once.
+            rate: Requests per second in the long run.
+            burst: Requests at once.
         """
         self._bucket = TokenBucket(rate, burst, float(burst), time.monotonic())
         self._api: Any = None
         self._starts_again: bool | None = None
 
     async def open(self) -> None:
-        """Read the configuration: of the pod, or where there is none the user's kubeconfig."""
+        """Read the configuration: the pod's, else the user's kubeconfig."""
         settings = library.Configuration()
         load: Any = configuration
         if os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -77,22 +77,30 @@ class KubeClient:
         if self._api is not None:
             await self._api.close()
 
-    async def call(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> Any:
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = JSON,
+        *,
+        may_repeat: bool = True,
+    ) -> Any:
         """Make one request; return the parsed answer.
 
-        Made again a few times where the API server is in trouble: a look at a job takes a dozen of
-        them, and would seldom come to its end in a storm of refusals. So every request must be one
-        that may be done twice.
+        It is repeated a few times if the API server is in trouble. A look at a job takes a dozen
+        requests, and would seldom complete in a storm of refusals. So every request must be one
+        that may be done twice, or say that it may not.
 
         Raises:
             RefusedError: the API server answered with an error.
-            UnreachableError: it did not answer in time.
+            UnreachableError: The API server did not answer in time.
         """
-        wait = _FIRST_RETRY_S
-        for _ in range(_RETRIES):
+        wait = _FIRST_RETRY_SECONDS
+        for _ in range(_RETRIES if may_repeat else 0):
             try:
                 return await self._once(method, path, body, content_type)
-            except RefusedError as error:
+            except ApiRefusedError as error:
                 if not error.is_trouble:
                     raise
                 _log.info("%s; again in %.1f s", error, wait)
@@ -104,19 +112,19 @@ class KubeClient:
         await asyncio.sleep(self._bucket.take(time.monotonic()))
         what = f"{method} {path}"
         try:
-            async with asyncio.timeout(_DEADLINE_S):
-                response = await self._send(method, path, body, content_type, _DEADLINE_S)
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                response = await self._send(method, path, body, content_type, _DEADLINE_SECONDS)
                 return _parsed(what, response.status, await response.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
 
     async def starts_again(self) -> bool:
-        """Whether a container can have a rule by which it is started again: since 1.35.
+        """Return whether a container can have a restart rule: since Kubernetes 1.35.
 
         Before 1.34 the API server refuses the fields, in 1.34 it usually drops them.
 
         Raises:
-            KubeError: the API server did not say.
+            KubeError: The API server did not answer.
         """
         if self._starts_again is None:
             said = await self.call("GET", "/version")
@@ -129,11 +137,11 @@ class KubeClient:
         """Yield the events of a watch until it ends.
 
         Args:
-            path: With its query.
-            patience_s: How long nothing may come before the connection counts as dead.
+            path: Path with its query.
+            patience_s: Time without data after which the connection counts as dead.
 
         Raises:
-            RefusedError: it was refused, or ended with an ERROR event (410 among them).
+            RefusedError: The watch was refused, or ended with an ERROR event (410 among them).
             UnreachableError: the connection broke or fell silent.
         """
         what = f"watch {path}"
@@ -144,7 +152,7 @@ class KubeClient:
             rest = b""
             content = response.content
             while chunk := await _within(patience_s, content.readany()):
-                # Not by lines: one that is longer than the reader's buffer would break the watch.
+                # Not by lines: a line longer than the reader's buffer would break the watch.
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     yield _event(what, json.loads(line))
@@ -160,7 +168,7 @@ class KubeClient:
         _, url, headers, body, _ = await self._api.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
-        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=_DEADLINE_S)
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=_DEADLINE_SECONDS)
         answer = await self._api.rest_client.request(
             method, url, headers=headers, body=body, _request_timeout=timeout
         )
@@ -169,7 +177,7 @@ class KubeClient:
 
 
 async def _within(seconds: float, reading: Awaitable[bytes]) -> bytes:
-    # Not `wait_for`: it forgets a cancellation that comes together with data.
+    # Not `wait_for`: it loses a cancellation that comes together with data.
     async with asyncio.timeout(seconds):
         return await reading
 
@@ -177,7 +185,7 @@ async def _within(seconds: float, reading: Awaitable[bytes]) -> bytes:
 def _event(what: str, event: dict[str, Any]) -> dict[str, Any]:
     if event["type"] == "ERROR":
         status = event["object"]
-        raise RefusedError(
+        raise ApiRefusedError(
             what, status.get("code", 0), status.get("reason", ""), status.get("message", "")
         )
     return event
@@ -189,5 +197,5 @@ def _parsed(what: str, code: int, data: bytes) -> Any:
     except ValueError:
         answer = {"message": data[:500].decode(errors="replace")}
     if code >= _ERROR:
-        raise RefusedError(what, code, answer.get("reason", ""), answer.get("message", ""))
+        raise ApiRefusedError(what, code, answer.get("reason", ""), answer.get("message", ""))
     return answer

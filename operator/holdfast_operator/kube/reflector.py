@@ -1,80 +1,83 @@
-"""A copy of all pods of jobs, kept up to date: list, watch, and on a gap list again and compare."""
+"""Follows one kind of object: list, watch, and after a gap list again and compare.
+
+Belongs here: the course of it. Does not belong here: what is kept of an object (the subclasses:
+`pod_reflector`, `node_reflector`).
+"""
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any, Final
 from urllib.parse import quote
 
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.failures import KubeError, RefusedError
-from holdfast_operator.kube.pods import PodRecord, read_pod
-from holdfast_wire import keys
+from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 
 _log = logging.getLogger(__name__)
 _PAGE: Final = 500
-_WATCH_S: Final = 240
+_WATCH_SECONDS: Final = 240
 """The API server ends a watch after this long; bookmarks come every minute before."""
-_SILENCE_S: Final = 90.0
-"""Longer than between two bookmarks: a connection that brings nothing for so long is dead."""
-_RETRY_S: Final = 0.5
-_LONGEST_RETRY_S: Final = 10.0
-
-Heard = Callable[[PodRecord, bool], None]
-"""Called with a pod that changed, and whether it is gone."""
+_SILENCE_SECONDS: Final = 90.0
+"""Longer than between two bookmarks: a connection without data for this long is dead."""
+_RETRY_SECONDS: Final = 0.5
+_LONGEST_RETRY_SECONDS: Final = 10.0
 
 
-class PodReflector:
-    """All pods with our label, by the key of their job."""
+class Reflector(abc.ABC):
+    """All objects of one kind."""
 
-    def __init__(self, client: KubeClient, namespace: str, heard: Heard) -> None:
-        """Make one that knows nothing yet.
-
-        Args:
-            client: The API server.
-            namespace: Where to look; empty: everywhere.
-            heard: Told of every change.
-        """
+    def __init__(self, client: KubeClient, path: str) -> None:
+        """Begin without objects; `path`: of their list, perhaps with a query."""
         self._client = client
-        where = f"/namespaces/{namespace}" if namespace else ""
-        self._path = f"/api/v1{where}/pods?labelSelector={quote(keys.LABEL_JOB)}"
-        self._heard = heard
-        self._pods: dict[str, PodRecord] = {}
-        self._by_job: dict[tuple[str, str], dict[str, PodRecord]] = {}
+        self._path = path
+        self._query = f"{path}{'&' if '?' in path else '?'}"
         self.synced = asyncio.Event()
-        """Set once the first list is in."""
+        """Set after the first list."""
         self.last_activity = 0.0
         """Monotonic time of the newest sign of life."""
 
-    def of(self, key: tuple[str, str]) -> list[PodRecord]:
-        """The pods of a job."""
-        return list(self._by_job.get(key, {}).values())
+    @abc.abstractmethod
+    def _uids(self) -> Collection[str]:
+        """Return the uids of the known objects."""
+
+    @abc.abstractmethod
+    def _take(self, body: dict[str, Any]) -> None:
+        """Note an object that was seen."""
+
+    @abc.abstractmethod
+    def _drop(self, uid: str) -> None:
+        """Note that an object is gone; it need not be known."""
 
     async def run(self) -> None:
-        """Follow the pods for ever."""
-        wait = _RETRY_S
+        """Watch the objects for ever."""
+        wait = _RETRY_SECONDS
         while True:
             try:
                 version = await self._list()
-                wait = _RETRY_S
+                wait = _RETRY_SECONDS
                 while True:
                     version = await self._watch(version)
             except KubeError as error:
-                _log.warning("pods: %s; listing again", error)
-                if isinstance(error, RefusedError) and error.code == 410:
+                self._say(error)
+                if isinstance(error, ApiRefusedError) and error.code == 410:
                     continue
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
-                wait = min(_LONGEST_RETRY_S, 2 * wait)
+                wait = min(_LONGEST_RETRY_SECONDS, 2 * wait)
+
+    def _say(self, error: KubeError) -> None:
+        kind = self._path.partition("?")[0].rpartition("/")[2]
+        _log.warning("%s: %s; listing again", kind, error)
 
     async def _list(self) -> str:
         seen: set[str] = set()
         page = ""
         while True:
-            listed = await self._client.call("GET", f"{self._path}&limit={_PAGE}{page}")
+            listed = await self._client.call("GET", f"{self._query}limit={_PAGE}{page}")
             for body in listed["items"]:
                 seen.add(body["metadata"]["uid"])
                 self._take(body)
@@ -82,8 +85,8 @@ class PodReflector:
             if not more:
                 break
             page = f"&continue={quote(more)}"
-        # What went while nobody watched: no event will ever tell.
-        for uid in self._pods.keys() - seen:
+        # Objects that went while there was no watch: no event will report them.
+        for uid in set(self._uids()) - seen:
             self._drop(uid)
         self._alive()
         self.synced.set()
@@ -92,10 +95,10 @@ class PodReflector:
 
     async def _watch(self, version: str) -> str:
         path = (
-            f"{self._path}&watch=1&allowWatchBookmarks=true"
-            f"&timeoutSeconds={_WATCH_S}&resourceVersion={version}"
+            f"{self._query}watch=1&allowWatchBookmarks=true"
+            f"&timeoutSeconds={_WATCH_SECONDS}&resourceVersion={version}"
         )
-        async for event in self._client.watch(path, _SILENCE_S):
+        async for event in self._client.watch(path, _SILENCE_SECONDS):
             self._alive()
             body = event["object"]
             version = body["metadata"]["resourceVersion"]
@@ -108,32 +111,3 @@ class PodReflector:
 
     def _alive(self) -> None:
         self.last_activity = time.monotonic()
-
-    def _take(self, body: dict[str, Any]) -> None:
-        record = read_pod(body)
-        known = self._pods.get(body["metadata"]["uid"])
-        if known is not None and not _in_its_place(known, record):
-            self._drop(known.uid)
-        if record is None or known == record:
-            return
-        self._pods[record.uid] = record
-        self._by_job.setdefault(record.key, {})[record.uid] = record
-        self._heard(record, False)
-
-    def _drop(self, uid: str) -> None:
-        record = self._pods.pop(uid, None)
-        if record is None:
-            return
-        of_job = self._by_job[record.key]
-        del of_job[uid]
-        if not of_job:
-            del self._by_job[record.key]
-        self._heard(record, True)
-
-
-def _in_its_place(known: PodRecord, record: PodRecord | None) -> bool:
-    """Whether a pod still says that it is of the same job and place.
-
-    People can edit its labels: what it was known as is gone then, for the planner and the master.
-    """
-    return record is not None and (known.key, known.slot) == (record.key, record.slot)

@@ -1,5 +1,5 @@
-"""What to do for a job now: pure plans from its spec, its pods and its master's word.
+"""Plans of a job: pure decisions from its spec, its pods and its master's view.
 
-`decide.plan` is the front door; `pods`, `view` and `situation` hold its inputs, `actions` its
-output. What a pod is made of is in `build`, what people read in `status`.
+`planner.plan` uses them; `pods`, `view` and `inputs` hold its inputs, `actions` its output. Does
+not belong here: the content of a pod (`holdfast_operator.pods`), the status for people (`status`).
 """

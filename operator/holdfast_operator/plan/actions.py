@@ -1,7 +1,7 @@
-"""What a plan asks its shell to do. Values only; every one carries its reason.
+"""Actions that a plan asks its shell for. Values only; each carries its reason.
 
-The shell may do an action twice (a name that exists already is a success), and may do only some:
-the next plan asks for the rest.
+The shell may do an action twice (an existing name counts as success), and may do only some: the
+next plan asks for the rest.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from holdfast_operator.plan.history import History
-from holdfast_operator.plan.pods import Role, Slot
+from holdfast_operator.plan.pods import PodSlot, Role
 
 
 class DeleteReason(enum.StrEnum):
-    """Why a pod is deleted. In each case this side wants it: no failure and no preemption."""
+    """Reason for deleting a pod. The operator wants it: it is neither failure nor preemption."""
 
     REPLACED = "Replaced"
-    """The master wants another one in its place."""
+    """The master wants another pod in its place."""
     LOST = "NodeLost"
     """Its node does not answer; its successor need not wait for it."""
     DUPLICATE = "Duplicate"
@@ -27,40 +27,42 @@ class DeleteReason(enum.StrEnum):
     SUPERSEDED = "Superseded"
     """It has ended, and a newer one of the place has been there."""
     SURPLUS = "ScaledDown"
-    """More than is wanted; the master released it, or its grace is spent."""
+    """More pods than wanted; the master released it, or its grace is over."""
     SUSPENDED = "Suspended"
     """The job is suspended."""
     FINISHED = "JobFinished"
-    """The job has ended; `spec.cleanup.pods` says so."""
+    """The job has ended; see `spec.cleanup.pods`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePod:
-    """Make a pod. A name that exists is a success."""
+    """Make a pod. An existing name counts as success."""
 
-    slot: Slot
+    slot: PodSlot
     incarnation: int
     name: str
     avoid_nodes: tuple[str, ...] = ()
     """Kubernetes nodes that it must not run on."""
     shun_nodes: tuple[str, ...] = ()
-    """Kubernetes nodes that it had better not run on: the cluster may not know yet that they do not
-    answer, and where there is no other one they are waited for."""
+    """Kubernetes nodes that it should rather not run on: the cluster may not know yet that they do
+    not answer. If there is no other node, the pod waits for them."""
+    memory_limit: int = 0
+    """Memory limit of its main container, bytes; 0: its template's."""
     reason: str
     """For people."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """Delete a pod. One that is gone is a success."""
+    """Delete a pod. A missing one counts as success."""
 
-    slot: Slot
+    slot: PodSlot
     name: str
     uid: str
-    """Only this very pod, never a newer one of the name."""
+    """Uid of this very pod: a newer one of the name is not deleted."""
     grace_s: int
     """Between SIGTERM and SIGKILL. 0 makes Kubernetes forget a pod that may run: only for a master
-    that was followed, see `fill`."""
+    with a successor, see `fill`."""
     reason: DeleteReason
 
 
@@ -75,7 +77,7 @@ class ScaleJob:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FinishJob:
-    """The job is over: write the status and stop planning but for the clean-up."""
+    """End the job: write the status and stop planning, except for the clean-up."""
 
     succeeded: bool
     reason: str
@@ -85,28 +87,28 @@ class FinishJob:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJob:
-    """Delete the whole job: `spec.cleanup.ttlSecondsAfterFinished` is spent."""
+    """Delete the whole job: `spec.cleanup.ttlSecondsAfterFinished` is over."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Have a deletion of the job wait for its last checkpoint: set the finalizer."""
+    """Make a deletion of the job wait for its last checkpoint: set the finalizer."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LetGo:
-    """A deletion of the job waits for nothing any more: take the finalizer away."""
+    """Let a deletion of the job go on: remove the finalizer."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AskToStop:
-    """Ask the master to have the state saved and the workers leave. Once is enough."""
+    """Ask the master to save the state and release the workers. Once is enough."""
 
     grace_s: float
     reason: str
@@ -116,15 +118,15 @@ Action = CreatePod | DeletePod | ScaleJob | FinishJob | DeleteJob | Hold | LetGo
 
 
 MOST_AT_ONCE: Final = 64
-"""Pods that are made side by side at the most: enough to hide the API server's latency."""
+"""Most pods made side by side: enough to hide the API server's latency."""
 
 
 def in_steps(actions: Iterable[Action]) -> Iterator[Action | tuple[CreatePod, ...]]:
-    """The actions in their order, pods that may be made side by side as one tuple.
+    """Yield the actions in order, pods that may be made side by side as one tuple.
 
-    A slow start, as Kubernetes' own job controller has it: a master alone, then 1, 2, 4, …, so
-    that a quota which is used up, or a template that nobody takes, costs one request and not one
-    for each worker.
+    It is a slow start, as in Kubernetes' own job controller: a master alone, then 1, 2, 4, …. A
+    used-up quota, or a template that the API server refuses, then costs one request and not one per
+    worker.
     """
     batch: list[CreatePod] = []
     most = 1
@@ -145,7 +147,7 @@ def in_steps(actions: Iterable[Action]) -> Iterator[Action | tuple[CreatePod, ..
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do now, and what to remember for the next plan."""
+    """Actions to take now, and memory for the next plan."""
 
     actions: tuple[Action, ...]
     """Deletions first, then the master, workers by rank, extra roles, the end."""
@@ -154,4 +156,4 @@ class Plan:
     history: History
     """Give it to the next plan of this job."""
     requeue_after: float | None
-    """Seconds until a plan has something new to say by the clock alone; None: never."""
+    """Seconds until a plan differs by the clock alone; None: never."""

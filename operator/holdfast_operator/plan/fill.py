@@ -1,77 +1,93 @@
 """Keeps every wanted place filled with exactly one living pod.
 
-A missing pod is made, one that failed or vanished gets a successor, one that the master wants
-replaced is deleted first. A pod that fails at once again and again is waited for longer and
-longer.
+A missing pod is made. A failed or vanished one gets a successor. One that the master wants replaced
+is deleted first. A place whose pods fail at once again and again waits longer and longer.
 """
 
 from __future__ import annotations
 
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
-from holdfast_operator.plan.history import LONGEST_WAIT_S, SlotHistory
-from holdfast_operator.plan.pods import OVERDUE_S, ObservedPod, Role, Slot
-from holdfast_operator.plan.situation import SHORTEST_GRACE_S, Situation, Steps, Wake, delete
+from holdfast_operator.plan.history import LONGEST_WAIT_SECONDS, SlotHistory
+from holdfast_operator.plan.inputs import SHORTEST_GRACE_SECONDS, Situation, Steps, Wake, delete
+from holdfast_operator.plan.memory_raise import next_limit
+from holdfast_operator.plan.node_affinity import avoided_by
+from holdfast_operator.plan.pods import (
+    OVERDUE_SECONDS,
+    UNSCHEDULABLE,
+    ObservedPod,
+    PodSlot,
+    Role,
+)
 from holdfast_operator.spec.job import RestartPolicy
 from holdfast_wire.messages import PodPhase, ReplaceDecision
 
 
-def fill(situation: Situation, slot: Slot) -> Steps:
-    """What one wanted place needs now."""
+def fill(situation: Situation, slot: PodSlot) -> Steps:
+    """Yield the actions that one wanted place needs now."""
     pods = situation.pods.get(slot, ())
-    yield from _tidy(pods)
+    yield from _tidy(pods, situation.grace_s(slot))
     yield from _forget(situation, pods)
     live = [pod for pod in pods if pod.live]
     if live:
         yield from _replace(situation, live[-1])
         if live[-1].gone_by is not None:
-            yield Wake(live[-1].gone_by + OVERDUE_S)
+            yield Wake(live[-1].gone_by + OVERDUE_SECONDS)
         return
     entry = situation.entry(slot)
     reason = _why_create(situation, slot, entry)
     if reason is None or situation.job.stopping:
         return
     not_before = max(entry.not_before, _refused_until(situation, slot))
-    # An end further ahead is by the clock of a node that is wrong, or this one was set back.
-    if situation.now < not_before <= situation.now + LONGEST_WAIT_S:
+    # A later end comes from a node's wrong clock, or this clock was set back.
+    if situation.now < not_before <= situation.now + LONGEST_WAIT_SECONDS:
         yield Wake(not_before)
         return
     yield CreatePod(
         slot=slot,
         incarnation=entry.incarnation + 1,
         name=slot.pod_name(situation.job.name, entry.incarnation + 1),
-        avoid_nodes=situation.avoided,
+        avoid_nodes=situation.off_limits if slot.role is Role.WORKER else situation.avoided,
         shun_nodes=_shun(situation, pods),
+        memory_limit=next_limit(situation, slot),
         reason=reason,
     )
 
 
 def _shun(situation: Situation, pods: tuple[ObservedPod, ...]) -> tuple[str, ...]:
-    """Nodes that do not answer: the cluster may believe in them for long."""
+    """Return the nodes that do not answer: the cluster may not notice them for long."""
     lost = (pod.node for pod in pods if pod.lost and pod.node)
     return tuple(dict.fromkeys([*lost, *sorted(situation.job.unreachable)]))
 
 
-def _refused_until(situation: Situation, slot: Slot) -> float:
+def _refused_until(situation: Situation, slot: PodSlot) -> float:
     refusal = situation.job.refused.get(slot)
     return 0.0 if refusal is None else refusal.not_before
 
 
-def _tidy(pods: tuple[ObservedPod, ...]) -> Steps:
-    """Deletes what a place has too much: older living pods, lost ones, all but the last dead."""
+def _tidy(pods: tuple[ObservedPod, ...], grace_s: int) -> Steps:
+    """Delete superfluous pods of a place: older living pods, lost ones, all but the last dead.
+
+    A dead pod with running side containers holds devices that its successor may wait for. It gets
+    the `grace_s` of its template.
+    """
     for pod in [pod for pod in pods if pod.live][:-1]:
-        yield from delete(pod, DeleteReason.DUPLICATE, SHORTEST_GRACE_S)
+        yield from delete(pod, DeleteReason.DUPLICATE, SHORTEST_GRACE_SECONDS)
     for pod in pods:
         if pod.lost:
-            yield from delete(pod, DeleteReason.LOST, SHORTEST_GRACE_S)
-    for pod in [pod for pod in pods if not pod.live and not pod.lost][:-1]:
-        yield from delete(pod, DeleteReason.SUPERSEDED, SHORTEST_GRACE_S)
+            yield from delete(pod, DeleteReason.LOST, SHORTEST_GRACE_SECONDS)
+    dead = [pod for pod in pods if not pod.live and not pod.lost]
+    for pod in dead:
+        if pod.lingers and pod is not pods[-1]:
+            yield from delete(pod, DeleteReason.SUPERSEDED, grace_s)
+        elif pod is not dead[-1]:
+            yield from delete(pod, DeleteReason.SUPERSEDED, SHORTEST_GRACE_SECONDS)
 
 
 def _forget(situation: Situation, pods: tuple[ObservedPod, ...]) -> Steps:
-    """Takes a master out of its Service that was followed and whose node does not answer.
+    """Remove from its Service a master with a successor, whose node does not answer.
 
     Its pod would stay there for minutes, as if ready, and every second attempt to connect would
-    lead to it and nowhere. Should it run, its epoch is obeyed by nobody; no other pod is forgotten.
+    lead to it and fail. If it still runs, its epoch is outdated; no other pod is forgotten.
     """
     newest = max((pod.incarnation for pod in pods if pod.live), default=-1)
     for pod in pods:
@@ -83,8 +99,8 @@ def _forget(situation: Situation, pods: tuple[ObservedPod, ...]) -> Steps:
             )
 
 
-def _decision(situation: Situation, slot: Slot, uid: str) -> ReplaceDecision | None:
-    """The master's wish to have this very pod made anew; a newer pod has satisfied it."""
+def _decision(situation: Situation, slot: PodSlot, uid: str) -> ReplaceDecision | None:
+    """Return the master's decision to replace this very pod; a newer pod has satisfied it."""
     if slot.role is not Role.WORKER:
         return None
     decision = situation.master.replace.get(slot.index)
@@ -92,23 +108,38 @@ def _decision(situation: Situation, slot: Slot, uid: str) -> ReplaceDecision | N
 
 
 def _replace(situation: Situation, pod: ObservedPod) -> Steps:
-    # The master asks once no world needs the pod, so there is nothing to wait for.
-    if _decision(situation, pod.slot, pod.uid) is not None or _misplaced(situation, pod):
-        yield from delete(pod, DeleteReason.REPLACED, SHORTEST_GRACE_S)
+    # The master asks when no world needs the pod, so there is nothing to wait for.
+    wanted = _decision(situation, pod.slot, pod.uid) is not None
+    if wanted or _misplaced(situation, pod) or _avoids_too_much(situation, pod):
+        yield from delete(pod, DeleteReason.REPLACED, SHORTEST_GRACE_SECONDS)
 
 
 def _misplaced(situation: Situation, pod: ObservedPod) -> bool:
-    """Whether it was made before its node was excluded, and nothing of it runs yet.
+    """Return whether it was made before its node was excluded, and nothing of it runs yet.
 
-    A pod's end reaches the planner and the master at once: the next one may be made before the
-    master has said that it wants another node. Those that run are the master's to move.
+    Planner and master learn of a pod's end at once: the next pod may be made before the master has
+    excluded the node. A pod that runs is the master's to move.
     """
     idle = pod.slot.role is Role.WORKER and pod.phase is PodPhase.PENDING
     return idle and pod.node in situation.avoided and pod.node not in pod.avoids
 
 
-def _why_create(situation: Situation, slot: Slot, entry: SlotHistory) -> str | None:
-    """Why a place without a living pod gets one, for people; None where it gets none."""
+def _avoids_too_much(situation: Situation, pod: ObservedPod) -> bool:
+    """Return whether it finds no node, and avoids one that its successor could have.
+
+    A pod cannot be changed, and an exclusion ends while it waits.
+    """
+    waits = pod.slot.role is Role.WORKER and pod.waiting == UNSCHEDULABLE and not pod.node
+    # Not at once: what something else than the operator has it avoid, its successor avoids, too.
+    if not waits or not pod.proven:
+        return False
+    template = situation.template(pod.slot) or {}
+    kept = {*situation.off_limits, *avoided_by(template.get("spec") or {})}
+    return any(node not in kept for node in pod.avoids)
+
+
+def _why_create(situation: Situation, slot: PodSlot, entry: SlotHistory) -> str | None:
+    """Return why a place without a living pod gets one, for people; None: it gets none."""
     if entry.incarnation < 0:
         return "the place is empty"
     last = next(
@@ -125,8 +156,8 @@ def _why_create(situation: Situation, slot: Slot, entry: SlotHistory) -> str | N
     return f"{name} {_how_ended(last)}"
 
 
-def _restarts(situation: Situation, slot: Slot, entry: SlotHistory) -> bool:
-    """Whether an extra role's pod gets a successor; one that was taken away always does."""
+def _restarts(situation: Situation, slot: PodSlot, entry: SlotHistory) -> bool:
+    """Return whether an extra role's pod gets a successor; one that was taken away always does."""
     roles = situation.job.spec.extra_roles
     policy = next(role.restart_policy for role in roles if role.name == slot.name)
     if entry.removed:

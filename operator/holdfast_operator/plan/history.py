@@ -1,8 +1,8 @@
-"""What has to be remembered of each place between two plans: numbers, failures, waits.
+"""Memory of each pod slot between two plans: numbers, failures, waits.
 
-Pods come and go; which number the next one gets, how often its predecessors failed at once, and
-since when a pod is surplus cannot be read from those that exist. The history is folded from
-observations only, so a planner that lost it starts again from the pods that there are.
+Existing pods do not show the number of the next pod, how often its predecessors failed at once, or
+since when a pod is surplus. The history is folded from observations only, so a planner without it
+starts again from the existing pods.
 """
 
 from __future__ import annotations
@@ -11,89 +11,89 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from holdfast_operator.plan.pods import ObservedPod, Role, Slot
+from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role
 from holdfast_wire.messages import PodPhase
 
-SETTLED_S: Final = 10.0
+SETTLED_SECONDS: Final = 10.0
 """A pod that ended sooner, without its agent ever having been connected, failed at once. An agent
 needs about 3 s to import torch on a busy machine."""
-FIRST_WAIT_S: Final = 1.0
-"""Wait before the third pod of a row that fails at once; the second is made without any, because
+FIRST_WAIT_SECONDS: Final = 1.0
+"""Wait before the third pod of a row that fails at once. The second is made without a wait, because
 one early end is more often a fault from outside than a pod that cannot start."""
-LONGEST_WAIT_S: Final = 60.0
+LONGEST_WAIT_SECONDS: Final = 60.0
 """The wait doubles up to this, so that a mended image or disk is noticed within a minute."""
 EXTRA_ATTEMPTS: Final = 8
 """Pods of an extra role in a row that fail at once before their place stays empty: with the waits
-about a minute. The world does not need them, so the job goes on; workers and the master have
+about a minute. The world does not need them, so the job goes on. Workers and the master have
 budgets and attempts of their own, which end it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHistory:
-    """What is remembered of one place."""
+    """Memory of one place."""
 
     incarnation: int = -1
     """Number of its newest pod; -1 before the first."""
     born: float = 0.0
-    """When that pod was made; Unix time, s."""
+    """Time at which that pod was made; Unix time, s."""
     uid: str = ""
-    """What the master knows that pod by."""
+    """Uid of that pod, for the master."""
     settled: bool = False
-    """That pod's agent was connected once."""
+    """True: that pod's agent was connected once."""
     leaving: bool = False
-    """That pod was being deleted when it was last seen."""
+    """True: that pod was being deleted when it was last seen."""
     ended: int = -1
     """Number of the newest pod whose end was noted."""
     succeeded: bool = False
-    """That pod ended with success, so it needs no successor by itself."""
+    """True: that pod ended with success, so it needs no successor by itself."""
     removed: bool = False
-    """That pod was being deleted when it ended."""
+    """True: that pod was being deleted when it ended."""
     spared: bool = False
-    """That pod was more than was wanted once: its success says that it left, not that its work is
+    """True: that pod was surplus once, so its success shows that it left, not that its work is
     done."""
     quick: int = 0
     """Pods in a row that failed at once."""
     not_before: float = 0.0
-    """No new pod sooner than this; Unix time, s."""
+    """Earliest time for a new pod; Unix time, s."""
     surplus_since: float | None = None
-    """Since when its pod is more than is wanted; None where it is wanted."""
+    """Time since which its pod is surplus; None: it is wanted."""
     surplus_generation: int = 0
     """Generation of the spec that made it surplus."""
 
     @property
     def given_up(self) -> bool:
-        """Whether a pod of an extra role here would only fail at once again."""
+        """True if another pod of an extra role would only fail at once again."""
         return self.quick >= EXTRA_ATTEMPTS and not self.succeeded
 
 
-History = Mapping[Slot, SlotHistory]
+History = Mapping[PodSlot, SlotHistory]
 
 
 def wait_after(quick: int) -> float:
-    """Seconds between the end of a pod and its successor, after `quick` that failed at once."""
+    """Return the seconds between a pod's end and its successor, after `quick` early failures."""
     if quick <= 1:
         return 0.0
-    return float(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(quick - 2, 30)))
+    return float(min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(quick - 2, 30)))
 
 
 def observe(
     history: History,
-    pods: Mapping[Slot, tuple[ObservedPod, ...]],
-    wanted: Iterable[Slot],
+    pods: Mapping[PodSlot, tuple[ObservedPod, ...]],
+    wanted: Iterable[PodSlot],
     generation: int,
     now: float,
-) -> dict[Slot, SlotHistory]:
-    """The history after one more look at the pods; looking twice changes nothing.
+) -> dict[PodSlot, SlotHistory]:
+    """Return the history after one more look at the pods; a second look changes nothing.
 
     Args:
-        history: As it was.
-        pods: Those that exist, by place, the oldest first.
+        history: The history before.
+        pods: Existing pods, by place, the oldest first.
         wanted: Places that should be filled now.
-        generation: Of the spec that says so.
+        generation: Generation of the spec for `wanted`.
         now: Unix time, s.
     """
     needed = frozenset(wanted)
-    result: dict[Slot, SlotHistory] = {}
+    result: dict[PodSlot, SlotHistory] = {}
     for slot in sorted(history.keys() | pods.keys()):
         entry = _look(history.get(slot, SlotHistory()), pods.get(slot, ()), now)
         surplus = None if slot in needed else generation
@@ -126,7 +126,7 @@ def _look(entry: SlotHistory, pods: tuple[ObservedPod, ...], now: float) -> Slot
 
 
 def _alive(entry: SlotHistory, pod: ObservedPod, now: float) -> SlotHistory:
-    well = entry.settled or now - entry.born >= SETTLED_S
+    well = entry.settled or now - entry.born >= SETTLED_SECONDS
     quick = 0 if well else entry.quick
     if (quick, pod.deleting) == (entry.quick, entry.leaving):
         return entry
@@ -148,23 +148,25 @@ def _ended(entry: SlotHistory, pod: ObservedPod | None, now: float) -> SlotHisto
 
 
 def _quick(entry: SlotHistory, ended_at: float, *, taken: bool) -> int:
-    """Pods in a row that failed at once, after this one's end."""
+    """Return the pods in a row that failed at once, after this one's end."""
     if taken:
-        return entry.quick  # somebody wanted it gone, or its node went: it proves nothing
-    if entry.settled or ended_at - entry.born >= SETTLED_S:
+        return entry.quick  # it was deleted, or its node went: that proves nothing
+    if entry.settled or ended_at - entry.born >= SETTLED_SECONDS:
         return 0
     return entry.quick + 1
 
 
-def _note_need(entry: SlotHistory, slot: Slot, generation: int | None, now: float) -> SlotHistory:
-    """The entry with since when its pod is surplus; `generation` is None where it is wanted."""
+def _note_need(
+    entry: SlotHistory, slot: PodSlot, generation: int | None, now: float
+) -> SlotHistory:
+    """Return the entry with the time since which its pod is surplus; `generation` None: wanted."""
     if generation is None:
         return (
             entry if entry.surplus_since is None else dataclasses.replace(entry, surplus_since=None)
         )
     if slot.role is Role.WORKER and (entry.succeeded or not entry.spared):
-        # A worker that is wanted again takes part in a new world, whatever its last pod did or
-        # will be seen to have done: its end may become known only once it is wanted again.
+        # A worker that is wanted again takes part in a new world, whatever its last pod did. That
+        # pod's end may become known only after the worker is wanted again.
         entry = dataclasses.replace(entry, succeeded=False, spared=True)
     if entry.surplus_since is not None:
         return entry

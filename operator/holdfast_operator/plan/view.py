@@ -1,6 +1,6 @@
-"""What the master last said over `OperatorService.Sync`, folded into one frozen value.
+"""The master's last messages over `OperatorService.Sync`, folded into one frozen value.
 
-Decisions stay until something newer replaces them, so a plan can be made again at any time.
+A decision stays until a newer message replaces it, so a plan can be made again at any time.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from holdfast_wire.messages import (
 Said = (
     JobStatus | ReplaceDecision | ReleaseDecision | ScaleDecision | ExcludeDecision | FinishDecision
 )
-"""What a SyncResponse can carry."""
+"""Messages in a SyncResponse."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ends."""
+class JobOutcome:
+    """End of a job: success or failure, with its reason."""
 
     succeeded: bool
     reason: str
     """CamelCase, for conditions."""
     text: str
     decided_at: float
-    """Unix time, s, at which this side learnt of it."""
+    """Time at which this side learnt of it; Unix time, s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MasterView:
-    """The master as this side knows it; without arguments, one that has said nothing yet."""
+    """The master as known here; without arguments, one without a message yet."""
 
     connected: bool = False
-    """Whether a stream to it is open."""
+    """True: a stream to it is open."""
     silent_since: float | None = None
-    """When the last stream ended; Unix time, s; None before that."""
+    """Time at which the last stream ended; Unix time, s; None before that."""
     speaker: str = ""
-    """Uid of the pod that was at its other end; empty: nobody knows, or it was started again."""
+    """Uid of the pod at its other end; empty: unknown, or the pod was started again."""
     status: JobStatus | None = None
     """Its newest status; None before the first."""
     replace: Mapping[int, ReplaceDecision] = dataclasses.field(default_factory=dict)
-    """By node rank: the pod that is to be made anew."""
+    """Node rank → decision to replace its pod."""
     released: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    """Node ranks that no world needs, with the generation of the spec when that was said."""
+    """Node ranks that no world needs → generation of the spec at that time."""
     scale: ScaleDecision | None = None
-    """A wish for another size that was not answered yet."""
+    """Decision on another size that has no answer yet."""
     excluded: tuple[str, ...] = ()
     """Kubernetes nodes to avoid, the newest last."""
-    outcome: Outcome | None = None
-    """How the job ends; None while it goes on."""
+    outcome: JobOutcome | None = None
+    """End of the job; None while it goes on."""
 
     def hear(self, said: Said, *, now: float, generation: int) -> MasterView:
-        """The view after one more message.
+        """Return the view after one more message.
 
         Args:
-            said: What the stream brought.
+            said: Message of the stream.
             now: Unix time, s.
-            generation: Of the spec that this side has sent last.
+            generation: Generation of the spec that this side has sent last.
         """
         match said:
             case JobStatus():
@@ -86,22 +86,22 @@ class MasterView:
         return self._finish(said, now)
 
     def answered(self, decision_id: int) -> MasterView:
-        """The view after a ScaleResult was sent for that decision."""
+        """Return the view after a ScaleResult was sent for that decision."""
         if self.scale is None or self.scale.decision_id != decision_id:
             return self
         return dataclasses.replace(self, scale=None)
 
     def met(self, uid: str) -> MasterView:
-        """The view once it is known which pod speaks."""
+        """Return the view once the pod at the other end is known."""
         return dataclasses.replace(self, speaker=uid)
 
     def disconnected(self, now: float | None = None) -> MasterView:
-        """The view after the stream ended: what was said still holds."""
+        """Return the view after the stream ended: its messages still hold."""
         return dataclasses.replace(self, connected=False, silent_since=now)
 
     def _finish(self, said: FinishDecision, now: float) -> MasterView:
         since = now if self.outcome is None else self.outcome.decided_at
-        outcome = Outcome(said.succeeded, said.reason, said.text, since)
+        outcome = JobOutcome(said.succeeded, said.reason, said.text, since)
         return dataclasses.replace(self, connected=True, outcome=outcome)
 
 

@@ -1,8 +1,8 @@
-"""What a person wants of a job: an ElasticJob's text, checked, with its defaults, as typed values.
+"""Spec of a job: an ElasticJob's text, checked, with its defaults, as typed values.
 
-Pure: no clock, no files, no cluster. `admission` is the front door, `job` the typed spec,
-`problems` how a fault reads, `availability` what this version does not have yet. What follows
-from a spec is in `plan` and `build`.
+Pure: no clock, no files, no cluster. `admission` is the entry, `job` the typed spec, `problems` the
+form of a fault, `availability` the features that this version lacks. Does not belong here:
+decisions from a spec (`plan`), pods (`pods`).
 """
 
 from holdfast_operator.spec.admission import (

@@ -1,8 +1,8 @@
-"""The front door: a job file's text to a checked ElasticJob, or every fault of it at once.
+"""Admission of a job file: its text to a checked ElasticJob, or every fault of it at once.
 
-text → documents → apiVersion and kind → defaults → structure → relations → what this version has
-→ typed spec. The cluster's API server does the same from the same CRD before the operator sees a
-job. Pure: the CRD's text is passed in (`holdfast_operator.crd.load_crd` reads it).
+text → documents → apiVersion and kind → defaults → structure → relations → availability → typed
+spec. The cluster's API server does the same from the same CRD before the operator sees a job. Pure:
+the CRD's text is passed in (`holdfast_operator.crd.load_crd` reads it).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast_operator.spec.availability import check_availability
+from holdfast_operator.spec.cel_rules import check_relations
 from holdfast_operator.spec.defaults import with_defaults
-from holdfast_operator.spec.documents import Document, read_documents
 from holdfast_operator.spec.job import JobSpec
-from holdfast_operator.spec.metadata import check_type, is_foreign, whole_schema
+from holdfast_operator.spec.object_meta import check_type, is_foreign, whole_schema
 from holdfast_operator.spec.patterns import fault_of
 from holdfast_operator.spec.problems import (
     InvalidJobError,
@@ -27,9 +27,9 @@ from holdfast_operator.spec.problems import (
     show_value,
     value_at,
 )
-from holdfast_operator.spec.relations import check_relations
 from holdfast_operator.spec.schema import Crd, Schema, parse_crd
 from holdfast_operator.spec.structure import check_structure
+from holdfast_operator.spec.yaml_documents import Document, read_documents
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +38,18 @@ class ElasticJob:
 
     name: str
     namespace: str
-    """`default` where the file has none."""
+    """`default` if the file has none."""
     spec: JobSpec
     body: Mapping[str, Any]
-    """The whole object with its defaults, and `status` where it has one."""
+    """The whole object with its defaults, and `status` if it has one."""
     notices: tuple[str, ...] = ()
-    """What of the file is not used, for people."""
+    """Notices about parts of the file that are not used, for people."""
 
 
 def read_job(text: str, crd: str, source: str = "job file") -> ElasticJob:
-    """The one ElasticJob of a YAML or JSON text, checked, with its defaults.
+    """Return the one ElasticJob of a YAML or JSON text, checked, with its defaults.
 
-    Objects of other kinds beside it are left out with a notice: they mean something only to a
+    Objects of other kinds beside it are left out with a notice: they only have a meaning in a
     cluster.
 
     Args:
@@ -89,7 +89,7 @@ def change_job(
     suspend: bool | None = None,
     status: Mapping[str, Any] | None = None,
 ) -> ElasticJob:
-    """The job with another size, or suspended or resumed, checked as an update of the API server.
+    """Return the job with another size, or suspended or resumed, checked like an API update.
 
     Args:
         job: The job as it is.
@@ -114,22 +114,22 @@ def change_job(
 
 
 def from_object(body: Mapping[str, Any]) -> ElasticJob:
-    """The job of an object from the API server, which has checked it and filled in its defaults.
+    """Return the job in an API object, which the API server has checked and given its defaults.
 
-    Nothing is refused here: `not_supported` tells what this version does not have.
+    Nothing is refused here: `not_supported` names the features that this version does not have.
     """
     return _job(body, ())
 
 
 def not_supported(body: Mapping[str, Any], crd: str) -> list[Problem]:
-    """What an object of the API server asks for that this version does not have."""
+    """Return the features that an API object asks for and this version does not have."""
     return list(check_availability(body, parse_crd(crd).schema))
 
 
 def check_update(new: Mapping[str, Any], old: Mapping[str, Any], crd: str) -> list[Problem]:
-    """Every rule of the CRD, transitions too, that the change from `old` to `new` breaks.
+    """Return every rule of the CRD, transitions too, that the change from `old` to `new` breaks.
 
-    Both are whole objects with their defaults, and with `status` where they have one.
+    Both are whole objects with their defaults, and with `status` if they have one.
     """
     return list(check_relations(dict(new), _schema(crd), old=dict(old)))
 
@@ -149,7 +149,7 @@ def _faults(given: dict[str, Any], body: dict[str, Any], crd: Crd, schema: Schem
 
 
 def _check_patterns(body: Mapping[str, Any]) -> Iterator[Problem]:
-    """Log patterns that are no regular expressions, which no schema can see."""
+    """Yield log patterns that are no regular expressions, which no schema can see."""
     path: Path = ("spec", "failurePolicy", "rules")
     rules = value_at(body, path)
     for at, rule in enumerate(rules if isinstance(rules, list) else ()):

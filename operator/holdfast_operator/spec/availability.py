@@ -1,8 +1,8 @@
-"""Fields of features that this version does not have yet: refused by name when asked for.
+"""Fields of features that this version does not have yet: asking for one is refused by name.
 
 One table. A feature that arrives removes its rows, and may change the CRD's defaults. The schema
-keeps the fields, so that files need no change then. No default asks for what is not there: an API
-server fills them in, and afterwards nobody can tell a wish from a default.
+keeps the fields, so that files need no change then. No default asks for a missing feature: the API
+server fills defaults in, and then a request and a default look the same.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from holdfast_operator.spec.schema import Schema
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One field, or group of fields, whose feature is not there."""
+    """A field, or group of fields, whose feature is missing."""
 
     path: str
-    """Under `spec`, with dots; a group stands for every field in it."""
+    """Path under `spec`, with dots; a group stands for every field in it."""
     feature: str
-    """What is missing, for people."""
+    """The missing feature, for people."""
     allowed: tuple[Any, ...] = ()
     """Values that may be written; empty: only the default may."""
     without: str = ""
-    """Where it is not empty: texts that do not have this in them may be written."""
+    """Substring: texts without it may be written; empty: no such exception."""
     remedy: str
 
     @property
     def steps(self) -> Path:
-        """The full path."""
+        """Full path of the field."""
         return ("spec", *self.path.split("."))
 
     def allows(self, value: Any, default: Any) -> bool:
-        """Whether a value asks for nothing that is missing; `default`: the schema's."""
+        """Return whether a value asks for nothing that is missing; `default`: the schema's."""
         if self.without:
             return self.without not in str(value)
         return value in (self.allowed or (default,))
@@ -47,39 +47,6 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
         feature="a master that scales the job by itself",
         allowed=("External",),
         remedy="write External or leave it out, and scale with `holdfast scale`",
-    ),
-    Row(
-        path="health.preflight.mode",
-        feature="checks before a node joins",
-        allowed=("Disabled",),
-        remedy="write Disabled or leave it out",
-    ),
-    Row(
-        path="health.preflight",
-        feature="checks before a node joins",
-        remedy="leave it out",
-    ),
-    Row(
-        path="health.hang.mode",
-        feature="acting on hangs",
-        allowed=("Disabled", "Report"),
-        remedy="write Report (stalls are shown) or leave it out",
-    ),
-    Row(
-        path="health.hang",
-        feature="thresholds of hangs",
-        remedy="leave it out: stalls are only shown",
-    ),
-    Row(
-        path="health.straggler.mode",
-        feature="acting on slow nodes",
-        allowed=("Disabled", "Report"),
-        remedy="write Report (step times are shown) or leave it out",
-    ),
-    Row(
-        path="health.straggler",
-        feature="verdicts about slow nodes",
-        remedy="leave it out: step times are only shown",
     ),
     Row(
         path="checkpoint.path",
@@ -124,11 +91,11 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
 
 
 def check_availability(given: Mapping[str, Any], schema: Schema) -> Iterator[Problem]:
-    """A problem for every field that asks for what is not there.
+    """Yield a problem for every field that asks for a missing feature.
 
     Args:
         given: The object, with its defaults or without.
-        schema: The CRD's, for the defaults.
+        schema: Schema of the CRD, for the defaults.
     """
     told: set[Path] = set()
     for row in NOT_BUILT:
@@ -148,7 +115,7 @@ def check_availability(given: Mapping[str, Any], schema: Schema) -> Iterator[Pro
 def _fields(
     value: Any, schema: Schema | None, steps: Path, path: Path
 ) -> Iterator[tuple[Path, Any, Any]]:
-    """Every single field that is written at or under `steps`, with its value and its default."""
+    """Yield every field that is written at or under `steps`, with its value and its default."""
     if steps:
         if isinstance(value, dict) and schema is not None:
             child = schema.properties.get(str(steps[0]))
@@ -161,7 +128,7 @@ def _fields(
 
 
 def describe(path: str) -> str | None:
-    """What is not there of a field under `spec`, for the reference page; None where all is."""
+    """Describe the missing feature of a field under `spec`, for the reference page; None: none."""
     for row in NOT_BUILT:
         if path == row.path or path.startswith(f"{row.path}."):
             return row.feature

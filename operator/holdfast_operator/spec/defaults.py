@@ -1,7 +1,7 @@
 """Defaults from the schema, filled in as the API server does it.
 
-Empty (null) fields of the schema count as absent. The given object is never changed. Whether an
-object is right is not asked here: what has the wrong type is left as it is for `structure`.
+Empty (null) fields of the schema count as absent. The given object is never changed. Nothing is
+checked here: a value of the wrong type is left as it is for `structure`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from holdfast_operator.spec.schema import Kind, Schema
+from holdfast_operator.spec.schema import FieldKind, Schema
 
 
 def with_defaults(value: Any, schema: Schema) -> Any:
-    """A copy of `value` without empty known fields and with every default of `schema` in it."""
-    if schema.kind is Kind.OBJECT and isinstance(value, dict):
+    """Return a copy of `value` with every default of `schema`, without its null fields."""
+    if schema.kind is FieldKind.OBJECT and isinstance(value, dict):
         return _object(value, schema)
-    if schema.kind is Kind.ARRAY and isinstance(value, list) and schema.items is not None:
+    if schema.kind is FieldKind.ARRAY and isinstance(value, list) and schema.items is not None:
         return [with_defaults(item, schema.items) for item in value]
     return copy.deepcopy(value)
 

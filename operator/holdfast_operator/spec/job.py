@@ -1,7 +1,7 @@
-"""An ElasticJob's spec as typed values: what every decision of the operator reads.
+"""An ElasticJob's spec as typed values, for every decision of the operator.
 
-Made from an object that is checked and has its defaults; here nothing is checked again. Field
-names follow the CRD, durations end in `_s` (seconds). How a spec is read is in `spec`.
+Made from an object that is checked and has its defaults; nothing is checked again here. Field names
+follow the CRD, durations end in `_s` (seconds).
 """
 
 from __future__ import annotations
@@ -11,26 +11,31 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast_wire.messages.spec import FailureAction, SuccessPolicy
+from holdfast_operator.spec.quantities import to_bytes
+from holdfast_wire.messages import (
+    CheckpointPolicy,
+    FailureAction,
+    FailureRule,
+    HangPolicy,
+    HealthMode,
+    HealthPolicy,
+    PreflightPolicy,
+    StragglerPolicy,
+    SuccessPolicy,
+    Tier,
+)
+from holdfast_wire.tiers import to_intervals
 
 
 class Scaler(enum.StrEnum):
-    """Who changes `replicas`."""
+    """Owner of `replicas`."""
 
     EXTERNAL = "External"
     MASTER = "Master"
 
 
-class Mode(enum.StrEnum):
-    """What a health check leads to."""
-
-    DISABLED = "Disabled"
-    REPORT = "Report"
-    ACT = "Act"
-
-
 class CleanPods(enum.StrEnum):
-    """Which pods are deleted when the job has finished."""
+    """Pods that are deleted when the job has finished."""
 
     RUNNING = "Running"
     ALL = "All"
@@ -38,7 +43,7 @@ class CleanPods(enum.StrEnum):
 
 
 class RestartPolicy(enum.StrEnum):
-    """When the pods of an extra role are replaced."""
+    """Condition for replacing the pods of an extra role."""
 
     NEVER = "Never"
     ON_FAILURE = "OnFailure"
@@ -47,7 +52,7 @@ class RestartPolicy(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Size:
-    """How many workers, with what is absent in the spec filled in."""
+    """Numbers of workers, with defaults for what is absent in the spec."""
 
     least: int
     """Fewest that may train: minReplicas, else replicas."""
@@ -58,54 +63,51 @@ class Size:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRule:
-    """One rule of failurePolicy; exactly one matcher is set."""
+class FailureRuleSpec:
+    """One rule of failurePolicy."""
 
-    action: FailureAction
-    exit_codes: tuple[int, ...] = ()
-    exit_codes_not_in: bool = False
+    rule: FailureRule
+    """The rule in the master's form; exactly one matcher is set."""
     container: str = ""
-    """Only exit codes of this container; empty: any."""
-    pod_conditions: tuple[tuple[str, str], ...] = ()
-    """Type and status of conditions, one of which matches."""
-    log_pattern: str = ""
+    """Container whose exit codes count; empty: any."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Budget:
-    """How often something may happen."""
+class BudgetSpec:
+    """Limit on how often something may happen."""
 
     limit: int
     window_s: int
-    """0: the job's whole life."""
+    """Length of the window, s; 0: the job's whole life."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Budgets:
-    """The four separate counters."""
+    """The four budgets."""
 
-    failures: Budget
-    preemptions: Budget
-    rescales: Budget
-    no_progress: Budget
+    failures: BudgetSpec
+    preemptions: BudgetSpec
+    rescales: BudgetSpec
+    no_progress: BudgetSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """Modes of the checks, as this version has them (see `availability`)."""
+class MemoryPolicy:
+    """More host memory for the next pod of a worker that ran out of it."""
 
-    preflight: Mode
-    hang: Mode
-    straggler: Mode
+    raise_percent: int
+    """Of the limit that was too small."""
+    most_bytes: int
+    """No pod gets more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cleanup:
-    """What is left after the end."""
+    """Clean-up after the end."""
 
     pods: CleanPods
     ttl_s: int | None
-    """The whole job is deleted this long after its end; None: never."""
+    """Time after its end at which the whole job is deleted, s; None: never."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +121,12 @@ class ExtraRole:
 
 
 _MOST_STEPS = 2**31 - 1
-"""What the wire carries; no job lives to see the difference."""
+"""Limit of the wire; no job lives long enough to reach it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What is wanted of one job."""
+    """Wanted state of one job."""
 
     replicas: int
     min_replicas: int | None
@@ -141,27 +143,25 @@ class JobSpec:
     join_window_s: int
     scale_down_grace_s: int
     below_min_timeout_s: int
-    rules: tuple[FailureRule, ...]
+    rules: tuple[FailureRuleSpec, ...]
     budgets: Budgets
-    health: Health
+    memory: MemoryPolicy | None
+    """None: each pod has what its template says."""
+    health: HealthPolicy
     exclude_failed_nodes: bool
     max_excluded_nodes: int
+    avoid_struck_nodes: bool
+    """True: new pods avoid nodes on which several jobs had trouble."""
     cleanup: Cleanup
-    memory_every: int
-    """Steps between checkpoints in memory; 0: the master computes it."""
-    storage_every: int
-    """Steps between checkpoints on storage; 0: the master computes it."""
-    keep_last: int
-    """Committed checkpoints that stay: the newest so many."""
-    keep_every: int
-    """Each multiple of so many steps stays for good; 0: none."""
+    checkpoint: CheckpointPolicy
+    """Settings of checkpoints; they go unchanged to the master and to the checkpoint servers."""
     delete_grace_s: int | None
-    """How long a deletion may wait for a last checkpoint; None: it does not wait."""
+    """Time for which a deletion may wait for a last checkpoint, s; None: it does not wait."""
     budget_for_drains: bool
-    """Whether a PodDisruptionBudget keeps `size.least` workers while nodes are drained."""
+    """True: a PodDisruptionBudget keeps `size.least` workers while nodes are drained."""
     master_port: int
     master_template: Mapping[str, Any] | None
-    """None: the operator's own image and resources."""
+    """Template of the master; None: the operator's own image and resources."""
     worker_template: Mapping[str, Any]
     extra_roles: tuple[ExtraRole, ...]
 
@@ -176,12 +176,12 @@ class JobSpec:
 
     @property
     def worker_pods(self) -> int:
-        """Worker pods that should exist: replicas, and the standbys after them."""
+        """Number of worker pods that should exist: replicas and standbys."""
         return self.replicas + self.standbys
 
     @classmethod
     def from_object(cls, body: Mapping[str, Any]) -> JobSpec:
-        """The spec of a checked ElasticJob object that has its defaults."""
+        """Return the spec of a checked ElasticJob object that has its defaults."""
         spec = body["spec"]
         elastic, scheduling = spec["elasticPolicy"], spec["scheduling"]
         return cls(
@@ -201,17 +201,16 @@ class JobSpec:
             below_min_timeout_s=elastic["belowMinTimeoutSeconds"],
             rules=tuple(_rule(rule) for rule in spec["failurePolicy"]["rules"]),
             budgets=_budgets(spec["failurePolicy"]["budgets"]),
+            memory=_memory(spec["failurePolicy"].get("memory")),
             health=_health(spec["health"]),
             exclude_failed_nodes=scheduling["excludeFailedNodes"],
             max_excluded_nodes=scheduling["maxExcludedNodes"],
+            avoid_struck_nodes=scheduling.get("avoidStruckNodes", True),
             cleanup=Cleanup(
                 pods=CleanPods(spec["cleanup"]["pods"]),
                 ttl_s=spec["cleanup"].get("ttlSecondsAfterFinished"),
             ),
-            memory_every=_every(spec["checkpoint"]["memory"]),
-            storage_every=_every(spec["checkpoint"]["storage"]),
-            keep_last=spec["checkpoint"]["storage"]["keepLast"],
-            keep_every=spec["checkpoint"]["storage"]["keepEverySteps"],
+            checkpoint=_checkpoint(spec["checkpoint"]),
             delete_grace_s=_delete_grace(spec["checkpoint"]),
             budget_for_drains=scheduling["podDisruptionBudget"] == "MinReplicas",
             master_port=spec["master"]["port"],
@@ -219,6 +218,19 @@ class JobSpec:
             worker_template=spec["worker"]["template"],
             extra_roles=tuple(_extra_role(role) for role in spec["extraRoles"]),
         )
+
+
+def _checkpoint(checkpoint: Mapping[str, Any]) -> CheckpointPolicy:
+    storage = checkpoint["storage"]
+    every = {
+        Tier.MEMORY: _every(checkpoint["memory"]),
+        Tier.STORAGE: _every(storage),
+    }
+    return CheckpointPolicy(
+        keep_last=storage["keepLast"],
+        keep_every=storage["keepEverySteps"],
+        intervals=to_intervals(every),
+    )
 
 
 def _delete_grace(checkpoint: Mapping[str, Any]) -> int | None:
@@ -232,26 +244,26 @@ def _every(tier: Mapping[str, Any]) -> int:
 
 
 def _upper(camel: str) -> str:
-    """AllWorkers as ALL_WORKERS: the wire's enums have the CRD's words in this form."""
+    """Return AllWorkers as ALL_WORKERS: the wire's enums have the CRD's words in this form."""
     return "".join(f"_{c}" if c.isupper() and at else c for at, c in enumerate(camel)).upper()
 
 
-def _rule(rule: Mapping[str, Any]) -> FailureRule:
+def _rule(rule: Mapping[str, Any]) -> FailureRuleSpec:
     codes = rule.get("onExitCodes", {})
     conditions = rule.get("onPodConditions", ())
-    return FailureRule(
+    made = FailureRule(
         action=FailureAction[_upper(rule["action"])],
         exit_codes=tuple(codes.get("values", ())),
         exit_codes_not_in=codes.get("operator") == "NotIn",
-        container=codes.get("containerName", ""),
-        pod_conditions=tuple((one["type"], one["status"]) for one in conditions),
+        pod_conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
         log_pattern=rule.get("onLogPattern", ""),
     )
+    return FailureRuleSpec(rule=made, container=codes.get("containerName", ""))
 
 
 def _budgets(budgets: Mapping[str, Mapping[str, int]]) -> Budgets:
-    def one(name: str) -> Budget:
-        return Budget(budgets[name]["limit"], budgets[name]["windowSeconds"])
+    def one(name: str) -> BudgetSpec:
+        return BudgetSpec(budgets[name]["limit"], budgets[name]["windowSeconds"])
 
     return Budgets(
         failures=one("failures"),
@@ -261,12 +273,39 @@ def _budgets(budgets: Mapping[str, Mapping[str, int]]) -> Budgets:
     )
 
 
-def _health(health: Mapping[str, Mapping[str, Any]]) -> Health:
-    return Health(
-        preflight=Mode(health["preflight"]["mode"]),
-        hang=Mode(health["hang"]["mode"]),
-        straggler=Mode(health["straggler"]["mode"]),
+def _memory(memory: Mapping[str, Any] | None) -> MemoryPolicy | None:
+    if memory is None:
+        return None
+    most = to_bytes(memory["maxMemory"])
+    return MemoryPolicy(raise_percent=memory["raisePercent"], most_bytes=most or 0)
+
+
+def _health(health: Mapping[str, Mapping[str, Any]]) -> HealthPolicy:
+    preflight, hang, straggler = health["preflight"], health["hang"], health["straggler"]
+    return HealthPolicy(
+        preflight=PreflightPolicy(
+            mode=_health_mode(preflight),
+            network_check=preflight["networkCheck"],
+            timeout_seconds=float(preflight["timeoutSeconds"]),
+        ),
+        hang=HangPolicy(
+            mode=_health_mode(hang),
+            step_time_factor=float(hang["stepTimeFactor"]),
+            min_seconds=float(hang["minSeconds"]),
+            first_step_seconds=float(hang["firstStepSeconds"]),
+        ),
+        straggler=StragglerPolicy(
+            mode=_health_mode(straggler),
+            slowdown_percent=float(straggler["slowdownPercent"]),
+            window_steps=straggler["windowSteps"],
+            votes=straggler["votes"],
+            votes_out_of=straggler["votesOutOf"],
+        ),
     )
+
+
+def _health_mode(check: Mapping[str, Any]) -> HealthMode:
+    return HealthMode[check["mode"].upper()]
 
 
 def _extra_role(role: Mapping[str, Any]) -> ExtraRole:

@@ -1,4 +1,4 @@
-"""Regular expressions as Kubernetes and the agents read them: RE2, which cannot be made to hang."""
+"""Regular expressions as Kubernetes and the agents read them: RE2, which no pattern can hang."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re2  # type: ignore[import-untyped]
 
 
 def found(pattern: str, text: str) -> bool:
-    """Whether the pattern is somewhere in the text.
+    """Return whether the text contains a match of the pattern.
 
     Raises:
         ValueError: The pattern is not RE2.
@@ -18,7 +18,7 @@ def found(pattern: str, text: str) -> bool:
 
 
 def fault_of(pattern: str) -> str | None:
-    """What is wrong with a pattern that a person wrote; None where it is RE2."""
+    """Return the fault of a pattern that a person wrote; None if it is RE2."""
     options = re2.Options()
     options.log_errors = False
     try:

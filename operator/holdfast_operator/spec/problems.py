@@ -1,7 +1,8 @@
-"""What is wrong with a job file: one value per fault, each with its field, value and remedy.
+"""Problems of a job file: one value per fault, with field, value and remedy.
 
-Here: the shape of a problem and how it reads. Not here: finding problems (`documents`,
-`structure`, `relations`, `availability`, `build` do) and printing them (the command line does).
+Belongs here: the form and the text of a problem. Does not belong here: finding problems
+(`yaml_documents`, `structure`, `cel_rules`, `availability`, `pods`), printing them (the command
+line).
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ _LONGEST_VALUE: Final = 80
 
 
 class ProblemKind(enum.Enum):
-    """What sort of fault it is; `relations` skips rules about fields that cannot be read."""
+    """Kind of fault; `cel_rules` skips rules about fields that cannot be read."""
 
     SYNTAX = "syntax"
     """The text is not the YAML that Kubernetes reads."""
     TYPE = "type"
     """A value of another type than the field holds."""
     REQUIRED = "required"
-    """A field that has to be there is not."""
+    """A required field is missing."""
     UNKNOWN = "unknown"
-    """No such field."""
+    """There is no such field."""
     CHOICE = "choice"
     """A text that is none of the allowed ones."""
     BOUND = "bound"
-    """Too small, too large, too long, of the wrong form."""
+    """A value that is too small, too large, too long, or of the wrong form."""
     REPEAT = "repeat"
-    """The same item, key or name twice."""
+    """The same item, key or name, twice."""
     RELATION = "relation"
     """Fields that do not fit together, or a change that is not allowed."""
     UNAVAILABLE = "unavailable"
@@ -45,7 +46,7 @@ class ProblemKind(enum.Enum):
 
     @property
     def unreadable(self) -> bool:
-        """Whether the field's value means nothing, so that rules about it say nothing true."""
+        """True if the field's value cannot be read, so that rules about it mean nothing."""
         return self in _UNREADABLE
 
 
@@ -65,26 +66,26 @@ class Problem:
     """One fault of one field."""
 
     path: Path
-    """Where; empty for the document as a whole."""
+    """Path of the field; empty for the document as a whole."""
     kind: ProblemKind
     fault: str
-    """What is wrong, to be read after the field and its value."""
+    """Text of the fault, to be read after the field and its value."""
     remedy: str = ""
-    """What would be right, as an instruction; empty where the fault says it already."""
+    """Instruction that leads to a valid value; empty if the fault says it already."""
     value: str = ""
-    """The value as the file has it, shortened; empty where there is none."""
+    """The value as the file has it, shortened; empty: there is none."""
     line: int | None = None
-    """Line of the file, from 1; None where there is no file."""
+    """Line of the file, from 1; None: there is no file."""
     meant: Path | None = None
-    """The field that was probably meant, where the name is unknown."""
+    """The field that was probably meant, if the name is unknown."""
 
     @property
     def field(self) -> str:
-        """The full path as people write it, such as `spec.failurePolicy.rules[0].action`."""
+        """Full path for people, such as `spec.failurePolicy.rules[0].action`."""
         return show_path(self.path)
 
     def __str__(self) -> str:
-        """One sentence: where, what value, what is wrong, what would be right."""
+        """Return one sentence: path, value, fault and remedy."""
         where = f"line {self.line}: " if self.line is not None else ""
         field = f"{self.field}: " if self.path else ""
         value = f"{self.value} " if self.value else ""
@@ -93,19 +94,19 @@ class Problem:
 
 
 class InvalidJobError(ValueError):
-    """A job file, or a change of a job, that is refused; carries every problem found."""
+    """A refused job file, or change of a job; carries every problem found."""
 
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:
         self.source = source
         """Name of the file or of the change, for people."""
         self.problems = tuple(problems)
-        """All of them, in the order of the file."""
+        """All problems, in the order of the file."""
         lines = [f"{source}: {problem}" for problem in self.problems]
         super().__init__("\n".join(lines))
 
 
 def show_path(path: Path) -> str:
-    """The path as people write it: dots, positions in brackets, odd names quoted."""
+    """Return the path for people: dots, positions in brackets, odd names quoted."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -118,7 +119,7 @@ def show_path(path: Path) -> str:
 
 
 def value_at(value: Any, path: Path) -> Any:
-    """What stands at a path inside plain mappings and lists; None where nothing does."""
+    """Return the value at a path inside plain mappings and lists; None if there is none."""
     for step in path:
         if isinstance(step, str) and isinstance(value, dict):
             value = value.get(step)
@@ -130,7 +131,7 @@ def value_at(value: Any, path: Path) -> Any:
 
 
 def show_value(value: Any) -> str:
-    """The value as JSON, shortened to one readable line; containers only by their kind."""
+    """Return the value as JSON, shortened to one readable line; containers only by their kind."""
     if isinstance(value, dict):
         return f"(a mapping of {len(value)})"
     if isinstance(value, list):
@@ -139,12 +140,12 @@ def show_value(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """The text, cut to what fits into a line."""
+    """Return the text, cut to the length of a line."""
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` was probably meant to be, or None where none is near."""
+    """Return the known name that `name` was probably meant to be; None: none is near."""
     names = sorted(known)
     for candidate in names:
         if candidate.lower() == name.lower():

@@ -1,6 +1,6 @@
 """Single values against the schema: their type, choice, bounds and form.
 
-Each fault names the value and what would be right. What has fields or items is in `structure`.
+Each fault names the value and a valid one. Does not belong here: mappings and lists (`structure`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from holdfast_operator.spec.patterns import found
 from holdfast_operator.spec.problems import Path, Problem, ProblemKind, nearest, show_value
-from holdfast_operator.spec.schema import Kind, Schema
+from holdfast_operator.spec.schema import FieldKind, Schema
 
 _RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "int32": (-(2**31), 2**31 - 1),
@@ -23,25 +23,25 @@ _NUMBER: Final = re.compile(r"[-+]?[0-9]{1,18}\Z")
 
 
 def is_int(value: Any) -> bool:
-    """Whether it is a whole number; a boolean is none."""
+    """Return whether a value is a whole number; a boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_FITS: Final[Mapping[Kind, Callable[[Any], bool]]] = {
-    Kind.OBJECT: lambda value: isinstance(value, dict),
-    Kind.ARRAY: lambda value: isinstance(value, list),
-    Kind.STRING: lambda value: isinstance(value, str),
-    Kind.INTEGER: is_int,
-    Kind.BOOLEAN: lambda value: isinstance(value, bool),
-    Kind.INT_OR_STRING: lambda value: is_int(value) or isinstance(value, str),
+_FITS: Final[Mapping[FieldKind, Callable[[Any], bool]]] = {
+    FieldKind.OBJECT: lambda value: isinstance(value, dict),
+    FieldKind.ARRAY: lambda value: isinstance(value, list),
+    FieldKind.STRING: lambda value: isinstance(value, str),
+    FieldKind.INTEGER: is_int,
+    FieldKind.BOOLEAN: lambda value: isinstance(value, bool),
+    FieldKind.INT_OR_STRING: lambda value: is_int(value) or isinstance(value, str),
 }
-_NOUNS: Final[Mapping[Kind, str]] = {
-    Kind.OBJECT: "a mapping of fields",
-    Kind.ARRAY: "a list",
-    Kind.STRING: "a text",
-    Kind.INTEGER: "a whole number",
-    Kind.BOOLEAN: "true or false",
-    Kind.INT_OR_STRING: "a whole number or a text",
+_NOUNS: Final[Mapping[FieldKind, str]] = {
+    FieldKind.OBJECT: "a mapping of fields",
+    FieldKind.ARRAY: "a list",
+    FieldKind.STRING: "a text",
+    FieldKind.INTEGER: "a whole number",
+    FieldKind.BOOLEAN: "true or false",
+    FieldKind.INT_OR_STRING: "a whole number or a text",
 }
 _FOUND: Final[Mapping[type, str]] = {
     type(None): "empty",
@@ -55,7 +55,7 @@ _FOUND: Final[Mapping[type, str]] = {
 
 
 def wrong_type(value: Any, schema: Schema, path: Path) -> Problem | None:
-    """The fault of a value that is of another type than the schema's; None where it fits."""
+    """Return the fault of a value with another type than the schema's; None: the type is right."""
     if _FITS[schema.kind](value):
         return None
     return Problem(
@@ -73,11 +73,11 @@ def _remedy(value: Any, schema: Schema) -> str:
             "YAML reads an unquoted yes, no, on, off, true or false as a boolean; use one of "
             + ", ".join(schema.choices)
         )
-    if schema.kind is Kind.STRING and isinstance(value, bool | int | float):
+    if schema.kind is FieldKind.STRING and isinstance(value, bool | int | float):
         return "write it in quotes"
-    if schema.kind is Kind.INTEGER and isinstance(value, float) and value.is_integer():
+    if schema.kind is FieldKind.INTEGER and isinstance(value, float) and value.is_integer():
         return f"write {int(value)}"
-    if schema.kind is Kind.INTEGER and isinstance(value, str) and _NUMBER.match(value):
+    if schema.kind is FieldKind.INTEGER and isinstance(value, str) and _NUMBER.match(value):
         return f"write {int(value)} without quotes"
     return f"use {_wanted(schema)}"
 
@@ -85,7 +85,7 @@ def _remedy(value: Any, schema: Schema) -> str:
 def _wanted(schema: Schema) -> str:
     if schema.choices:
         return "one of " + ", ".join(schema.choices)
-    if schema.kind is Kind.INTEGER:
+    if schema.kind is FieldKind.INTEGER:
         low, high = _range(schema)
         return f"a whole number from {low} to {high}"
     return _NOUNS[schema.kind]
@@ -100,7 +100,7 @@ def _range(schema: Schema) -> tuple[int, int]:
 
 
 def check_scalar(value: Any, schema: Schema, path: Path) -> Iterator[Problem]:
-    """Every fault of a text, number or boolean that has the right type."""
+    """Yield every fault of a text, number or boolean that has the right type."""
     if is_int(value):
         yield from _check_number(value, schema, path)
     elif isinstance(value, str):
@@ -142,7 +142,7 @@ def _no_choice(value: str, schema: Schema, path: Path) -> Problem:
 
 
 def bound(path: Path, value: Any, fault: str, remedy: str) -> Problem:
-    """A problem of a value that is too small, too large or of the wrong form."""
+    """Return the problem of a value that is too small, too large or of the wrong form."""
     return Problem(
         path=path, kind=ProblemKind.BOUND, value=show_value(value), fault=fault, remedy=remedy
     )

@@ -1,7 +1,7 @@
-"""The CRD as a tree of frozen values: what its structural schema and its rules say of each field.
+"""The CRD as a tree of frozen values: the structural schema and the rules of each field.
 
-Read once from the CRD's text. A construct that the walks here would not honour is refused, so
-that the CRD cannot promise what `structure` does not check. Checking objects does not belong here.
+It is read once from the CRD's text. A construct that `structure` would not check is refused, so
+that the CRD cannot promise it. Checking objects does not belong here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from holdfast_operator.spec.problems import Path
 
 
 class SchemaError(ValueError):
-    """The CRD's text is not understood by this version: a fault of the build, not of a user."""
+    """This version cannot read the CRD's text: a fault of the build, not of a user."""
 
 
-class Kind(enum.Enum):
-    """What a field may hold."""
+class FieldKind(enum.Enum):
+    """Type of a field's value."""
 
     OBJECT = "object"
     ARRAY = "array"
@@ -41,11 +41,11 @@ class Rule:
     message_expression: str = ""
     """CEL that makes a message with the values in it; empty: `message` is all."""
     field: Path = ()
-    """The field that is to blame, from where the rule stands."""
+    """The field to blame, relative to the rule's place."""
 
     @property
     def about_change(self) -> bool:
-        """Whether it compares with the object as it was, so that it holds for updates only."""
+        """True if it compares with the object before, so that it holds for updates only."""
         return "oldSelf" in self.expression
 
 
@@ -53,15 +53,15 @@ class Rule:
 class Schema:
     """One node of the structural schema."""
 
-    kind: Kind
+    kind: FieldKind
     description: str = ""
     properties: Mapping[str, Schema] = dataclasses.field(default_factory=dict)
     required: tuple[str, ...] = ()
     values: Schema | None = None
-    """Of a mapping with free keys: what each value is."""
+    """Schema of each value, for a mapping with free keys."""
     items: Schema | None = None
     preserve: bool = False
-    """Unknown fields are kept and not looked into."""
+    """True: unknown fields are kept and not looked into."""
     has_default: bool = False
     default: Any = None
     choices: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Schema:
     unique: str = ""
     """The list's x-kubernetes-list-type: set, map or atomic."""
     unique_by: tuple[str, ...] = ()
-    """Of a map list: the fields that together must differ."""
+    """Fields that together must differ, for a map list."""
     rules: tuple[Rule, ...] = ()
 
 
@@ -90,18 +90,18 @@ class Crd:
 
     @property
     def api_version(self) -> str:
-        """What `apiVersion` of its objects says."""
+        """`apiVersion` of the CRD's objects."""
         return f"{self.group}/{self.version}"
 
 
 @functools.lru_cache(maxsize=4)
 def parse_crd(text: str) -> Crd:
-    """The definition that a YAML text of a CustomResourceDefinition with one version holds.
+    """Return the definition in a YAML text of a CustomResourceDefinition with one version.
 
     Raises:
-        SchemaError: The text is not that, or uses what is not understood here.
+        SchemaError: The text is no such definition, or uses an unknown construct.
     """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is built
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if it is built
     try:
         spec = yaml.load(text, Loader=loader)["spec"]  # noqa: S506, both loaders are safe ones
         (version,) = spec["versions"]
@@ -114,7 +114,7 @@ def parse_crd(text: str) -> Crd:
 
 
 def walk(schema: Schema, path: Path = ()) -> Iterator[tuple[Path, Schema]]:
-    """Every field under a schema with its path, the schema itself first; `[]` steps into lists."""
+    """Yield every field under a schema with its path, the schema first; `[]` steps into lists."""
     yield path, schema
     for name, child in schema.properties.items():
         yield from walk(child, (*path, name))
@@ -122,8 +122,8 @@ def walk(schema: Schema, path: Path = ()) -> Iterator[tuple[Path, Schema]]:
         yield from walk(schema.items, (*path[:-1], f"{path[-1]}[]"))
 
 
-_TYPES: Final[Mapping[str, Kind]] = {
-    kind.value: kind for kind in Kind if kind is not Kind.INT_OR_STRING
+_TYPES: Final[Mapping[str, FieldKind]] = {
+    kind.value: kind for kind in FieldKind if kind is not FieldKind.INT_OR_STRING
 }
 _UNDERSTOOD: Final = frozenset(
     {"type", "description", "properties", "required", "additionalProperties", "items", "default"}
@@ -165,9 +165,9 @@ def _schema(node: Mapping[str, Any], path: Path) -> Schema:
     )
 
 
-def _kind(node: Mapping[str, Any], path: Path) -> Kind:
+def _kind(node: Mapping[str, Any], path: Path) -> FieldKind:
     if node.get("x-kubernetes-int-or-string"):
-        return Kind.INT_OR_STRING
+        return FieldKind.INT_OR_STRING
     try:
         return _TYPES[node["type"]]
     except KeyError as error:

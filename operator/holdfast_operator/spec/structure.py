@@ -1,8 +1,8 @@
-"""The structural walk: a whole object against the schema, every fault of it reported.
+"""Structural check: a whole object against the schema; every fault is reported.
 
-Unknown and missing fields, sizes, items that repeat; single values are in `scalars`. Relations
-between fields are in `relations`. Defaults must have been filled in before, because a field by
-which a list's items differ can have one.
+Unknown and missing fields, sizes, repeated items. Does not belong here: single values (`scalars`),
+relations between fields (`cel_rules`). Defaults must be filled in before, because a key of a list's
+items may have one.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Any
 
 from holdfast_operator.spec.problems import Path, Problem, ProblemKind, nearest, show_path
 from holdfast_operator.spec.scalars import bound, check_scalar, wrong_type
-from holdfast_operator.spec.schema import Kind, Schema, walk
+from holdfast_operator.spec.schema import FieldKind, Schema, walk
 
 
 def check_structure(value: Any, schema: Schema, path: Path = ()) -> Iterator[Problem]:
-    """Every fault of `value` and of what is in it, in the order of the object.
+    """Yield every fault of `value` and of its content, in the order of the object.
 
     Args:
         value: Plain mappings, lists, texts, numbers and booleans, with defaults filled in.
-        schema: What `value` should be.
-        path: Where `value` stands.
+        schema: Schema of `value`.
+        path: Path of `value`.
     """
     yield from _Walk(schema, path).check(value, schema, path)
 
 
 class _Walk:
-    """One walk; knows the whole schema, to say where a misplaced field belongs."""
+    """One walk; it has the whole schema, to name the place where a misplaced field belongs."""
 
     def __init__(self, root: Schema, path: Path) -> None:
         self._root = root
         self._at = path
 
     def check(self, value: Any, schema: Schema, path: Path) -> Iterator[Problem]:
-        """Every fault of one value and of what is in it."""
+        """Yield every fault of one value and of its content."""
         fault = wrong_type(value, schema, path)
         if fault is not None:
             yield fault
-        elif schema.kind is Kind.OBJECT:
+        elif schema.kind is FieldKind.OBJECT:
             yield from self._object(value, schema, path)
-        elif schema.kind is Kind.ARRAY:
+        elif schema.kind is FieldKind.ARRAY:
             yield from self._array(value, schema, path)
         else:
             yield from check_scalar(value, schema, path)
@@ -118,7 +118,7 @@ def _repeats(value: list[Any], schema: Schema, path: Path) -> Iterator[Problem]:
 
 
 def _key_of(item: Any, schema: Schema) -> str | None:
-    """What must differ between the items of a list, as text; None where nothing must."""
+    """Return the text that must differ between the items of a list; None: items may be equal."""
     if schema.unique == "set":
         return json.dumps(item, sort_keys=True, default=str)
     if schema.unique == "map" and isinstance(item, dict):

@@ -1,4 +1,4 @@
-"""What people and programs read of a job: the status subresource, made anew at every plan.
+"""Status of a job for people and programs: the status subresource, new at every plan.
 
-Pure. `report` makes the object, `conditions` its conditions. Who writes it is the shell's affair.
+Pure. `report` makes the object, `conditions` its conditions. Does not belong here: writing it.
 """

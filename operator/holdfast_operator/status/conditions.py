@@ -1,4 +1,4 @@
-"""Conditions as `metav1.Condition` has them: a true, false or unknown statement with its reason.
+"""Conditions as in `metav1.Condition`: a true, false or unknown statement with its reason.
 
 `lastTransitionTime` changes only when the statement does, so an unchanged job has an unchanged
 status.
@@ -14,14 +14,16 @@ from typing import Any, Final
 
 _LONGEST_MESSAGE: Final = 32768
 _LONGEST_REASON: Final = 1024
+_STATUS: Final = {True: "True", False: "False", None: "Unknown"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Statement:
+class ConditionStatement:
     """One condition before it has a time."""
 
     type: str
-    holds: bool
+    holds: bool | None
+    """None: nobody knows."""
     reason: str
     """CamelCase."""
     message: str = ""
@@ -29,25 +31,25 @@ class Statement:
 
 
 def rfc3339(unix: float) -> str:
-    """A time as Kubernetes writes it: UTC, whole seconds.
+    """Return a time as Kubernetes writes it: UTC, whole seconds.
 
-    Rounded up: what waits from this time on (`ttlSecondsAfterFinished`) never waits for less.
+    It is rounded up: a wait from this time on (`ttlSecondsAfterFinished`) is never too short.
     """
     return datetime.fromtimestamp(math.ceil(unix), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def settle(
-    statements: Iterable[Statement],
+    statements: Iterable[ConditionStatement],
     before: Sequence[Mapping[str, Any]],
     generation: int,
     now: float,
 ) -> list[dict[str, Any]]:
-    """The statements as conditions, in their order, with the times of those that did not change.
+    """Return the statements as conditions, in order; unchanged ones keep their times.
 
     Args:
-        statements: What holds now.
+        statements: Present statements.
         before: The conditions of the last status.
-        generation: Of the spec that they are about.
+        generation: Generation of their spec.
         now: Unix time, s.
     """
     old = {condition["type"]: condition for condition in before}
@@ -55,9 +57,9 @@ def settle(
 
 
 def _condition(
-    statement: Statement, old: Mapping[str, Any] | None, generation: int, now: float
+    statement: ConditionStatement, old: Mapping[str, Any] | None, generation: int, now: float
 ) -> dict[str, Any]:
-    status = "True" if statement.holds else "False"
+    status = _STATUS[statement.holds]
     same = old is not None and old["status"] == status
     return {
         "type": statement.type,
@@ -70,5 +72,5 @@ def _condition(
 
 
 def holding(conditions: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Types of the conditions that are true."""
+    """Yield the types of the conditions that are true."""
     yield from (one["type"] for one in conditions if one["status"] == "True")

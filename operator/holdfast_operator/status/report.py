@@ -1,8 +1,8 @@
-"""The status subresource: what is, for people, `kubectl get`, HPA and the next plan.
+"""The status subresource: the present state, for people, `kubectl get`, HPA and the next plan.
 
-Made whole at every look; what only the past knows (first start, the last world of a master that
-is away) is taken from the last status, as far as the pods allow (see `known`). Once the job is
-over, its end never changes.
+It is made whole at every look. Facts of the past (first start, the last world of a master that is
+away) come from the last status, as far as the pods allow (see `world`). Once the job is over, its
+end never changes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from holdfast_operator.plan import memory_raise
+from holdfast_operator.plan.inputs import Situation
 from holdfast_operator.plan.pods import WORKER, Role
-from holdfast_operator.plan.situation import Situation
-from holdfast_operator.plan.view import Outcome
+from holdfast_operator.plan.view import JobOutcome
+from holdfast_operator.status.condition_rules import statements
 from holdfast_operator.status.conditions import holding, rfc3339, settle
-from holdfast_operator.status.known import hears, kept_phase, world
-from holdfast_operator.status.statements import statements
+from holdfast_operator.status.world import hears, kept_phase, world
 from holdfast_wire import keys
 from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus, PodPhase
 
@@ -28,13 +29,13 @@ _BUDGETS: Final[Mapping[BudgetKind, str]] = {
 _RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STOPPING, JobPhase.SUCCEEDED})
 
 
-def report(situation: Situation, outcome: Outcome | None, *, finished: bool) -> dict[str, Any]:
-    """The whole status object of a job.
+def report(situation: Situation, outcome: JobOutcome | None, *, finished: bool) -> dict[str, Any]:
+    """Return the whole status object of a job.
 
     Args:
         situation: The look at the job.
-        outcome: How the job ends, where that is decided.
-        finished: Whether it is over with this look.
+        outcome: End of the job, if it is decided.
+        finished: True: the job is over with this look.
     """
     if situation.job.ended_at is not None:
         return _ended(situation)
@@ -52,7 +53,7 @@ def report(situation: Situation, outcome: Outcome | None, *, finished: bool) -> 
     if master.status is not None:
         status |= _from_master(situation, master.status)
     else:
-        names = ("restarts", "budgets", "goodputPercent")
+        names = ("restarts", "budgets", "goodputPercent", "goodputAssumed")
         status |= {name: job.status[name] for name in names if name in job.status}
         if "world" in job.status:
             status["world"] = {**job.status["world"], **_members(situation)}
@@ -60,6 +61,9 @@ def report(situation: Situation, outcome: Outcome | None, *, finished: bool) -> 
         status["masterEndpoint"] = job.master_endpoint
     if situation.avoided:
         status["excludedNodes"] = list(situation.avoided)
+    more_memory = memory_raise.raised(situation)
+    if more_memory:
+        status[memory_raise.FIELD] = more_memory
     status |= _times(situation, finished=finished)
     before = job.status.get("conditions", ())
     stated = statements(situation, outcome, finished=finished)
@@ -69,18 +73,22 @@ def report(situation: Situation, outcome: Outcome | None, *, finished: bool) -> 
 
 
 def _ended(situation: Situation) -> dict[str, Any]:
-    """The status of a job that is over: only its pods still change."""
+    """Return the status of a job that is over: only its pods still change."""
     return {**situation.job.status, **_pods(situation)}
 
 
 def _pods(situation: Situation) -> dict[str, Any]:
     workers = situation.live(Role.WORKER)
     master = situation.master
-    ready = sum(pod.ready for pod in workers)
-    if master.connected and master.status is not None:
+    # Only the master knows the agents. While it is away there are no more than it had, and a pod
+    # with running containers proves nothing.
+    before = situation.job.status.get("readyReplicas", 0)
+    if hears(situation) and master.status is not None:
         ready = min(master.status.ready_nodes, len(workers))
     elif kept_phase(situation) is not None:
-        ready = min(situation.job.status.get("readyReplicas", ready), len(workers))
+        ready = min(before, len(workers))
+    else:
+        ready = min(before, sum(pod.ready for pod in workers))
     names = dict.fromkeys(slot.name for slot in sorted(situation.pods))
     return {
         "replicas": len(workers),
@@ -119,6 +127,8 @@ def _from_master(situation: Situation, said: JobStatus) -> dict[str, Any]:
     }
     if said.job_seconds > 0:
         result["goodputPercent"] = max(0, min(100, round(said.goodput * 100)))
+        if said.goodput_assumed:
+            result["goodputAssumed"] = True
     return result
 
 
@@ -129,8 +139,10 @@ def _world(situation: Situation, said: JobStatus) -> dict[str, Any]:
         "epoch": said.epoch,
         **_members(situation),
         "standbys": said.standby_nodes,
-        "step": said.step,
+        "step": 0 if said.step_guessed else said.step,
     }
+    if said.step_guessed:  # apart: a column of kubectl cannot show that it is a guess
+        result["guessedStep"] = said.step
     known, active = before.get("activeReplicas", 0), result["activeReplicas"]
     if situation.master.connected and known and active and active != known:
         result["lastScaleTime"] = rfc3339(situation.now)
@@ -156,8 +168,8 @@ def _times(situation: Situation, *, finished: bool) -> dict[str, Any]:
     return times
 
 
-def _phase(situation: Situation, outcome: Outcome | None, status: Mapping[str, Any]) -> str:
-    """One word for people; programs read the conditions."""
+def _phase(situation: Situation, outcome: JobOutcome | None, status: Mapping[str, Any]) -> str:
+    """Return one word for people; programs read the conditions."""
     true = set(holding(status["conditions"]))
     for condition, phase in (("Complete", "Succeeded"), ("Failed", "Failed")):
         if condition in true:

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import holdfast_wire.v1.checkpoint_pb2
+import holdfast_wire.v1.evidence_pb2
 import holdfast_wire.v1.fence_pb2
 import holdfast_wire.v1.spec_pb2
 import sys
@@ -48,6 +49,52 @@ RANK_SECTION_CHECKPOINT: RankSection.ValueType  # 5
 RANK_SECTION_FINISHING: RankSection.ValueType  # 6
 Global___RankSection: typing_extensions.TypeAlias = RankSection
 
+class _StepSource:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _StepSourceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StepSource.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    STEP_SOURCE_UNSPECIFIED: _StepSource.ValueType  # 0
+    """By the SDK, or not at all."""
+    STEP_SOURCE_COLLECTIVES: _StepSource.ValueType  # 1
+    """A guess: each period of the rank's collectives counts as a step, from the first one that was seen.
+    Step 0: all of its collectives so far are known, and they have no period yet.
+    """
+
+class StepSource(_StepSource, metaclass=_StepSourceEnumTypeWrapper):
+    """StepSource says how a rank's steps are known."""
+
+STEP_SOURCE_UNSPECIFIED: StepSource.ValueType  # 0
+"""By the SDK, or not at all."""
+STEP_SOURCE_COLLECTIVES: StepSource.ValueType  # 1
+"""A guess: each period of the rank's collectives counts as a step, from the first one that was seen.
+Step 0: all of its collectives so far are known, and they have no period yet.
+"""
+Global___StepSource: typing_extensions.TypeAlias = StepSource
+
+class _NoticeKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _NoticeKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_NoticeKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    NOTICE_KIND_UNSPECIFIED: _NoticeKind.ValueType  # 0
+    NOTICE_KIND_PREEMPTION: _NoticeKind.ValueType  # 1
+    """It will be taken away."""
+    NOTICE_KIND_MAINTENANCE: _NoticeKind.ValueType  # 2
+    """Its host will be maintained: it may freeze or restart."""
+
+class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper):
+    """NoticeKind says what will happen to a node."""
+
+NOTICE_KIND_UNSPECIFIED: NoticeKind.ValueType  # 0
+NOTICE_KIND_PREEMPTION: NoticeKind.ValueType  # 1
+"""It will be taken away."""
+NOTICE_KIND_MAINTENANCE: NoticeKind.ValueType  # 2
+"""Its host will be maintained: it may freeze or restart."""
+Global___NoticeKind: typing_extensions.TypeAlias = NoticeKind
+
 class _AssignmentMode:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -58,7 +105,7 @@ class _AssignmentModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     ASSIGNMENT_MODE_RESTART: _AssignmentMode.ValueType  # 1
     """Kill the old round's processes, start new ones."""
     ASSIGNMENT_MODE_RECONFIGURE: _AssignmentMode.ValueType  # 2
-    """Hand the new world to running processes at an outer boundary (local SGD)."""
+    """Hand the new world to running processes at an outer barrier (local SGD)."""
 
 class AssignmentMode(_AssignmentMode, metaclass=_AssignmentModeEnumTypeWrapper):
     """AssignmentMode: how a world is entered."""
@@ -67,7 +114,7 @@ ASSIGNMENT_MODE_UNSPECIFIED: AssignmentMode.ValueType  # 0
 ASSIGNMENT_MODE_RESTART: AssignmentMode.ValueType  # 1
 """Kill the old round's processes, start new ones."""
 ASSIGNMENT_MODE_RECONFIGURE: AssignmentMode.ValueType  # 2
-"""Hand the new world to running processes at an outer boundary (local SGD)."""
+"""Hand the new world to running processes at an outer barrier (local SGD)."""
 Global___AssignmentMode: typing_extensions.TypeAlias = AssignmentMode
 
 class _LeaveOutcome:
@@ -100,6 +147,32 @@ LEAVE_OUTCOME_REPLACED: LeaveOutcome.ValueType  # 4
 """Another agent took this node rank, or a newer one: exit 75."""
 Global___LeaveOutcome: typing_extensions.TypeAlias = LeaveOutcome
 
+class _CheckRole:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CheckRoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CheckRole.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CHECK_ROLE_UNSPECIFIED: _CheckRole.ValueType  # 0
+    CHECK_ROLE_ALONE: _CheckRole.ValueType  # 1
+    """It measures itself."""
+    CHECK_ROLE_SERVE: _CheckRole.ValueType  # 2
+    """It measures the network with a partner, and listens for it."""
+    CHECK_ROLE_JOIN: _CheckRole.ValueType  # 3
+    """It measures the network with a partner, and connects to it."""
+
+class CheckRole(_CheckRole, metaclass=_CheckRoleEnumTypeWrapper):
+    """CheckRole: a node's part in one round of a check."""
+
+CHECK_ROLE_UNSPECIFIED: CheckRole.ValueType  # 0
+CHECK_ROLE_ALONE: CheckRole.ValueType  # 1
+"""It measures itself."""
+CHECK_ROLE_SERVE: CheckRole.ValueType  # 2
+"""It measures the network with a partner, and listens for it."""
+CHECK_ROLE_JOIN: CheckRole.ValueType  # 3
+"""It measures the network with a partner, and connects to it."""
+Global___CheckRole: typing_extensions.TypeAlias = CheckRole
+
 @typing.final
 class SessionRequest(google.protobuf.message.Message):
     """SessionRequest: agent to master."""
@@ -113,16 +186,22 @@ class SessionRequest(google.protobuf.message.Message):
     ROUND_STARTED_FIELD_NUMBER: builtins.int
     ROUND_STOPPED_FIELD_NUMBER: builtins.int
     STORE_PREPARED_FIELD_NUMBER: builtins.int
-    BOUNDARY_REACHED_FIELD_NUMBER: builtins.int
-    ARM_ECHO_FIELD_NUMBER: builtins.int
+    BARRIER_REACHED_FIELD_NUMBER: builtins.int
+    BARRIER_ACK_FIELD_NUMBER: builtins.int
     COMMAND_DONE_FIELD_NUMBER: builtins.int
     WARMED_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
-    CHECKPOINT_HELD_FIELD_NUMBER: builtins.int
-    CHECKPOINT_SHARD_FIELD_NUMBER: builtins.int
-    STEP_COMMITTED_FIELD_NUMBER: builtins.int
-    RESTORE_ASKED_FIELD_NUMBER: builtins.int
-    ORIGIN_CHECKED_FIELD_NUMBER: builtins.int
+    MEMORY_CHECKPOINTS_FIELD_NUMBER: builtins.int
+    SHARDS_PERSISTED_FIELD_NUMBER: builtins.int
+    COMMIT_RESULT_FIELD_NUMBER: builtins.int
+    RESTORE_REQUEST_FIELD_NUMBER: builtins.int
+    RESTORE_PLAN_VERIFIED_FIELD_NUMBER: builtins.int
+    COLLECTIVE_SAMPLES_FIELD_NUMBER: builtins.int
+    EVIDENCE_COLLECTED_FIELD_NUMBER: builtins.int
+    NOTICE_RECEIVED_FIELD_NUMBER: builtins.int
+    CLOCK_PROBE_FIELD_NUMBER: builtins.int
+    CHECK_LISTENING_FIELD_NUMBER: builtins.int
+    NODE_CHECKED_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """The newest fence that the agent has accepted. For messages about workers: the round of those workers."""
@@ -140,9 +219,9 @@ class SessionRequest(google.protobuf.message.Message):
     @property
     def store_prepared(self) -> Global___StorePrepared: ...
     @property
-    def boundary_reached(self) -> Global___BoundaryReached: ...
+    def barrier_reached(self) -> Global___BarrierReached: ...
     @property
-    def arm_echo(self) -> Global___ArmEcho: ...
+    def barrier_ack(self) -> Global___BarrierAck: ...
     @property
     def command_done(self) -> Global___CommandDone: ...
     @property
@@ -150,15 +229,27 @@ class SessionRequest(google.protobuf.message.Message):
     @property
     def goodbye(self) -> Global___Goodbye: ...
     @property
-    def checkpoint_held(self) -> holdfast_wire.v1.checkpoint_pb2.CheckpointHeld: ...
+    def memory_checkpoints(self) -> holdfast_wire.v1.checkpoint_pb2.MemoryCheckpoints: ...
     @property
-    def checkpoint_shard(self) -> holdfast_wire.v1.checkpoint_pb2.CheckpointShard: ...
+    def shards_persisted(self) -> holdfast_wire.v1.checkpoint_pb2.ShardsPersisted: ...
     @property
-    def step_committed(self) -> holdfast_wire.v1.checkpoint_pb2.StepCommitted: ...
+    def commit_result(self) -> holdfast_wire.v1.checkpoint_pb2.CommitResult: ...
     @property
-    def restore_asked(self) -> holdfast_wire.v1.checkpoint_pb2.RestoreAsked: ...
+    def restore_request(self) -> holdfast_wire.v1.checkpoint_pb2.RestoreRequest: ...
     @property
-    def origin_checked(self) -> holdfast_wire.v1.checkpoint_pb2.OriginChecked: ...
+    def restore_plan_verified(self) -> holdfast_wire.v1.checkpoint_pb2.RestorePlanVerified: ...
+    @property
+    def collective_samples(self) -> Global___CollectiveSamples: ...
+    @property
+    def evidence_collected(self) -> Global___EvidenceCollected: ...
+    @property
+    def notice_received(self) -> Global___NoticeReceived: ...
+    @property
+    def clock_probe(self) -> Global___ClockProbe: ...
+    @property
+    def check_listening(self) -> Global___CheckListening: ...
+    @property
+    def node_checked(self) -> Global___NodeChecked: ...
     def __init__(
         self,
         *,
@@ -169,20 +260,26 @@ class SessionRequest(google.protobuf.message.Message):
         round_started: Global___RoundStarted | None = ...,
         round_stopped: Global___RoundStopped | None = ...,
         store_prepared: Global___StorePrepared | None = ...,
-        boundary_reached: Global___BoundaryReached | None = ...,
-        arm_echo: Global___ArmEcho | None = ...,
+        barrier_reached: Global___BarrierReached | None = ...,
+        barrier_ack: Global___BarrierAck | None = ...,
         command_done: Global___CommandDone | None = ...,
         warmed: Global___Warmed | None = ...,
         goodbye: Global___Goodbye | None = ...,
-        checkpoint_held: holdfast_wire.v1.checkpoint_pb2.CheckpointHeld | None = ...,
-        checkpoint_shard: holdfast_wire.v1.checkpoint_pb2.CheckpointShard | None = ...,
-        step_committed: holdfast_wire.v1.checkpoint_pb2.StepCommitted | None = ...,
-        restore_asked: holdfast_wire.v1.checkpoint_pb2.RestoreAsked | None = ...,
-        origin_checked: holdfast_wire.v1.checkpoint_pb2.OriginChecked | None = ...,
+        memory_checkpoints: holdfast_wire.v1.checkpoint_pb2.MemoryCheckpoints | None = ...,
+        shards_persisted: holdfast_wire.v1.checkpoint_pb2.ShardsPersisted | None = ...,
+        commit_result: holdfast_wire.v1.checkpoint_pb2.CommitResult | None = ...,
+        restore_request: holdfast_wire.v1.checkpoint_pb2.RestoreRequest | None = ...,
+        restore_plan_verified: holdfast_wire.v1.checkpoint_pb2.RestorePlanVerified | None = ...,
+        collective_samples: Global___CollectiveSamples | None = ...,
+        evidence_collected: Global___EvidenceCollected | None = ...,
+        notice_received: Global___NoticeReceived | None = ...,
+        clock_probe: Global___ClockProbe | None = ...,
+        check_listening: Global___CheckListening | None = ...,
+        node_checked: Global___NodeChecked | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arm_echo", b"arm_echo", "boundary_reached", b"boundary_reached", "checkpoint_held", b"checkpoint_held", "checkpoint_shard", b"checkpoint_shard", "command_done", b"command_done", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "origin_checked", b"origin_checked", "restore_asked", b"restore_asked", "round_started", b"round_started", "round_stopped", b"round_stopped", "step_committed", b"step_committed", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arm_echo", b"arm_echo", "boundary_reached", b"boundary_reached", "checkpoint_held", b"checkpoint_held", "checkpoint_shard", b"checkpoint_shard", "command_done", b"command_done", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "origin_checked", b"origin_checked", "restore_asked", b"restore_asked", "round_started", b"round_started", "round_stopped", b"round_stopped", "step_committed", b"step_committed", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "boundary_reached", "arm_echo", "command_done", "warmed", "goodbye", "checkpoint_held", "checkpoint_shard", "step_committed", "restore_asked", "origin_checked"] | None: ...
+    def HasField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "barrier_reached", "barrier_ack", "command_done", "warmed", "goodbye", "memory_checkpoints", "shards_persisted", "commit_result", "restore_request", "restore_plan_verified", "collective_samples", "evidence_collected", "notice_received", "clock_probe", "check_listening", "node_checked"] | None: ...
 
 Global___SessionRequest: typing_extensions.TypeAlias = SessionRequest
 
@@ -197,17 +294,20 @@ class SessionResponse(google.protobuf.message.Message):
     ASSIGNMENT_FIELD_NUMBER: builtins.int
     STOP_ROUND_FIELD_NUMBER: builtins.int
     PREPARE_STORE_FIELD_NUMBER: builtins.int
-    ARM_FIELD_NUMBER: builtins.int
+    SET_BARRIER_FIELD_NUMBER: builtins.int
     DUMP_STACKS_FIELD_NUMBER: builtins.int
     LEAVE_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: builtins.int
-    ORIGIN_FIELD_NUMBER: builtins.int
-    COMMIT_STEP_FIELD_NUMBER: builtins.int
-    STEP_ANNOUNCED_FIELD_NUMBER: builtins.int
-    RELEASE_BEFORE_FIELD_NUMBER: builtins.int
-    SAVE_HELD_FIELD_NUMBER: builtins.int
+    RESTORE_PLAN_FIELD_NUMBER: builtins.int
+    COMMIT_GRANT_FIELD_NUMBER: builtins.int
+    COMMIT_ANNOUNCED_FIELD_NUMBER: builtins.int
+    RELEASE_CHECKPOINTS_FIELD_NUMBER: builtins.int
+    FLUSH_TO_STORAGE_FIELD_NUMBER: builtins.int
     SET_SCHEDULE_FIELD_NUMBER: builtins.int
+    COLLECT_EVIDENCE_FIELD_NUMBER: builtins.int
+    CLOCK_REPLY_FIELD_NUMBER: builtins.int
+    CHECK_NODE_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """Of the master that sends it; round-scoped messages carry the round that they are about."""
@@ -221,7 +321,7 @@ class SessionResponse(google.protobuf.message.Message):
     @property
     def prepare_store(self) -> Global___PrepareStore: ...
     @property
-    def arm(self) -> Global___Arm: ...
+    def set_barrier(self) -> Global___SetBarrier: ...
     @property
     def dump_stacks(self) -> Global___DumpStacks: ...
     @property
@@ -231,17 +331,23 @@ class SessionResponse(google.protobuf.message.Message):
     @property
     def heartbeat_interval(self) -> Global___HeartbeatInterval: ...
     @property
-    def origin(self) -> holdfast_wire.v1.checkpoint_pb2.Origin: ...
+    def restore_plan(self) -> holdfast_wire.v1.checkpoint_pb2.RestorePlan: ...
     @property
-    def commit_step(self) -> holdfast_wire.v1.checkpoint_pb2.CommitStep: ...
+    def commit_grant(self) -> holdfast_wire.v1.checkpoint_pb2.CommitGrant: ...
     @property
-    def step_announced(self) -> holdfast_wire.v1.checkpoint_pb2.StepAnnounced: ...
+    def commit_announced(self) -> holdfast_wire.v1.checkpoint_pb2.CommitAnnounced: ...
     @property
-    def release_before(self) -> holdfast_wire.v1.checkpoint_pb2.ReleaseBefore: ...
+    def release_checkpoints(self) -> holdfast_wire.v1.checkpoint_pb2.ReleaseCheckpoints: ...
     @property
-    def save_held(self) -> holdfast_wire.v1.checkpoint_pb2.SaveHeld: ...
+    def flush_to_storage(self) -> holdfast_wire.v1.checkpoint_pb2.FlushToStorage: ...
     @property
     def set_schedule(self) -> holdfast_wire.v1.checkpoint_pb2.SetSchedule: ...
+    @property
+    def collect_evidence(self) -> Global___CollectEvidence: ...
+    @property
+    def clock_reply(self) -> Global___ClockReply: ...
+    @property
+    def check_node(self) -> Global___CheckNode: ...
     def __init__(
         self,
         *,
@@ -250,21 +356,24 @@ class SessionResponse(google.protobuf.message.Message):
         assignment: Global___WorldAssignment | None = ...,
         stop_round: Global___StopRound | None = ...,
         prepare_store: Global___PrepareStore | None = ...,
-        arm: Global___Arm | None = ...,
+        set_barrier: Global___SetBarrier | None = ...,
         dump_stacks: Global___DumpStacks | None = ...,
         leave: Global___Leave | None = ...,
         digest: Global___StateDigest | None = ...,
         heartbeat_interval: Global___HeartbeatInterval | None = ...,
-        origin: holdfast_wire.v1.checkpoint_pb2.Origin | None = ...,
-        commit_step: holdfast_wire.v1.checkpoint_pb2.CommitStep | None = ...,
-        step_announced: holdfast_wire.v1.checkpoint_pb2.StepAnnounced | None = ...,
-        release_before: holdfast_wire.v1.checkpoint_pb2.ReleaseBefore | None = ...,
-        save_held: holdfast_wire.v1.checkpoint_pb2.SaveHeld | None = ...,
+        restore_plan: holdfast_wire.v1.checkpoint_pb2.RestorePlan | None = ...,
+        commit_grant: holdfast_wire.v1.checkpoint_pb2.CommitGrant | None = ...,
+        commit_announced: holdfast_wire.v1.checkpoint_pb2.CommitAnnounced | None = ...,
+        release_checkpoints: holdfast_wire.v1.checkpoint_pb2.ReleaseCheckpoints | None = ...,
+        flush_to_storage: holdfast_wire.v1.checkpoint_pb2.FlushToStorage | None = ...,
         set_schedule: holdfast_wire.v1.checkpoint_pb2.SetSchedule | None = ...,
+        collect_evidence: Global___CollectEvidence | None = ...,
+        clock_reply: Global___ClockReply | None = ...,
+        check_node: Global___CheckNode | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "commit_step", b"commit_step", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "origin", b"origin", "prepare_store", b"prepare_store", "release_before", b"release_before", "save_held", b"save_held", "set_schedule", b"set_schedule", "step_announced", b"step_announced", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arm", b"arm", "assignment", b"assignment", "commit_step", b"commit_step", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "origin", b"origin", "prepare_store", b"prepare_store", "release_before", b"release_before", "save_held", b"save_held", "set_schedule", b"set_schedule", "step_announced", b"step_announced", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "arm", "dump_stacks", "leave", "digest", "heartbeat_interval", "origin", "commit_step", "step_announced", "release_before", "save_held", "set_schedule"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_schedule", b"set_schedule", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_schedule", b"set_schedule", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "set_barrier", "dump_stacks", "leave", "digest", "heartbeat_interval", "restore_plan", "commit_grant", "commit_announced", "release_checkpoints", "flush_to_storage", "set_schedule", "collect_evidence", "clock_reply", "check_node"] | None: ...
 
 Global___SessionResponse: typing_extensions.TypeAlias = SessionResponse
 
@@ -314,8 +423,8 @@ class Hello(google.protobuf.message.Message):
     UNMANAGED_FIELD_NUMBER: builtins.int
     MAX_RESTARTS_FIELD_NUMBER: builtins.int
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
-    ENDED_AT_BOUNDARY_FIELD_NUMBER: builtins.int
-    ARM_ID_FIELD_NUMBER: builtins.int
+    ENDED_AT_BARRIER_FIELD_NUMBER: builtins.int
+    BARRIER_ID_FIELD_NUMBER: builtins.int
     KNOWS_GOES_ON_FIELD_NUMBER: builtins.int
     GATHERS_FIELD_NUMBER: builtins.int
     job_uid: builtins.str
@@ -347,12 +456,12 @@ class Hello(google.protobuf.message.Message):
     """--max-restarts, where it was given: the failure budget is not larger than this."""
     keeps_checkpoints: builtins.bool
     """True: the agent keeps checkpoints in memory for its ranks (a plain torchrun does not)."""
-    ended_at_boundary: builtins.int
-    """Ranks of that round that saved at a boundary and have ended: they are not missing from the world."""
-    arm_id: builtins.int
-    """Newest Arm of that round at which its ranks stop and that was shown to them; 0: none."""
+    ended_at_barrier: builtins.int
+    """Ranks of that round that saved at a barrier and have ended: they are not missing from the world."""
+    barrier_id: builtins.int
+    """Newest SetBarrier of that round at which its ranks stop and that was shown to them; 0: none."""
     knows_goes_on: builtins.bool
-    """True: the agent knows Arm.goes_on. One that does not would stop its ranks."""
+    """True: the agent knows SetBarrier.goes_on. One that does not would stop its ranks."""
     gathers: builtins.bool
     """True: the agent reads parts of checkpoints from the memory of others, and lends its own."""
     @property
@@ -412,13 +521,13 @@ class Hello(google.protobuf.message.Message):
         unmanaged: builtins.bool = ...,
         max_restarts: builtins.int | None = ...,
         keeps_checkpoints: builtins.bool = ...,
-        ended_at_boundary: builtins.int = ...,
-        arm_id: builtins.int = ...,
+        ended_at_barrier: builtins.int = ...,
+        barrier_id: builtins.int = ...,
         knows_goes_on: builtins.bool = ...,
         gathers: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "assignment", b"assignment", "digest", b"digest", "max_restarts", b"max_restarts", "store", b"store"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "arm_id", b"arm_id", "assignment", b"assignment", "devices", b"devices", "digest", b"digest", "done_command_ids", b"done_command_ids", "ended_at_boundary", b"ended_at_boundary", "gathers", b"gathers", "goodput", b"goodput", "host", b"host", "job_uid", b"job_uid", "keeps_checkpoints", b"keeps_checkpoints", "knows_goes_on", b"knows_goes_on", "local_world_size", b"local_world_size", "max_restarts", b"max_restarts", "node_rank", b"node_rank", "peer_address", b"peer_address", "pod_uid", b"pod_uid", "round", b"round", "step", b"step", "store", b"store", "topology", b"topology", "unmanaged", b"unmanaged", "version", b"version", "warm", b"warm", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_restarts", b"_max_restarts", "address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "assignment", b"assignment", "barrier_id", b"barrier_id", "devices", b"devices", "digest", b"digest", "done_command_ids", b"done_command_ids", "ended_at_barrier", b"ended_at_barrier", "gathers", b"gathers", "goodput", b"goodput", "host", b"host", "job_uid", b"job_uid", "keeps_checkpoints", b"keeps_checkpoints", "knows_goes_on", b"knows_goes_on", "local_world_size", b"local_world_size", "max_restarts", b"max_restarts", "node_rank", b"node_rank", "peer_address", b"peer_address", "pod_uid", b"pod_uid", "round", b"round", "step", b"step", "store", b"store", "topology", b"topology", "unmanaged", b"unmanaged", "version", b"version", "warm", b"warm", "workers", b"workers"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_restarts", b"_max_restarts"]) -> typing.Literal["max_restarts"] | None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
@@ -513,6 +622,7 @@ class RankProgress(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     FIRST_STEP_FIELD_NUMBER: builtins.int
     FIRST_STEP_SECONDS_FIELD_NUMBER: builtins.int
+    STEP_SOURCE_FIELD_NUMBER: builtins.int
     local_rank: builtins.int
     round: builtins.int
     step: builtins.int
@@ -532,6 +642,7 @@ class RankProgress(google.protobuf.message.Message):
     """Step count at the first step() call of this process: restored step + 1. 0: none yet."""
     first_step_seconds: builtins.float
     """From the process's start to its first completed step, s; 0: none yet."""
+    step_source: Global___StepSource.ValueType
     def __init__(
         self,
         *,
@@ -547,10 +658,208 @@ class RankProgress(google.protobuf.message.Message):
         pid: builtins.int = ...,
         first_step: builtins.int = ...,
         first_step_seconds: builtins.float = ...,
+        step_source: Global___StepSource.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_step", b"first_step", "first_step_seconds", b"first_step_seconds", "has_sdk", b"has_sdk", "local_rank", b"local_rank", "loss", b"loss", "pid", b"pid", "round", b"round", "samples", b"samples", "section", b"section", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_seconds", b"step_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_step", b"first_step", "first_step_seconds", b"first_step_seconds", "has_sdk", b"has_sdk", "local_rank", b"local_rank", "loss", b"loss", "pid", b"pid", "round", b"round", "samples", b"samples", "section", b"section", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_seconds", b"step_seconds", "step_source", b"step_source"]) -> None: ...
 
 Global___RankProgress: typing_extensions.TypeAlias = RankProgress
+
+@typing.final
+class ClockProbe(google.protobuf.message.Message):
+    """ClockProbe asks for the master's clock; the shortest way there and back bounds the error."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROBE_ID_FIELD_NUMBER: builtins.int
+    probe_id: builtins.int
+    def __init__(
+        self,
+        *,
+        probe_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["probe_id", b"probe_id"]) -> None: ...
+
+Global___ClockProbe: typing_extensions.TypeAlias = ClockProbe
+
+@typing.final
+class ClockReply(google.protobuf.message.Message):
+    """ClockReply answers a ClockProbe."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROBE_ID_FIELD_NUMBER: builtins.int
+    MASTER_UNIX_FIELD_NUMBER: builtins.int
+    probe_id: builtins.int
+    master_unix: builtins.float
+    """The master's Unix time, s."""
+    def __init__(
+        self,
+        *,
+        probe_id: builtins.int = ...,
+        master_unix: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["master_unix", b"master_unix", "probe_id", b"probe_id"]) -> None: ...
+
+Global___ClockReply: typing_extensions.TypeAlias = ClockReply
+
+@typing.final
+class CollectiveSamples(google.protobuf.message.Message):
+    """CollectiveSamples: when local ranks issued their newest collectives. From torch's flight recorder."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: builtins.int
+    CLOCK_OFFSET_SECONDS_FIELD_NUMBER: builtins.int
+    CLOCK_ERROR_SECONDS_FIELD_NUMBER: builtins.int
+    clock_offset_seconds: builtins.float
+    """To be added to the node's Unix time for the master's, s."""
+    clock_error_seconds: builtins.float
+    """Bound of that estimate's error, s."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankCollectives]: ...
+    def __init__(
+        self,
+        *,
+        ranks: collections.abc.Iterable[Global___RankCollectives] | None = ...,
+        clock_offset_seconds: builtins.float = ...,
+        clock_error_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clock_error_seconds", b"clock_error_seconds", "clock_offset_seconds", b"clock_offset_seconds", "ranks", b"ranks"]) -> None: ...
+
+Global___CollectiveSamples: typing_extensions.TypeAlias = CollectiveSamples
+
+@typing.final
+class RankCollectives(google.protobuf.message.Message):
+    """RankCollectives: newest collectives of one rank."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOCAL_RANK_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    local_rank: builtins.int
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupCollectives]: ...
+    def __init__(
+        self,
+        *,
+        local_rank: builtins.int = ...,
+        groups: collections.abc.Iterable[Global___GroupCollectives] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["groups", b"groups", "local_rank", b"local_rank"]) -> None: ...
+
+Global___RankCollectives: typing_extensions.TypeAlias = RankCollectives
+
+@typing.final
+class GroupCollectives(google.protobuf.message.Message):
+    """GroupCollectives: consecutive collectives of one process group on one rank."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: builtins.int
+    SIGNATURES_FIELD_NUMBER: builtins.int
+    ISSUED_US_FIELD_NUMBER: builtins.int
+    PERIOD_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Name that torch gave the group, equal on all of its ranks."""
+    first_sequence: builtins.int
+    """Sequence number of the first one."""
+    period: builtins.int
+    """Collectives of one step; 0: no period is seen."""
+    @property
+    def signatures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """CRC-32 of operation, sizes and dtypes, one for each collective."""
+
+    @property
+    def issued_us(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """When it was issued: Unix time of the node's own clock, microseconds; the first one whole, then the differences."""
+
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        first_sequence: builtins.int = ...,
+        signatures: collections.abc.Iterable[builtins.int] | None = ...,
+        issued_us: collections.abc.Iterable[builtins.int] | None = ...,
+        period: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_sequence", b"first_sequence", "group", b"group", "issued_us", b"issued_us", "period", b"period", "signatures", b"signatures"]) -> None: ...
+
+Global___GroupCollectives: typing_extensions.TypeAlias = GroupCollectives
+
+@typing.final
+class CollectEvidence(google.protobuf.message.Message):
+    """CollectEvidence: report what each local rank is doing, before anything is ended."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    command_id: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        command_id: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command_id", b"command_id", "reason", b"reason"]) -> None: ...
+
+Global___CollectEvidence: typing_extensions.TypeAlias = CollectEvidence
+
+@typing.final
+class EvidenceCollected(google.protobuf.message.Message):
+    """EvidenceCollected answers a CollectEvidence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMAND_ID_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    command_id: builtins.int
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.evidence_pb2.RankEvidence]: ...
+    def __init__(
+        self,
+        *,
+        command_id: builtins.int = ...,
+        ranks: collections.abc.Iterable[holdfast_wire.v1.evidence_pb2.RankEvidence] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command_id", b"command_id", "ranks", b"ranks"]) -> None: ...
+
+Global___EvidenceCollected: typing_extensions.TypeAlias = EvidenceCollected
+
+@typing.final
+class NoticeReceived(google.protobuf.message.Message):
+    """NoticeReceived: somebody has announced the end of this node."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: builtins.int
+    STAYS_FIELD_NUMBER: builtins.int
+    kind: Global___NoticeKind.ValueType
+    source: builtins.str
+    """For example gce preempted, aws rebalance, azure scheduled events, file."""
+    text: builtins.str
+    """For people."""
+    seconds_left: builtins.float
+    """Until then, s; 0: at once, or unknown."""
+    stays: builtins.bool
+    """True: the node stays (a live migration, a mere warning): people are told, nobody leaves."""
+    def __init__(
+        self,
+        *,
+        kind: Global___NoticeKind.ValueType = ...,
+        source: builtins.str = ...,
+        text: builtins.str = ...,
+        seconds_left: builtins.float = ...,
+        stays: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "seconds_left", b"seconds_left", "source", b"source", "stays", b"stays", "text", b"text"]) -> None: ...
+
+Global___NoticeReceived: typing_extensions.TypeAlias = NoticeReceived
 
 @typing.final
 class WorkerExited(google.protobuf.message.Message):
@@ -565,32 +874,39 @@ class WorkerExited(google.protobuf.message.Message):
     ERROR_TYPE_FIELD_NUMBER: builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: builtins.int
     STDERR_TAIL_FIELD_NUMBER: builtins.int
-    MATCHED_PATTERNS_FIELD_NUMBER: builtins.int
     AGE_SECONDS_FIELD_NUMBER: builtins.int
-    BOUNDARY_FIELD_NUMBER: builtins.int
+    BARRIER_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
+    MATCHED_RULES_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
     local_rank: builtins.int
     rank: builtins.int
     pid: builtins.int
     exit_code: builtins.int
     """Exit code, or -N where signal N ended it."""
     error_type: builtins.str
-    """From the error file, empty without one: exception type and message (at most 8 KiB)."""
+    """From the error file, empty without one: exception type and message (at most 8 KiB). Where a signal ended the process
+    because of something else (its zygote ended), that is the message.
+    """
     error_message: builtins.str
     stderr_tail: builtins.str
     """Last lines of standard error, where it is redirected (at most 8 KiB)."""
     age_seconds: builtins.float
     """Time between the exit and this message, s."""
-    boundary: builtins.bool
-    """The process ended after SAVE_AND_STOP was answered, with its boundary complete."""
+    barrier: builtins.bool
+    """The process ended after SAVE_AND_STOP was answered, with its barrier complete."""
     step: builtins.int
     """Last step that it completed."""
     final: builtins.bool
     """Nobody starts it again: the torchrun around it has no restarts left and ends."""
     @property
-    def matched_patterns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Indices of Welcome.log_patterns that matched."""
+    def matched_rules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Indices of those of Welcome.failure_rules that match by what only the agent sees."""
+
+    @property
+    def memory(self) -> Global___MemoryUse:
+        """After a failure: the memory of the node's control group. Absent: it has no such files."""
 
     def __init__(
         self,
@@ -602,15 +918,46 @@ class WorkerExited(google.protobuf.message.Message):
         error_type: builtins.str = ...,
         error_message: builtins.str = ...,
         stderr_tail: builtins.str = ...,
-        matched_patterns: collections.abc.Iterable[builtins.int] | None = ...,
         age_seconds: builtins.float = ...,
-        boundary: builtins.bool = ...,
+        barrier: builtins.bool = ...,
         step: builtins.int = ...,
         final: builtins.bool = ...,
+        matched_rules: collections.abc.Iterable[builtins.int] | None = ...,
+        memory: Global___MemoryUse | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_seconds", b"age_seconds", "boundary", b"boundary", "error_message", b"error_message", "error_type", b"error_type", "exit_code", b"exit_code", "final", b"final", "local_rank", b"local_rank", "matched_patterns", b"matched_patterns", "pid", b"pid", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["memory", b"memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["age_seconds", b"age_seconds", "barrier", b"barrier", "error_message", b"error_message", "error_type", b"error_type", "exit_code", b"exit_code", "final", b"final", "local_rank", b"local_rank", "matched_rules", b"matched_rules", "memory", b"memory", "pid", b"pid", "rank", b"rank", "stderr_tail", b"stderr_tail", "step", b"step"]) -> None: ...
 
 Global___WorkerExited: typing_extensions.TypeAlias = WorkerExited
+
+@typing.final
+class MemoryUse(google.protobuf.message.Message):
+    """MemoryUse: host memory of a control group (a container's), versions 1 and 2."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    PEAK_BYTES_FIELD_NUMBER: builtins.int
+    CURRENT_BYTES_FIELD_NUMBER: builtins.int
+    OOM_KILLS_FIELD_NUMBER: builtins.int
+    limit_bytes: builtins.int
+    """0: no limit."""
+    peak_bytes: builtins.int
+    """Largest use so far; 0: the kernel does not tell (version 2 before Linux 5.19)."""
+    current_bytes: builtins.int
+    oom_kills: builtins.int
+    """Processes of the group that the kernel ended for lack of memory since the round began."""
+    def __init__(
+        self,
+        *,
+        limit_bytes: builtins.int = ...,
+        peak_bytes: builtins.int = ...,
+        current_bytes: builtins.int = ...,
+        oom_kills: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["current_bytes", b"current_bytes", "limit_bytes", b"limit_bytes", "oom_kills", b"oom_kills", "peak_bytes", b"peak_bytes"]) -> None: ...
+
+Global___MemoryUse: typing_extensions.TypeAlias = MemoryUse
 
 @typing.final
 class RoundStarted(google.protobuf.message.Message):
@@ -697,48 +1044,48 @@ class StorePrepared(google.protobuf.message.Message):
 Global___StorePrepared: typing_extensions.TypeAlias = StorePrepared
 
 @typing.final
-class BoundaryReached(google.protobuf.message.Message):
-    """BoundaryReached: every local rank answered SAVE_AND_STOP at `step`, saved and ended."""
+class BarrierReached(google.protobuf.message.Message):
+    """BarrierReached: every local rank answered SAVE_AND_STOP at `step`, saved and ended."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ARM_ID_FIELD_NUMBER: builtins.int
+    BARRIER_ID_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
-    arm_id: builtins.int
+    barrier_id: builtins.int
     step: builtins.int
     def __init__(
         self,
         *,
-        arm_id: builtins.int = ...,
+        barrier_id: builtins.int = ...,
         step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arm_id", b"arm_id", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["barrier_id", b"barrier_id", "step", b"step"]) -> None: ...
 
-Global___BoundaryReached: typing_extensions.TypeAlias = BoundaryReached
+Global___BarrierReached: typing_extensions.TypeAlias = BarrierReached
 
 @typing.final
-class ArmEcho(google.protobuf.message.Message):
-    """ArmEcho: the step at which the local ranks saw an arm; max over the ranks, sent once all have seen it."""
+class BarrierAck(google.protobuf.message.Message):
+    """BarrierAck: the step at which the local ranks saw a barrier. It is the highest of the ranks, sent once all have seen it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ARM_ID_FIELD_NUMBER: builtins.int
+    BARRIER_ID_FIELD_NUMBER: builtins.int
     SEEN_AT_STEP_FIELD_NUMBER: builtins.int
     GOES_ON_FIELD_NUMBER: builtins.int
-    arm_id: builtins.int
+    barrier_id: builtins.int
     seen_at_step: builtins.int
     goes_on: builtins.bool
-    """As in the Arm."""
+    """As in the SetBarrier."""
     def __init__(
         self,
         *,
-        arm_id: builtins.int = ...,
+        barrier_id: builtins.int = ...,
         seen_at_step: builtins.int = ...,
         goes_on: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arm_id", b"arm_id", "goes_on", b"goes_on", "seen_at_step", b"seen_at_step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["barrier_id", b"barrier_id", "goes_on", b"goes_on", "seen_at_step", b"seen_at_step"]) -> None: ...
 
-Global___ArmEcho: typing_extensions.TypeAlias = ArmEcho
+Global___BarrierAck: typing_extensions.TypeAlias = BarrierAck
 
 @typing.final
 class CommandDone(google.protobuf.message.Message):
@@ -824,20 +1171,24 @@ class Goodbye(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     TERMINATED_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
+    SIGNALLED_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """For people."""
     terminated: builtins.bool
     """The agent got SIGTERM: a drain, preemption or scale-down by someone else."""
     failed: builtins.bool
     """Something makes going on impossible for the agent, for example its zygote ended."""
+    signalled: builtins.bool
+    """The agent ends now, because of a signal that it may have had no stream to report on."""
     def __init__(
         self,
         *,
         reason: builtins.str = ...,
         terminated: builtins.bool = ...,
         failed: builtins.bool = ...,
+        signalled: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failed", b"failed", "reason", b"reason", "terminated", b"terminated"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failed", b"failed", "reason", b"reason", "signalled", b"signalled", "terminated", b"terminated"]) -> None: ...
 
 Global___Goodbye: typing_extensions.TypeAlias = Goodbye
 
@@ -851,10 +1202,11 @@ class Welcome(google.protobuf.message.Message):
     LEASE_SECONDS_FIELD_NUMBER: builtins.int
     MASTERLESS_LIMIT_SECONDS_FIELD_NUMBER: builtins.int
     STOP_GRACE_SECONDS_FIELD_NUMBER: builtins.int
-    LOG_PATTERNS_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
     JOB_NAME_FIELD_NUMBER: builtins.int
     MAX_REPLICAS_FIELD_NUMBER: builtins.int
+    FAILURE_RULES_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
     heartbeat_seconds: builtins.float
     """Time between heartbeats, s."""
     lease_seconds: builtins.float
@@ -869,8 +1221,12 @@ class Welcome(google.protobuf.message.Message):
     max_replicas: builtins.int
     """Upper bound of nodes, for NNODES-like variables."""
     @property
-    def log_patterns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Patterns of failure rules that the agent looks for in standard error."""
+    def failure_rules(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.spec_pb2.FailureRule]:
+        """The job's rules. The agent compares those of whose evidence only it has any, and reports their indices."""
+
+    @property
+    def health(self) -> holdfast_wire.v1.spec_pb2.HealthPolicy:
+        """The job's spec.health. Absent: nobody is judged, so the agent samples nothing."""
 
     def __init__(
         self,
@@ -879,12 +1235,14 @@ class Welcome(google.protobuf.message.Message):
         lease_seconds: builtins.float = ...,
         masterless_limit_seconds: builtins.float = ...,
         stop_grace_seconds: builtins.float = ...,
-        log_patterns: collections.abc.Iterable[builtins.str] | None = ...,
         round: builtins.int = ...,
         job_name: builtins.str = ...,
         max_replicas: builtins.int = ...,
+        failure_rules: collections.abc.Iterable[holdfast_wire.v1.spec_pb2.FailureRule] | None = ...,
+        health: holdfast_wire.v1.spec_pb2.HealthPolicy | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "job_name", b"job_name", "lease_seconds", b"lease_seconds", "log_patterns", b"log_patterns", "masterless_limit_seconds", b"masterless_limit_seconds", "max_replicas", b"max_replicas", "round", b"round", "stop_grace_seconds", b"stop_grace_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["health", b"health"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["failure_rules", b"failure_rules", "health", b"health", "heartbeat_seconds", b"heartbeat_seconds", "job_name", b"job_name", "lease_seconds", b"lease_seconds", "masterless_limit_seconds", b"masterless_limit_seconds", "max_replicas", b"max_replicas", "round", b"round", "stop_grace_seconds", b"stop_grace_seconds"]) -> None: ...
 
 Global___Welcome: typing_extensions.TypeAlias = Welcome
 
@@ -929,10 +1287,8 @@ class WorldAssignment(google.protobuf.message.Message):
     MIN_NODES_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
-    MEMORY_EVERY_FIELD_NUMBER: builtins.int
-    STORAGE_EVERY_FIELD_NUMBER: builtins.int
-    KEEP_LAST_FIELD_NUMBER: builtins.int
-    KEEP_EVERY_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    INTERVALS_FIELD_NUMBER: builtins.int
     assignment_id: builtins.int
     mode: Global___AssignmentMode.ValueType
     group_rank: builtins.int
@@ -958,15 +1314,17 @@ class WorldAssignment(google.protobuf.message.Message):
     max_nodes: builtins.int
     keeps_checkpoints: builtins.bool
     """True: the agents of all nodes of this world keep checkpoints; else every rank of it does so for itself."""
-    memory_every: builtins.int
-    """Steps between checkpoints with which the world begins; 0: no master sets any."""
-    storage_every: builtins.int
-    keep_last: builtins.int
-    """Committed checkpoints that stay on storage, as in MasterSpec."""
-    keep_every: builtins.int
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PeerAddress]:
         """PeerService addresses of up to three members that are asked while there is no master."""
+
+    @property
+    def checkpoint(self) -> holdfast_wire.v1.spec_pb2.CheckpointPolicy:
+        """As in MasterSpec; none: nothing is said."""
+
+    @property
+    def intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.checkpoint_pb2.TierInterval]:
+        """Steps between checkpoints with which the world begins; none: no master sets any."""
 
     def __init__(
         self,
@@ -989,12 +1347,11 @@ class WorldAssignment(google.protobuf.message.Message):
         min_nodes: builtins.int = ...,
         max_nodes: builtins.int = ...,
         keeps_checkpoints: builtins.bool = ...,
-        memory_every: builtins.int = ...,
-        storage_every: builtins.int = ...,
-        keep_last: builtins.int = ...,
-        keep_every: builtins.int = ...,
+        checkpoint: holdfast_wire.v1.spec_pb2.CheckpointPolicy | None = ...,
+        intervals: collections.abc.Iterable[holdfast_wire.v1.checkpoint_pb2.TierInterval] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "keep_every", b"keep_every", "keep_last", b"keep_last", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "memory_every", b"memory_every", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "storage_every", b"storage_every", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "checkpoint", b"checkpoint", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
 
 Global___WorldAssignment: typing_extensions.TypeAlias = WorldAssignment
 
@@ -1061,31 +1418,31 @@ class PrepareStore(google.protobuf.message.Message):
 Global___PrepareStore: typing_extensions.TypeAlias = PrepareStore
 
 @typing.final
-class Arm(google.protobuf.message.Message):
-    """Arm: job.step() answers SAVE_AND_STOP when `step` steps are completed, or SAVE."""
+class SetBarrier(google.protobuf.message.Message):
+    """SetBarrier: job.step() answers SAVE_AND_STOP when `step` steps are completed, or SAVE."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ARM_ID_FIELD_NUMBER: builtins.int
+    BARRIER_ID_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     GOES_ON_FIELD_NUMBER: builtins.int
-    arm_id: builtins.int
+    barrier_id: builtins.int
     step: builtins.int
     reason: builtins.str
     goes_on: builtins.bool
-    """True: it answers SAVE, and training goes on. A later arm takes the place of this one."""
+    """True: it answers SAVE, and training goes on. A later barrier takes the place of this one."""
     def __init__(
         self,
         *,
-        arm_id: builtins.int = ...,
+        barrier_id: builtins.int = ...,
         step: builtins.int = ...,
         reason: builtins.str = ...,
         goes_on: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arm_id", b"arm_id", "goes_on", b"goes_on", "reason", b"reason", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["barrier_id", b"barrier_id", "goes_on", b"goes_on", "reason", b"reason", "step", b"step"]) -> None: ...
 
-Global___Arm: typing_extensions.TypeAlias = Arm
+Global___SetBarrier: typing_extensions.TypeAlias = SetBarrier
 
 @typing.final
 class DumpStacks(google.protobuf.message.Message):
@@ -1145,20 +1502,15 @@ class StateDigest(google.protobuf.message.Message):
     EVENT_SEQUENCE_FIELD_NUMBER: builtins.int
     JOB_SECONDS_FIELD_NUMBER: builtins.int
     RESTART_COUNT_FIELD_NUMBER: builtins.int
-    NEXT_COMMAND_ID_FIELD_NUMBER: builtins.int
     WORLD_MEMBERS_FIELD_NUMBER: builtins.int
-    GOODPUT_FIELD_NUMBER: builtins.int
-    OPEN_INCIDENT_ID_FIELD_NUMBER: builtins.int
     ENDED_ROUND_FIELD_NUMBER: builtins.int
     DRAINING_AGENTS_FIELD_NUMBER: builtins.int
+    DEPARTED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     event_sequence: builtins.int
     job_seconds: builtins.float
     """The job's own time, s."""
     restart_count: builtins.int
-    next_command_id: builtins.int
-    open_incident_id: builtins.str
-    """Open incident, if any."""
     ended_round: builtins.int
     """Round that was ended and that no other has followed yet; 0: none. Who finds it running ends it."""
     @property
@@ -1174,12 +1526,12 @@ class StateDigest(google.protobuf.message.Message):
         """Node ranks in rank order of the newest world."""
 
     @property
-    def goodput(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ClassSeconds]:
-        """Goodput of nodes that are gone."""
+    def draining_agents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Agents that were asked to leave at the next barrier."""
 
     @property
-    def draining_agents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Agents that were asked to leave at the next boundary."""
+    def departed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DepartedNode]:
+        """Nodes that are gone, and so cannot bring their goodput; at most 200, the largest."""
 
     def __init__(
         self,
@@ -1192,17 +1544,36 @@ class StateDigest(google.protobuf.message.Message):
         event_sequence: builtins.int = ...,
         job_seconds: builtins.float = ...,
         restart_count: builtins.int = ...,
-        next_command_id: builtins.int = ...,
         world_members: collections.abc.Iterable[builtins.int] | None = ...,
-        goodput: collections.abc.Iterable[Global___ClassSeconds] | None = ...,
-        open_incident_id: builtins.str = ...,
         ended_round: builtins.int = ...,
         draining_agents: collections.abc.Iterable[builtins.str] | None = ...,
+        departed: collections.abc.Iterable[Global___DepartedNode] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["fence", b"fence", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["charges", b"charges", "draining_agents", b"draining_agents", "ended_round", b"ended_round", "event_sequence", b"event_sequence", "excluded_nodes", b"excluded_nodes", "fence", b"fence", "goodput", b"goodput", "job_seconds", b"job_seconds", "next_command_id", b"next_command_id", "open_incident_id", b"open_incident_id", "restart_count", b"restart_count", "sequence", b"sequence", "spec", b"spec", "world_members", b"world_members"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["charges", b"charges", "departed", b"departed", "draining_agents", b"draining_agents", "ended_round", b"ended_round", "event_sequence", b"event_sequence", "excluded_nodes", b"excluded_nodes", "fence", b"fence", "job_seconds", b"job_seconds", "restart_count", b"restart_count", "sequence", b"sequence", "spec", b"spec", "world_members", b"world_members"]) -> None: ...
 
 Global___StateDigest: typing_extensions.TypeAlias = StateDigest
+
+@typing.final
+class DepartedNode(google.protobuf.message.Message):
+    """DepartedNode: the goodput of a node rank that has no agent any more."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    CLASSES_FIELD_NUMBER: builtins.int
+    node_rank: builtins.int
+    @property
+    def classes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ClassSeconds]: ...
+    def __init__(
+        self,
+        *,
+        node_rank: builtins.int = ...,
+        classes: collections.abc.Iterable[Global___ClassSeconds] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["classes", b"classes", "node_rank", b"node_rank"]) -> None: ...
+
+Global___DepartedNode: typing_extensions.TypeAlias = DepartedNode
 
 @typing.final
 class BudgetCharge(google.protobuf.message.Message):
@@ -1227,3 +1598,152 @@ class BudgetCharge(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["incident_id", b"incident_id", "job_seconds", b"job_seconds", "kind", b"kind"]) -> None: ...
 
 Global___BudgetCharge: typing_extensions.TypeAlias = BudgetCharge
+
+@typing.final
+class CheckRound(google.protobuf.message.Message):
+    """CheckRound: the name of one round of one check."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECK_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    check: builtins.int
+    """Another one for each check of a job."""
+    number: builtins.int
+    """From 0 on."""
+    def __init__(
+        self,
+        *,
+        check: builtins.int = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["check", b"check", "number", b"number"]) -> None: ...
+
+Global___CheckRound: typing_extensions.TypeAlias = CheckRound
+
+@typing.final
+class CheckNode(google.protobuf.message.Message):
+    """CheckNode: measure this node while no rank runs on it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    PARTNER_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    DEADLINE_SECONDS_FIELD_NUMBER: builtins.int
+    role: Global___CheckRole.ValueType
+    partner: builtins.int
+    """Node rank of the partner; meaningful in a pair."""
+    host: builtins.str
+    """JOIN: where the partner listens."""
+    port: builtins.int
+    deadline_seconds: builtins.float
+    """Time until the answer, s. What is not measured by then is left out."""
+    @property
+    def round(self) -> Global___CheckRound: ...
+    def __init__(
+        self,
+        *,
+        round: Global___CheckRound | None = ...,
+        role: Global___CheckRole.ValueType = ...,
+        partner: builtins.int = ...,
+        host: builtins.str = ...,
+        port: builtins.int = ...,
+        deadline_seconds: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deadline_seconds", b"deadline_seconds", "host", b"host", "partner", b"partner", "port", b"port", "role", b"role", "round", b"round"]) -> None: ...
+
+Global___CheckNode: typing_extensions.TypeAlias = CheckNode
+
+@typing.final
+class CheckListening(google.protobuf.message.Message):
+    """CheckListening: the node of a pair that serves can be reached now."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    host: builtins.str
+    port: builtins.int
+    @property
+    def round(self) -> Global___CheckRound: ...
+    def __init__(
+        self,
+        *,
+        round: Global___CheckRound | None = ...,
+        host: builtins.str = ...,
+        port: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "port", b"port", "round", b"round"]) -> None: ...
+
+Global___CheckListening: typing_extensions.TypeAlias = CheckListening
+
+@typing.final
+class NodeChecked(google.protobuf.message.Message):
+    """NodeChecked answers a CheckNode."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    PARTNER_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    FIGURES_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    partner: builtins.int
+    """Node rank of the partner; meaningful in a pair."""
+    kind: builtins.str
+    """Hardware: figures of nodes of one kind are comparable."""
+    refused: builtins.str
+    """Why nothing was measured; empty: it was."""
+    @property
+    def round(self) -> Global___CheckRound: ...
+    @property
+    def figures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckFigure]: ...
+    def __init__(
+        self,
+        *,
+        round: Global___CheckRound | None = ...,
+        partner: builtins.int = ...,
+        kind: builtins.str = ...,
+        figures: collections.abc.Iterable[Global___CheckFigure] | None = ...,
+        refused: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["round", b"round"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["figures", b"figures", "kind", b"kind", "partner", b"partner", "refused", b"refused", "round", b"round"]) -> None: ...
+
+Global___NodeChecked: typing_extensions.TypeAlias = NodeChecked
+
+@typing.final
+class CheckFigure(google.protobuf.message.Message):
+    """CheckFigure: one measured value, or the reason why there is none."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: builtins.int
+    SUBJECT_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    resource: builtins.str
+    """For example cpu_matmul."""
+    subject: builtins.str
+    """Device or folder that was measured."""
+    value: builtins.float
+    """In the unit of the resource."""
+    error: builtins.str
+    """It failed or hung: the value means nothing."""
+    def __init__(
+        self,
+        *,
+        resource: builtins.str = ...,
+        subject: builtins.str = ...,
+        value: builtins.float = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "resource", b"resource", "subject", b"subject", "value", b"value"]) -> None: ...
+
+Global___CheckFigure: typing_extensions.TypeAlias = CheckFigure

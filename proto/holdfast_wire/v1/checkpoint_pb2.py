@@ -24,41 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!holdfast_wire/v1/checkpoint.proto\x12\x0bholdfast.v1\"2\n\x11\x43heckpointVersion\x12\x0f\n\x07lineage\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"Q\n\x0e\x43heckpointHeld\x12\x30\n\x08versions\x18\x01 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\r\n\x05whole\x18\x02 \x01(\x08\"\xa2\x01\n\x0f\x43heckpointShard\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0c\n\x04root\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\t\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\r\n\x05\x65rror\x18\x07 \x01(\t\"}\n\nCommitStep\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x0c\n\x04root\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\x12\x0b\n\x03own\x18\x05 \x01(\t\"\\\n\rStepCommitted\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0b\n\x03own\x18\x02 \x01(\t\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"O\n\rStepAnnounced\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"L\n\x08SaveHeld\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"v\n\rReleaseBefore\x12\x30\n\x08\x63omplete\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x33\n\x0bpassed_over\x18\x02 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\"\xec\x01\n\x0cSavingReport\x12\x16\n\x0ememory_seconds\x18\x01 \x01(\x01\x12\x17\n\x0fstorage_seconds\x18\x02 \x01(\x01\x12\x17\n\x0f\x64urable_seconds\x18\x03 \x01(\x01\x12\x19\n\x0cmemory_every\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rstorage_every\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x0f\n\x07seen_id\x18\x06 \x01(\x04\x12\x11\n\tseen_step\x18\x07 \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x08 \x01(\x01\x42\x0f\n\r_memory_everyB\x10\n\x0e_storage_every\"p\n\x0bSetSchedule\x12\x13\n\x0bschedule_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x14\n\x0cmemory_every\x18\x03 \x01(\x04\x12\x15\n\rstorage_every\x18\x04 \x01(\x04\x12\x11\n\tconfirmed\x18\x05 \x01(\x08\"\xb7\x01\n\x0cRestoreAsked\x12.\n\x06memory\x18\x01 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12.\n\x06stored\x18\x02 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12!\n\x04told\x18\x03 \x01(\x0b\x32\x13.holdfast.v1.Origin\x12$\n\x05parts\x18\x04 \x03(\x0b\x32\x15.holdfast.v1.HeldPart\"|\n\x08HeldPart\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\r\n\x05whole\x18\x04 \x01(\x08\x12\r\n\x05world\x18\x05 \x01(\t\"\xd1\x01\n\x06Origin\x12\x11\n\torigin_id\x18\x01 \x01(\x04\x12/\n\x07version\x18\x02 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0e\n\x06memory\x18\x03 \x01(\x08\x12\n\n\x02go\x18\x04 \x01(\x08\x12\r\n\x05share\x18\x05 \x01(\r\x12\x0e\n\x06shares\x18\x06 \x01(\r\x12\r\n\x05notes\x18\x07 \x03(\t\x12(\n\x07sources\x18\x08 \x03(\x0b\x32\x17.holdfast.v1.PartSource\x12\x0f\n\x07partial\x18\t \x01(\x08\"?\n\nPartSource\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\"1\n\rOriginChecked\x12\x11\n\torigin_id\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!holdfast_wire/v1/checkpoint.proto\x12\x0bholdfast.v1\"2\n\x11\x43heckpointVersion\x12\x0f\n\x07lineage\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\">\n\x0cTierInterval\x12\x1f\n\x04tier\x18\x01 \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\r\n\x05\x65very\x18\x02 \x01(\x04\"a\n\x0cTierVersions\x12\x1f\n\x04tier\x18\x01 \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\x30\n\x08versions\x18\x02 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\"i\n\x11MemoryCheckpoints\x12\x30\n\x08versions\x18\x01 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\r\n\x05whole\x18\x02 \x01(\x08\x12\x13\n\x0bmemory_only\x18\x03 \x01(\x08\"\xa2\x01\n\x0fShardsPersisted\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0c\n\x04root\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\t\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\r\n\x05\x65rror\x18\x07 \x01(\t\"~\n\x0b\x43ommitGrant\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\x0c\n\x04root\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\t\x12\x0b\n\x03own\x18\x05 \x01(\t\"[\n\x0c\x43ommitResult\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0b\n\x03own\x18\x02 \x01(\t\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"Q\n\x0f\x43ommitAnnounced\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"R\n\x0e\x46lushToStorage\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"{\n\x12ReleaseCheckpoints\x12\x30\n\x08\x63omplete\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x33\n\x0bpassed_over\x18\x02 \x03(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\"x\n\x08TierCost\x12\x1f\n\x04tier\x18\x01 \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\x14\n\x0cstop_seconds\x18\x02 \x01(\x01\x12\x17\n\x0f\x64urable_seconds\x18\x03 \x01(\x01\x12\x12\n\x05\x65very\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_every\"t\n\x0cSavingReport\x12\x0f\n\x07seen_id\x18\x06 \x01(\x04\x12\x11\n\tseen_step\x18\x07 \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x08 \x01(\x01\x12$\n\x05\x63osts\x18\t \x03(\x0b\x32\x15.holdfast.v1.TierCostJ\x04\x08\x01\x10\x06\"}\n\x0bSetSchedule\x12\x13\n\x0bschedule_id\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12,\n\tintervals\x18\x06 \x03(\x0b\x32\x19.holdfast.v1.TierInterval\x12\x11\n\tconfirmed\x18\x05 \x01(\x08J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\x95\x01\n\x0eRestoreRequest\x12)\n\x06offers\x18\x05 \x03(\x0b\x32\x19.holdfast.v1.TierVersions\x12&\n\x04told\x18\x03 \x01(\x0b\x32\x18.holdfast.v1.RestorePlan\x12$\n\x05parts\x18\x04 \x03(\x0b\x32\x15.holdfast.v1.HeldPartJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03\"|\n\x08HeldPart\x12/\n\x07version\x18\x01 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x12\n\nworld_size\x18\x02 \x01(\r\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\r\n\x05whole\x18\x04 \x01(\x08\x12\r\n\x05world\x18\x05 \x01(\t\"\xeb\x01\n\x0bRestorePlan\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12/\n\x07version\x18\x02 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x1f\n\x04tier\x18\n \x01(\x0e\x32\x11.holdfast.v1.Tier\x12\n\n\x02go\x18\x04 \x01(\x08\x12\r\n\x05share\x18\x05 \x01(\r\x12\x0e\n\x06shares\x18\x06 \x01(\r\x12\r\n\x05notes\x18\x07 \x03(\t\x12(\n\x07sources\x18\x08 \x03(\x0b\x32\x17.holdfast.v1.PartSource\x12\x0f\n\x07partial\x18\t \x01(\x08J\x04\x08\x03\x10\x04\"?\n\nPartSource\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x03(\r\"5\n\x13RestorePlanVerified\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t*?\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_MEMORY\x10\x01\x12\x10\n\x0cTIER_STORAGE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast_wire.v1.checkpoint_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TIER']._serialized_start=2053
+  _globals['_TIER']._serialized_end=2116
   _globals['_CHECKPOINTVERSION']._serialized_start=50
   _globals['_CHECKPOINTVERSION']._serialized_end=100
-  _globals['_CHECKPOINTHELD']._serialized_start=102
-  _globals['_CHECKPOINTHELD']._serialized_end=183
-  _globals['_CHECKPOINTSHARD']._serialized_start=186
-  _globals['_CHECKPOINTSHARD']._serialized_end=348
-  _globals['_COMMITSTEP']._serialized_start=350
-  _globals['_COMMITSTEP']._serialized_end=475
-  _globals['_STEPCOMMITTED']._serialized_start=477
-  _globals['_STEPCOMMITTED']._serialized_end=569
-  _globals['_STEPANNOUNCED']._serialized_start=571
-  _globals['_STEPANNOUNCED']._serialized_end=650
-  _globals['_SAVEHELD']._serialized_start=652
-  _globals['_SAVEHELD']._serialized_end=728
-  _globals['_RELEASEBEFORE']._serialized_start=730
-  _globals['_RELEASEBEFORE']._serialized_end=848
-  _globals['_SAVINGREPORT']._serialized_start=851
-  _globals['_SAVINGREPORT']._serialized_end=1087
-  _globals['_SETSCHEDULE']._serialized_start=1089
-  _globals['_SETSCHEDULE']._serialized_end=1201
-  _globals['_RESTOREASKED']._serialized_start=1204
-  _globals['_RESTOREASKED']._serialized_end=1387
-  _globals['_HELDPART']._serialized_start=1389
-  _globals['_HELDPART']._serialized_end=1513
-  _globals['_ORIGIN']._serialized_start=1516
-  _globals['_ORIGIN']._serialized_end=1725
-  _globals['_PARTSOURCE']._serialized_start=1727
-  _globals['_PARTSOURCE']._serialized_end=1790
-  _globals['_ORIGINCHECKED']._serialized_start=1792
-  _globals['_ORIGINCHECKED']._serialized_end=1841
+  _globals['_TIERINTERVAL']._serialized_start=102
+  _globals['_TIERINTERVAL']._serialized_end=164
+  _globals['_TIERVERSIONS']._serialized_start=166
+  _globals['_TIERVERSIONS']._serialized_end=263
+  _globals['_MEMORYCHECKPOINTS']._serialized_start=265
+  _globals['_MEMORYCHECKPOINTS']._serialized_end=370
+  _globals['_SHARDSPERSISTED']._serialized_start=373
+  _globals['_SHARDSPERSISTED']._serialized_end=535
+  _globals['_COMMITGRANT']._serialized_start=537
+  _globals['_COMMITGRANT']._serialized_end=663
+  _globals['_COMMITRESULT']._serialized_start=665
+  _globals['_COMMITRESULT']._serialized_end=756
+  _globals['_COMMITANNOUNCED']._serialized_start=758
+  _globals['_COMMITANNOUNCED']._serialized_end=839
+  _globals['_FLUSHTOSTORAGE']._serialized_start=841
+  _globals['_FLUSHTOSTORAGE']._serialized_end=923
+  _globals['_RELEASECHECKPOINTS']._serialized_start=925
+  _globals['_RELEASECHECKPOINTS']._serialized_end=1048
+  _globals['_TIERCOST']._serialized_start=1050
+  _globals['_TIERCOST']._serialized_end=1170
+  _globals['_SAVINGREPORT']._serialized_start=1172
+  _globals['_SAVINGREPORT']._serialized_end=1288
+  _globals['_SETSCHEDULE']._serialized_start=1290
+  _globals['_SETSCHEDULE']._serialized_end=1415
+  _globals['_RESTOREREQUEST']._serialized_start=1418
+  _globals['_RESTOREREQUEST']._serialized_end=1567
+  _globals['_HELDPART']._serialized_start=1569
+  _globals['_HELDPART']._serialized_end=1693
+  _globals['_RESTOREPLAN']._serialized_start=1696
+  _globals['_RESTOREPLAN']._serialized_end=1931
+  _globals['_PARTSOURCE']._serialized_start=1933
+  _globals['_PARTSOURCE']._serialized_end=1996
+  _globals['_RESTOREPLANVERIFIED']._serialized_start=1998
+  _globals['_RESTOREPLANVERIFIED']._serialized_end=2051
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
 import typing
@@ -19,6 +20,28 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _Tier:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _TierEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TIER_UNSPECIFIED: _Tier.ValueType  # 0
+    TIER_MEMORY: _Tier.ValueType  # 1
+    """The memory of the nodes."""
+    TIER_STORAGE: _Tier.ValueType  # 2
+    """The directory of the checkpoints."""
+
+class Tier(_Tier, metaclass=_TierEnumTypeWrapper):
+    """Tier is a place of checkpoints. A smaller number is nearer: a restore prefers it among equals."""
+
+TIER_UNSPECIFIED: Tier.ValueType  # 0
+TIER_MEMORY: Tier.ValueType  # 1
+"""The memory of the nodes."""
+TIER_STORAGE: Tier.ValueType  # 2
+"""The directory of the checkpoints."""
+Global___Tier: typing_extensions.TypeAlias = Tier
 
 @typing.final
 class CheckpointVersion(google.protobuf.message.Message):
@@ -42,17 +65,62 @@ class CheckpointVersion(google.protobuf.message.Message):
 Global___CheckpointVersion: typing_extensions.TypeAlias = CheckpointVersion
 
 @typing.final
-class CheckpointHeld(google.protobuf.message.Message):
-    """CheckpointHeld: what every rank of the node has in memory, after it changed. About the round in the fence."""
+class TierInterval(google.protobuf.message.Message):
+    """TierInterval: steps between checkpoints of one tier."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: builtins.int
+    EVERY_FIELD_NUMBER: builtins.int
+    tier: Global___Tier.ValueType
+    every: builtins.int
+    """0: none of its own; in a spec: the master computes it."""
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        every: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["every", b"every", "tier", b"tier"]) -> None: ...
+
+Global___TierInterval: typing_extensions.TypeAlias = TierInterval
+
+@typing.final
+class TierVersions(google.protobuf.message.Message):
+    """TierVersions: what a node could take from one tier, newest first."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: builtins.int
+    VERSIONS_FIELD_NUMBER: builtins.int
+    tier: Global___Tier.ValueType
+    @property
+    def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckpointVersion]: ...
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        versions: collections.abc.Iterable[Global___CheckpointVersion] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tier", b"tier", "versions", b"versions"]) -> None: ...
+
+Global___TierVersions: typing_extensions.TypeAlias = TierVersions
+
+@typing.final
+class MemoryCheckpoints(google.protobuf.message.Message):
+    """MemoryCheckpoints: what every rank of the node has in memory, after it changed. About the round in the fence."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSIONS_FIELD_NUMBER: builtins.int
     WHOLE_FIELD_NUMBER: builtins.int
+    MEMORY_ONLY_FIELD_NUMBER: builtins.int
     whole: builtins.bool
     """True: of each of them all that any world needs is here, as where every node has the whole state. What ranks have each
     for itself may be lacking where a new world begins that anew: the random generators.
     """
+    memory_only: builtins.bool
+    """True: no rank of the node has named a directory, so none of them can be written to storage."""
     @property
     def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckpointVersion]:
         """Newest first, at most 8."""
@@ -62,14 +130,15 @@ class CheckpointHeld(google.protobuf.message.Message):
         *,
         versions: collections.abc.Iterable[Global___CheckpointVersion] | None = ...,
         whole: builtins.bool = ...,
+        memory_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["versions", b"versions", "whole", b"whole"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["memory_only", b"memory_only", "versions", b"versions", "whole", b"whole"]) -> None: ...
 
-Global___CheckpointHeld: typing_extensions.TypeAlias = CheckpointHeld
+Global___MemoryCheckpoints: typing_extensions.TypeAlias = MemoryCheckpoints
 
 @typing.final
-class CheckpointShard(google.protobuf.message.Message):
-    """CheckpointShard: the parts of all ranks of a node are durable on storage, or will not be."""
+class ShardsPersisted(google.protobuf.message.Message):
+    """ShardsPersisted: the parts of all ranks of a node are durable on storage, or will not be."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -109,11 +178,11 @@ class CheckpointShard(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "bytes", b"bytes", "error", b"error", "ranks", b"ranks", "root", b"root", "version", b"version", "world_size", b"world_size"]) -> None: ...
 
-Global___CheckpointShard: typing_extensions.TypeAlias = CheckpointShard
+Global___ShardsPersisted: typing_extensions.TypeAlias = ShardsPersisted
 
 @typing.final
-class CommitStep(google.protobuf.message.Message):
-    """CommitStep is the grant without which nothing is committed: to one agent at a time."""
+class CommitGrant(google.protobuf.message.Message):
+    """CommitGrant is the grant without which nothing is committed: to one agent at a time."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -142,11 +211,11 @@ class CommitStep(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "own", b"own", "root", b"root", "version", b"version", "world_size", b"world_size"]) -> None: ...
 
-Global___CommitStep: typing_extensions.TypeAlias = CommitStep
+Global___CommitGrant: typing_extensions.TypeAlias = CommitGrant
 
 @typing.final
-class StepCommitted(google.protobuf.message.Message):
-    """StepCommitted answers a CommitStep."""
+class CommitResult(google.protobuf.message.Message):
+    """CommitResult answers a CommitGrant."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -168,11 +237,11 @@ class StepCommitted(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["error", b"error", "own", b"own", "version", b"version"]) -> None: ...
 
-Global___StepCommitted: typing_extensions.TypeAlias = StepCommitted
+Global___CommitResult: typing_extensions.TypeAlias = CommitResult
 
 @typing.final
-class StepAnnounced(google.protobuf.message.Message):
-    """StepAnnounced: a version is committed and will not be lost, or it will not be committed."""
+class CommitAnnounced(google.protobuf.message.Message):
+    """CommitAnnounced: a version is committed and will not be lost, or it will not be committed."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -191,12 +260,13 @@ class StepAnnounced(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["error", b"error", "version", b"version"]) -> None: ...
 
-Global___StepAnnounced: typing_extensions.TypeAlias = StepAnnounced
+Global___CommitAnnounced: typing_extensions.TypeAlias = CommitAnnounced
 
 @typing.final
-class SaveHeld(google.protobuf.message.Message):
-    """SaveHeld: a version that lies in memory on every node of its world is to go to storage, whoever of its ranks lives.
-    Answered by CheckpointShard, also where it cannot be written.
+class FlushToStorage(google.protobuf.message.Message):
+    """FlushToStorage: a version that is whole in its nodes' memory is to go to storage. No
+    rank of it need be alive.
+    Answered by ShardsPersisted, also where it cannot be written.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -216,11 +286,11 @@ class SaveHeld(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "version", b"version"]) -> None: ...
 
-Global___SaveHeld: typing_extensions.TypeAlias = SaveHeld
+Global___FlushToStorage: typing_extensions.TypeAlias = FlushToStorage
 
 @typing.final
-class ReleaseBefore(google.protobuf.message.Message):
-    """ReleaseBefore: what the agents of the round in the fence need not keep in memory any more."""
+class ReleaseCheckpoints(google.protobuf.message.Message):
+    """ReleaseCheckpoints: what agents of the round in the fence may let go of in memory."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -243,113 +313,119 @@ class ReleaseBefore(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["complete", b"complete"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["complete", b"complete", "passed_over", b"passed_over"]) -> None: ...
 
-Global___ReleaseBefore: typing_extensions.TypeAlias = ReleaseBefore
+Global___ReleaseCheckpoints: typing_extensions.TypeAlias = ReleaseCheckpoints
 
 @typing.final
-class SavingReport(google.protobuf.message.Message):
-    """SavingReport: what saving costs on a node, the most of its ranks, and what they know of the schedule."""
+class TierCost(google.protobuf.message.Message):
+    """TierCost: what saves to one tier cost on a node, and the script's word about them. A cost is the highest of the ranks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    MEMORY_SECONDS_FIELD_NUMBER: builtins.int
-    STORAGE_SECONDS_FIELD_NUMBER: builtins.int
+    TIER_FIELD_NUMBER: builtins.int
+    STOP_SECONDS_FIELD_NUMBER: builtins.int
     DURABLE_SECONDS_FIELD_NUMBER: builtins.int
-    MEMORY_EVERY_FIELD_NUMBER: builtins.int
-    STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    EVERY_FIELD_NUMBER: builtins.int
+    tier: Global___Tier.ValueType
+    stop_seconds: builtins.float
+    """That a save stops training, with what the steps take longer while it is written, s; 0: not measured yet."""
+    durable_seconds: builtins.float
+    """From a save until it is durable, s; 0: at once, or not measured yet."""
+    every: builtins.int
+    """The script's own number of steps; absent: the master's holds."""
+    def __init__(
+        self,
+        *,
+        tier: Global___Tier.ValueType = ...,
+        stop_seconds: builtins.float = ...,
+        durable_seconds: builtins.float = ...,
+        every: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_every", b"_every", "every", b"every"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_every", b"_every", "durable_seconds", b"durable_seconds", "every", b"every", "stop_seconds", b"stop_seconds", "tier", b"tier"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_every", b"_every"]) -> typing.Literal["every"] | None: ...
+
+Global___TierCost: typing_extensions.TypeAlias = TierCost
+
+@typing.final
+class SavingReport(google.protobuf.message.Message):
+    """SavingReport: what saving costs on a node, and which schedule its ranks know."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
     SEEN_ID_FIELD_NUMBER: builtins.int
     SEEN_STEP_FIELD_NUMBER: builtins.int
     STEP_SECONDS_FIELD_NUMBER: builtins.int
-    memory_seconds: builtins.float
-    """That a save to memory stops training, s; 0: not measured yet."""
-    storage_seconds: builtins.float
-    """That one to storage stops it, with what the steps take longer while it is written, s."""
-    durable_seconds: builtins.float
-    """From such a save until it is durable, s."""
-    memory_every: builtins.int
-    """The script's own numbers of steps; absent: the master's hold."""
-    storage_every: builtins.int
+    COSTS_FIELD_NUMBER: builtins.int
     seen_id: builtins.int
     """Newest SetSchedule that all ranks of the node have heard of; 0: none."""
     seen_step: builtins.int
     """Most steps that one of them had completed when it did."""
     step_seconds: builtins.float
     """A training step without any save, s; 0: not measured yet."""
+    @property
+    def costs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TierCost]: ...
     def __init__(
         self,
         *,
-        memory_seconds: builtins.float = ...,
-        storage_seconds: builtins.float = ...,
-        durable_seconds: builtins.float = ...,
-        memory_every: builtins.int | None = ...,
-        storage_every: builtins.int | None = ...,
         seen_id: builtins.int = ...,
         seen_step: builtins.int = ...,
         step_seconds: builtins.float = ...,
+        costs: collections.abc.Iterable[Global___TierCost] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_memory_every", b"_memory_every", "_storage_every", b"_storage_every", "memory_every", b"memory_every", "storage_every", b"storage_every"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_memory_every", b"_memory_every", "_storage_every", b"_storage_every", "durable_seconds", b"durable_seconds", "memory_every", b"memory_every", "memory_seconds", b"memory_seconds", "seen_id", b"seen_id", "seen_step", b"seen_step", "step_seconds", b"step_seconds", "storage_every", b"storage_every", "storage_seconds", b"storage_seconds"]) -> None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_memory_every", b"_memory_every"]) -> typing.Literal["memory_every"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_storage_every", b"_storage_every"]) -> typing.Literal["storage_every"] | None: ...
+    def ClearField(self, field_name: typing.Literal["costs", b"costs", "seen_id", b"seen_id", "seen_step", b"seen_step", "step_seconds", b"step_seconds"]) -> None: ...
 
 Global___SavingReport: typing_extensions.TypeAlias = SavingReport
 
 @typing.final
 class SetSchedule(google.protobuf.message.Message):
-    """SetSchedule: steps between checkpoints that are to hold from a step on, in the world of the round in the fence."""
+    """SetSchedule: steps between checkpoints from a step on. It holds in the world of the round in the fence."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SCHEDULE_ID_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
-    MEMORY_EVERY_FIELD_NUMBER: builtins.int
-    STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    INTERVALS_FIELD_NUMBER: builtins.int
     CONFIRMED_FIELD_NUMBER: builtins.int
     schedule_id: builtins.int
     step: builtins.int
     """The first step that it holds for."""
-    memory_every: builtins.int
-    storage_every: builtins.int
     confirmed: builtins.bool
     """False: a rank saves what either schedule asks for, from the step on. True: all ranks have heard of it before their
     step, and the one before ends there.
     """
+    @property
+    def intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TierInterval]: ...
     def __init__(
         self,
         *,
         schedule_id: builtins.int = ...,
         step: builtins.int = ...,
-        memory_every: builtins.int = ...,
-        storage_every: builtins.int = ...,
+        intervals: collections.abc.Iterable[Global___TierInterval] | None = ...,
         confirmed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["confirmed", b"confirmed", "memory_every", b"memory_every", "schedule_id", b"schedule_id", "step", b"step", "storage_every", b"storage_every"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["confirmed", b"confirmed", "intervals", b"intervals", "schedule_id", b"schedule_id", "step", b"step"]) -> None: ...
 
 Global___SetSchedule: typing_extensions.TypeAlias = SetSchedule
 
 @typing.final
-class RestoreAsked(google.protobuf.message.Message):
-    """RestoreAsked: all ranks of the node wait to be told what the round in the fence starts from. Nothing older trains or
-    is being written there any more.
+class RestoreRequest(google.protobuf.message.Message):
+    """RestoreRequest: all ranks of a node wait to be told what their round starts from. Nothing
+    older trains or is being written there any more.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    MEMORY_FIELD_NUMBER: builtins.int
-    STORED_FIELD_NUMBER: builtins.int
+    OFFERS_FIELD_NUMBER: builtins.int
     TOLD_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
     @property
-    def memory(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckpointVersion]:
-        """What all ranks of this node could take from its memory, newest first."""
+    def offers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TierVersions]:
+        """What all ranks of this node could take. From memory: what this node alone has. From storage: what is committed in
+        the directory, at most 16.
+        """
 
     @property
-    def stored(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckpointVersion]:
-        """What is committed in the directory, newest first, at most 16."""
-
-    @property
-    def told(self) -> Global___Origin:
+    def told(self) -> Global___RestorePlan:
         """Set: a master has told already, and they have begun."""
 
     @property
@@ -359,15 +435,14 @@ class RestoreAsked(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        memory: collections.abc.Iterable[Global___CheckpointVersion] | None = ...,
-        stored: collections.abc.Iterable[Global___CheckpointVersion] | None = ...,
-        told: Global___Origin | None = ...,
+        offers: collections.abc.Iterable[Global___TierVersions] | None = ...,
+        told: Global___RestorePlan | None = ...,
         parts: collections.abc.Iterable[Global___HeldPart] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["told", b"told"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["memory", b"memory", "parts", b"parts", "stored", b"stored", "told", b"told"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["offers", b"offers", "parts", b"parts", "told", b"told"]) -> None: ...
 
-Global___RestoreAsked: typing_extensions.TypeAlias = RestoreAsked
+Global___RestoreRequest: typing_extensions.TypeAlias = RestoreRequest
 
 @typing.final
 class HeldPart(google.protobuf.message.Message):
@@ -383,7 +458,7 @@ class HeldPart(google.protobuf.message.Message):
     world_size: builtins.int
     """Ranks that the version consists of."""
     whole: builtins.bool
-    """True: these are all that any world needs, as in CheckpointHeld."""
+    """True: these are all that any world needs, as in MemoryCheckpoints."""
     world: builtins.str
     """Names the world that saved it: two masters may have given one number to two worlds. Empty: not known."""
     @property
@@ -407,25 +482,27 @@ class HeldPart(google.protobuf.message.Message):
 Global___HeldPart: typing_extensions.TypeAlias = HeldPart
 
 @typing.final
-class Origin(google.protobuf.message.Message):
-    """Origin: what the round in the fence starts from, the same for all of its nodes."""
+class RestorePlan(google.protobuf.message.Message):
+    """RestorePlan: what the round in the fence starts from, the same for all of its nodes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ORIGIN_ID_FIELD_NUMBER: builtins.int
+    PLAN_ID_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    MEMORY_FIELD_NUMBER: builtins.int
+    TIER_FIELD_NUMBER: builtins.int
     GO_FIELD_NUMBER: builtins.int
     SHARE_FIELD_NUMBER: builtins.int
     SHARES_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     SOURCES_FIELD_NUMBER: builtins.int
     PARTIAL_FIELD_NUMBER: builtins.int
-    origin_id: builtins.int
-    memory: builtins.bool
-    """True: from the nodes' memory; false: from storage."""
+    plan_id: builtins.int
+    tier: Global___Tier.ValueType
+    """Where all nodes take it from; unspecified where nothing is there to start from."""
     go: builtins.bool
-    """False: check it and answer OriginChecked. True: every node found its part intact, or there is nothing to check."""
+    """False: check it and answer RestorePlanVerified. True: every node found its part intact, or there is nothing to
+    check.
+    """
     share: builtins.int
     """This node's share of what there is to check on storage: files i with i % shares == share."""
     shares: builtins.int
@@ -446,9 +523,9 @@ class Origin(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        origin_id: builtins.int = ...,
+        plan_id: builtins.int = ...,
         version: Global___CheckpointVersion | None = ...,
-        memory: builtins.bool = ...,
+        tier: Global___Tier.ValueType = ...,
         go: builtins.bool = ...,
         share: builtins.int = ...,
         shares: builtins.int = ...,
@@ -457,9 +534,9 @@ class Origin(google.protobuf.message.Message):
         partial: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["go", b"go", "memory", b"memory", "notes", b"notes", "origin_id", b"origin_id", "partial", b"partial", "share", b"share", "shares", b"shares", "sources", b"sources", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["go", b"go", "notes", b"notes", "partial", b"partial", "plan_id", b"plan_id", "share", b"share", "shares", b"shares", "sources", b"sources", "tier", b"tier", "version", b"version"]) -> None: ...
 
-Global___Origin: typing_extensions.TypeAlias = Origin
+Global___RestorePlan: typing_extensions.TypeAlias = RestorePlan
 
 @typing.final
 class PartSource(google.protobuf.message.Message):
@@ -489,22 +566,22 @@ class PartSource(google.protobuf.message.Message):
 Global___PartSource: typing_extensions.TypeAlias = PartSource
 
 @typing.final
-class OriginChecked(google.protobuf.message.Message):
-    """OriginChecked: this node's share of an Origin is intact, or is not."""
+class RestorePlanVerified(google.protobuf.message.Message):
+    """RestorePlanVerified: this node's share of an RestorePlan is intact, or is not."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ORIGIN_ID_FIELD_NUMBER: builtins.int
+    PLAN_ID_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
-    origin_id: builtins.int
+    plan_id: builtins.int
     error: builtins.str
     """Nonempty: what is damaged."""
     def __init__(
         self,
         *,
-        origin_id: builtins.int = ...,
+        plan_id: builtins.int = ...,
         error: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "origin_id", b"origin_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "plan_id", b"plan_id"]) -> None: ...
 
-Global___OriginChecked: typing_extensions.TypeAlias = OriginChecked
+Global___RestorePlanVerified: typing_extensions.TypeAlias = RestorePlanVerified

@@ -9,6 +9,8 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import holdfast_wire.v1.checkpoint_pb2
+import holdfast_wire.v1.evidence_pb2
 import holdfast_wire.v1.spec_pb2
 import sys
 import typing
@@ -35,7 +37,7 @@ class _JobPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Assignments are out; not all ranks have completed a step yet."""
     JOB_PHASE_TRAINING: _JobPhase.ValueType  # 4
     JOB_PHASE_SAVING: _JobPhase.ValueType  # 5
-    """SAVE_AND_STOP is armed; the boundary is awaited."""
+    """A barrier is set: all ranks are to save and stop after its step."""
     JOB_PHASE_STOPPING: _JobPhase.ValueType  # 6
     """The end was decided; processes are being ended."""
     JOB_PHASE_SUSPENDED: _JobPhase.ValueType  # 7
@@ -54,13 +56,47 @@ JOB_PHASE_STARTING: JobPhase.ValueType  # 3
 """Assignments are out; not all ranks have completed a step yet."""
 JOB_PHASE_TRAINING: JobPhase.ValueType  # 4
 JOB_PHASE_SAVING: JobPhase.ValueType  # 5
-"""SAVE_AND_STOP is armed; the boundary is awaited."""
+"""A barrier is set: all ranks are to save and stop after its step."""
 JOB_PHASE_STOPPING: JobPhase.ValueType  # 6
 """The end was decided; processes are being ended."""
 JOB_PHASE_SUSPENDED: JobPhase.ValueType  # 7
 JOB_PHASE_SUCCEEDED: JobPhase.ValueType  # 8
 JOB_PHASE_FAILED: JobPhase.ValueType  # 9
 Global___JobPhase: typing_extensions.TypeAlias = JobPhase
+
+class _HealthReason:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _HealthReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_HealthReason.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    HEALTH_REASON_UNSPECIFIED: _HealthReason.ValueType  # 0
+    HEALTH_REASON_AS_EXPECTED: _HealthReason.ValueType  # 1
+    """The world makes progress, and nobody is known to be slow."""
+    HEALTH_REASON_STRAGGLER: _HealthReason.ValueType  # 2
+    """A rank, node or link is slow."""
+    HEALTH_REASON_HANG: _HealthReason.ValueType  # 3
+    """The world makes no progress."""
+    HEALTH_REASON_PREFLIGHT_FAILED: _HealthReason.ValueType  # 4
+    """A node failed its check before training."""
+    HEALTH_REASON_NOT_JUDGED: _HealthReason.ValueType  # 5
+    """No world runs, or nobody looks."""
+
+class HealthReason(_HealthReason, metaclass=_HealthReasonEnumTypeWrapper):
+    """HealthReason sums up the health of the ranks: the worst of what holds."""
+
+HEALTH_REASON_UNSPECIFIED: HealthReason.ValueType  # 0
+HEALTH_REASON_AS_EXPECTED: HealthReason.ValueType  # 1
+"""The world makes progress, and nobody is known to be slow."""
+HEALTH_REASON_STRAGGLER: HealthReason.ValueType  # 2
+"""A rank, node or link is slow."""
+HEALTH_REASON_HANG: HealthReason.ValueType  # 3
+"""The world makes no progress."""
+HEALTH_REASON_PREFLIGHT_FAILED: HealthReason.ValueType  # 4
+"""A node failed its check before training."""
+HEALTH_REASON_NOT_JUDGED: HealthReason.ValueType  # 5
+"""No world runs, or nobody looks."""
+Global___HealthReason: typing_extensions.TypeAlias = HealthReason
 
 class _NodeState:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -81,7 +117,9 @@ class _NodeStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """The stream is gone, the grace for a reconnect runs."""
     NODE_STATE_LOST: _NodeState.ValueType  # 8
     NODE_STATE_MISSING: _NodeState.ValueType  # 9
-    """Expected but never seen."""
+    """Expected, and not here yet."""
+    NODE_STATE_DRAINED: _NodeState.ValueType  # 10
+    """It was drained and has left; a restart of the node, or a scale, brings it back."""
 
 class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper):
     """NodeState as seen by the master."""
@@ -99,7 +137,9 @@ NODE_STATE_DISCONNECTED: NodeState.ValueType  # 7
 """The stream is gone, the grace for a reconnect runs."""
 NODE_STATE_LOST: NodeState.ValueType  # 8
 NODE_STATE_MISSING: NodeState.ValueType  # 9
-"""Expected but never seen."""
+"""Expected, and not here yet."""
+NODE_STATE_DRAINED: NodeState.ValueType  # 10
+"""It was drained and has left; a restart of the node, or a scale, brings it back."""
 Global___NodeState: typing_extensions.TypeAlias = NodeState
 
 class _EventSeverity:
@@ -194,6 +234,11 @@ class JobStatus(google.protobuf.message.Message):
     STORED_STEP_FIELD_NUMBER: builtins.int
     MEMORY_STEP_FIELD_NUMBER: builtins.int
     CHECKPOINT_INTERVALS_FIELD_NUMBER: builtins.int
+    GOODPUT_ASSUMED_FIELD_NUMBER: builtins.int
+    STEP_GUESSED_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
+    HEALTH_TEXT_FIELD_NUMBER: builtins.int
+    MEMORY_SHORTAGES_FIELD_NUMBER: builtins.int
     name: builtins.str
     uid: builtins.str
     phase: Global___JobPhase.ValueType
@@ -234,6 +279,13 @@ class JobStatus(google.protobuf.message.Message):
     """Newest step that is committed on storage; 0: none that the master has seen."""
     memory_step: builtins.int
     """Newest step that every node of the newest world has in memory; 0: none that the master has heard of."""
+    goodput_assumed: builtins.bool
+    """The goodput is a guess: no rank reported steps in a part of the time, all of which counts as productive."""
+    step_guessed: builtins.bool
+    """step is a guess, from collectives: it counts from 0 in each round."""
+    health: Global___HealthReason.ValueType
+    """How the ranks do, and in words."""
+    health_text: builtins.str
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BudgetState]: ...
     @property
@@ -241,6 +293,10 @@ class JobStatus(google.protobuf.message.Message):
     @property
     def checkpoint_intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CheckpointInterval]:
         """Tiers of checkpoints that the master has set an interval for; empty: nobody follows its schedule."""
+
+    @property
+    def memory_shortages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___MemoryShortage]:
+        """Of each node rank whose container's limit of host memory was too small, the largest such limit."""
 
     def __init__(
         self,
@@ -279,10 +335,36 @@ class JobStatus(google.protobuf.message.Message):
         stored_step: builtins.int = ...,
         memory_step: builtins.int = ...,
         checkpoint_intervals: collections.abc.Iterable[Global___CheckpointInterval] | None = ...,
+        goodput_assumed: builtins.bool = ...,
+        step_guessed: builtins.bool = ...,
+        health: Global___HealthReason.ValueType = ...,
+        health_text: builtins.str = ...,
+        memory_shortages: collections.abc.Iterable[Global___MemoryShortage] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "has_loss", b"has_loss", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "has_loss", b"has_loss", "health", b"health", "health_text", b"health_text", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_shortages", b"memory_shortages", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_guessed", b"step_guessed", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
 
 Global___JobStatus: typing_extensions.TypeAlias = JobStatus
+
+@typing.final
+class MemoryShortage(google.protobuf.message.Message):
+    """MemoryShortage: the kernel ended a rank of this node for lack of memory in its container."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    node_rank: builtins.int
+    limit_bytes: builtins.int
+    """Limit of the container at that time."""
+    def __init__(
+        self,
+        *,
+        node_rank: builtins.int = ...,
+        limit_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["limit_bytes", b"limit_bytes", "node_rank", b"node_rank"]) -> None: ...
+
+Global___MemoryShortage: typing_extensions.TypeAlias = MemoryShortage
 
 @typing.final
 class CheckpointInterval(google.protobuf.message.Message):
@@ -293,8 +375,7 @@ class CheckpointInterval(google.protobuf.message.Message):
     TIER_FIELD_NUMBER: builtins.int
     EVERY_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
-    tier: builtins.str
-    """memory or storage."""
+    tier: holdfast_wire.v1.checkpoint_pb2.Tier.ValueType
     every: builtins.int
     """Steps between saves; 0: none."""
     reason: builtins.str
@@ -302,7 +383,7 @@ class CheckpointInterval(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        tier: builtins.str = ...,
+        tier: holdfast_wire.v1.checkpoint_pb2.Tier.ValueType = ...,
         every: builtins.int = ...,
         reason: builtins.str = ...,
     ) -> None: ...
@@ -356,6 +437,8 @@ class NodeInfo(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     COLD_REASON_FIELD_NUMBER: builtins.int
+    PREFLIGHT_FIELD_NUMBER: builtins.int
+    PREFLIGHT_REASON_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
     agent_id: builtins.str
@@ -372,6 +455,9 @@ class NodeInfo(google.protobuf.message.Message):
     version: builtins.str
     cold_reason: builtins.str
     """Why workers are started cold, if they are."""
+    preflight: builtins.str
+    """Check before it joins: checking, healthy, undecided, slow or faulty; empty: it was not checked."""
+    preflight_reason: builtins.str
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankInfo]: ...
     def __init__(
@@ -391,8 +477,10 @@ class NodeInfo(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[Global___RankInfo] | None = ...,
         version: builtins.str = ...,
         cold_reason: builtins.str = ...,
+        preflight: builtins.str = ...,
+        preflight_reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "base_rank", b"base_rank", "cold_reason", b"cold_reason", "group_rank", b"group_rank", "host", b"host", "local_world_size", b"local_world_size", "node_rank", b"node_rank", "pod_uid", b"pod_uid", "ranks", b"ranks", "silent_seconds", b"silent_seconds", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "base_rank", b"base_rank", "cold_reason", b"cold_reason", "group_rank", b"group_rank", "host", b"host", "local_world_size", b"local_world_size", "node_rank", b"node_rank", "pod_uid", b"pod_uid", "preflight", b"preflight", "preflight_reason", b"preflight_reason", "ranks", b"ranks", "silent_seconds", b"silent_seconds", "state", b"state", "version", b"version"]) -> None: ...
 
 Global___NodeInfo: typing_extensions.TypeAlias = NodeInfo
 
@@ -411,6 +499,7 @@ class RankInfo(google.protobuf.message.Message):
     LOSS_FIELD_NUMBER: builtins.int
     SECTION_FIELD_NUMBER: builtins.int
     HAS_SDK_FIELD_NUMBER: builtins.int
+    STEP_GUESSED_FIELD_NUMBER: builtins.int
     rank: builtins.int
     local_rank: builtins.int
     pid: builtins.int
@@ -420,6 +509,8 @@ class RankInfo(google.protobuf.message.Message):
     loss: builtins.float
     section: builtins.str
     has_sdk: builtins.bool
+    step_guessed: builtins.bool
+    """step is a guess, from collectives: it counts from 0 in each process."""
     def __init__(
         self,
         *,
@@ -432,8 +523,9 @@ class RankInfo(google.protobuf.message.Message):
         loss: builtins.float = ...,
         section: builtins.str = ...,
         has_sdk: builtins.bool = ...,
+        step_guessed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["has_sdk", b"has_sdk", "local_rank", b"local_rank", "loss", b"loss", "pid", b"pid", "rank", b"rank", "section", b"section", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_seconds", b"step_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["has_sdk", b"has_sdk", "local_rank", b"local_rank", "loss", b"loss", "pid", b"pid", "rank", b"rank", "section", b"section", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_guessed", b"step_guessed", "step_seconds", b"step_seconds"]) -> None: ...
 
 Global___RankInfo: typing_extensions.TypeAlias = RankInfo
 
@@ -480,7 +572,9 @@ Global___JobEvent: typing_extensions.TypeAlias = JobEvent
 
 @typing.final
 class Incident(google.protobuf.message.Message):
-    """Incident: from the first evidence to the first step after it (plus the time in which evidence still counts)."""
+    """Incident: one failure or change, from its first evidence to the first step after it. The time in which evidence still
+    counts is added.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -501,6 +595,10 @@ class Incident(google.protobuf.message.Message):
     OPEN_FIELD_NUMBER: builtins.int
     COST_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
+    FIRST_STEP_UNSEEN_FIELD_NUMBER: builtins.int
+    FIRST_STEP_GUESSED_FIELD_NUMBER: builtins.int
+    REPORTED_ONLY_FIELD_NUMBER: builtins.int
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     id: builtins.str
     cause: builtins.str
     """WorkerCrashed, AgentLost, AgentSilent, Preempted, Rescaled, ... (holdfast_wire.reasons)."""
@@ -522,6 +620,16 @@ class Incident(google.protobuf.message.Message):
     steps_redone: builtins.int
     """Steps that were completed before and had to be done again."""
     open: builtins.bool
+    first_step_unseen: builtins.bool
+    """Processes were started again, and no rank reports steps: nobody knows when the next one was completed."""
+    first_step_guessed: builtins.bool
+    """first_step_seconds is a guess, from collectives."""
+    reported_only: builtins.bool
+    """The world was not interrupted by it: a hang that is only reported. Decided: the world ended for another reason;
+    first step: the ranks went on by themselves.
+    """
+    memory_limit_bytes: builtins.int
+    """OutOfMemory: limit of the culprit's container; 0: none, or not known."""
     @property
     def cost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GoodputEntry]:
         """Node-seconds that it cost, by class."""
@@ -548,8 +656,12 @@ class Incident(google.protobuf.message.Message):
         open: builtins.bool = ...,
         cost: collections.abc.Iterable[Global___GoodputEntry] | None = ...,
         evidence: collections.abc.Iterable[builtins.str] | None = ...,
+        first_step_unseen: builtins.bool = ...,
+        first_step_guessed: builtins.bool = ...,
+        reported_only: builtins.bool = ...,
+        memory_limit_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "charged", b"charged", "cost", b"cost", "culprit_node", b"culprit_node", "culprit_rank", b"culprit_rank", "decided_seconds", b"decided_seconds", "detection_seconds", b"detection_seconds", "evidence", b"evidence", "first_step_seconds", b"first_step_seconds", "from_round", b"from_round", "id", b"id", "open", b"open", "opened_unix", b"opened_unix", "respawned_seconds", b"respawned_seconds", "steps_redone", b"steps_redone", "text", b"text", "to_round", b"to_round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "charged", b"charged", "cost", b"cost", "culprit_node", b"culprit_node", "culprit_rank", b"culprit_rank", "decided_seconds", b"decided_seconds", "detection_seconds", b"detection_seconds", "evidence", b"evidence", "first_step_guessed", b"first_step_guessed", "first_step_seconds", b"first_step_seconds", "first_step_unseen", b"first_step_unseen", "from_round", b"from_round", "id", b"id", "memory_limit_bytes", b"memory_limit_bytes", "open", b"open", "opened_unix", b"opened_unix", "reported_only", b"reported_only", "respawned_seconds", b"respawned_seconds", "steps_redone", b"steps_redone", "text", b"text", "to_round", b"to_round"]) -> None: ...
 
 Global___Incident: typing_extensions.TypeAlias = Incident
 
@@ -575,6 +687,8 @@ Global___GoodputEntry: typing_extensions.TypeAlias = GoodputEntry
 
 @typing.final
 class GetJobRequest(google.protobuf.message.Message):
+    """GetJobRequest asks for the job's status and spec."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -585,6 +699,8 @@ Global___GetJobRequest: typing_extensions.TypeAlias = GetJobRequest
 
 @typing.final
 class GetJobResponse(google.protobuf.message.Message):
+    """GetJobResponse: the job now."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: builtins.int
@@ -606,6 +722,8 @@ Global___GetJobResponse: typing_extensions.TypeAlias = GetJobResponse
 
 @typing.final
 class WatchJobRequest(google.protobuf.message.Message):
+    """WatchJobRequest opens a watch, or continues one."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESUME_TOKEN_FIELD_NUMBER: builtins.int
@@ -626,6 +744,8 @@ Global___WatchJobRequest: typing_extensions.TypeAlias = WatchJobRequest
 
 @typing.final
 class WatchJobResponse(google.protobuf.message.Message):
+    """WatchJobResponse is one message of a watch: a snapshot first, then what changed."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESUME_TOKEN_FIELD_NUMBER: builtins.int
@@ -666,6 +786,8 @@ Global___WatchJobResponse: typing_extensions.TypeAlias = WatchJobResponse
 
 @typing.final
 class WatchReset(google.protobuf.message.Message):
+    """WatchReset: the watch could not be continued; a snapshot follows."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -681,6 +803,8 @@ Global___WatchReset: typing_extensions.TypeAlias = WatchReset
 
 @typing.final
 class JobSnapshot(google.protobuf.message.Message):
+    """JobSnapshot is the whole job: a watch begins with it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: builtins.int
@@ -708,6 +832,8 @@ Global___JobSnapshot: typing_extensions.TypeAlias = JobSnapshot
 
 @typing.final
 class ListNodesRequest(google.protobuf.message.Message):
+    """ListNodesRequest asks for all nodes."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -718,22 +844,103 @@ Global___ListNodesRequest: typing_extensions.TypeAlias = ListNodesRequest
 
 @typing.final
 class ListNodesResponse(google.protobuf.message.Message):
+    """ListNodesResponse: every node that the master knows."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
+    HISTORY_FIELD_NUMBER: builtins.int
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeInfo]: ...
+    @property
+    def history(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HostHistory]:
+        """Hosts that something spoke against, the worst first."""
+
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[Global___NodeInfo] | None = ...,
+        history: collections.abc.Iterable[Global___HostHistory] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["history", b"history", "nodes", b"nodes"]) -> None: ...
 
 Global___ListNodesResponse: typing_extensions.TypeAlias = ListNodesResponse
 
 @typing.final
+class HostHistory(google.protobuf.message.Message):
+    """HostHistory: what spoke against a host of the job, and how much of it still counts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: builtins.int
+    POINTS_FIELD_NUMBER: builtins.int
+    SUSPECT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    STRIKES_FIELD_NUMBER: builtins.int
+    AVOIDED_FIELD_NUMBER: builtins.int
+    host: builtins.str
+    points: builtins.float
+    """Half of a strike's weight is gone after 6 hours."""
+    suspect: builtins.bool
+    reason: builtins.str
+    avoided: builtins.str
+    """What several jobs met on it, because of which new pods avoid it; empty: they do not."""
+    @property
+    def strikes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeStruck]: ...
+    def __init__(
+        self,
+        *,
+        host: builtins.str = ...,
+        points: builtins.float = ...,
+        suspect: builtins.bool = ...,
+        reason: builtins.str = ...,
+        strikes: collections.abc.Iterable[Global___NodeStruck] | None = ...,
+        avoided: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["avoided", b"avoided", "host", b"host", "points", b"points", "reason", b"reason", "strikes", b"strikes", "suspect", b"suspect"]) -> None: ...
+
+Global___HostHistory: typing_extensions.TypeAlias = HostHistory
+
+@typing.final
+class NodeStruck(google.protobuf.message.Message):
+    """NodeStruck: something spoke against the host of a node. A fact of the journal, too."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: builtins.int
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    UNIX_TIME_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
+    host: builtins.str
+    node_rank: builtins.int
+    cause: builtins.str
+    """Preflight, Straggler, Hang, Failure, Condition or Cordon."""
+    text: builtins.str
+    unix_time: builtins.float
+    job: builtins.str
+    """Namespace and name of the job that it comes from, as NAMESPACE/NAME; empty: this one; "node": the Kubernetes
+    node shows it, and node_rank means nothing.
+    """
+    def __init__(
+        self,
+        *,
+        host: builtins.str = ...,
+        node_rank: builtins.int = ...,
+        cause: builtins.str = ...,
+        text: builtins.str = ...,
+        unix_time: builtins.float = ...,
+        job: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "host", b"host", "job", b"job", "node_rank", b"node_rank", "text", b"text", "unix_time", b"unix_time"]) -> None: ...
+
+Global___NodeStruck: typing_extensions.TypeAlias = NodeStruck
+
+@typing.final
 class ListEventsRequest(google.protobuf.message.Message):
+    """ListEventsRequest asks for events in the order in which they happened."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
@@ -754,6 +961,8 @@ Global___ListEventsRequest: typing_extensions.TypeAlias = ListEventsRequest
 
 @typing.final
 class ListEventsResponse(google.protobuf.message.Message):
+    """ListEventsResponse: one page of events."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: builtins.int
@@ -774,6 +983,8 @@ Global___ListEventsResponse: typing_extensions.TypeAlias = ListEventsResponse
 
 @typing.final
 class GetGoodputRequest(google.protobuf.message.Message):
+    """GetGoodputRequest asks where the node-seconds of the job went."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -784,6 +995,8 @@ Global___GetGoodputRequest: typing_extensions.TypeAlias = GetGoodputRequest
 
 @typing.final
 class GetGoodputResponse(google.protobuf.message.Message):
+    """GetGoodputResponse: node-seconds by class, of the job, its nodes and its incidents."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOTALS_FIELD_NUMBER: builtins.int
@@ -791,9 +1004,12 @@ class GetGoodputResponse(google.protobuf.message.Message):
     NODES_FIELD_NUMBER: builtins.int
     INCIDENTS_FIELD_NUMBER: builtins.int
     GOODPUT_FIELD_NUMBER: builtins.int
+    GOODPUT_ASSUMED_FIELD_NUMBER: builtins.int
     node_seconds: builtins.float
     """Sum of all classes."""
     goodput: builtins.float
+    goodput_assumed: builtins.bool
+    """As in JobStatus."""
     @property
     def totals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GoodputEntry]: ...
     @property
@@ -808,13 +1024,16 @@ class GetGoodputResponse(google.protobuf.message.Message):
         nodes: collections.abc.Iterable[Global___NodeGoodput] | None = ...,
         incidents: collections.abc.Iterable[Global___Incident] | None = ...,
         goodput: builtins.float = ...,
+        goodput_assumed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["goodput", b"goodput", "incidents", b"incidents", "node_seconds", b"node_seconds", "nodes", b"nodes", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "incidents", b"incidents", "node_seconds", b"node_seconds", "nodes", b"nodes", "totals", b"totals"]) -> None: ...
 
 Global___GetGoodputResponse: typing_extensions.TypeAlias = GetGoodputResponse
 
 @typing.final
 class NodeGoodput(google.protobuf.message.Message):
+    """NodeGoodput: node-seconds of one node by class."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_RANK_FIELD_NUMBER: builtins.int
@@ -833,7 +1052,277 @@ class NodeGoodput(google.protobuf.message.Message):
 Global___NodeGoodput: typing_extensions.TypeAlias = NodeGoodput
 
 @typing.final
+class GetHealthRequest(google.protobuf.message.Message):
+    """GetHealthRequest asks who is slow, as far as the running world shows it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___GetHealthRequest: typing_extensions.TypeAlias = GetHealthRequest
+
+@typing.final
+class GetHealthResponse(google.protobuf.message.Message):
+    """GetHealthResponse: the ranks of the running world, and the verdicts that hold."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    SLOW_FIELD_NUMBER: builtins.int
+    NOT_JUDGED_FIELD_NUMBER: builtins.int
+    STEP_SECONDS_FIELD_NUMBER: builtins.int
+    WINDOWS_FIELD_NUMBER: builtins.int
+    HANG_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    not_judged: builtins.str
+    """Why ranks are not judged; empty: they are."""
+    step_seconds: builtins.float
+    """Wall time of a step in the newest window, s; 0: no window is whole yet."""
+    windows: builtins.int
+    """Windows of steps that have been judged."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankHealth]: ...
+    @property
+    def slow(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SlowVerdict]: ...
+    @property
+    def hang(self) -> Global___HangStatus:
+        """Absent: the world makes progress, as far as its limit tells."""
+
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        ranks: collections.abc.Iterable[Global___RankHealth] | None = ...,
+        slow: collections.abc.Iterable[Global___SlowVerdict] | None = ...,
+        not_judged: builtins.str = ...,
+        step_seconds: builtins.float = ...,
+        windows: builtins.int = ...,
+        hang: Global___HangStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["hang", b"hang"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["hang", b"hang", "not_judged", b"not_judged", "ranks", b"ranks", "round", b"round", "slow", b"slow", "step_seconds", b"step_seconds", "windows", b"windows"]) -> None: ...
+
+Global___GetHealthResponse: typing_extensions.TypeAlias = GetHealthResponse
+
+@typing.final
+class HangStatus(google.protobuf.message.Message):
+    """HangStatus: the running world makes no progress."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    cause: builtins.str
+    """For example lock, data loader, mismatched collective; empty: the evidence of its ranks is awaited."""
+    seconds: builtins.float
+    """Since it was seen, s."""
+    text: builtins.str
+    """For people: the cause with its reasons; while evidence is awaited, the limit that was passed."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The ranks that the others wait for, and their nodes."""
+
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        cause: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        nodes: collections.abc.Iterable[builtins.int] | None = ...,
+        seconds: builtins.float = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "nodes", b"nodes", "ranks", b"ranks", "seconds", b"seconds", "text", b"text"]) -> None: ...
+
+Global___HangStatus: typing_extensions.TypeAlias = HangStatus
+
+@typing.final
+class RankHealth(google.protobuf.message.Message):
+    """RankHealth: one rank of the running world."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    LOCAL_RANK_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    STEP_GUESSED_FIELD_NUMBER: builtins.int
+    SINCE_STEP_SECONDS_FIELD_NUMBER: builtins.int
+    LOCAL_SECONDS_FIELD_NUMBER: builtins.int
+    LAG_SECONDS_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    node_rank: builtins.int
+    local_rank: builtins.int
+    step: builtins.int
+    step_guessed: builtins.bool
+    """True: the step is a guess from the rank's collectives."""
+    since_step_seconds: builtins.float
+    local_seconds: builtins.float
+    """Local time of a step in the newest window, s; 0: not known."""
+    lag_seconds: builtins.float
+    """The same above the median of all ranks, s; below 0: faster."""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        node_rank: builtins.int = ...,
+        local_rank: builtins.int = ...,
+        step: builtins.int = ...,
+        step_guessed: builtins.bool = ...,
+        since_step_seconds: builtins.float = ...,
+        local_seconds: builtins.float = ...,
+        lag_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lag_seconds", b"lag_seconds", "local_rank", b"local_rank", "local_seconds", b"local_seconds", "node_rank", b"node_rank", "rank", b"rank", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_guessed", b"step_guessed"]) -> None: ...
+
+Global___RankHealth: typing_extensions.TypeAlias = RankHealth
+
+@typing.final
+class SlowVerdict(google.protobuf.message.Message):
+    """SlowVerdict: a rank, node or link that is slower than the others or than it used to be."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    SINCE_STEP_FIELD_NUMBER: builtins.int
+    PERCENT_FIELD_NUMBER: builtins.int
+    LOST_NODE_SECONDS_PER_HOUR_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    CONSIDERED_FIELD_NUMBER: builtins.int
+    subject: builtins.str
+    """rank, node, link; job: all ranks share the slowdown."""
+    node: builtins.str
+    """Node rank; empty: the whole job."""
+    since_step: builtins.int
+    """Step of the window in which it began, counted from the world's first judged one."""
+    percent: builtins.float
+    """Slowdown in percent of a step."""
+    lost_node_seconds_per_hour: builtins.float
+    """What the job loses by it, node-seconds in an hour."""
+    text: builtins.str
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def considered(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Other causes, and what the data say of each."""
+
+    def __init__(
+        self,
+        *,
+        subject: builtins.str = ...,
+        node: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        since_step: builtins.int = ...,
+        percent: builtins.float = ...,
+        lost_node_seconds_per_hour: builtins.float = ...,
+        text: builtins.str = ...,
+        considered: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["considered", b"considered", "lost_node_seconds_per_hour", b"lost_node_seconds_per_hour", "node", b"node", "percent", b"percent", "ranks", b"ranks", "since_step", b"since_step", "subject", b"subject", "text", b"text"]) -> None: ...
+
+Global___SlowVerdict: typing_extensions.TypeAlias = SlowVerdict
+
+@typing.final
+class ListIncidentsRequest(google.protobuf.message.Message):
+    """ListIncidentsRequest asks for the incidents of the job."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListIncidentsRequest: typing_extensions.TypeAlias = ListIncidentsRequest
+
+@typing.final
+class ListIncidentsResponse(google.protobuf.message.Message):
+    """ListIncidentsResponse: the newest incidents, oldest first."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCIDENTS_FIELD_NUMBER: builtins.int
+    WITH_EVIDENCE_FIELD_NUMBER: builtins.int
+    @property
+    def incidents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Incident]: ...
+    @property
+    def with_evidence(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ids of those whose ranks' evidence is kept."""
+
+    def __init__(
+        self,
+        *,
+        incidents: collections.abc.Iterable[Global___Incident] | None = ...,
+        with_evidence: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incidents", b"incidents", "with_evidence", b"with_evidence"]) -> None: ...
+
+Global___ListIncidentsResponse: typing_extensions.TypeAlias = ListIncidentsResponse
+
+@typing.final
+class GetIncidentRequest(google.protobuf.message.Message):
+    """GetIncidentRequest asks for one incident."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCIDENT_ID_FIELD_NUMBER: builtins.int
+    SKIP_RANKS_FIELD_NUMBER: builtins.int
+    incident_id: builtins.str
+    skip_ranks: builtins.int
+    """Number of ranks whose evidence the caller has already."""
+    def __init__(
+        self,
+        *,
+        incident_id: builtins.str = ...,
+        skip_ranks: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incident_id", b"incident_id", "skip_ranks", b"skip_ranks"]) -> None: ...
+
+Global___GetIncidentRequest: typing_extensions.TypeAlias = GetIncidentRequest
+
+@typing.final
+class GetIncidentResponse(google.protobuf.message.Message):
+    """GetIncidentResponse: one incident, with as many ranks as fit into one message."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCIDENT_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
+    EVIDENCE_MISSING_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    evidence_missing: builtins.str
+    """Why there is no evidence; empty: there is."""
+    more: builtins.bool
+    """There are more ranks: ask again."""
+    @property
+    def incident(self) -> Global___Incident: ...
+    @property
+    def evidence(self) -> holdfast_wire.v1.evidence_pb2.IncidentEvidence: ...
+    def __init__(
+        self,
+        *,
+        incident: Global___Incident | None = ...,
+        evidence: holdfast_wire.v1.evidence_pb2.IncidentEvidence | None = ...,
+        evidence_missing: builtins.str = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "incident", b"incident"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_missing", b"evidence_missing", "incident", b"incident", "more", b"more"]) -> None: ...
+
+Global___GetIncidentResponse: typing_extensions.TypeAlias = GetIncidentResponse
+
+@typing.final
 class ScaleRequest(google.protobuf.message.Message):
+    """ScaleRequest asks for another number of nodes."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REPLICAS_FIELD_NUMBER: builtins.int
@@ -852,22 +1341,30 @@ Global___ScaleRequest: typing_extensions.TypeAlias = ScaleRequest
 
 @typing.final
 class ScaleResponse(google.protobuf.message.Message):
+    """ScaleResponse: the operator has written it into the spec."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """Generation of the spec that carries it."""
+    text: builtins.str
+    """What follows where the spec has that size already; empty: the spec was changed."""
     def __init__(
         self,
         *,
         generation: builtins.int = ...,
+        text: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "text", b"text"]) -> None: ...
 
 Global___ScaleResponse: typing_extensions.TypeAlias = ScaleResponse
 
 @typing.final
 class RestartWorkerRequest(google.protobuf.message.Message):
+    """RestartWorkerRequest restarts all ranks, or replaces one agent."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_RANK_FIELD_NUMBER: builtins.int
@@ -889,6 +1386,8 @@ Global___RestartWorkerRequest: typing_extensions.TypeAlias = RestartWorkerReques
 
 @typing.final
 class RestartWorkerResponse(google.protobuf.message.Message):
+    """RestartWorkerResponse: the restart is decided."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: builtins.int
@@ -905,6 +1404,8 @@ Global___RestartWorkerResponse: typing_extensions.TypeAlias = RestartWorkerRespo
 
 @typing.final
 class DumpStacksRequest(google.protobuf.message.Message):
+    """DumpStacksRequest asks for the Python stacks of all ranks, or of one node's."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_RANK_FIELD_NUMBER: builtins.int
@@ -923,6 +1424,8 @@ Global___DumpStacksRequest: typing_extensions.TypeAlias = DumpStacksRequest
 
 @typing.final
 class DumpStacksResponse(google.protobuf.message.Message):
+    """DumpStacksResponse: the stacks by node."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
@@ -939,6 +1442,8 @@ Global___DumpStacksResponse: typing_extensions.TypeAlias = DumpStacksResponse
 
 @typing.final
 class NodeStacks(google.protobuf.message.Message):
+    """NodeStacks: the stacks of one node's ranks, or why there are none."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_RANK_FIELD_NUMBER: builtins.int
@@ -961,6 +1466,8 @@ Global___NodeStacks: typing_extensions.TypeAlias = NodeStacks
 
 @typing.final
 class StackText(google.protobuf.message.Message):
+    """StackText is the stack dump of one rank."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANK_FIELD_NUMBER: builtins.int
@@ -982,6 +1489,8 @@ Global___StackText: typing_extensions.TypeAlias = StackText
 
 @typing.final
 class DrainNodeRequest(google.protobuf.message.Message):
+    """DrainNodeRequest takes a node out of the world at the next checkpoint barrier."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_RANK_FIELD_NUMBER: builtins.int
@@ -1000,6 +1509,8 @@ Global___DrainNodeRequest: typing_extensions.TypeAlias = DrainNodeRequest
 
 @typing.final
 class DrainNodeResponse(google.protobuf.message.Message):
+    """DrainNodeResponse: the drain is decided."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: builtins.int
@@ -1016,13 +1527,15 @@ Global___DrainNodeResponse: typing_extensions.TypeAlias = DrainNodeResponse
 
 @typing.final
 class StopJobRequest(google.protobuf.message.Message):
+    """StopJobRequest ends the job."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
     NOW_FIELD_NUMBER: builtins.int
     reason: builtins.str
     now: builtins.bool
-    """Skip the checkpoint boundary."""
+    """Skip the checkpoint barrier."""
     def __init__(
         self,
         *,
@@ -1035,6 +1548,8 @@ Global___StopJobRequest: typing_extensions.TypeAlias = StopJobRequest
 
 @typing.final
 class StopJobResponse(google.protobuf.message.Message):
+    """StopJobResponse: the end is decided; it takes until the processes have ended."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -1045,6 +1560,8 @@ Global___StopJobResponse: typing_extensions.TypeAlias = StopJobResponse
 
 @typing.final
 class TriggerCheckpointRequest(google.protobuf.message.Message):
+    """TriggerCheckpointRequest asks for a checkpoint on storage."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -1064,13 +1581,16 @@ Global___TriggerCheckpointRequest: typing_extensions.TypeAlias = TriggerCheckpoi
 
 @typing.final
 class TriggerCheckpointResponse(google.protobuf.message.Message):
+    """TriggerCheckpointResponse: the checkpoint is committed."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STEP_FIELD_NUMBER: builtins.int
     PATH_FIELD_NUMBER: builtins.int
     step: builtins.int
-    """The step that was saved, and the directory that has it."""
+    """The step that was saved."""
     path: builtins.str
+    """The directory that has it."""
     def __init__(
         self,
         *,

@@ -60,6 +60,21 @@ class JobServiceStub(object):
                 request_serializer=holdfast__wire_dot_v1_dot_job__pb2.GetGoodputRequest.SerializeToString,
                 response_deserializer=holdfast__wire_dot_v1_dot_job__pb2.GetGoodputResponse.FromString,
                 _registered_method=True)
+        self.GetHealth = channel.unary_unary(
+                '/holdfast.v1.JobService/GetHealth',
+                request_serializer=holdfast__wire_dot_v1_dot_job__pb2.GetHealthRequest.SerializeToString,
+                response_deserializer=holdfast__wire_dot_v1_dot_job__pb2.GetHealthResponse.FromString,
+                _registered_method=True)
+        self.ListIncidents = channel.unary_unary(
+                '/holdfast.v1.JobService/ListIncidents',
+                request_serializer=holdfast__wire_dot_v1_dot_job__pb2.ListIncidentsRequest.SerializeToString,
+                response_deserializer=holdfast__wire_dot_v1_dot_job__pb2.ListIncidentsResponse.FromString,
+                _registered_method=True)
+        self.GetIncident = channel.unary_unary(
+                '/holdfast.v1.JobService/GetIncident',
+                request_serializer=holdfast__wire_dot_v1_dot_job__pb2.GetIncidentRequest.SerializeToString,
+                response_deserializer=holdfast__wire_dot_v1_dot_job__pb2.GetIncidentResponse.FromString,
+                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/holdfast.v1.JobService/Scale',
                 request_serializer=holdfast__wire_dot_v1_dot_job__pb2.ScaleRequest.SerializeToString,
@@ -123,6 +138,25 @@ class JobServiceServicer(object):
 
     def GetGoodput(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHealth(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListIncidents(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetIncident(self, request, context):
+        """GetIncident has one incident with the evidence of its ranks, in as many answers as their size needs.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -192,6 +226,21 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.GetGoodput,
                     request_deserializer=holdfast__wire_dot_v1_dot_job__pb2.GetGoodputRequest.FromString,
                     response_serializer=holdfast__wire_dot_v1_dot_job__pb2.GetGoodputResponse.SerializeToString,
+            ),
+            'GetHealth': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHealth,
+                    request_deserializer=holdfast__wire_dot_v1_dot_job__pb2.GetHealthRequest.FromString,
+                    response_serializer=holdfast__wire_dot_v1_dot_job__pb2.GetHealthResponse.SerializeToString,
+            ),
+            'ListIncidents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListIncidents,
+                    request_deserializer=holdfast__wire_dot_v1_dot_job__pb2.ListIncidentsRequest.FromString,
+                    response_serializer=holdfast__wire_dot_v1_dot_job__pb2.ListIncidentsResponse.SerializeToString,
+            ),
+            'GetIncident': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetIncident,
+                    request_deserializer=holdfast__wire_dot_v1_dot_job__pb2.GetIncidentRequest.FromString,
+                    response_serializer=holdfast__wire_dot_v1_dot_job__pb2.GetIncidentResponse.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
                     servicer.Scale,
@@ -360,6 +409,87 @@ class JobService(object):
             '/holdfast.v1.JobService/GetGoodput',
             holdfast__wire_dot_v1_dot_job__pb2.GetGoodputRequest.SerializeToString,
             holdfast__wire_dot_v1_dot_job__pb2.GetGoodputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHealth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.JobService/GetHealth',
+            holdfast__wire_dot_v1_dot_job__pb2.GetHealthRequest.SerializeToString,
+            holdfast__wire_dot_v1_dot_job__pb2.GetHealthResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListIncidents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.JobService/ListIncidents',
+            holdfast__wire_dot_v1_dot_job__pb2.ListIncidentsRequest.SerializeToString,
+            holdfast__wire_dot_v1_dot_job__pb2.ListIncidentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetIncident(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/holdfast.v1.JobService/GetIncident',
+            holdfast__wire_dot_v1_dot_job__pb2.GetIncidentRequest.SerializeToString,
+            holdfast__wire_dot_v1_dot_job__pb2.GetIncidentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,6 +105,54 @@ _JobServiceGetGoodputType = typing_extensions.TypeVar(
     ],
 )
 
+_JobServiceGetHealthType = typing_extensions.TypeVar(
+    '_JobServiceGetHealthType',
+    grpc.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.GetHealthRequest,
+        holdfast_wire.v1.job_pb2.GetHealthResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.GetHealthRequest,
+        holdfast_wire.v1.job_pb2.GetHealthResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.GetHealthRequest,
+        holdfast_wire.v1.job_pb2.GetHealthResponse,
+    ],
+)
+
+_JobServiceListIncidentsType = typing_extensions.TypeVar(
+    '_JobServiceListIncidentsType',
+    grpc.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.ListIncidentsRequest,
+        holdfast_wire.v1.job_pb2.ListIncidentsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.ListIncidentsRequest,
+        holdfast_wire.v1.job_pb2.ListIncidentsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.ListIncidentsRequest,
+        holdfast_wire.v1.job_pb2.ListIncidentsResponse,
+    ],
+)
+
+_JobServiceGetIncidentType = typing_extensions.TypeVar(
+    '_JobServiceGetIncidentType',
+    grpc.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.GetIncidentRequest,
+        holdfast_wire.v1.job_pb2.GetIncidentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.GetIncidentRequest,
+        holdfast_wire.v1.job_pb2.GetIncidentResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.GetIncidentRequest,
+        holdfast_wire.v1.job_pb2.GetIncidentResponse,
+    ],
+)
+
 _JobServiceScaleType = typing_extensions.TypeVar(
     '_JobServiceScaleType',
     grpc.UnaryUnaryMultiCallable[
@@ -201,7 +249,7 @@ _JobServiceTriggerCheckpointType = typing_extensions.TypeVar(
     ],
 )
 
-class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobType, _JobServiceListNodesType, _JobServiceListEventsType, _JobServiceGetGoodputType, _JobServiceScaleType, _JobServiceRestartWorkerType, _JobServiceDumpStacksType, _JobServiceDrainNodeType, _JobServiceStopJobType, _JobServiceTriggerCheckpointType]):
+class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobType, _JobServiceListNodesType, _JobServiceListEventsType, _JobServiceGetGoodputType, _JobServiceGetHealthType, _JobServiceListIncidentsType, _JobServiceGetIncidentType, _JobServiceScaleType, _JobServiceRestartWorkerType, _JobServiceDumpStacksType, _JobServiceDrainNodeType, _JobServiceStopJobType, _JobServiceTriggerCheckpointType]):
     """JobService is called by users (certificate role "user" or "operator")."""
 
     @typing.overload
@@ -225,6 +273,18 @@ class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobTy
         grpc.UnaryUnaryMultiCallable[
             holdfast_wire.v1.job_pb2.GetGoodputRequest,
             holdfast_wire.v1.job_pb2.GetGoodputResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            holdfast_wire.v1.job_pb2.GetHealthRequest,
+            holdfast_wire.v1.job_pb2.GetHealthResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            holdfast_wire.v1.job_pb2.ListIncidentsRequest,
+            holdfast_wire.v1.job_pb2.ListIncidentsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            holdfast_wire.v1.job_pb2.GetIncidentRequest,
+            holdfast_wire.v1.job_pb2.GetIncidentResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             holdfast_wire.v1.job_pb2.ScaleRequest,
@@ -275,6 +335,18 @@ class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobTy
             holdfast_wire.v1.job_pb2.GetGoodputResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            holdfast_wire.v1.job_pb2.GetHealthRequest,
+            holdfast_wire.v1.job_pb2.GetHealthResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            holdfast_wire.v1.job_pb2.ListIncidentsRequest,
+            holdfast_wire.v1.job_pb2.ListIncidentsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            holdfast_wire.v1.job_pb2.GetIncidentRequest,
+            holdfast_wire.v1.job_pb2.GetIncidentResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             holdfast_wire.v1.job_pb2.ScaleRequest,
             holdfast_wire.v1.job_pb2.ScaleResponse,
         ],
@@ -311,6 +383,13 @@ class JobServiceStub(typing.Generic[_JobServiceGetJobType, _JobServiceWatchJobTy
 
     GetGoodput: _JobServiceGetGoodputType
 
+    GetHealth: _JobServiceGetHealthType
+
+    ListIncidents: _JobServiceListIncidentsType
+
+    GetIncident: _JobServiceGetIncidentType
+    """GetIncident has one incident with the evidence of its ranks, in as many answers as their size needs."""
+
     Scale: _JobServiceScaleType
     """Scale forwards the wish to the operator, which is the only writer of replicas."""
 
@@ -345,6 +424,18 @@ JobServiceAsyncStub: typing_extensions.TypeAlias = JobServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         holdfast_wire.v1.job_pb2.GetGoodputRequest,
         holdfast_wire.v1.job_pb2.GetGoodputResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.GetHealthRequest,
+        holdfast_wire.v1.job_pb2.GetHealthResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.ListIncidentsRequest,
+        holdfast_wire.v1.job_pb2.ListIncidentsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        holdfast_wire.v1.job_pb2.GetIncidentRequest,
+        holdfast_wire.v1.job_pb2.GetIncidentResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         holdfast_wire.v1.job_pb2.ScaleRequest,
@@ -410,6 +501,28 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: holdfast_wire.v1.job_pb2.GetGoodputRequest,
         context: _ServicerContext,
     ) -> typing.Union[holdfast_wire.v1.job_pb2.GetGoodputResponse, collections.abc.Awaitable[holdfast_wire.v1.job_pb2.GetGoodputResponse]]: ...
+
+    @abc.abstractmethod
+    def GetHealth(
+        self,
+        request: holdfast_wire.v1.job_pb2.GetHealthRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[holdfast_wire.v1.job_pb2.GetHealthResponse, collections.abc.Awaitable[holdfast_wire.v1.job_pb2.GetHealthResponse]]: ...
+
+    @abc.abstractmethod
+    def ListIncidents(
+        self,
+        request: holdfast_wire.v1.job_pb2.ListIncidentsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[holdfast_wire.v1.job_pb2.ListIncidentsResponse, collections.abc.Awaitable[holdfast_wire.v1.job_pb2.ListIncidentsResponse]]: ...
+
+    @abc.abstractmethod
+    def GetIncident(
+        self,
+        request: holdfast_wire.v1.job_pb2.GetIncidentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[holdfast_wire.v1.job_pb2.GetIncidentResponse, collections.abc.Awaitable[holdfast_wire.v1.job_pb2.GetIncidentResponse]]:
+        """GetIncident has one incident with the evidence of its ranks, in as many answers as their size needs."""
 
     @abc.abstractmethod
     def Scale(

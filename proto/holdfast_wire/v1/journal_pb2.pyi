@@ -51,6 +51,9 @@ class JournalRecord(google.protobuf.message.Message):
     JOB_FOLDED_FIELD_NUMBER: builtins.int
     CHECKPOINT_COMMITTED_FIELD_NUMBER: builtins.int
     SCHEDULE_CONFIRMED_FIELD_NUMBER: builtins.int
+    NODE_JUDGED_FIELD_NUMBER: builtins.int
+    REFERENCES_LEARNED_FIELD_NUMBER: builtins.int
+    NODE_STRUCK_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
@@ -98,6 +101,12 @@ class JournalRecord(google.protobuf.message.Message):
     def checkpoint_committed(self) -> Global___CheckpointCommitted: ...
     @property
     def schedule_confirmed(self) -> Global___ScheduleConfirmed: ...
+    @property
+    def node_judged(self) -> Global___NodeJudged: ...
+    @property
+    def references_learned(self) -> Global___ReferencesLearned: ...
+    @property
+    def node_struck(self) -> holdfast_wire.v1.job_pb2.NodeStruck: ...
     def __init__(
         self,
         *,
@@ -124,11 +133,14 @@ class JournalRecord(google.protobuf.message.Message):
         job_folded: Global___JobFolded | None = ...,
         checkpoint_committed: Global___CheckpointCommitted | None = ...,
         schedule_confirmed: Global___ScheduleConfirmed | None = ...,
+        node_judged: Global___NodeJudged | None = ...,
+        references_learned: Global___ReferencesLearned | None = ...,
+        node_struck: holdfast_wire.v1.job_pb2.NodeStruck | None = ...,
         more: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_marked", b"node_marked", "phase_changed", b"phase_changed", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed"] | None: ...
+    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
 
@@ -177,6 +189,8 @@ Global___SegmentOpened: typing_extensions.TypeAlias = SegmentOpened
 
 @typing.final
 class SpecAccepted(google.protobuf.message.Message):
+    """SpecAccepted: a spec is in force."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: builtins.int
@@ -194,6 +208,8 @@ Global___SpecAccepted: typing_extensions.TypeAlias = SpecAccepted
 
 @typing.final
 class NodeJoined(google.protobuf.message.Message):
+    """NodeJoined: an agent said hello and counts as the node of its rank."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_RANK_FIELD_NUMBER: builtins.int
@@ -224,6 +240,8 @@ Global___NodeJoined: typing_extensions.TypeAlias = NodeJoined
 
 @typing.final
 class NodeGone(google.protobuf.message.Message):
+    """NodeGone: an agent does not count any more."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_RANK_FIELD_NUMBER: builtins.int
@@ -268,6 +286,8 @@ Global___WorldMember: typing_extensions.TypeAlias = WorldMember
 
 @typing.final
 class WorldDecided(google.protobuf.message.Message):
+    """WorldDecided: a world was chosen, or its store became known."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: builtins.int
@@ -279,8 +299,7 @@ class WorldDecided(google.protobuf.message.Message):
     STORE_HOST_FIELD_NUMBER: builtins.int
     STORE_PORT_FIELD_NUMBER: builtins.int
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
-    MEMORY_EVERY_FIELD_NUMBER: builtins.int
-    STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    INTERVALS_FIELD_NUMBER: builtins.int
     group: builtins.int
     round: builtins.int
     restart_count: builtins.int
@@ -291,11 +310,12 @@ class WorldDecided(google.protobuf.message.Message):
     store_port: builtins.int
     keeps_checkpoints: builtins.bool
     """The agents of all members keep checkpoints."""
-    memory_every: builtins.int
-    """Steps between checkpoints with which it begins."""
-    storage_every: builtins.int
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorldMember]: ...
+    @property
+    def intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.checkpoint_pb2.TierInterval]:
+        """Steps between checkpoints with which it begins."""
+
     def __init__(
         self,
         *,
@@ -308,10 +328,9 @@ class WorldDecided(google.protobuf.message.Message):
         store_host: builtins.str = ...,
         store_port: builtins.int = ...,
         keeps_checkpoints: builtins.bool = ...,
-        memory_every: builtins.int = ...,
-        storage_every: builtins.int = ...,
+        intervals: collections.abc.Iterable[holdfast_wire.v1.checkpoint_pb2.TierInterval] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "keeps_checkpoints", b"keeps_checkpoints", "members", b"members", "memory_every", b"memory_every", "reason", b"reason", "restart_count", b"restart_count", "round", b"round", "storage_every", b"storage_every", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "members", b"members", "reason", b"reason", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
 
 Global___WorldDecided: typing_extensions.TypeAlias = WorldDecided
 
@@ -323,42 +342,58 @@ class WorldTraining(google.protobuf.message.Message):
 
     ROUND_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    START_SEEN_FIELD_NUMBER: builtins.int
+    GUESSED_FIELD_NUMBER: builtins.int
     round: builtins.int
     step: builtins.int
+    start_seen: builtins.bool
+    """It counted as training before its ranks reported steps, and that time counts as its start now."""
+    guessed: builtins.bool
+    """A step was guessed from its collectives; which one is not known."""
     def __init__(
         self,
         *,
         round: builtins.int = ...,
         step: builtins.int = ...,
+        start_seen: builtins.bool = ...,
+        guessed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["round", b"round", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["guessed", b"guessed", "round", b"round", "start_seen", b"start_seen", "step", b"step"]) -> None: ...
 
 Global___WorldTraining: typing_extensions.TypeAlias = WorldTraining
 
 @typing.final
 class WorldEnded(google.protobuf.message.Message):
+    """WorldEnded: no rank of a world trains any more."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    STEPLESS_FIELD_NUMBER: builtins.int
     round: builtins.int
     step: builtins.int
     """Newest step completed by all ranks."""
     reason: builtins.str
+    stepless: builtins.bool
+    """Steps of its script are guessed, and none was in it."""
     def __init__(
         self,
         *,
         round: builtins.int = ...,
         step: builtins.int = ...,
         reason: builtins.str = ...,
+        stepless: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason", "round", b"round", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "round", b"round", "step", b"step", "stepless", b"stepless"]) -> None: ...
 
 Global___WorldEnded: typing_extensions.TypeAlias = WorldEnded
 
 @typing.final
 class EventRecorded(google.protobuf.message.Message):
+    """EventRecorded: an event for people."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: builtins.int
@@ -376,6 +411,8 @@ Global___EventRecorded: typing_extensions.TypeAlias = EventRecorded
 
 @typing.final
 class PhaseChanged(google.protobuf.message.Message):
+    """PhaseChanged: the job entered a phase."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PHASE_FIELD_NUMBER: builtins.int
@@ -397,6 +434,8 @@ Global___PhaseChanged: typing_extensions.TypeAlias = PhaseChanged
 
 @typing.final
 class CommandIssued(google.protobuf.message.Message):
+    """CommandIssued: a node was told to do something that it answers."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COMMAND_ID_FIELD_NUMBER: builtins.int
@@ -418,6 +457,8 @@ Global___CommandIssued: typing_extensions.TypeAlias = CommandIssued
 
 @typing.final
 class CommandFinished(google.protobuf.message.Message):
+    """CommandFinished: it has answered."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COMMAND_ID_FIELD_NUMBER: builtins.int
@@ -436,6 +477,8 @@ Global___CommandFinished: typing_extensions.TypeAlias = CommandFinished
 
 @typing.final
 class GoodputMarked(google.protobuf.message.Message):
+    """GoodputMarked: node-seconds by class so far."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
@@ -452,6 +495,8 @@ Global___GoodputMarked: typing_extensions.TypeAlias = GoodputMarked
 
 @typing.final
 class NodeExcluded(google.protobuf.message.Message):
+    """NodeExcluded: replacements avoid this Kubernetes node from now on."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODE_FIELD_NUMBER: builtins.int
@@ -478,11 +523,14 @@ class NodeMarked(google.protobuf.message.Message):
     AGENT_ID_FIELD_NUMBER: builtins.int
     MARK_FIELD_NUMBER: builtins.int
     VALUE_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     agent_id: builtins.str
     mark: builtins.str
     """draining, finished, released, replaced or promised."""
     value: builtins.bool
+    cause: builtins.str
+    """Of a draining node: why it is to leave, a cause of incidents. Empty: somebody asked for it."""
     def __init__(
         self,
         *,
@@ -490,13 +538,157 @@ class NodeMarked(google.protobuf.message.Message):
         agent_id: builtins.str = ...,
         mark: builtins.str = ...,
         value: builtins.bool = ...,
+        cause: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "mark", b"mark", "node_rank", b"node_rank", "value", b"value"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "cause", b"cause", "mark", b"mark", "node_rank", b"node_rank", "value", b"value"]) -> None: ...
 
 Global___NodeMarked: typing_extensions.TypeAlias = NodeMarked
 
 @typing.final
+class NodeJudged(google.protobuf.message.Message):
+    """NodeJudged: a node was checked before it joined a world."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ADMITTED_FIELD_NUMBER: builtins.int
+    BAD_IN_A_ROW_FIELD_NUMBER: builtins.int
+    UNIX_TIME_FIELD_NUMBER: builtins.int
+    node_rank: builtins.int
+    agent_id: builtins.str
+    verdict: builtins.str
+    """HEALTHY, UNDECIDED, SLOW or FAULTY."""
+    reason: builtins.str
+    admitted: builtins.bool
+    """It may join a world."""
+    bad_in_a_row: builtins.int
+    """Agents of this node rank in a row, this one included, that were slow or faulty."""
+    unix_time: builtins.float
+    """Unix time of the verdict, s. What speaks against the node later makes it suspect."""
+    def __init__(
+        self,
+        *,
+        node_rank: builtins.int = ...,
+        agent_id: builtins.str = ...,
+        verdict: builtins.str = ...,
+        reason: builtins.str = ...,
+        admitted: builtins.bool = ...,
+        bad_in_a_row: builtins.int = ...,
+        unix_time: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admitted", b"admitted", "agent_id", b"agent_id", "bad_in_a_row", b"bad_in_a_row", "node_rank", b"node_rank", "reason", b"reason", "unix_time", b"unix_time", "verdict", b"verdict"]) -> None: ...
+
+Global___NodeJudged: typing_extensions.TypeAlias = NodeJudged
+
+@typing.final
+class ReferencesLearned(google.protobuf.message.Message):
+    """ReferencesLearned: what healthy nodes reached in a check."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEVELS_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    FORGOTTEN_FIELD_NUMBER: builtins.int
+    @property
+    def levels(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReferenceLevel]: ...
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeReferences]: ...
+    @property
+    def forgotten(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Nodes whose own figures are not needed any more."""
+
+    def __init__(
+        self,
+        *,
+        levels: collections.abc.Iterable[Global___ReferenceLevel] | None = ...,
+        nodes: collections.abc.Iterable[Global___NodeReferences] | None = ...,
+        forgotten: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["forgotten", b"forgotten", "levels", b"levels", "nodes", b"nodes"]) -> None: ...
+
+Global___ReferencesLearned: typing_extensions.TypeAlias = ReferencesLearned
+
+@typing.final
+class ReferenceLevel(google.protobuf.message.Message):
+    """ReferenceLevel: what healthy hardware of one kind reaches of one resource."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    RESOURCE_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    GOOD_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """Resource and kind."""
+    resource: builtins.str
+    kind: builtins.str
+    good: builtins.float
+    """Logarithm of the figure; more is better."""
+    weight: builtins.int
+    """Nodes that it comes from."""
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        resource: builtins.str = ...,
+        kind: builtins.str = ...,
+        good: builtins.float = ...,
+        weight: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["good", b"good", "key", b"key", "kind", b"kind", "resource", b"resource", "weight", b"weight"]) -> None: ...
+
+Global___ReferenceLevel: typing_extensions.TypeAlias = ReferenceLevel
+
+@typing.final
+class NodeReferences(google.protobuf.message.Message):
+    """NodeReferences: what one node reached in its own last check."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    FIGURES_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    """Node rank and machine."""
+    @property
+    def figures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeReference]: ...
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        figures: collections.abc.Iterable[Global___NodeReference] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["figures", b"figures", "node", b"node"]) -> None: ...
+
+Global___NodeReferences: typing_extensions.TypeAlias = NodeReferences
+
+@typing.final
+class NodeReference(google.protobuf.message.Message):
+    """NodeReference: one of its figures."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: builtins.int
+    GOOD_FIELD_NUMBER: builtins.int
+    resource: builtins.str
+    good: builtins.float
+    def __init__(
+        self,
+        *,
+        resource: builtins.str = ...,
+        good: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["good", b"good", "resource", b"resource"]) -> None: ...
+
+Global___NodeReference: typing_extensions.TypeAlias = NodeReference
+
+@typing.final
 class StopRequested(google.protobuf.message.Message):
+    """StopRequested: the job is to end."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -518,7 +710,7 @@ Global___StopRequested: typing_extensions.TypeAlias = StopRequested
 
 @typing.final
 class CheckpointCommitted(google.protobuf.message.Message):
-    """CheckpointCommitted: a step lies whole on storage; nobody was told before this was written."""
+    """CheckpointCommitted: a step lies whole on storage. It is in the journal before anybody is told."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -544,32 +736,50 @@ Global___CheckpointCommitted: typing_extensions.TypeAlias = CheckpointCommitted
 
 @typing.final
 class ScheduleConfirmed(google.protobuf.message.Message):
-    """ScheduleConfirmed: all ranks of a round have heard of a schedule in time; nobody was told so before this was written."""
+    """ScheduleConfirmed: all ranks of a round have heard of a schedule in time. It is in the journal first."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: builtins.int
     SCHEDULE_ID_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
-    MEMORY_EVERY_FIELD_NUMBER: builtins.int
-    STORAGE_EVERY_FIELD_NUMBER: builtins.int
+    INTERVALS_FIELD_NUMBER: builtins.int
     round: builtins.int
     schedule_id: builtins.int
     step: builtins.int
-    memory_every: builtins.int
-    storage_every: builtins.int
+    @property
+    def intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.checkpoint_pb2.TierInterval]: ...
     def __init__(
         self,
         *,
         round: builtins.int = ...,
         schedule_id: builtins.int = ...,
         step: builtins.int = ...,
-        memory_every: builtins.int = ...,
-        storage_every: builtins.int = ...,
+        intervals: collections.abc.Iterable[holdfast_wire.v1.checkpoint_pb2.TierInterval] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["memory_every", b"memory_every", "round", b"round", "schedule_id", b"schedule_id", "step", b"step", "storage_every", b"storage_every"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["intervals", b"intervals", "round", b"round", "schedule_id", b"schedule_id", "step", b"step"]) -> None: ...
 
 Global___ScheduleConfirmed: typing_extensions.TypeAlias = ScheduleConfirmed
+
+@typing.final
+class TierFailures(google.protobuf.message.Message):
+    """TierFailures: failures after which the job went back to a tier."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    tier: holdfast_wire.v1.checkpoint_pb2.Tier.ValueType
+    count: builtins.int
+    def __init__(
+        self,
+        *,
+        tier: holdfast_wire.v1.checkpoint_pb2.Tier.ValueType = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "tier", b"tier"]) -> None: ...
+
+Global___TierFailures: typing_extensions.TypeAlias = TierFailures
 
 @typing.final
 class AgentDismissed(google.protobuf.message.Message):
@@ -636,8 +846,9 @@ Global___NodeCounted: typing_extensions.TypeAlias = NodeCounted
 
 @typing.final
 class JobFolded(google.protobuf.message.Message):
-    """JobFolded: what all facts up to its sequence come to. The lists are spread over several of these records, in their
-    order; everything else is in the first.
+    """JobFolded: what all facts up to its sequence come to. Lists of messages are spread over several of these records, in
+    their order; everything else is in the first. The master's durable state has fields of the same names: a new one
+    needs its field here and there, and nothing else.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -669,7 +880,7 @@ class JobFolded(google.protobuf.message.Message):
     ENDED_FIELD_NUMBER: builtins.int
     BEST_STEP_FIELD_NUMBER: builtins.int
     FAILED_STEP_FIELD_NUMBER: builtins.int
-    WORLDS_ENDED_FIELD_NUMBER: builtins.int
+    ENDED_STEPS_FIELD_NUMBER: builtins.int
     TRAINED_ROUNDS_FIELD_NUMBER: builtins.int
     CHARGES_FIELD_NUMBER: builtins.int
     INCIDENTS_FIELD_NUMBER: builtins.int
@@ -684,14 +895,23 @@ class JobFolded(google.protobuf.message.Message):
     NODES_DISRUPTED_FIELD_NUMBER: builtins.int
     RESCALES_FIELD_NUMBER: builtins.int
     MASTERS_FIELD_NUMBER: builtins.int
-    COUNTED_FIELD_NUMBER: builtins.int
+    COUNTED_UNIX_FIELD_NUMBER: builtins.int
     CHECKPOINT_FIELD_NUMBER: builtins.int
     SCHEDULE_FIELD_NUMBER: builtins.int
-    MEMORY_FAILURES_FIELD_NUMBER: builtins.int
-    STORAGE_FAILURES_FIELD_NUMBER: builtins.int
     TRAINED_SECONDS_FIELD_NUMBER: builtins.int
     TRAINS_SINCE_FIELD_NUMBER: builtins.int
     PROMISED_FIELD_NUMBER: builtins.int
+    GOODPUT_ASSUMED_FIELD_NUMBER: builtins.int
+    TIER_FAILURES_FIELD_NUMBER: builtins.int
+    ASSUMED_ROUND_FIELD_NUMBER: builtins.int
+    PREEMPTED_FIELD_NUMBER: builtins.int
+    STEPS_GUESSED_FIELD_NUMBER: builtins.int
+    STEPLESS_ROUNDS_FIELD_NUMBER: builtins.int
+    GUESSED_ROUND_FIELD_NUMBER: builtins.int
+    JUDGED_FIELD_NUMBER: builtins.int
+    REFERENCE_LEVELS_FIELD_NUMBER: builtins.int
+    NODE_REFERENCES_FIELD_NUMBER: builtins.int
+    STRIKES_FIELD_NUMBER: builtins.int
     first: builtins.bool
     last: builtins.bool
     epoch: builtins.int
@@ -716,12 +936,18 @@ class JobFolded(google.protobuf.message.Message):
     nodes_replaced: builtins.int
     nodes_disrupted: builtins.int
     rescales: builtins.int
-    memory_failures: builtins.int
-    """Failures after which the job went back to memory, or to storage; and the training in which they came, s."""
-    storage_failures: builtins.int
     trained_seconds: builtins.float
+    """Training in which the failures came, s."""
     trains_since: builtins.float
     """The job's own time since which the assigned world trains, s; absent: it does not."""
+    goodput_assumed: builtins.bool
+    """A world ran whose steps nobody reported."""
+    assumed_round: builtins.int
+    """Round that goodput_assumed stands for alone; 0: none, or not alone."""
+    steps_guessed: builtins.bool
+    """Steps of the script are guessed from its collectives."""
+    guessed_round: builtins.int
+    """Newest round with a guessed step."""
     @property
     def spec(self) -> holdfast_wire.v1.spec_pb2.MasterSpec: ...
     @property
@@ -749,7 +975,7 @@ class JobFolded(google.protobuf.message.Message):
         """The newest world whose assignments are out."""
 
     @property
-    def worlds_ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorldEnded]: ...
+    def ended_steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorldEnded]: ...
     @property
     def trained_rounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -765,7 +991,7 @@ class JobFolded(google.protobuf.message.Message):
     @property
     def masters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PastMaster]: ...
     @property
-    def counted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeCounted]: ...
+    def counted_unix(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeCounted]: ...
     @property
     def checkpoint(self) -> Global___CheckpointCommitted: ...
     @property
@@ -773,6 +999,30 @@ class JobFolded(google.protobuf.message.Message):
     @property
     def promised(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Agents that are to leave, as an earlier master promised, and that have not come yet."""
+
+    @property
+    def tier_failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TierFailures]:
+        """By tier that the job went back to."""
+
+    @property
+    def preempted(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those of draining that are taken away."""
+
+    @property
+    def stepless_rounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Ended rounds without a guessed step."""
+
+    @property
+    def judged(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeJudged]:
+        """The newest verdict on each node rank that was checked before it joined."""
+
+    @property
+    def reference_levels(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReferenceLevel]: ...
+    @property
+    def node_references(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeReferences]: ...
+    @property
+    def strikes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.job_pb2.NodeStruck]:
+        """The newest of them."""
 
     def __init__(
         self,
@@ -804,7 +1054,7 @@ class JobFolded(google.protobuf.message.Message):
         ended: builtins.bool = ...,
         best_step: builtins.int = ...,
         failed_step: builtins.int | None = ...,
-        worlds_ended: collections.abc.Iterable[Global___WorldEnded] | None = ...,
+        ended_steps: collections.abc.Iterable[Global___WorldEnded] | None = ...,
         trained_rounds: collections.abc.Iterable[builtins.int] | None = ...,
         charges: collections.abc.Iterable[holdfast_wire.v1.agent_pb2.BudgetCharge] | None = ...,
         incidents: collections.abc.Iterable[holdfast_wire.v1.job_pb2.Incident] | None = ...,
@@ -819,17 +1069,26 @@ class JobFolded(google.protobuf.message.Message):
         nodes_disrupted: builtins.int = ...,
         rescales: builtins.int = ...,
         masters: collections.abc.Iterable[Global___PastMaster] | None = ...,
-        counted: collections.abc.Iterable[Global___NodeCounted] | None = ...,
+        counted_unix: collections.abc.Iterable[Global___NodeCounted] | None = ...,
         checkpoint: Global___CheckpointCommitted | None = ...,
         schedule: Global___ScheduleConfirmed | None = ...,
-        memory_failures: builtins.int = ...,
-        storage_failures: builtins.int = ...,
         trained_seconds: builtins.float = ...,
         trains_since: builtins.float | None = ...,
         promised: collections.abc.Iterable[builtins.str] | None = ...,
+        goodput_assumed: builtins.bool = ...,
+        tier_failures: collections.abc.Iterable[Global___TierFailures] | None = ...,
+        assumed_round: builtins.int = ...,
+        preempted: collections.abc.Iterable[builtins.int] | None = ...,
+        steps_guessed: builtins.bool = ...,
+        stepless_rounds: collections.abc.Iterable[builtins.int] | None = ...,
+        guessed_round: builtins.int = ...,
+        judged: collections.abc.Iterable[Global___NodeJudged] | None = ...,
+        reference_levels: collections.abc.Iterable[Global___ReferenceLevel] | None = ...,
+        node_references: collections.abc.Iterable[Global___NodeReferences] | None = ...,
+        strikes: collections.abc.Iterable[holdfast_wire.v1.job_pb2.NodeStruck] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "schedule", b"schedule", "spec", b"spec", "stop", b"stop", "trains_since", b"trains_since", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted", b"counted", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "incident_count", b"incident_count", "incidents", b"incidents", "last", b"last", "masters", b"masters", "memory_failures", b"memory_failures", "next_command_id", b"next_command_id", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "promised", b"promised", "reason", b"reason", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stop", b"stop", "storage_failures", b"storage_failures", "text", b"text", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world", "worlds_ended", b"worlds_ended"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "assumed_round", b"assumed_round", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted_unix", b"counted_unix", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "ended_steps", b"ended_steps", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "guessed_round", b"guessed_round", "incident_count", b"incident_count", "incidents", b"incidents", "judged", b"judged", "last", b"last", "masters", b"masters", "next_command_id", b"next_command_id", "node_references", b"node_references", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "preempted", b"preempted", "promised", b"promised", "reason", b"reason", "reference_levels", b"reference_levels", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stepless_rounds", b"stepless_rounds", "steps_guessed", b"steps_guessed", "stop", b"stop", "strikes", b"strikes", "text", b"text", "tier_failures", b"tier_failures", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
     @typing.overload

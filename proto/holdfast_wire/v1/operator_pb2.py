@@ -22,42 +22,49 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from holdfast_wire.v1 import agent_pb2 as holdfast__wire_dot_v1_dot_agent__pb2
 from holdfast_wire.v1 import fence_pb2 as holdfast__wire_dot_v1_dot_fence__pb2
 from holdfast_wire.v1 import job_pb2 as holdfast__wire_dot_v1_dot_job__pb2
 from holdfast_wire.v1 import spec_pb2 as holdfast__wire_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fholdfast_wire/v1/operator.proto\x12\x0bholdfast.v1\x1a\x1choldfast_wire/v1/fence.proto\x1a\x1aholdfast_wire/v1/job.proto\x1a\x1bholdfast_wire/v1/spec.proto\"\xf5\x01\n\x0bSyncRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x17.holdfast.v1.MasterSpecH\x00\x12*\n\x03pod\x18\x02 \x01(\x0b\x32\x1b.holdfast.v1.PodObservationH\x00\x12\x30\n\x0cscale_result\x18\x03 \x01(\x0b\x32\x18.holdfast.v1.ScaleResultH\x00\x12%\n\x04stop\x18\x04 \x01(\x0b\x32\x15.holdfast.v1.StopWishH\x00\x12-\n\tlist_done\x18\x05 \x01(\x0b\x32\x18.holdfast.v1.PodListDoneH\x00\x42\t\n\x07message\"\r\n\x0bPodListDone\"\x83\x02\n\x0ePodObservation\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12$\n\x05phase\x18\x04 \x01(\x0e\x32\x15.holdfast.v1.PodPhase\x12\x11\n\texit_code\x18\x05 \x01(\x05\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x12\n\nconditions\x18\x07 \x03(\t\x12\x0c\n\x04node\x18\x08 \x01(\t\x12\x13\n\x0bterminating\x18\t \x01(\x08\x12\x0e\n\x06wanted\x18\n \x01(\x08\x12\x0c\n\x04text\x18\x0b \x01(\t\x12\x0c\n\x04\x65nds\x18\x0c \x01(\r\x12\x13\n\x0bunreachable\x18\r \x01(\x08\"=\n\x0bScaleResult\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"1\n\x08StopWish\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\"\xd5\x02\n\x0cSyncResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x16.holdfast.v1.JobStatusH\x00\x12/\n\x07replace\x18\x02 \x01(\x0b\x32\x1c.holdfast.v1.ReplaceDecisionH\x00\x12/\n\x07release\x18\x03 \x01(\x0b\x32\x1c.holdfast.v1.ReleaseDecisionH\x00\x12+\n\x05scale\x18\x04 \x01(\x0b\x32\x1a.holdfast.v1.ScaleDecisionH\x00\x12/\n\x07\x65xclude\x18\x05 \x01(\x0b\x32\x1c.holdfast.v1.ExcludeDecisionH\x00\x12-\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1b.holdfast.v1.FinishDecisionH\x00\x12!\n\x05\x66\x65nce\x18\x07 \x01(\x0b\x32\x12.holdfast.v1.FenceB\t\n\x07message\"n\n\x0fReplaceDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x11\n\tnode_rank\x18\x02 \x01(\r\x12\x0f\n\x07pod_uid\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\navoid_node\x18\x05 \x01(\t\"J\n\x0fReleaseDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x12\n\nnode_ranks\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"F\n\rScaleDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"D\n\x0f\x45xcludeDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"V\n\x0e\x46inishDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t*\x96\x01\n\x08PodPhase\x12\x19\n\x15POD_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11POD_PHASE_PENDING\x10\x01\x12\x15\n\x11POD_PHASE_RUNNING\x10\x02\x12\x17\n\x13POD_PHASE_SUCCEEDED\x10\x03\x12\x14\n\x10POD_PHASE_FAILED\x10\x04\x12\x12\n\x0ePOD_PHASE_GONE\x10\x05\x32R\n\x0fOperatorService\x12?\n\x04Sync\x12\x18.holdfast.v1.SyncRequest\x1a\x19.holdfast.v1.SyncResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fholdfast_wire/v1/operator.proto\x12\x0bholdfast.v1\x1a\x1choldfast_wire/v1/agent.proto\x1a\x1choldfast_wire/v1/fence.proto\x1a\x1aholdfast_wire/v1/job.proto\x1a\x1bholdfast_wire/v1/spec.proto\"\xb0\x02\n\x0bSyncRequest\x12\'\n\x04spec\x18\x01 \x01(\x0b\x32\x17.holdfast.v1.MasterSpecH\x00\x12*\n\x03pod\x18\x02 \x01(\x0b\x32\x1b.holdfast.v1.PodObservationH\x00\x12\x30\n\x0cscale_result\x18\x03 \x01(\x0b\x32\x18.holdfast.v1.ScaleResultH\x00\x12(\n\x04stop\x18\x04 \x01(\x0b\x32\x18.holdfast.v1.StopRequestH\x00\x12-\n\tlist_done\x18\x05 \x01(\x0b\x32\x18.holdfast.v1.PodListDoneH\x00\x12\x36\n\x0f\x63luster_strikes\x18\x06 \x01(\x0b\x32\x1b.holdfast.v1.ClusterStrikesH\x00\x42\t\n\x07message\"e\n\x0e\x43lusterStrikes\x12(\n\x07strikes\x18\x01 \x03(\x0b\x32\x17.holdfast.v1.NodeStruck\x12)\n\x07\x61voided\x18\x02 \x03(\x0b\x32\x18.holdfast.v1.AvoidedHost\"+\n\x0b\x41voidedHost\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\r\n\x0bPodListDone\"\xb0\x02\n\x0ePodObservation\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12\x0f\n\x07pod_uid\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12$\n\x05phase\x18\x04 \x01(\x0e\x32\x15.holdfast.v1.PodPhase\x12\x11\n\texit_code\x18\x05 \x01(\x05\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x12\n\nconditions\x18\x07 \x03(\t\x12\x0c\n\x04node\x18\x08 \x01(\t\x12\x13\n\x0bterminating\x18\t \x01(\x08\x12\x0e\n\x06wanted\x18\n \x01(\x08\x12\x0c\n\x04text\x18\x0b \x01(\t\x12\x0c\n\x04\x65nds\x18\x0c \x01(\r\x12\x13\n\x0bunreachable\x18\r \x01(\x08\x12+\n\x06notice\x18\x0e \x01(\x0b\x32\x1b.holdfast.v1.NoticeReceived\"=\n\x0bScaleResult\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"4\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\"\x86\x03\n\x0cSyncResponse\x12(\n\x06status\x18\x01 \x01(\x0b\x32\x16.holdfast.v1.JobStatusH\x00\x12/\n\x07replace\x18\x02 \x01(\x0b\x32\x1c.holdfast.v1.ReplaceDecisionH\x00\x12/\n\x07release\x18\x03 \x01(\x0b\x32\x1c.holdfast.v1.ReleaseDecisionH\x00\x12+\n\x05scale\x18\x04 \x01(\x0b\x32\x1a.holdfast.v1.ScaleDecisionH\x00\x12/\n\x07\x65xclude\x18\x05 \x01(\x0b\x32\x1c.holdfast.v1.ExcludeDecisionH\x00\x12-\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1b.holdfast.v1.FinishDecisionH\x00\x12/\n\x07strikes\x18\x08 \x01(\x0b\x32\x1c.holdfast.v1.StrikesReportedH\x00\x12!\n\x05\x66\x65nce\x18\x07 \x01(\x0b\x32\x12.holdfast.v1.FenceB\t\n\x07message\"n\n\x0fReplaceDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x11\n\tnode_rank\x18\x02 \x01(\r\x12\x0f\n\x07pod_uid\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\navoid_node\x18\x05 \x01(\t\"J\n\x0fReleaseDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x12\n\nnode_ranks\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"F\n\rScaleDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"D\n\x0f\x45xcludeDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"V\n\x0e\x46inishDecision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\x04\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\";\n\x0fStrikesReported\x12(\n\x07strikes\x18\x01 \x03(\x0b\x32\x17.holdfast.v1.NodeStruck*\x96\x01\n\x08PodPhase\x12\x19\n\x15POD_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11POD_PHASE_PENDING\x10\x01\x12\x15\n\x11POD_PHASE_RUNNING\x10\x02\x12\x17\n\x13POD_PHASE_SUCCEEDED\x10\x03\x12\x14\n\x10POD_PHASE_FAILED\x10\x04\x12\x12\n\x0ePOD_PHASE_GONE\x10\x05\x32R\n\x0fOperatorService\x12?\n\x04Sync\x12\x18.holdfast.v1.SyncRequest\x1a\x19.holdfast.v1.SyncResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast_wire.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PODPHASE']._serialized_start=1537
-  _globals['_PODPHASE']._serialized_end=1687
-  _globals['_SYNCREQUEST']._serialized_start=136
-  _globals['_SYNCREQUEST']._serialized_end=381
-  _globals['_PODLISTDONE']._serialized_start=383
-  _globals['_PODLISTDONE']._serialized_end=396
-  _globals['_PODOBSERVATION']._serialized_start=399
-  _globals['_PODOBSERVATION']._serialized_end=658
-  _globals['_SCALERESULT']._serialized_start=660
-  _globals['_SCALERESULT']._serialized_end=721
-  _globals['_STOPWISH']._serialized_start=723
-  _globals['_STOPWISH']._serialized_end=772
-  _globals['_SYNCRESPONSE']._serialized_start=775
-  _globals['_SYNCRESPONSE']._serialized_end=1116
-  _globals['_REPLACEDECISION']._serialized_start=1118
-  _globals['_REPLACEDECISION']._serialized_end=1228
-  _globals['_RELEASEDECISION']._serialized_start=1230
-  _globals['_RELEASEDECISION']._serialized_end=1304
-  _globals['_SCALEDECISION']._serialized_start=1306
-  _globals['_SCALEDECISION']._serialized_end=1376
-  _globals['_EXCLUDEDECISION']._serialized_start=1378
-  _globals['_EXCLUDEDECISION']._serialized_end=1446
-  _globals['_FINISHDECISION']._serialized_start=1448
-  _globals['_FINISHDECISION']._serialized_end=1534
-  _globals['_OPERATORSERVICE']._serialized_start=1689
-  _globals['_OPERATORSERVICE']._serialized_end=1771
+  _globals['_PODPHASE']._serialized_start=1932
+  _globals['_PODPHASE']._serialized_end=2082
+  _globals['_SYNCREQUEST']._serialized_start=166
+  _globals['_SYNCREQUEST']._serialized_end=470
+  _globals['_CLUSTERSTRIKES']._serialized_start=472
+  _globals['_CLUSTERSTRIKES']._serialized_end=573
+  _globals['_AVOIDEDHOST']._serialized_start=575
+  _globals['_AVOIDEDHOST']._serialized_end=618
+  _globals['_PODLISTDONE']._serialized_start=620
+  _globals['_PODLISTDONE']._serialized_end=633
+  _globals['_PODOBSERVATION']._serialized_start=636
+  _globals['_PODOBSERVATION']._serialized_end=940
+  _globals['_SCALERESULT']._serialized_start=942
+  _globals['_SCALERESULT']._serialized_end=1003
+  _globals['_STOPREQUEST']._serialized_start=1005
+  _globals['_STOPREQUEST']._serialized_end=1057
+  _globals['_SYNCRESPONSE']._serialized_start=1060
+  _globals['_SYNCRESPONSE']._serialized_end=1450
+  _globals['_REPLACEDECISION']._serialized_start=1452
+  _globals['_REPLACEDECISION']._serialized_end=1562
+  _globals['_RELEASEDECISION']._serialized_start=1564
+  _globals['_RELEASEDECISION']._serialized_end=1638
+  _globals['_SCALEDECISION']._serialized_start=1640
+  _globals['_SCALEDECISION']._serialized_end=1710
+  _globals['_EXCLUDEDECISION']._serialized_start=1712
+  _globals['_EXCLUDEDECISION']._serialized_end=1780
+  _globals['_FINISHDECISION']._serialized_start=1782
+  _globals['_FINISHDECISION']._serialized_end=1868
+  _globals['_STRIKESREPORTED']._serialized_start=1870
+  _globals['_STRIKESREPORTED']._serialized_end=1929
+  _globals['_OPERATORSERVICE']._serialized_start=2084
+  _globals['_OPERATORSERVICE']._serialized_end=2166
 # @@protoc_insertion_point(module_scope)

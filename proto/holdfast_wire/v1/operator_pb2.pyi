@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import holdfast_wire.v1.agent_pb2
 import holdfast_wire.v1.fence_pb2
 import holdfast_wire.v1.job_pb2
 import holdfast_wire.v1.spec_pb2
@@ -59,6 +60,7 @@ class SyncRequest(google.protobuf.message.Message):
     SCALE_RESULT_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     LIST_DONE_FIELD_NUMBER: builtins.int
+    CLUSTER_STRIKES_FIELD_NUMBER: builtins.int
     @property
     def spec(self) -> holdfast_wire.v1.spec_pb2.MasterSpec: ...
     @property
@@ -68,27 +70,78 @@ class SyncRequest(google.protobuf.message.Message):
         """Answers a ScaleDecision."""
 
     @property
-    def stop(self) -> Global___StopWish:
+    def stop(self) -> Global___StopRequest:
         """The operator wants the job to end."""
 
     @property
     def list_done(self) -> Global___PodListDone:
         """All pods have been reported: what was not named does not exist."""
 
+    @property
+    def cluster_strikes(self) -> Global___ClusterStrikes: ...
     def __init__(
         self,
         *,
         spec: holdfast_wire.v1.spec_pb2.MasterSpec | None = ...,
         pod: Global___PodObservation | None = ...,
         scale_result: Global___ScaleResult | None = ...,
-        stop: Global___StopWish | None = ...,
+        stop: Global___StopRequest | None = ...,
         list_done: Global___PodListDone | None = ...,
+        cluster_strikes: Global___ClusterStrikes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["list_done", b"list_done", "message", b"message", "pod", b"pod", "scale_result", b"scale_result", "spec", b"spec", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["list_done", b"list_done", "message", b"message", "pod", b"pod", "scale_result", b"scale_result", "spec", b"spec", "stop", b"stop"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["spec", "pod", "scale_result", "stop", "list_done"] | None: ...
+    def HasField(self, field_name: typing.Literal["cluster_strikes", b"cluster_strikes", "list_done", b"list_done", "message", b"message", "pod", b"pod", "scale_result", b"scale_result", "spec", b"spec", "stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cluster_strikes", b"cluster_strikes", "list_done", b"list_done", "message", b"message", "pod", b"pod", "scale_result", b"scale_result", "spec", b"spec", "stop", b"stop"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["spec", "pod", "scale_result", "stop", "list_done", "cluster_strikes"] | None: ...
 
 Global___SyncRequest: typing_extensions.TypeAlias = SyncRequest
+
+@typing.final
+class ClusterStrikes(google.protobuf.message.Message):
+    """ClusterStrikes: strikes of others against the Kubernetes nodes of this job's pods. Others are jobs, and the nodes
+    themselves with what they show. It replaces an earlier one.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STRIKES_FIELD_NUMBER: builtins.int
+    AVOIDED_FIELD_NUMBER: builtins.int
+    @property
+    def strikes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.job_pb2.NodeStruck]:
+        """Each with its job."""
+
+    @property
+    def avoided(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AvoidedHost]:
+        """Kubernetes nodes that new pods of this job avoid for what several jobs met there."""
+
+    def __init__(
+        self,
+        *,
+        strikes: collections.abc.Iterable[holdfast_wire.v1.job_pb2.NodeStruck] | None = ...,
+        avoided: collections.abc.Iterable[Global___AvoidedHost] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["avoided", b"avoided", "strikes", b"strikes"]) -> None: ...
+
+Global___ClusterStrikes: typing_extensions.TypeAlias = ClusterStrikes
+
+@typing.final
+class AvoidedHost(google.protobuf.message.Message):
+    """AvoidedHost: a Kubernetes node that new pods avoid."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    host: builtins.str
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        host: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "reason", b"reason"]) -> None: ...
+
+Global___AvoidedHost: typing_extensions.TypeAlias = AvoidedHost
 
 @typing.final
 class PodListDone(google.protobuf.message.Message):
@@ -121,6 +174,7 @@ class PodObservation(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     ENDS_FIELD_NUMBER: builtins.int
     UNREACHABLE_FIELD_NUMBER: builtins.int
+    NOTICE_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
     name: builtins.str
@@ -147,6 +201,10 @@ class PodObservation(google.protobuf.message.Message):
     def conditions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Conditions as "Type=Status"."""
 
+    @property
+    def notice(self) -> holdfast_wire.v1.agent_pb2.NoticeReceived:
+        """A taint or condition of its Kubernetes node announces the node's end. Absent: none does."""
+
     def __init__(
         self,
         *,
@@ -163,8 +221,10 @@ class PodObservation(google.protobuf.message.Message):
         text: builtins.str = ...,
         ends: builtins.int = ...,
         unreachable: builtins.bool = ...,
+        notice: holdfast_wire.v1.agent_pb2.NoticeReceived | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["conditions", b"conditions", "ends", b"ends", "exit_code", b"exit_code", "name", b"name", "node", b"node", "node_rank", b"node_rank", "phase", b"phase", "pod_uid", b"pod_uid", "reason", b"reason", "terminating", b"terminating", "text", b"text", "unreachable", b"unreachable", "wanted", b"wanted"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["notice", b"notice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["conditions", b"conditions", "ends", b"ends", "exit_code", b"exit_code", "name", b"name", "node", b"node", "node_rank", b"node_rank", "notice", b"notice", "phase", b"phase", "pod_uid", b"pod_uid", "reason", b"reason", "terminating", b"terminating", "text", b"text", "unreachable", b"unreachable", "wanted", b"wanted"]) -> None: ...
 
 Global___PodObservation: typing_extensions.TypeAlias = PodObservation
 
@@ -192,8 +252,8 @@ class ScaleResult(google.protobuf.message.Message):
 Global___ScaleResult: typing_extensions.TypeAlias = ScaleResult
 
 @typing.final
-class StopWish(google.protobuf.message.Message):
-    """StopWish: end the job (deleted, activeDeadline, the person's Ctrl-C)."""
+class StopRequest(google.protobuf.message.Message):
+    """StopRequest: end the job (deleted, activeDeadline, the person's Ctrl-C)."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -201,7 +261,7 @@ class StopWish(google.protobuf.message.Message):
     GRACE_SECONDS_FIELD_NUMBER: builtins.int
     reason: builtins.str
     grace_seconds: builtins.float
-    """Time for a checkpoint boundary and SIGTERM, s."""
+    """Time for a checkpoint barrier and SIGTERM, s."""
     def __init__(
         self,
         *,
@@ -210,7 +270,7 @@ class StopWish(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["grace_seconds", b"grace_seconds", "reason", b"reason"]) -> None: ...
 
-Global___StopWish: typing_extensions.TypeAlias = StopWish
+Global___StopRequest: typing_extensions.TypeAlias = StopRequest
 
 @typing.final
 class SyncResponse(google.protobuf.message.Message):
@@ -224,6 +284,7 @@ class SyncResponse(google.protobuf.message.Message):
     SCALE_FIELD_NUMBER: builtins.int
     EXCLUDE_FIELD_NUMBER: builtins.int
     FINISH_FIELD_NUMBER: builtins.int
+    STRIKES_FIELD_NUMBER: builtins.int
     FENCE_FIELD_NUMBER: builtins.int
     @property
     def status(self) -> holdfast_wire.v1.job_pb2.JobStatus: ...
@@ -238,6 +299,8 @@ class SyncResponse(google.protobuf.message.Message):
     @property
     def finish(self) -> Global___FinishDecision: ...
     @property
+    def strikes(self) -> Global___StrikesReported: ...
+    @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """The master that says it; its round is 0. Of a master that sends none nothing is known."""
 
@@ -250,11 +313,12 @@ class SyncResponse(google.protobuf.message.Message):
         scale: Global___ScaleDecision | None = ...,
         exclude: Global___ExcludeDecision | None = ...,
         finish: Global___FinishDecision | None = ...,
+        strikes: Global___StrikesReported | None = ...,
         fence: holdfast_wire.v1.fence_pb2.Fence | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["exclude", b"exclude", "fence", b"fence", "finish", b"finish", "message", b"message", "release", b"release", "replace", b"replace", "scale", b"scale", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["exclude", b"exclude", "fence", b"fence", "finish", b"finish", "message", b"message", "release", b"release", "replace", b"replace", "scale", b"scale", "status", b"status"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["status", "replace", "release", "scale", "exclude", "finish"] | None: ...
+    def HasField(self, field_name: typing.Literal["exclude", b"exclude", "fence", b"fence", "finish", b"finish", "message", b"message", "release", b"release", "replace", b"replace", "scale", b"scale", "status", b"status", "strikes", b"strikes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["exclude", b"exclude", "fence", b"fence", "finish", b"finish", "message", b"message", "release", b"release", "replace", b"replace", "scale", b"scale", "status", b"status", "strikes", b"strikes"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["status", "replace", "release", "scale", "exclude", "finish", "strikes"] | None: ...
 
 Global___SyncResponse: typing_extensions.TypeAlias = SyncResponse
 
@@ -385,3 +449,21 @@ class FinishDecision(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["decision_id", b"decision_id", "reason", b"reason", "succeeded", b"succeeded", "text", b"text"]) -> None: ...
 
 Global___FinishDecision: typing_extensions.TypeAlias = FinishDecision
+
+@typing.final
+class StrikesReported(google.protobuf.message.Message):
+    """StrikesReported: what spoke against hosts of this job. Some may have been told before."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STRIKES_FIELD_NUMBER: builtins.int
+    @property
+    def strikes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.job_pb2.NodeStruck]: ...
+    def __init__(
+        self,
+        *,
+        strikes: collections.abc.Iterable[holdfast_wire.v1.job_pb2.NodeStruck] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["strikes", b"strikes"]) -> None: ...
+
+Global___StrikesReported: typing_extensions.TypeAlias = StrikesReported

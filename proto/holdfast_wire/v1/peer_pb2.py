@@ -27,7 +27,7 @@ from holdfast_wire.v1 import checkpoint_pb2 as holdfast__wire_dot_v1_dot_checkpo
 from holdfast_wire.v1 import fence_pb2 as holdfast__wire_dot_v1_dot_fence__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bholdfast_wire/v1/peer.proto\x12\x0bholdfast.v1\x1a\x1choldfast_wire/v1/agent.proto\x1a!holdfast_wire/v1/checkpoint.proto\x1a\x1choldfast_wire/v1/fence.proto\"G\n\x0fGetRoundRequest\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12!\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x12.holdfast.v1.Fence\"h\n\x10GetRoundResponse\x12!\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Fence\x12\x12\n\nhas_master\x18\x02 \x01(\x08\x12\x1d\n\x03\x61rm\x18\x03 \x01(\x0b\x32\x10.holdfast.v1.Arm\"w\n\x13\x44\x65scribePartRequest\x12!\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Fence\x12/\n\x07version\x18\x02 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0c\n\x04rank\x18\x03 \x01(\r\"Z\n\x14\x44\x65scribePartResponse\x12\r\n\x05table\x18\x01 \x01(\x0c\x12\x12\n\nbytes_room\x18\x02 \x01(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\x04\x12\x0e\n\x06hashes\x18\x04 \x03(\x04\"\x9b\x01\n\x0fReadPartRequest\x12!\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Fence\x12/\n\x07version\x18\x02 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12&\n\x06ranges\x18\x04 \x03(\x0b\x32\x16.holdfast.v1.ByteRange\"*\n\tByteRange\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\" \n\x10ReadPartResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xf8\x01\n\x0bPeerService\x12G\n\x08GetRound\x12\x1c.holdfast.v1.GetRoundRequest\x1a\x1d.holdfast.v1.GetRoundResponse\x12U\n\x0c\x44\x65scribePart\x12 .holdfast.v1.DescribePartRequest\x1a!.holdfast.v1.DescribePartResponse0\x01\x12I\n\x08ReadPart\x12\x1c.holdfast.v1.ReadPartRequest\x1a\x1d.holdfast.v1.ReadPartResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bholdfast_wire/v1/peer.proto\x12\x0bholdfast.v1\x1a\x1choldfast_wire/v1/agent.proto\x1a!holdfast_wire/v1/checkpoint.proto\x1a\x1choldfast_wire/v1/fence.proto\"G\n\x0fGetRoundRequest\x12\x11\n\tnode_rank\x18\x01 \x01(\r\x12!\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x12.holdfast.v1.Fence\"s\n\x10GetRoundResponse\x12!\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Fence\x12\x12\n\nhas_master\x18\x02 \x01(\x08\x12(\n\x07\x62\x61rrier\x18\x03 \x01(\x0b\x32\x17.holdfast.v1.SetBarrier\"w\n\x13\x44\x65scribePartRequest\x12!\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Fence\x12/\n\x07version\x18\x02 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0c\n\x04rank\x18\x03 \x01(\r\"Z\n\x14\x44\x65scribePartResponse\x12\r\n\x05table\x18\x01 \x01(\x0c\x12\x12\n\nbytes_room\x18\x02 \x01(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\x04\x12\x0e\n\x06hashes\x18\x04 \x03(\x04\"\x9b\x01\n\x0fReadPartRequest\x12!\n\x05\x66\x65nce\x18\x01 \x01(\x0b\x32\x12.holdfast.v1.Fence\x12/\n\x07version\x18\x02 \x01(\x0b\x32\x1e.holdfast.v1.CheckpointVersion\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12&\n\x06ranges\x18\x04 \x03(\x0b\x32\x16.holdfast.v1.ByteRange\"*\n\tByteRange\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\" \n\x10ReadPartResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xf8\x01\n\x0bPeerService\x12G\n\x08GetRound\x12\x1c.holdfast.v1.GetRoundRequest\x1a\x1d.holdfast.v1.GetRoundResponse\x12U\n\x0c\x44\x65scribePart\x12 .holdfast.v1.DescribePartRequest\x1a!.holdfast.v1.DescribePartResponse0\x01\x12I\n\x08ReadPart\x12\x1c.holdfast.v1.ReadPartRequest\x1a\x1d.holdfast.v1.ReadPartResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETROUNDREQUEST']._serialized_start=139
   _globals['_GETROUNDREQUEST']._serialized_end=210
   _globals['_GETROUNDRESPONSE']._serialized_start=212
-  _globals['_GETROUNDRESPONSE']._serialized_end=316
-  _globals['_DESCRIBEPARTREQUEST']._serialized_start=318
-  _globals['_DESCRIBEPARTREQUEST']._serialized_end=437
-  _globals['_DESCRIBEPARTRESPONSE']._serialized_start=439
-  _globals['_DESCRIBEPARTRESPONSE']._serialized_end=529
-  _globals['_READPARTREQUEST']._serialized_start=532
-  _globals['_READPARTREQUEST']._serialized_end=687
-  _globals['_BYTERANGE']._serialized_start=689
-  _globals['_BYTERANGE']._serialized_end=731
-  _globals['_READPARTRESPONSE']._serialized_start=733
-  _globals['_READPARTRESPONSE']._serialized_end=765
-  _globals['_PEERSERVICE']._serialized_start=768
-  _globals['_PEERSERVICE']._serialized_end=1016
+  _globals['_GETROUNDRESPONSE']._serialized_end=327
+  _globals['_DESCRIBEPARTREQUEST']._serialized_start=329
+  _globals['_DESCRIBEPARTREQUEST']._serialized_end=448
+  _globals['_DESCRIBEPARTRESPONSE']._serialized_start=450
+  _globals['_DESCRIBEPARTRESPONSE']._serialized_end=540
+  _globals['_READPARTREQUEST']._serialized_start=543
+  _globals['_READPARTREQUEST']._serialized_end=698
+  _globals['_BYTERANGE']._serialized_start=700
+  _globals['_BYTERANGE']._serialized_end=742
+  _globals['_READPARTRESPONSE']._serialized_start=744
+  _globals['_READPARTRESPONSE']._serialized_end=776
+  _globals['_PEERSERVICE']._serialized_start=779
+  _globals['_PEERSERVICE']._serialized_end=1027
 # @@protoc_insertion_point(module_scope)

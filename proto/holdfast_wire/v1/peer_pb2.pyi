@@ -51,13 +51,13 @@ class GetRoundResponse(google.protobuf.message.Message):
 
     FENCE_FIELD_NUMBER: builtins.int
     HAS_MASTER_FIELD_NUMBER: builtins.int
-    ARM_FIELD_NUMBER: builtins.int
+    BARRIER_FIELD_NUMBER: builtins.int
     has_master: builtins.bool
     """The asked agent has a master right now."""
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence: ...
     @property
-    def arm(self) -> holdfast_wire.v1.agent_pb2.Arm:
+    def barrier(self) -> holdfast_wire.v1.agent_pb2.SetBarrier:
         """What the ranks of the fence's round were asked for: a master may end while it tells the agents,
         and ranks that stop at different steps lose what they did since their checkpoint.
         """
@@ -67,10 +67,10 @@ class GetRoundResponse(google.protobuf.message.Message):
         *,
         fence: holdfast_wire.v1.fence_pb2.Fence | None = ...,
         has_master: builtins.bool = ...,
-        arm: holdfast_wire.v1.agent_pb2.Arm | None = ...,
+        barrier: holdfast_wire.v1.agent_pb2.SetBarrier | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arm", b"arm", "fence", b"fence"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arm", b"arm", "fence", b"fence", "has_master", b"has_master"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["barrier", b"barrier", "fence", b"fence"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["barrier", b"barrier", "fence", b"fence", "has_master", b"has_master"]) -> None: ...
 
 Global___GetRoundResponse: typing_extensions.TypeAlias = GetRoundResponse
 

@@ -22,33 +22,32 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from holdfast_wire.v1 import job_pb2 as holdfast__wire_dot_v1_dot_job__pb2
 from holdfast_wire.v1 import operator_pb2 as holdfast__wire_dot_v1_dot_operator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n holdfast_wire/v1/recording.proto\x12\x0bholdfast.v1\x1a\x1aholdfast_wire/v1/job.proto\x1a\x1fholdfast_wire/v1/operator.proto\"\xdc\x01\n\x0fRecordingOpened\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08job_name\x18\x04 \x01(\t\x12\x0f\n\x07job_uid\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0c\n\x04part\x18\x07 \x01(\r\x12\x0c\n\x04mono\x18\x08 \x01(\x01\x12\x11\n\tunix_time\x18\t \x01(\x01\x12\x10\n\x08sequence\x18\n \x01(\x04\x12\x10\n\x08settings\x18\x0b \x01(\t\x12\x0e\n\x06papers\x18\x0c \x01(\x0c\"\x90\x04\n\rInputRecorded\x12\x0c\n\x04mono\x18\x01 \x01(\x01\x12\x11\n\tunix_time\x18\x02 \x01(\x01\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x14\n\x0cinstructions\x18\x04 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x08\x12,\n\nagent_said\x18\x06 \x01(\x0b\x32\x16.holdfast.v1.AgentSaidH\x00\x12<\n\x12\x61gent_disconnected\x18\x07 \x01(\x0b\x32\x1e.holdfast.v1.AgentDisconnectedH\x00\x12\x36\n\x0foperator_stream\x18\x08 \x01(\x0b\x32\x1b.holdfast.v1.OperatorStreamH\x00\x12\x31\n\roperator_said\x18\t \x01(\x0b\x32\x18.holdfast.v1.SyncRequestH\x00\x12,\n\nuser_asked\x18\n \x01(\x0b\x32\x16.holdfast.v1.UserAskedH\x00\x12.\n\x0bshell_noted\x18\x0b \x01(\x0b\x32\x17.holdfast.v1.ShellNotedH\x00\x12\x32\n\rdeadline_came\x18\x0c \x01(\x0b\x32\x19.holdfast.v1.DeadlineCameH\x00\x12\x34\n\x0emaster_stalled\x18\r \x01(\x0b\x32\x1a.holdfast.v1.MasterStalledH\x00\x42\x07\n\x05input\"-\n\tAgentSaid\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\x0c\"3\n\x11\x41gentDisconnected\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\"#\n\x0eOperatorStream\x12\x11\n\tconnected\x18\x01 \x01(\x08\"\xe5\x02\n\tUserAsked\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0b\n\x03who\x18\x02 \x01(\t\x12*\n\x05scale\x18\x03 \x01(\x0b\x32\x19.holdfast.v1.ScaleRequestH\x00\x12\x34\n\x07restart\x18\x04 \x01(\x0b\x32!.holdfast.v1.RestartWorkerRequestH\x00\x12\x30\n\x06stacks\x18\x05 \x01(\x0b\x32\x1e.holdfast.v1.DumpStacksRequestH\x00\x12.\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x1d.holdfast.v1.DrainNodeRequestH\x00\x12+\n\x04stop\x18\x07 \x01(\x0b\x32\x1b.holdfast.v1.StopJobRequestH\x00\x12;\n\ncheckpoint\x18\x08 \x01(\x0b\x32%.holdfast.v1.TriggerCheckpointRequestH\x00\x42\t\n\x07request\"*\n\nShellNoted\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x0e\n\x0c\x44\x65\x61\x64lineCame\" \n\rMasterStalled\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n holdfast_wire/v1/recording.proto\x12\x0bholdfast.v1\x1a\x1fholdfast_wire/v1/operator.proto\"\xca\x01\n\x0fRecordingOpened\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08job_name\x18\x04 \x01(\t\x12\x0f\n\x07job_uid\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0c\n\x04mono\x18\x08 \x01(\x01\x12\x11\n\tunix_time\x18\t \x01(\x01\x12\x10\n\x08sequence\x18\n \x01(\x04\x12\x10\n\x08settings\x18\x0b \x01(\tJ\x04\x08\x07\x10\x08J\x04\x08\x0c\x10\r\"\x90\x04\n\rInputRecorded\x12\x0c\n\x04mono\x18\x01 \x01(\x01\x12\x11\n\tunix_time\x18\x02 \x01(\x01\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x14\n\x0cinstructions\x18\x04 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x08\x12,\n\nagent_said\x18\x06 \x01(\x0b\x32\x16.holdfast.v1.AgentSaidH\x00\x12<\n\x12\x61gent_disconnected\x18\x07 \x01(\x0b\x32\x1e.holdfast.v1.AgentDisconnectedH\x00\x12\x36\n\x0foperator_stream\x18\x08 \x01(\x0b\x32\x1b.holdfast.v1.OperatorStreamH\x00\x12\x31\n\roperator_said\x18\t \x01(\x0b\x32\x18.holdfast.v1.SyncRequestH\x00\x12,\n\nuser_asked\x18\n \x01(\x0b\x32\x16.holdfast.v1.UserAskedH\x00\x12.\n\x0bshell_noted\x18\x0b \x01(\x0b\x32\x17.holdfast.v1.ShellNotedH\x00\x12\x32\n\rdeadline_came\x18\x0c \x01(\x0b\x32\x19.holdfast.v1.DeadlineCameH\x00\x12\x34\n\x0emaster_stalled\x18\r \x01(\x0b\x32\x1a.holdfast.v1.MasterStalledH\x00\x42\x07\n\x05input\"-\n\tAgentSaid\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\x0c\"3\n\x11\x41gentDisconnected\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\"#\n\x0eOperatorStream\x12\x11\n\tconnected\x18\x01 \x01(\x08\"S\n\tUserAsked\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x0b\n\x03who\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\t \x01(\t\x12\x0f\n\x07request\x18\n \x01(\x0cJ\x04\x08\x03\x10\t\"*\n\nShellNoted\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x0e\n\x0c\x44\x65\x61\x64lineCame\" \n\rMasterStalled\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast_wire.v1.recording_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RECORDINGOPENED']._serialized_start=111
-  _globals['_RECORDINGOPENED']._serialized_end=331
-  _globals['_INPUTRECORDED']._serialized_start=334
-  _globals['_INPUTRECORDED']._serialized_end=862
-  _globals['_AGENTSAID']._serialized_start=864
-  _globals['_AGENTSAID']._serialized_end=909
-  _globals['_AGENTDISCONNECTED']._serialized_start=911
-  _globals['_AGENTDISCONNECTED']._serialized_end=962
-  _globals['_OPERATORSTREAM']._serialized_start=964
-  _globals['_OPERATORSTREAM']._serialized_end=999
-  _globals['_USERASKED']._serialized_start=1002
-  _globals['_USERASKED']._serialized_end=1359
-  _globals['_SHELLNOTED']._serialized_start=1361
-  _globals['_SHELLNOTED']._serialized_end=1403
-  _globals['_DEADLINECAME']._serialized_start=1405
-  _globals['_DEADLINECAME']._serialized_end=1419
-  _globals['_MASTERSTALLED']._serialized_start=1421
-  _globals['_MASTERSTALLED']._serialized_end=1453
+  _globals['_RECORDINGOPENED']._serialized_start=83
+  _globals['_RECORDINGOPENED']._serialized_end=285
+  _globals['_INPUTRECORDED']._serialized_start=288
+  _globals['_INPUTRECORDED']._serialized_end=816
+  _globals['_AGENTSAID']._serialized_start=818
+  _globals['_AGENTSAID']._serialized_end=863
+  _globals['_AGENTDISCONNECTED']._serialized_start=865
+  _globals['_AGENTDISCONNECTED']._serialized_end=916
+  _globals['_OPERATORSTREAM']._serialized_start=918
+  _globals['_OPERATORSTREAM']._serialized_end=953
+  _globals['_USERASKED']._serialized_start=955
+  _globals['_USERASKED']._serialized_end=1038
+  _globals['_SHELLNOTED']._serialized_start=1040
+  _globals['_SHELLNOTED']._serialized_end=1082
+  _globals['_DEADLINECAME']._serialized_start=1084
+  _globals['_DEADLINECAME']._serialized_end=1098
+  _globals['_MASTERSTALLED']._serialized_start=1100
+  _globals['_MASTERSTALLED']._serialized_end=1132
 # @@protoc_insertion_point(module_scope)

@@ -6,7 +6,6 @@ What a master was told, as it is kept beside the journal: enough to decide again
 import builtins
 import google.protobuf.descriptor
 import google.protobuf.message
-import holdfast_wire.v1.job_pb2
 import holdfast_wire.v1.operator_pb2
 import sys
 import typing
@@ -20,7 +19,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RecordingOpened(google.protobuf.message.Message):
-    """RecordingOpened heads a file of inputs."""
+    """RecordingOpened heads the file with a master's inputs."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -30,12 +29,10 @@ class RecordingOpened(google.protobuf.message.Message):
     JOB_NAME_FIELD_NUMBER: builtins.int
     JOB_UID_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
-    PART_FIELD_NUMBER: builtins.int
     MONO_FIELD_NUMBER: builtins.int
     UNIX_TIME_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
-    PAPERS_FIELD_NUMBER: builtins.int
     format: builtins.int
     epoch: builtins.int
     incarnation: builtins.str
@@ -43,8 +40,6 @@ class RecordingOpened(google.protobuf.message.Message):
     job_uid: builtins.str
     version: builtins.str
     """Release that wrote it."""
-    part: builtins.int
-    """0: it begins with the master; others go on where the one before ends."""
     mono: builtins.float
     """When it begins, on both of the master's clocks, s."""
     unix_time: builtins.float
@@ -52,8 +47,6 @@ class RecordingOpened(google.protobuf.message.Message):
     """Newest record of the journal at that moment."""
     settings: builtins.str
     """Time limits of the core, JSON."""
-    papers: builtins.bytes
-    """What the core knew beside the journal, JSON, deflated; empty in part 0, where it knew nothing."""
     def __init__(
         self,
         *,
@@ -63,14 +56,12 @@ class RecordingOpened(google.protobuf.message.Message):
         job_name: builtins.str = ...,
         job_uid: builtins.str = ...,
         version: builtins.str = ...,
-        part: builtins.int = ...,
         mono: builtins.float = ...,
         unix_time: builtins.float = ...,
         sequence: builtins.int = ...,
         settings: builtins.str = ...,
-        papers: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "job_name", b"job_name", "job_uid", b"job_uid", "mono", b"mono", "papers", b"papers", "part", b"part", "sequence", b"sequence", "settings", b"settings", "unix_time", b"unix_time", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "job_name", b"job_name", "job_uid", b"job_uid", "mono", b"mono", "sequence", b"sequence", "settings", b"settings", "unix_time", b"unix_time", "version", b"version"]) -> None: ...
 
 Global___RecordingOpened: typing_extensions.TypeAlias = RecordingOpened
 
@@ -142,6 +133,8 @@ Global___InputRecorded: typing_extensions.TypeAlias = InputRecorded
 
 @typing.final
 class AgentSaid(google.protobuf.message.Message):
+    """AgentSaid: a message came on an agent's stream."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: builtins.int
@@ -162,6 +155,8 @@ Global___AgentSaid: typing_extensions.TypeAlias = AgentSaid
 
 @typing.final
 class AgentDisconnected(google.protobuf.message.Message):
+    """AgentDisconnected: an agent's stream ended."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: builtins.int
@@ -181,6 +176,8 @@ Global___AgentDisconnected: typing_extensions.TypeAlias = AgentDisconnected
 
 @typing.final
 class OperatorStream(google.protobuf.message.Message):
+    """OperatorStream: the operator's stream began or ended."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CONNECTED_FIELD_NUMBER: builtins.int
@@ -196,45 +193,28 @@ Global___OperatorStream: typing_extensions.TypeAlias = OperatorStream
 
 @typing.final
 class UserAsked(google.protobuf.message.Message):
+    """UserAsked: somebody called a method of JobService that the core answers."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     WHO_FIELD_NUMBER: builtins.int
-    SCALE_FIELD_NUMBER: builtins.int
-    RESTART_FIELD_NUMBER: builtins.int
-    STACKS_FIELD_NUMBER: builtins.int
-    DRAIN_FIELD_NUMBER: builtins.int
-    STOP_FIELD_NUMBER: builtins.int
-    CHECKPOINT_FIELD_NUMBER: builtins.int
+    METHOD_FIELD_NUMBER: builtins.int
+    REQUEST_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     who: builtins.str
-    @property
-    def scale(self) -> holdfast_wire.v1.job_pb2.ScaleRequest: ...
-    @property
-    def restart(self) -> holdfast_wire.v1.job_pb2.RestartWorkerRequest: ...
-    @property
-    def stacks(self) -> holdfast_wire.v1.job_pb2.DumpStacksRequest: ...
-    @property
-    def drain(self) -> holdfast_wire.v1.job_pb2.DrainNodeRequest: ...
-    @property
-    def stop(self) -> holdfast_wire.v1.job_pb2.StopJobRequest: ...
-    @property
-    def checkpoint(self) -> holdfast_wire.v1.job_pb2.TriggerCheckpointRequest: ...
+    method: builtins.str
+    """Name of the method, and its request as it came."""
+    request: builtins.bytes
     def __init__(
         self,
         *,
         request_id: builtins.int = ...,
         who: builtins.str = ...,
-        scale: holdfast_wire.v1.job_pb2.ScaleRequest | None = ...,
-        restart: holdfast_wire.v1.job_pb2.RestartWorkerRequest | None = ...,
-        stacks: holdfast_wire.v1.job_pb2.DumpStacksRequest | None = ...,
-        drain: holdfast_wire.v1.job_pb2.DrainNodeRequest | None = ...,
-        stop: holdfast_wire.v1.job_pb2.StopJobRequest | None = ...,
-        checkpoint: holdfast_wire.v1.job_pb2.TriggerCheckpointRequest | None = ...,
+        method: builtins.str = ...,
+        request: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "drain", b"drain", "request", b"request", "restart", b"restart", "scale", b"scale", "stacks", b"stacks", "stop", b"stop"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "drain", b"drain", "request", b"request", "request_id", b"request_id", "restart", b"restart", "scale", b"scale", "stacks", b"stacks", "stop", b"stop", "who", b"who"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["request", b"request"]) -> typing.Literal["scale", "restart", "stacks", "drain", "stop", "checkpoint"] | None: ...
+    def ClearField(self, field_name: typing.Literal["method", b"method", "request", b"request", "request_id", b"request_id", "who", b"who"]) -> None: ...
 
 Global___UserAsked: typing_extensions.TypeAlias = UserAsked
 
@@ -261,6 +241,8 @@ Global___ShellNoted: typing_extensions.TypeAlias = ShellNoted
 
 @typing.final
 class DeadlineCame(google.protobuf.message.Message):
+    """DeadlineCame: a timer of the core was due."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
@@ -271,10 +253,13 @@ Global___DeadlineCame: typing_extensions.TypeAlias = DeadlineCame
 
 @typing.final
 class MasterStalled(google.protobuf.message.Message):
+    """MasterStalled: the master itself stood still, and silence in that time says nothing."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SECONDS_FIELD_NUMBER: builtins.int
     seconds: builtins.float
+    """For so long, s."""
     def __init__(
         self,
         *,

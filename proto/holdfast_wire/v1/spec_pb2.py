@@ -22,25 +22,38 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from holdfast_wire.v1 import checkpoint_pb2 as holdfast__wire_dot_v1_dot_checkpoint__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bholdfast_wire/v1/spec.proto\x12\x0bholdfast.v1\"V\n\x06\x42udget\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.holdfast.v1.BudgetKind\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x16\n\x0ewindow_seconds\x18\x03 \x01(\r\"\x95\x01\n\x0b\x46\x61ilureRule\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.holdfast.v1.FailureAction\x12\x12\n\nexit_codes\x18\x02 \x03(\x05\x12\x19\n\x11\x65xit_codes_not_in\x18\x03 \x01(\x08\x12\x16\n\x0epod_conditions\x18\x04 \x03(\t\x12\x13\n\x0blog_pattern\x18\x05 \x01(\t\"\xf6\x03\n\nMasterSpec\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x14\n\x0cmin_replicas\x18\x03 \x01(\r\x12\x14\n\x0cmax_replicas\x18\x04 \x01(\r\x12\x11\n\tnode_unit\x18\x05 \x01(\r\x12\x10\n\x08standbys\x18\x06 \x01(\r\x12\x32\n\x0esuccess_policy\x18\x07 \x01(\x0e\x32\x1a.holdfast.v1.SuccessPolicy\x12\x1b\n\x13join_window_seconds\x18\x08 \x01(\x01\x12 \n\x18scale_down_grace_seconds\x18\t \x01(\x01\x12!\n\x19\x62\x65low_min_timeout_seconds\x18\n \x01(\x01\x12$\n\x07\x62udgets\x18\x0b \x03(\x0b\x32\x13.holdfast.v1.Budget\x12/\n\rfailure_rules\x18\x0c \x03(\x0b\x32\x18.holdfast.v1.FailureRule\x12\x1f\n\x17\x61\x63tive_deadline_seconds\x18\r \x01(\x01\x12\x0f\n\x07suspend\x18\x0e \x01(\x08\x12\x14\n\x0cmemory_every\x18\x0f \x01(\r\x12\x15\n\rstorage_every\x18\x10 \x01(\r\x12\x11\n\tkeep_last\x18\x11 \x01(\r\x12\x12\n\nkeep_every\x18\x12 \x01(\r*\x88\x01\n\rSuccessPolicy\x12\x1e\n\x1aSUCCESS_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSUCCESS_POLICY_ALL_WORKERS\x10\x01\x12\x1d\n\x19SUCCESS_POLICY_ANY_WORKER\x10\x02\x12\x18\n\x14SUCCESS_POLICY_RANK0\x10\x03*\xd6\x01\n\rFailureAction\x12\x1e\n\x1a\x46\x41ILURE_ACTION_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_ACTION_IGNORE\x10\x01\x12#\n\x1f\x46\x41ILURE_ACTION_RESTART_IN_PLACE\x10\x02\x12\x1e\n\x1a\x46\x41ILURE_ACTION_REPLACE_POD\x10\x03\x12(\n$FAILURE_ACTION_REPLACE_ON_OTHER_NODE\x10\x04\x12\x1b\n\x17\x46\x41ILURE_ACTION_FAIL_JOB\x10\x05*\x97\x01\n\nBudgetKind\x12\x1b\n\x17\x42UDGET_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UDGET_KIND_FAILURES\x10\x01\x12\x1b\n\x17\x42UDGET_KIND_PREEMPTIONS\x10\x02\x12\x18\n\x14\x42UDGET_KIND_RESCALES\x10\x03\x12\x1b\n\x17\x42UDGET_KIND_NO_PROGRESS\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bholdfast_wire/v1/spec.proto\x12\x0bholdfast.v1\x1a!holdfast_wire/v1/checkpoint.proto\"V\n\x06\x42udget\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.holdfast.v1.BudgetKind\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x16\n\x0ewindow_seconds\x18\x03 \x01(\r\"\x95\x01\n\x0b\x46\x61ilureRule\x12*\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32\x1a.holdfast.v1.FailureAction\x12\x12\n\nexit_codes\x18\x02 \x03(\x05\x12\x19\n\x11\x65xit_codes_not_in\x18\x03 \x01(\x08\x12\x16\n\x0epod_conditions\x18\x04 \x03(\t\x12\x13\n\x0blog_pattern\x18\x05 \x01(\t\"g\n\x10\x43heckpointPolicy\x12\x11\n\tkeep_last\x18\x01 \x01(\r\x12\x12\n\nkeep_every\x18\x02 \x01(\r\x12,\n\tintervals\x18\x03 \x03(\x0b\x32\x19.holdfast.v1.TierInterval\"h\n\x0fPreflightPolicy\x12%\n\x04mode\x18\x01 \x01(\x0e\x32\x17.holdfast.v1.HealthMode\x12\x15\n\rnetwork_check\x18\x02 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"~\n\nHangPolicy\x12%\n\x04mode\x18\x01 \x01(\x0e\x32\x17.holdfast.v1.HealthMode\x12\x18\n\x10step_time_factor\x18\x02 \x01(\x01\x12\x13\n\x0bmin_seconds\x18\x03 \x01(\x01\x12\x1a\n\x12\x66irst_step_seconds\x18\x04 \x01(\x01\"\x8d\x01\n\x0fStragglerPolicy\x12%\n\x04mode\x18\x01 \x01(\x0e\x32\x17.holdfast.v1.HealthMode\x12\x18\n\x10slowdown_percent\x18\x02 \x01(\x01\x12\x14\n\x0cwindow_steps\x18\x03 \x01(\r\x12\r\n\x05votes\x18\x04 \x01(\r\x12\x14\n\x0cvotes_out_of\x18\x05 \x01(\r\"\x97\x01\n\x0cHealthPolicy\x12/\n\tpreflight\x18\x01 \x01(\x0b\x32\x1c.holdfast.v1.PreflightPolicy\x12%\n\x04hang\x18\x02 \x01(\x0b\x32\x17.holdfast.v1.HangPolicy\x12/\n\tstraggler\x18\x03 \x01(\x0b\x32\x1c.holdfast.v1.StragglerPolicy\"\x86\x04\n\nMasterSpec\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x14\n\x0cmin_replicas\x18\x03 \x01(\r\x12\x14\n\x0cmax_replicas\x18\x04 \x01(\r\x12\x11\n\tnode_unit\x18\x05 \x01(\r\x12\x10\n\x08standbys\x18\x06 \x01(\r\x12\x32\n\x0esuccess_policy\x18\x07 \x01(\x0e\x32\x1a.holdfast.v1.SuccessPolicy\x12\x1b\n\x13join_window_seconds\x18\x08 \x01(\x01\x12 \n\x18scale_down_grace_seconds\x18\t \x01(\x01\x12!\n\x19\x62\x65low_min_timeout_seconds\x18\n \x01(\x01\x12$\n\x07\x62udgets\x18\x0b \x03(\x0b\x32\x13.holdfast.v1.Budget\x12/\n\rfailure_rules\x18\x0c \x03(\x0b\x32\x18.holdfast.v1.FailureRule\x12\x1f\n\x17\x61\x63tive_deadline_seconds\x18\r \x01(\x01\x12\x0f\n\x07suspend\x18\x0e \x01(\x08\x12\x31\n\ncheckpoint\x18\x13 \x01(\x0b\x32\x1d.holdfast.v1.CheckpointPolicy\x12)\n\x06health\x18\x14 \x01(\x0b\x32\x19.holdfast.v1.HealthPolicyJ\x04\x08\x0f\x10\x13*\x88\x01\n\rSuccessPolicy\x12\x1e\n\x1aSUCCESS_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSUCCESS_POLICY_ALL_WORKERS\x10\x01\x12\x1d\n\x19SUCCESS_POLICY_ANY_WORKER\x10\x02\x12\x18\n\x14SUCCESS_POLICY_RANK0\x10\x03*\xd6\x01\n\rFailureAction\x12\x1e\n\x1a\x46\x41ILURE_ACTION_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_ACTION_IGNORE\x10\x01\x12#\n\x1f\x46\x41ILURE_ACTION_RESTART_IN_PLACE\x10\x02\x12\x1e\n\x1a\x46\x41ILURE_ACTION_REPLACE_POD\x10\x03\x12(\n$FAILURE_ACTION_REPLACE_ON_OTHER_NODE\x10\x04\x12\x1b\n\x17\x46\x41ILURE_ACTION_FAIL_JOB\x10\x05*\x97\x01\n\nBudgetKind\x12\x1b\n\x17\x42UDGET_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UDGET_KIND_FAILURES\x10\x01\x12\x1b\n\x17\x42UDGET_KIND_PREEMPTIONS\x10\x02\x12\x18\n\x14\x42UDGET_KIND_RESCALES\x10\x03\x12\x1b\n\x17\x42UDGET_KIND_NO_PROGRESS\x10\x04*p\n\nHealthMode\x12\x1b\n\x17HEALTH_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14HEALTH_MODE_DISABLED\x10\x01\x12\x16\n\x12HEALTH_MODE_REPORT\x10\x02\x12\x13\n\x0fHEALTH_MODE_ACT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'holdfast_wire.v1.spec_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SUCCESSPOLICY']._serialized_start=790
-  _globals['_SUCCESSPOLICY']._serialized_end=926
-  _globals['_FAILUREACTION']._serialized_start=929
-  _globals['_FAILUREACTION']._serialized_end=1143
-  _globals['_BUDGETKIND']._serialized_start=1146
-  _globals['_BUDGETKIND']._serialized_end=1297
-  _globals['_BUDGET']._serialized_start=44
-  _globals['_BUDGET']._serialized_end=130
-  _globals['_FAILURERULE']._serialized_start=133
-  _globals['_FAILURERULE']._serialized_end=282
-  _globals['_MASTERSPEC']._serialized_start=285
-  _globals['_MASTERSPEC']._serialized_end=787
+  _globals['_SUCCESSPOLICY']._serialized_start=1478
+  _globals['_SUCCESSPOLICY']._serialized_end=1614
+  _globals['_FAILUREACTION']._serialized_start=1617
+  _globals['_FAILUREACTION']._serialized_end=1831
+  _globals['_BUDGETKIND']._serialized_start=1834
+  _globals['_BUDGETKIND']._serialized_end=1985
+  _globals['_HEALTHMODE']._serialized_start=1987
+  _globals['_HEALTHMODE']._serialized_end=2099
+  _globals['_BUDGET']._serialized_start=79
+  _globals['_BUDGET']._serialized_end=165
+  _globals['_FAILURERULE']._serialized_start=168
+  _globals['_FAILURERULE']._serialized_end=317
+  _globals['_CHECKPOINTPOLICY']._serialized_start=319
+  _globals['_CHECKPOINTPOLICY']._serialized_end=422
+  _globals['_PREFLIGHTPOLICY']._serialized_start=424
+  _globals['_PREFLIGHTPOLICY']._serialized_end=528
+  _globals['_HANGPOLICY']._serialized_start=530
+  _globals['_HANGPOLICY']._serialized_end=656
+  _globals['_STRAGGLERPOLICY']._serialized_start=659
+  _globals['_STRAGGLERPOLICY']._serialized_end=800
+  _globals['_HEALTHPOLICY']._serialized_start=803
+  _globals['_HEALTHPOLICY']._serialized_end=954
+  _globals['_MASTERSPEC']._serialized_start=957
+  _globals['_MASTERSPEC']._serialized_end=1475
 # @@protoc_insertion_point(module_scope)

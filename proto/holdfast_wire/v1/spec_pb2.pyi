@@ -11,6 +11,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import holdfast_wire.v1.checkpoint_pb2
 import sys
 import typing
 
@@ -95,6 +96,30 @@ BUDGET_KIND_RESCALES: BudgetKind.ValueType  # 3
 BUDGET_KIND_NO_PROGRESS: BudgetKind.ValueType  # 4
 Global___BudgetKind: typing_extensions.TypeAlias = BudgetKind
 
+class _HealthMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _HealthModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_HealthMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    HEALTH_MODE_UNSPECIFIED: _HealthMode.ValueType  # 0
+    HEALTH_MODE_DISABLED: _HealthMode.ValueType  # 1
+    HEALTH_MODE_REPORT: _HealthMode.ValueType  # 2
+    """Verdicts are shown."""
+    HEALTH_MODE_ACT: _HealthMode.ValueType  # 3
+    """Verdicts are carried out, too."""
+
+class HealthMode(_HealthMode, metaclass=_HealthModeEnumTypeWrapper):
+    """HealthMode is the consequence of a health check."""
+
+HEALTH_MODE_UNSPECIFIED: HealthMode.ValueType  # 0
+HEALTH_MODE_DISABLED: HealthMode.ValueType  # 1
+HEALTH_MODE_REPORT: HealthMode.ValueType  # 2
+"""Verdicts are shown."""
+HEALTH_MODE_ACT: HealthMode.ValueType  # 3
+"""Verdicts are carried out, too."""
+Global___HealthMode: typing_extensions.TypeAlias = HealthMode
+
 @typing.final
 class Budget(google.protobuf.message.Message):
     """Budget bounds how often something may happen."""
@@ -135,9 +160,7 @@ class FailureRule(google.protobuf.message.Message):
     exit_codes_not_in: builtins.bool
     """True: matches codes that are not listed (never 0)."""
     log_pattern: builtins.str
-    """Matcher: RE2 pattern looked for in the end of the failed process's standard error. The agents look, with
-    the patterns of Welcome.log_patterns, and report the indices that matched.
-    """
+    """Matcher: RE2 pattern looked for in the end of the failed process's standard error. The agents look."""
     @property
     def exit_codes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Matcher: exit codes of a training process (128 + signal number for a signal)."""
@@ -160,6 +183,150 @@ class FailureRule(google.protobuf.message.Message):
 Global___FailureRule: typing_extensions.TypeAlias = FailureRule
 
 @typing.final
+class CheckpointPolicy(google.protobuf.message.Message):
+    """CheckpointPolicy is what a job's file says of its checkpoints. It travels whole
+    from the operator to the checkpoint server of each node, in HOLDFAST_CHECKPOINT as protobuf's JSON: a field of it
+    needs no other message and no other variable.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEEP_LAST_FIELD_NUMBER: builtins.int
+    KEEP_EVERY_FIELD_NUMBER: builtins.int
+    INTERVALS_FIELD_NUMBER: builtins.int
+    keep_last: builtins.int
+    """Committed checkpoints that stay on storage: the newest so many; 0: nothing is said."""
+    keep_every: builtins.int
+    """Each multiple of so many steps stays on storage for good; 0: none does."""
+    @property
+    def intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.checkpoint_pb2.TierInterval]:
+        """Steps between checkpoints; a tier that is not named, or with 0: the master computes it."""
+
+    def __init__(
+        self,
+        *,
+        keep_last: builtins.int = ...,
+        keep_every: builtins.int = ...,
+        intervals: collections.abc.Iterable[holdfast_wire.v1.checkpoint_pb2.TierInterval] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["intervals", b"intervals", "keep_every", b"keep_every", "keep_last", b"keep_last"]) -> None: ...
+
+Global___CheckpointPolicy: typing_extensions.TypeAlias = CheckpointPolicy
+
+@typing.final
+class PreflightPolicy(google.protobuf.message.Message):
+    """PreflightPolicy: checks before a node joins."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: builtins.int
+    NETWORK_CHECK_FIELD_NUMBER: builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    mode: Global___HealthMode.ValueType
+    network_check: builtins.bool
+    """True: nodes check the network in pairs, too."""
+    timeout_seconds: builtins.float
+    """Longest time for all checks, s."""
+    def __init__(
+        self,
+        *,
+        mode: Global___HealthMode.ValueType = ...,
+        network_check: builtins.bool = ...,
+        timeout_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "network_check", b"network_check", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+
+Global___PreflightPolicy: typing_extensions.TypeAlias = PreflightPolicy
+
+@typing.final
+class HangPolicy(google.protobuf.message.Message):
+    """HangPolicy: no step progress while the processes live."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: builtins.int
+    STEP_TIME_FACTOR_FIELD_NUMBER: builtins.int
+    MIN_SECONDS_FIELD_NUMBER: builtins.int
+    FIRST_STEP_SECONDS_FIELD_NUMBER: builtins.int
+    mode: Global___HealthMode.ValueType
+    step_time_factor: builtins.float
+    """Times the learned step time."""
+    min_seconds: builtins.float
+    """Never sooner than this, s."""
+    first_step_seconds: builtins.float
+    """Allowed time until the first step, s."""
+    def __init__(
+        self,
+        *,
+        mode: Global___HealthMode.ValueType = ...,
+        step_time_factor: builtins.float = ...,
+        min_seconds: builtins.float = ...,
+        first_step_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_step_seconds", b"first_step_seconds", "min_seconds", b"min_seconds", "mode", b"mode", "step_time_factor", b"step_time_factor"]) -> None: ...
+
+Global___HangPolicy: typing_extensions.TypeAlias = HangPolicy
+
+@typing.final
+class StragglerPolicy(google.protobuf.message.Message):
+    """StragglerPolicy: nodes or ranks that are slower than the others."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: builtins.int
+    SLOWDOWN_PERCENT_FIELD_NUMBER: builtins.int
+    WINDOW_STEPS_FIELD_NUMBER: builtins.int
+    VOTES_FIELD_NUMBER: builtins.int
+    VOTES_OUT_OF_FIELD_NUMBER: builtins.int
+    mode: Global___HealthMode.ValueType
+    slowdown_percent: builtins.float
+    """How much slower than the others counts, in percent of a step."""
+    window_steps: builtins.int
+    """Steps of one vote."""
+    votes: builtins.int
+    """Votes that are needed out of the last votes_out_of."""
+    votes_out_of: builtins.int
+    def __init__(
+        self,
+        *,
+        mode: Global___HealthMode.ValueType = ...,
+        slowdown_percent: builtins.float = ...,
+        window_steps: builtins.int = ...,
+        votes: builtins.int = ...,
+        votes_out_of: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "slowdown_percent", b"slowdown_percent", "votes", b"votes", "votes_out_of", b"votes_out_of", "window_steps", b"window_steps"]) -> None: ...
+
+Global___StragglerPolicy: typing_extensions.TypeAlias = StragglerPolicy
+
+@typing.final
+class HealthPolicy(google.protobuf.message.Message):
+    """HealthPolicy is spec.health. It travels whole from the operator to the master, and from there to the agents."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFLIGHT_FIELD_NUMBER: builtins.int
+    HANG_FIELD_NUMBER: builtins.int
+    STRAGGLER_FIELD_NUMBER: builtins.int
+    @property
+    def preflight(self) -> Global___PreflightPolicy: ...
+    @property
+    def hang(self) -> Global___HangPolicy: ...
+    @property
+    def straggler(self) -> Global___StragglerPolicy: ...
+    def __init__(
+        self,
+        *,
+        preflight: Global___PreflightPolicy | None = ...,
+        hang: Global___HangPolicy | None = ...,
+        straggler: Global___StragglerPolicy | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["hang", b"hang", "preflight", b"preflight", "straggler", b"straggler"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["hang", b"hang", "preflight", b"preflight", "straggler", b"straggler"]) -> None: ...
+
+Global___HealthPolicy: typing_extensions.TypeAlias = HealthPolicy
+
+@typing.final
 class MasterSpec(google.protobuf.message.Message):
     """MasterSpec is the part of the spec that a master acts on, defaults filled in."""
 
@@ -179,10 +346,8 @@ class MasterSpec(google.protobuf.message.Message):
     FAILURE_RULES_FIELD_NUMBER: builtins.int
     ACTIVE_DEADLINE_SECONDS_FIELD_NUMBER: builtins.int
     SUSPEND_FIELD_NUMBER: builtins.int
-    MEMORY_EVERY_FIELD_NUMBER: builtins.int
-    STORAGE_EVERY_FIELD_NUMBER: builtins.int
-    KEEP_LAST_FIELD_NUMBER: builtins.int
-    KEEP_EVERY_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """Grows with each change; older generations are ignored."""
     replicas: builtins.int
@@ -204,18 +369,16 @@ class MasterSpec(google.protobuf.message.Message):
     """Fails the job after this long of its own time, s; 0: none."""
     suspend: builtins.bool
     """True: stop at a checkpoint and wait."""
-    memory_every: builtins.int
-    """Steps between checkpoints in memory, and on storage; 0: the master computes it."""
-    storage_every: builtins.int
-    keep_last: builtins.int
-    """Committed checkpoints that stay on storage: the newest so many, and each multiple of so many
-    steps for good; 0: nothing is said, none is.
-    """
-    keep_every: builtins.int
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Budget]: ...
     @property
     def failure_rules(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FailureRule]: ...
+    @property
+    def checkpoint(self) -> Global___CheckpointPolicy: ...
+    @property
+    def health(self) -> Global___HealthPolicy:
+        """Absent: a master of an older operator judges nobody."""
+
     def __init__(
         self,
         *,
@@ -233,11 +396,10 @@ class MasterSpec(google.protobuf.message.Message):
         failure_rules: collections.abc.Iterable[Global___FailureRule] | None = ...,
         active_deadline_seconds: builtins.float = ...,
         suspend: builtins.bool = ...,
-        memory_every: builtins.int = ...,
-        storage_every: builtins.int = ...,
-        keep_last: builtins.int = ...,
-        keep_every: builtins.int = ...,
+        checkpoint: Global___CheckpointPolicy | None = ...,
+        health: Global___HealthPolicy | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "failure_rules", b"failure_rules", "generation", b"generation", "join_window_seconds", b"join_window_seconds", "keep_every", b"keep_every", "keep_last", b"keep_last", "max_replicas", b"max_replicas", "memory_every", b"memory_every", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "replicas", b"replicas", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "storage_every", b"storage_every", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "health", b"health"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "checkpoint", b"checkpoint", "failure_rules", b"failure_rules", "generation", b"generation", "health", b"health", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "replicas", b"replicas", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
 
 Global___MasterSpec: typing_extensions.TypeAlias = MasterSpec

@@ -10,16 +10,16 @@ import sys
 import time
 from pathlib import Path
 
-_HOUR_S = 3600.0
-_EACH_S = 7.0
+_HOUR_SECONDS = 3600.0
+_EACH_SECONDS = 7.0
 _where, _, _seed = os.environ["CLOCK_JUMPS"].rpartition(":")
 _real = time.time
 
 
 def _jumping() -> float:
-    number = int(time.monotonic() / _EACH_S)
+    number = int(time.monotonic() / _EACH_SECONDS)
     drawn = hash((int(_seed), number, os.getpid() // 2)) % 2_000_003 / 1_000_001.5 - 1.0
-    return _real() + _HOUR_S * drawn
+    return _real() + _HOUR_SECONDS * drawn
 
 
 time.time = _jumping

@@ -1,7 +1,8 @@
 """One agent process on a simulated node: hears a master, keeps its workers, says what happens.
 
 What it makes of messages, leases, exits, signals and the lack of a master are the agent's own pure
-functions (`holdfast_agent.decide`); here are the clock, the luck and the wires that the shell has.
+functions (`holdfast_agent.policies`); here are the clock, the luck and the wires that the shell
+has.
 """
 
 from __future__ import annotations
@@ -9,17 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from holdfast_agent.decide import exits, hearing, leaving, masterless, orders, ranks
-from holdfast_agent.decide.fence import FenceVerdict
-from holdfast_agent.decide.goodput import Ledger, class_of
-from holdfast_agent.decide.leaving import SignalStep
-from holdfast_agent.decide.orders import Order
+from holdfast_agent.policies import (
+    exit_codes,
+    exit_rules,
+    master_messages,
+    masterless,
+    rank_progress,
+)
+from holdfast_agent.policies.collective_steps import StepGuess
+from holdfast_agent.policies.exit_codes import SignalStep
+from holdfast_agent.policies.goodput import SecondsByClass, class_of
+from holdfast_agent.policies.master_messages import FenceVerdict, RoundOrder
 from holdfast_master.inputs import Received
 from holdfast_wire.messages import (
-    Arm,
+    CheckFigure,
+    CheckListening,
+    CheckNode,
+    CheckRole,
+    ClockReply,
+    CollectEvidence,
     CommandDone,
-    CommitStep,
+    CommitAnnounced,
+    CommitGrant,
     DumpStacks,
+    FlushToStorage,
     GetRoundResponse,
     Goodbye,
     Heartbeat,
@@ -27,28 +41,30 @@ from holdfast_wire.messages import (
     Hello,
     Leave,
     LeaveOutcome,
-    Origin,
+    NodeChecked,
     PrepareStore,
     RankStack,
-    ReleaseBefore,
-    SaveHeld,
+    ReleaseCheckpoints,
+    RestorePlan,
     SessionResponse,
+    SetBarrier,
     SetSchedule,
     StateDigest,
-    StepAnnounced,
     StopRound,
     StorePrepared,
     Warmed,
     Welcome,
     WorldAssignment,
 )
-from simulation import invariants
-from simulation.accounts import Hurt
+from holdfast_wire.resources import TRAITS, Resource
 from simulation.keeper import Keeper
 from simulation.line import Line
 from simulation.local_round import LocalRound
 from simulation.master import JOB_UID
 from simulation.network import Stream
+from simulation.oracle import invariants
+from simulation.oracle.accounts import Hurt
+from simulation.sampling import NodeSampling
 
 if TYPE_CHECKING:
     from simulation.job import Job
@@ -66,29 +82,35 @@ class Agent(Line):
         self.warm = self.said_warm = False
         self.digest: StateDigest | None = None
         self.waiting: StorePrepared | None = None
+        self.used: StorePrepared | None = None
+        self.owed_store = ""
+        """A store that is to be started once there is a zygote again; empty: none."""
         self.done: dict[int, CommandDone] = {}
         self.due: list[CommandDone] = []
         """Answers that wait for the workers to be dead."""
         self.signals: list[int] = []
         self.ending: LeaveOutcome | None = None
-        self.ledger = Ledger()
+        self.ledger = SecondsByClass()
         self.accounted_at = job.time.now
         self.keeper: Keeper = Keeper(self, number)
         self.later(self.luck.uniform(0.0, 0.02), self.dial)
         self.later(self.luck.uniform(0.05, 0.6), self._warmed)
         self.later(self.luck.uniform(0.3, 1.0), self._look)
         self.later(self.luck.uniform(0.0, 0.5), self._beat)
+        self.sampling: NodeSampling = NodeSampling(self, number)
+        self.checked = {Resource.CPU_MATMUL: 1.0, Resource.LINK_BANDWIDTH: 10.0}
+        """Figures that a check of this node has, by resource; none: it does not answer."""
 
     def hello(self) -> Hello:
-        """What a new master must know."""
+        """Return the greeting with all that a new master must know."""
         self._account()
         self.said_warm = self.warm
         current = self.workers.current
-        shown = current if current is not None and exits.is_shown(current.orders) else None
+        shown = current if current is not None and exit_rules.is_shown(current.orders) else None
         if shown is not None and shown.number != self.accepted.round:
             shown = None
         seen = self.workers.view(shown) if shown else {}
-        step = ranks.common_step(seen, shown.number) if shown else 0
+        step = rank_progress.common_step(seen, shown.number) if shown else 0
         return Hello(
             job_uid=JOB_UID,
             node_rank=self.rank,
@@ -107,11 +129,11 @@ class Agent(Line):
             store=self.waiting,
             assignment=shown.assignment if shown else None,
             peer_address=str(self.rank),
-            ended_at_boundary=ranks.ended_at_boundary(seen),
+            ended_at_barrier=rank_progress.ended_at_barrier(seen),
             keeps_checkpoints=True,
             knows_goes_on=True,
             gathers=True,
-            arm_id=shown.armed if shown else 0,
+            barrier_id=shown.armed if shown else 0,
         )
 
     def _account(self) -> None:
@@ -127,13 +149,38 @@ class Agent(Line):
             else:
                 self.workers.follow()
                 view = self.workers.view(current)
+                guess = self.guess(current.number)
                 progress = tuple(
-                    ranks.progress(rank, seen, current.number, self.now_ns)
+                    rank_progress.guessed(
+                        rank_progress.progress(rank, seen, current.number, self.now_ns),
+                        guess,
+                        self.now,
+                    )
                     for rank, seen in view.items()
                 )
-                beat = Heartbeat(ranks=progress, saving=ranks.saving(view))
+                beat = Heartbeat(ranks=progress, saving=rank_progress.saving(view))
                 self.report(beat, current.number)
         self.later(self.beat_seconds, self._beat)
+
+    def guess(self, number: int) -> StepGuess | None:
+        """Return what the agent guesses of its ranks' steps in a round; None: nothing."""
+        return None
+
+    def _check(self, order: CheckNode, _: int) -> None:
+        """Measure for a second or two, alone or with a partner."""
+        if not self.checked:
+            return
+        if order.role is CheckRole.SERVE:
+            self.report(CheckListening(round=order.round, host=f"10.0.0.{self.rank}", port=1), 0)
+        figures = tuple(
+            CheckFigure(resource=resource.value, value=value)
+            for resource, value in self.checked.items()
+            if TRAITS[resource].of_pair is (order.role is not CheckRole.ALONE)
+        )
+        answer = NodeChecked(
+            round=order.round, partner=order.partner, kind="simulated", figures=figures
+        )
+        self.later(self.sampling.luck.uniform(1.0, 2.0), self.report, answer, 0)
 
     # ------------------------------------------------------------------------------------- orders
 
@@ -144,7 +191,7 @@ class Agent(Line):
         if self.frozen:
             self.deferred.append(lambda: self.receive(stream, response))
             return
-        heard = hearing.hear(self.accepted, response)
+        heard = master_messages.hear(self.accepted, response)
         if heard.verdict is not FenceVerdict.ACCEPT:
             if not stream.welcomed:
                 self._hang_up(stream)
@@ -155,38 +202,46 @@ class Agent(Line):
         if not stream.welcomed:
             invariants.opened(self.agent_id, message)
             stream.welcomed = isinstance(message, Welcome)
-        if self.ending is None or hearing.concerns_ending(message):
+        if self.ending is None or master_messages.concerns_ending(message):
             _ORDERS[type(message)](self, message, heard.round)
 
     def _welcomed(self, welcome: Welcome, _: int) -> None:
         self.welcome, self.attempt = welcome, 0
         self.beat_seconds = welcome.heartbeat_seconds
-        verdict = orders.on_welcome(self.accepted.round, welcome.round, alive=self.workers.alive)
-        for request in self.statements.again(self.accepted, self.now):
+        verdict = master_messages.on_welcome(
+            self.accepted.round, welcome.round, alive=self.workers.alive
+        )
+        for request in self.statements.again(
+            self.accepted, self.now, ending=self.workers.ending_round
+        ):
             if self.stream is not None:
                 event = Received(self.stream.number, request.fence, request.message)  # type: ignore[arg-type]
                 self.stream.send_up(event)
         self.keeper.welcomed()
-        if orders.warmth_unknown(warm=self.warm, said=self.said_warm, cold_reason=""):
+        self.sampling.forget_clock()
+        if master_messages.warmth_unknown(warm=self.warm, said=self.said_warm, cold_reason=""):
             self.report(Warmed())
-        if verdict.order is Order.KILL:
+        if verdict.order is RoundOrder.KILL:
             self.workers.kill()
 
     def _assigned(self, assignment: WorldAssignment, own_round: int) -> None:
-        verdict = orders.on_assignment(
+        verdict = master_messages.on_assignment(
             own_round, self.accepted.round, assignment.local_world_size, self.local
         )
-        if verdict.order is not Order.START:
+        if verdict.order is not RoundOrder.START:
             return
         self.statements.forget_before(self.accepted.round - 1)
+        self.used = None
         if self.waiting is not None and self.waiting.store_id == assignment.store_id:
-            self.waiting = None
+            self.used, self.waiting = self.waiting, None
         self.job.checks.started(self, self.accepted.round, assignment)
         self.workers.start(self.accepted.round, assignment)
+        if assignment.store_id and self.used is None:
+            self.workers.store_lost(assignment.store_id)
 
     def _stopped(self, order: StopRound, number: int) -> None:
-        verdict = orders.on_stop(self.accepted.round, number, alive=self.workers.alive)
-        if verdict.order is Order.KILL:
+        verdict = master_messages.on_stop(self.accepted.round, number, alive=self.workers.alive)
+        if verdict.order is RoundOrder.KILL:
             self.workers.stop(order.grace_seconds)
         self._answer_when_dead(CommandDone(command_id=order.command_id, ok=True))
 
@@ -216,6 +271,9 @@ class Agent(Line):
         self.later(self.luck.uniform(0.005, 0.03), self._store_ready, order.store_id)
 
     def _store_ready(self, store_id: str) -> None:
+        if self.workers.held:
+            self.owed_store = store_id
+            return
         if self.luck.random() < self.job.store_failures:
             self.report(StorePrepared(store_id=store_id, error="no port"))
             return
@@ -245,12 +303,12 @@ class Agent(Line):
         """The process ends in order."""
         if not self.alive:
             return
-        self.report(Goodbye(reason="ends"))
+        self.report(Goodbye(reason="ends", signalled=bool(self.signals)))
         signal_number = self.signals[0] if self.signals else None
-        self.job.ended(self, leaving.exit_code(outcome, signal_number))
+        self.job.ended(self, exit_codes.exit_code(outcome, signal_number))
 
     def _keep_digest(self, digest: StateDigest, _: int) -> None:
-        if hearing.newer_digest(self.digest, digest):
+        if master_messages.newer_digest(self.digest, digest):
             self.digest = digest
 
     def _interval(self, order: HeartbeatInterval, _: int) -> None:
@@ -266,9 +324,35 @@ class Agent(Line):
         return self.alive and not self.frozen and self.ending is None
 
     def zygote_lost(self) -> None:
-        """The zygote is gone with its workers: the agent cannot go on."""
+        """The zygote is gone with its workers and stores; another one follows.
+
+        One that was never ready ends the agent.
+        """
+        if self.workers.held:
+            return
+        if not self.warm:
+            self.give_up("the zygote ended before it was ready")
+            return
+        self.warm = False
+        self.workers.zygote_lost()
+        for gone in (self.waiting, self.used):
+            if gone is not None:
+                self.report(StorePrepared(store_id=gone.store_id, error="the zygote ended"))
+                self.workers.store_lost(gone.store_id)
+        self.waiting = self.used = None
+        self.later(self.luck.uniform(0.5, 12.0), self._zygote_back)
+
+    def _zygote_back(self) -> None:
+        self.workers.release()
+        self._warmed()
+        owed, self.owed_store = self.owed_store, ""
+        if owed:
+            self._store_ready(owed)
+
+    def give_up(self, reason: str) -> None:
+        """The agent cannot go on, and says so."""
         self.workers.vanish()
-        self.report(Goodbye(reason="the zygote ended", failed=True))
+        self.report(Goodbye(reason=reason, failed=True))
         self.job.ended(self, 1)
 
     # --------------------------------------------------------------------------- without a master
@@ -291,25 +375,29 @@ class Agent(Line):
                 accounts.muddle()
                 accounts.hurt(self.rank, Hurt.FAILURE, 0.0)  # its master was away for too long
                 self.workers.kill()
-            elif verdict.arm is not None and current and verdict.arm.arm_id > current.armed:
-                self.workers.arm(verdict.arm, self.accepted.round)
+            elif (
+                verdict.barrier is not None
+                and current
+                and verdict.barrier.barrier_id > current.armed
+            ):
+                self.workers.set_barrier(verdict.barrier, self.accepted.round)
         self.later(1.0, self._look)
 
     def known(self) -> GetRoundResponse:
-        """What a peer that has no master is told."""
+        """Return the answer to a peer that has no master."""
         current = self.workers.current
         own = current is not None and current.number == self.accepted.round
         return GetRoundResponse(
             fence=self.accepted.fence(),
             has_master=self.connected,
-            arm=current.boundary if current is not None and own else None,
+            barrier=current.barrier if current is not None and own else None,
         )
 
     def on_signal(self, number: int, grace: float) -> None:
         """A signal that ends the agent came."""
         earlier = len(self.signals)
         self.signals.append(number)
-        plan = leaving.on_signal(
+        plan = exit_codes.on_signal(
             earlier=earlier,
             managed=True,
             connected=self.connected,
@@ -327,18 +415,21 @@ class Agent(Line):
 
 _ORDERS: dict[type | None, Callable[[Agent, Any, int], None]] = {
     Welcome: Agent._welcomed,
+    ClockReply: lambda agent, reply, _: agent.sampling.on_clock(reply),
+    CollectEvidence: lambda agent, order, number: agent.sampling.on_collect(order, number),
+    CheckNode: Agent._check,
     WorldAssignment: Agent._assigned,
     StopRound: Agent._stopped,
     PrepareStore: Agent._prepare,
-    Arm: lambda agent, order, number: agent.workers.arm(order, number),
+    SetBarrier: lambda agent, order, number: agent.workers.set_barrier(order, number),
     SetSchedule: lambda agent, order, number: agent.workers.schedule(order, number),
     DumpStacks: Agent._dump,
     Leave: Agent._leave,
     StateDigest: Agent._keep_digest,
     HeartbeatInterval: Agent._interval,
-    CommitStep: lambda agent, order, number: agent.keeper.on_grant(order, number),
-    StepAnnounced: lambda agent, news, number: agent.keeper.on_announced(news, number),
-    ReleaseBefore: lambda agent, order, number: agent.keeper.on_release(order, number),
-    SaveHeld: lambda agent, order, number: agent.keeper.on_save_held(order, number),
-    Origin: lambda agent, origin, number: agent.keeper.on_origin(origin, number),
+    CommitGrant: lambda agent, order, number: agent.keeper.on_grant(order, number),
+    CommitAnnounced: lambda agent, news, number: agent.keeper.on_announced(news, number),
+    ReleaseCheckpoints: lambda agent, order, number: agent.keeper.on_release(order, number),
+    FlushToStorage: lambda agent, order, number: agent.keeper.on_save_held(order, number),
+    RestorePlan: lambda agent, origin, number: agent.keeper.on_origin(origin, number),
 }

@@ -1,4 +1,4 @@
-"""Which (phase, input) pairs and which steps of the state machine a number of runs has seen.
+"""Count of the (phase, input) pairs and the steps of the state machine that runs have seen.
 
 Belongs here: counting, and what cannot be reached, with the reason. Does not belong here: runs.
 """
@@ -10,22 +10,32 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from holdfast_master import core, inputs
-from holdfast_master.job import desk
-from holdfast_master.job.transitions import ENDED, TABLE, Trigger
+from holdfast_master.job.requests import user_requests
+from holdfast_master.job.state import context
+from holdfast_master.job.state.phases import ENDED, TABLE, Trigger
 from holdfast_wire.messages import JobPhase
 
 Pair = tuple[str, str]
 
 MESSAGES = tuple(kind.__name__ for kind in inputs.AgentMessage.__args__)
-REQUESTS = tuple(kind.__name__ for kind in inputs.UserRequest.__args__)
-_CARRIERS = {"Received": MESSAGES, "Asked": REQUESTS}
+REQUESTS = tuple(kind.__name__ for kind in user_requests._HANDLERS)
+ORDERS = tuple(kind.__name__ for kind in inputs.SyncMessage.__args__)
+_CARRIERS = {"Received": MESSAGES, "OperatorMessage": ORDERS, "UserCall": REQUESTS}
 KINDS = tuple(
     name for kind in core._INPUTS for name in _CARRIERS.get(kind.__name__, (kind.__name__,))
 )
-"""Every kind of input: agents' messages and users' requests by their own names."""
+"""Every kind of input: messages of agents and operator and users' requests by their own names."""
 
 _SHELL = "made by the shell's servers, not by anything that the simulation has"
-UNREACHABLE: Mapping[Pair, str] = {(phase.name, "PeerRefused"): _SHELL for phase in JobPhase}
+_UNUSED: Mapping[str, str] = {
+    "PeerRefused": _SHELL,
+    "CheckListening": "no simulated job checks its nodes before they join",
+    "NodeChecked": "no simulated job checks its nodes before they join",
+    "ClusterStrikes": "the simulated operator has one job",
+}
+UNREACHABLE: Mapping[Pair, str] = {
+    (phase.name, kind): why for phase in JobPhase for kind, why in _UNUSED.items()
+}
 """(phase, kind of input) that no run can come to, and why."""
 UNASKED: Mapping[JobPhase, str] = {
     **dict.fromkeys(ENDED, "the master leaves within the seconds that its agents need to go"),
@@ -39,7 +49,7 @@ UNREACHABLE_STEPS: Mapping[Pair, str] = {
 
 
 class Coverage:
-    """What was seen so far."""
+    """Counts of the inputs and steps seen so far, by phase."""
 
     def __init__(self) -> None:
         self.pairs: collections.Counter[Pair] = collections.Counter()
@@ -53,18 +63,18 @@ class Coverage:
     @contextlib.contextmanager
     def steps_counted(self) -> Iterator[None]:
         """Count every step of the state machine meanwhile."""
-        right = vars(desk)["advance"]
+        right = vars(context)["advance"]
 
         def advance(phase: JobPhase, trigger: Trigger, *more: object) -> JobPhase:
             self.steps[phase.name, trigger.name] += 1
             following: JobPhase = right(phase, trigger, *more)
             return following
 
-        vars(desk)["advance"] = advance
+        vars(context)["advance"] = advance
         try:
             yield
         finally:
-            vars(desk)["advance"] = right
+            vars(context)["advance"] = right
 
     def missing(self) -> list[Pair]:
         """Reachable pairs and steps that were not seen."""
@@ -75,7 +85,7 @@ class Coverage:
         return pairs + [s for s in table if s not in self.steps and s not in UNREACHABLE_STEPS]
 
     def impossible(self) -> list[Pair]:
-        """What was seen although it is listed as unreachable."""
+        """Return the pairs and steps that were seen although listed as unreachable."""
         pairs = [pair for pair in self.pairs if pair in UNREACHABLE]
         return pairs + [step for step in self.steps if step in UNREACHABLE_STEPS]
 

@@ -1,7 +1,8 @@
 """The master's journal on a disk that can be slow, full, torn or gone.
 
 Belongs here: which records survive which death. Does not belong here: the real files and frames
-(`holdfast_master.journal`, tested on real disks); segments are joined by the real `history.join`.
+(`holdfast_master.journal.writer`, tested on real disks); segments are joined by the real
+`history.join`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast_master.history import join
 from holdfast_master.instructions import Record
-from holdfast_master.segments import Segment
+from holdfast_master.journal.reader import join
+from holdfast_master.journal.segments import Segment
 from holdfast_wire.messages import JournalRecord
 
 
@@ -67,7 +68,7 @@ class Disk:
         self.segments.clear()
 
     def read(self, job_uid: str) -> tuple[JournalRecord, ...]:
-        """What a new master reads, joined by the real rules."""
+        """Return the records that a new master reads, joined by the real rules."""
         segments = []
         for number, written in enumerate(sorted(self.segments, key=lambda item: item.epoch)):
             records = tuple(record.journal() for record in written.records)

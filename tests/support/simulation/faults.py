@@ -1,4 +1,4 @@
-"""What each fault does to a running job. `scenario` has their names, weights and spans.
+"""Effects of each fault on a running job. `scenario` has their names, weights and spans.
 
 Belongs here: one function for each fault, and what ends it. Does not belong here: when it happens.
 """
@@ -7,27 +7,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from holdfast_master.inputs import StopWished, UserRequest
+from holdfast_master.inputs import OperatorMessage, UserRequest
 from holdfast_wire.messages import (
     DrainNodeRequest,
     DumpStacksRequest,
     Goodbye,
+    NoticeKind,
+    NoticeReceived,
     RestartWorkerRequest,
     ScaleRequest,
     StopJobRequest,
-    StopWish,
+    StopRequest,
     TriggerCheckpointRequest,
 )
-from simulation.accounts import Hurt
 from simulation.operator import GRACE
+from simulation.oracle.accounts import Hurt
+from simulation.oracle.health import Planted
+from simulation.sampling import HANGS
 from simulation.scenario import Fault
 
 if TYPE_CHECKING:
     from simulation.agent import Agent
     from simulation.job import Job
+    from simulation.local_round import Hung
+
+_WEAR = ((0.0, 0.3), (0.4, 0.7), (0.7, 1.5))
+"""Of a node that wears out: from which share of the span on it needs how much more for a step."""
 
 
 def apply(job: Job, fault: Fault) -> None:
@@ -82,6 +91,10 @@ def _crash_zygote(_: Job, agent: Agent, __: Fault) -> None:
     agent.zygote_lost()
 
 
+def _fail_agent(_: Job, agent: Agent, __: Fault) -> None:
+    agent.give_up("a part of the agent failed")
+
+
 def _freeze(job: Job, agent: Agent, fault: Fault) -> None:
     agent.freeze(node=False)
     job.time.after(fault.span, agent.thaw)
@@ -125,10 +138,88 @@ def _slow(job: Job, agent: Agent, fault: Fault) -> None:
     job.time.after(fault.span, agent.quick_again)
 
 
+def _straggle(job: Job, fault: Fault) -> None:
+    """A node computes more slowly, by up to twice; now and then hardly at all."""
+    agent = _victim(job, fault)
+    if agent is not None:
+        luck = _luck(job, fault)
+        share = luck.uniform(0.01, 0.08) if luck.random() < 0.25 else luck.uniform(0.4, 1.0)
+        planted = job.checks.health.planted(agent, fault)
+        agent.workers.slow_down(share)
+        job.time.after(fault.span, _as_fast_again, job, planted, share)
+
+
+def _as_fast_again(job: Job, planted: Planted, share: float) -> None:
+    job.checks.health.slow_ends(planted, share)
+    planted.agent.workers.slow_down(0.0)
+
+
+def _wear_out(job: Job, agent: Agent, fault: Fault) -> None:
+    """A node gets slower and slower, then it is gone."""
+    for at, share in _WEAR:
+        job.time.after(fault.span * at, agent.workers.slow_down, share)
+    job.time.after(fault.span, _break_down, job, agent)
+
+
+def _break_down(job: Job, agent: Agent) -> None:
+    if agent.alive:
+        job.checks.promises.disturb()
+        _crash(job, agent, Fault(job.time.now, "crash_agent"))
+
+
+def _hang(job: Job, agent: Agent, fault: Fault) -> None:
+    """A rank makes no more progress, in one of the ways that evidence tells apart."""
+    luck = _luck(job, fault)
+    planted = job.checks.health.planted(agent, fault)
+    hung = agent.sampling.hang(luck.choice(HANGS), luck.randrange(agent.local))
+    if hung is not None:
+        job.checks.health.hangs_now(planted, hung)
+        job.time.after(fault.span, _goes_on, job, planted, hung)
+
+
+def _goes_on(job: Job, planted: Planted, hung: Hung) -> None:
+    job.checks.health.hang_ends(planted)
+    planted.agent.sampling.release(hung)
+
+
+def _set_clock(job: Job, fault: Fault) -> None:
+    """A node's Unix clock is set, or that of the masters' machine, by much or by little."""
+    agent, luck = _victim(job, fault), _luck(job, fault)
+    by = luck.choice((luck.uniform(0.005, 0.09), luck.uniform(0.1, 5.0))) * luck.choice((-1, 1))
+    if luck.random() < 0.3:
+        _jump_by(job, by)
+    elif agent is not None:
+        agent.sampling.clock.set(job.time.now, by)
+
+
+def _luck(job: Job, fault: Fault) -> random.Random:
+    """Return the luck of one fault: leaving another out changes nothing of it."""
+    return random.Random(f"{job.scenario.seed}/{fault.what}/{fault.at}/{fault.who}")
+
+
 def _evict(job: Job, agent: Agent, fault: Fault) -> None:
     job.operator.mark(agent.rank, conditions=("DisruptionTarget=True",))
     agent.on_signal(15, GRACE)
     job.time.after(fault.span, job.evicted, agent)
+
+
+def _notice(job: Job, agent: Agent, fault: Fault) -> None:
+    """Its cloud announces that it takes the machine away, and does."""
+    agent.report(
+        NoticeReceived(
+            kind=NoticeKind.PREEMPTION,
+            source="gce preempted",
+            text="preempted",
+            seconds_left=fault.span,
+        )
+    )
+    job.time.after(fault.span, _take_away, job, agent)
+
+
+def _take_away(job: Job, agent: Agent) -> None:
+    if agent.alive:
+        job.operator.mark(agent.rank, conditions=("DisruptionTarget=True",))
+        job.evicted(agent)
 
 
 def _leave(job: Job, agent: Agent, _: Fault) -> None:
@@ -175,7 +266,7 @@ def _suspend_in_check(job: Job, fault: Fault) -> None:
 
 
 def _await_check(job: Job, fault: Fault, until: float, since: float = math.inf) -> None:
-    origin, now = job.master.core._desk.checkpoints.origin, job.time.now
+    origin, now = job.master.core.inspect().checkpoints.tracker.origin, job.time.now
     checking = origin is not None and not origin.go
     if checking and now > since + 0.04:  # they have heard of it by now
         _suspend(job, dataclasses.replace(fault, span=2.0))
@@ -256,7 +347,11 @@ def _full_disk(job: Job, fault: Fault) -> None:
 
 
 def _jump(job: Job, fault: Fault) -> None:
-    job.wall += 3600.0 * (fault.who % 5 - 2)
+    _jump_by(job, 3600.0 * (fault.who % 5 - 2))
+
+
+def _jump_by(job: Job, by: float) -> None:
+    job.wall += by
     job.master.wall = job.wall
     job.jumped, job.checks.left = True, None
 
@@ -272,7 +367,7 @@ def _stop_job(job: Job, fault: Fault) -> None:
 
 def _stop_wish(job: Job, fault: Fault) -> None:
     if job.operator.up:
-        job.master.push(StopWished(StopWish(reason="deleted", grace_seconds=fault.span)))
+        job.master.push(OperatorMessage(StopRequest(reason="deleted", grace_seconds=fault.span)))
 
 
 FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
@@ -283,6 +378,7 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "vanish": _hit(Hurt.FAILURE, _vanish),
     "restart_agent": _hit(Hurt.FAILURE, _restart),
     "crash_zygote": _hit(Hurt.FAILURE, _crash_zygote),
+    "fail_agent": _hit(Hurt.FAILURE, _fail_agent),
     "freeze_agent": _hit(Hurt.FAILURE, _freeze),
     "pause_node": _hit(Hurt.FAILURE, _pause),
     "blip": _hit(Hurt.NETWORK, _blip),
@@ -294,7 +390,12 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "cut_peers": _cut_peers,
     "doubt_node": _hit(Hurt.NETWORK, _doubt),
     "slow_node": _hit(Hurt.NETWORK, _slow),
+    "straggle": _straggle,
+    "wear_out": _hit(Hurt.FAILURE, _wear_out),
+    "hang_rank": _hit(Hurt.FAILURE, _hang),
+    "set_clock": _set_clock,
     "evict": _hit(Hurt.PREEMPTION, _evict),
+    "notice": _hit(Hurt.PREEMPTION, _notice),
     "leave": _hit(Hurt.LEFT, _leave),
     "drain": _hit(Hurt.ASKED, _ask(lambda _, agent: DrainNodeRequest(node_rank=agent.rank))),
     "restart_round": _hit(Hurt.ASKED, _ask(lambda _, __: RestartWorkerRequest())),
@@ -321,5 +422,5 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "jump_clock": _jump,
     "stores_fail": _stores,
     "stop_job": _stop_job,
-    "stop_wish": _stop_wish,
+    "stop_request": _stop_wish,
 }

@@ -1,8 +1,8 @@
 """A whole job in memory: masters, agents, operator, users, and the wires between them.
 
 Belongs here: who is there and who reaches whom. Does not belong here: what goes wrong (`faults`),
-what is right (`invariants`), the course of a run (`run`). Tests of the core that write their story
-step by step have a smaller job, with obedient agents: `simulated_job`.
+what is right (`oracle.invariants`), the course of a run (`run`), a job whose course a test writes
+(`steered.job`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import collections
 import random
 from collections.abc import Sequence
 
-from holdfast_master.inputs import Asked, Input, UserRequest
-from holdfast_master.instructions import Finished
-from holdfast_master.journal import RETRY_SECONDS
+from holdfast_master.core import Core
+from holdfast_master.inputs import Input, Moment, UserCall, UserRequest
+from holdfast_master.instructions import Finished, Instruction
+from holdfast_master.journal.writer import RETRY_SECONDS
+from holdfast_master.settings import CoreSettings
 from holdfast_wire.messages import GetRoundResponse, JobPhase, PodPhase
 from simulation.agent import Agent
-from simulation.checks import Checks
 from simulation.clock import VirtualTime
 from simulation.disk import Disk
 from simulation.line import Line
 from simulation.master import JOB_UID, UNIX_START, Master
 from simulation.network import Stream
 from simulation.operator import Operator
+from simulation.oracle.checks import Checks
 from simulation.scenario import Scenario
 from simulation.storage import Storage
 from simulation.training import Training
@@ -33,6 +35,11 @@ RESTART_SECONDS = 0.5
 
 class Job:
     """Everything of one run."""
+
+    agent_type: type[Agent] = Agent
+    checks_type: type[Checks] = Checks
+    operator_type: type[Operator] = Operator
+    training_type: type[Training] = Training
 
     def __init__(self, scenario: Scenario) -> None:
         """Start a master; no agent yet."""
@@ -45,11 +52,12 @@ class Job:
         """It did: how long ago accounts were written cannot be told any more."""
         self.disk = Disk()
         self.storage = Storage()
-        self.checks = Checks(self)
-        self.training = Training(self.time, self.checks.two_rounds)
+        self.checks = self.checks_type(self)
+        self.training = self.training_type(self.time, self.checks.two_rounds)
         self.agents: dict[int, Agent] = {}
         self.others: list[Master] = []
         self.store_failures = scenario.store_failures
+        self.raises = scenario.raises
         self.seen: collections.Counter[tuple[JobPhase, str]] = collections.Counter()
         """(phase, kind of input) of every input."""
         self.inputs = 0
@@ -57,7 +65,7 @@ class Job:
         self._numbers = 0
         self._epoch = 1
         self._restarting = False
-        self.operator = Operator(self)
+        self.operator = self.operator_type(self)
         self.master = Master(self, 1, "m1", ())
         self.operator.attach()
         self.checks.sweep()
@@ -66,6 +74,28 @@ class Job:
         """A number that was not used before."""
         self._numbers += 1
         return self._numbers
+
+    def core_settings(self) -> CoreSettings:
+        """Return the settings that the job's masters are started with."""
+        return CoreSettings(
+            heartbeat_seconds=self.scenario.heartbeat,
+            schedule_seconds=3.0,
+            silence_seconds=4.0 + 2 * self.scenario.heartbeat,
+            masterless_seconds=self.scenario.masterless,
+            commit_seconds=5.0,
+            unseen_start_seconds=10.0,
+            rescue_seconds=20.0,
+            rescue_least_seconds=0.2,
+            gather_ranks=self.gather_ranks,
+        )
+
+    def wrap(self, core: Core) -> Core:
+        """Return a new master's core as its shell uses it."""
+        return core
+
+    def decide(self, core: Core, event: Input, moment: Moment) -> list[Instruction]:
+        """Hand a master's core one input."""
+        return core.handle(event, moment)
 
     def note_input(self, phase: JobPhase, event: Input) -> None:
         """An input is about to be taken."""
@@ -76,7 +106,7 @@ class Job:
     # ---------------------------------------------------------------------------------------- wires
 
     def endpoint(self, agent: Line) -> Master | None:
-        """Whom the master's address leads to: now and then to one that should be gone."""
+        """Return the master behind the address, now and then one that should be gone."""
         living = [other for other in self.others if other.up]
         if living and agent.luck.random() < 0.3:
             return agent.luck.choice(living)
@@ -127,17 +157,17 @@ class Job:
         if self.master.acting:
             self.checks.promises.asked(request)
             self.master.watch.asked[number] = request
-            self.master.push(Asked(number, request, "user"))
+            self.master.push(UserCall(number, request, "user"))
         return number
 
     # --------------------------------------------------------------------------------------- agents
 
-    def add_agent(self, rank: int, number: int, pod_uid: str) -> Agent:
+    def new_agent(self, rank: int, number: int, pod_uid: str) -> Agent:
         """An agent process."""
-        agent = self.agents[rank] = Agent(self, rank, number, pod_uid)
+        agent = self.agents[rank] = self.agent_type(self, rank, number, pod_uid)
         return agent
 
-    def add_agents(self, count: int) -> None:
+    def make_pods(self, count: int) -> None:
         """Pods of node ranks 0 to count - 1."""
         for rank in range(count):
             self.operator.make(rank)
@@ -165,7 +195,7 @@ class Job:
         pod = self.operator.pods[agent.rank]
         stays = pod.pod_uid == agent.pod_uid and not pod.terminating
         if self.agents.get(agent.rank) is agent and stays and not self.over:
-            self.add_agent(agent.rank, self.count(), agent.pod_uid)
+            self.new_agent(agent.rank, self.count(), agent.pod_uid)
 
     def ended(self, agent: Agent, code: int) -> None:
         """An agent process ends by itself."""
@@ -278,7 +308,7 @@ class Job:
     @property
     def phase(self) -> JobPhase:
         """The phase that the newest master is in."""
-        return self.master.core._desk.state.phase
+        return self.master.core.inspect().state.phase
 
     def tale(self, last: int = 60) -> str:
         """The newest events of the newest master."""

@@ -1,8 +1,8 @@
-"""What an agent does with its ranks' checkpoints: keep, write, commit when granted, start a round.
+"""Checkpoints of an agent's ranks: kept, written, committed when granted, started from.
 
-The real one is a thread of the agent over real memory and files (`holdfast.flash.led`) with tests
-of its own; this has its words with the master and its delays. The processes of a simulated round do
-not wait for what they are to start from: only the words are compared.
+The real one is a thread of the agent over real memory and files (`holdfast.flash.server.service`)
+with tests of its own; this has its words with the master and its delays. The processes of a
+simulated round do not wait for what they are to start from: only the words are compared.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ import random
 from typing import TYPE_CHECKING
 
 from holdfast_wire.messages import (
-    CheckpointHeld,
-    CheckpointShard,
     CheckpointVersion,
-    CommitStep,
+    CommitAnnounced,
+    CommitGrant,
+    CommitResult,
+    FlushToStorage,
     HeldPart,
-    Origin,
-    OriginChecked,
-    ReleaseBefore,
-    RestoreAsked,
-    SaveHeld,
-    StepAnnounced,
-    StepCommitted,
+    MemoryCheckpoints,
+    ReleaseCheckpoints,
+    RestorePlan,
+    RestorePlanVerified,
+    RestoreRequest,
+    ShardsPersisted,
+    Tier,
+    TierVersions,
     WorldAssignment,
 )
-from simulation.invariants import require
+from holdfast_wire.tiers import offered
 from simulation.local_round import LocalRound
+from simulation.oracle.invariants import require
 from simulation.storage import Key
 
 if TYPE_CHECKING:
@@ -66,13 +69,13 @@ class Keeper:
         """Any world could start from what this node alone has."""
         self.memory: dict[CheckpointVersion, WorldAssignment] = {}
         """With the place of the ranks that saved it."""
-        self.told: tuple[CheckpointHeld, int] | None = None
+        self.told: tuple[MemoryCheckpoints, int] | None = None
         """What was said last of it, and of which round."""
-        self.unheard: dict[Key, CheckpointShard] = {}
+        self.unheard: dict[Key, ShardsPersisted] = {}
         """What was written, until it is known what became of it."""
         self.looked = (0, 0)
         """(round, step) up to which everything was saved."""
-        self.question: tuple[LocalRound, RestoreAsked] | None = None
+        self.question: tuple[LocalRound, RestoreRequest] | None = None
         if self.pause:
             agent.later(self.luck.uniform(0.0, self.pause), self._tick)
 
@@ -101,12 +104,12 @@ class Keeper:
             self._write(version, f"{place.world_hash}-{version.step}")
 
     def _say_held(self, number: int) -> None:
-        self.told = (CheckpointHeld(versions=tuple(self._newest()), whole=self.whole), number)
+        self.told = (MemoryCheckpoints(versions=tuple(self._newest()), whole=self.whole), number)
         self.agent.report(*self.told)
 
     def _write(self, version: CheckpointVersion, attempt: str) -> None:
         place = self.memory[version]
-        shard = CheckpointShard(
+        shard = ShardsPersisted(
             version=version,
             world_size=place.world_size,
             ranks=self._ranks(version),
@@ -142,7 +145,7 @@ class Keeper:
         return sorted(self.memory, reverse=True)[:MOST_HELD]
 
     def _usable(self, place: WorldAssignment) -> tuple[CheckpointVersion, ...]:
-        """What the ranks of a place could start from: saved by the same ones of as many."""
+        """Return the versions that the same ranks of a world of the same size have saved."""
         here = (place.world_size, place.base_rank)
         return tuple(
             one
@@ -150,7 +153,7 @@ class Keeper:
             if (self.memory[one].world_size, self.memory[one].base_rank) == here
         )
 
-    def _written(self, shard: CheckpointShard) -> None:
+    def _written(self, shard: ShardsPersisted) -> None:
         if self.luck.random() < FAILS:
             shard = dataclasses.replace(shard, ranks=(), error="no space")
         else:
@@ -166,9 +169,11 @@ class Keeper:
         if not self.pause:
             return
         stored = sorted(self.storage.committed, reverse=True)[:MOST_STORED]
-        asked = RestoreAsked(
-            memory=self._usable(current.assignment), stored=tuple(stored), parts=self._parts()
+        offers = (
+            TierVersions(tier=Tier.MEMORY, versions=self._usable(current.assignment)),
+            TierVersions(tier=Tier.STORAGE, versions=tuple(stored)),
         )
+        asked = RestoreRequest(offers=offers, parts=self._parts())
         self.question = (current, asked)
         self.agent.report(asked, current.number)
 
@@ -183,29 +188,30 @@ class Keeper:
             if not (current.dead or current.killed):
                 self.agent.report(asked, current.number)
 
-    def on_origin(self, origin: Origin, number: int) -> None:
-        """What a round starts from: to be checked, or to be begun with."""
+    def on_origin(self, origin: RestorePlan, number: int) -> None:
+        """Check the origin of a round or begin with it."""
         if self.question is None or self.question[0].number != number:
             return
         current, asked = self.question
         if not origin.go:
             error = "a bit is flipped" if self.luck.random() < FAILS else self._lacking(origin)
-            answer = OriginChecked(origin_id=origin.origin_id, error=error)
+            answer = RestorePlanVerified(plan_id=origin.plan_id, error=error)
             pause = self.luck.uniform(0.01, self.check_seconds)
             self.agent.later(pause, self.agent.report, answer, number)
             return
         self.storage.started(number, current.assignment.world_hash, origin)
-        if origin.memory:
+        is_memory = origin.tier is Tier.MEMORY
+        if is_memory:
             self._has_all(asked, origin, number, current.assignment)
         self.question = (current, dataclasses.replace(asked, told=origin))
-        start = origin.version if origin.memory else None
+        start = origin.version if is_memory else None
         self.memory = {
             one: place for one, place in self.memory.items() if start is not None and one <= start
         }
         self._say_held(number)
 
-    def _lacking(self, origin: Origin) -> str:
-        """Whose memory cannot be read, or has not what the master says; empty: nobody's."""
+    def _lacking(self, origin: RestorePlan) -> str:
+        """Return an error that names a source without the version; empty if all have it."""
         for source in origin.sources:
             peer = self.agent.job.peer(self.agent, source.node_rank)
             held = peer.keeper.memory if peer is not None else {}
@@ -214,7 +220,7 @@ class Keeper:
         return ""
 
     def _has_all(
-        self, asked: RestoreAsked, origin: Origin, number: int, assignment: WorldAssignment
+        self, asked: RestoreRequest, origin: RestorePlan, number: int, assignment: WorldAssignment
     ) -> None:
         """A world starts from memory where each node has, or reads, all that it needs."""
         assert origin.version is not None
@@ -229,11 +235,13 @@ class Keeper:
             size = self.storage.sizes[origin.version, world]
             enough = any(part.whole for part in own) or (self.whole and bool(there))
             text = f"{self.agent.agent_id} is to start from {origin.version}, which it has not"
-            fine = origin.version in asked.memory or enough or there == set(range(size))
+            fine = (
+                origin.version in offered(asked, Tier.MEMORY) or enough or there == set(range(size))
+            )
             require(fine, "origin_is_there", text)
 
-    def _lent_by(self, origin: Origin) -> set[str]:
-        """Whose saving the sources lend, as far as they live and have it still."""
+    def _lent_by(self, origin: RestorePlan) -> set[str]:
+        """Return the hashes of the worlds whose saves the living sources still hold."""
         peers = [self.agent.job.agents.get(source.node_rank) for source in origin.sources]
         held = [peer.keeper.memory for peer in peers if peer is not None]
         return {
@@ -244,31 +252,31 @@ class Keeper:
 
     # -------------------------------------------------------------------------------------- orders
 
-    def on_grant(self, order: CommitStep, _: int) -> None:
+    def on_grant(self, order: CommitGrant, _: int) -> None:
         """Commit a version: nobody does that without being told."""
         self.storage.take(order, self.agent.agent_id)
         self.agent.later(self._delay(1.0), self._commit, order)
 
-    def _commit(self, order: CommitStep) -> None:
+    def _commit(self, order: CommitGrant) -> None:
         error = self.storage.commit(order)
-        answer = StepCommitted(version=order.version, own=order.own, error=error)
+        answer = CommitResult(version=order.version, own=order.own, error=error)
         self.agent.report(answer)
 
-    def on_announced(self, message: StepAnnounced, _: int) -> None:
+    def on_announced(self, message: CommitAnnounced, _: int) -> None:
         """A version is committed, or will not be."""
         if not message.error and message.version is not None:
             self.storage.announced(message.version)
         self.unheard = {key: one for key, one in self.unheard.items() if key[0] != message.version}
 
-    def on_release(self, order: ReleaseBefore, _: int) -> None:
-        """What need not be kept in memory any more."""
+    def on_release(self, order: ReleaseCheckpoints, _: int) -> None:
+        """Forget the versions that need not be kept in memory any more."""
         for one in list(self.memory):
             old = order.complete is not None and one < order.complete
             if old or one in order.passed_over:
                 del self.memory[one]
 
-    def on_save_held(self, order: SaveHeld, _: int) -> None:
-        """What lies in memory is to be written, whoever of its ranks lives."""
+    def on_save_held(self, order: FlushToStorage, _: int) -> None:
+        """Write the version from memory, whoever of its ranks lives, or report its lack."""
         assert order.version is not None
         known = self.unheard.get((order.version, order.attempt))
         if known is not None:
@@ -277,5 +285,5 @@ class Keeper:
             self._write(order.version, order.attempt)
         else:
             error = "it is not in memory"
-            shard = CheckpointShard(version=order.version, attempt=order.attempt, error=error)
+            shard = ShardsPersisted(version=order.version, attempt=order.attempt, error=error)
             self.agent.report(shard)

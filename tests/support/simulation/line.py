@@ -10,10 +10,9 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from holdfast_agent.decide import lease, reconnect
-from holdfast_agent.decide.fence import Accepted
-from holdfast_agent.decide.lease import LeaseVerdict
-from holdfast_agent.decide.statements import Statements
+from holdfast_agent.policies import lease, reconnect
+from holdfast_agent.policies.lease import LeaseVerdict
+from holdfast_agent.policies.master_messages import Accepted, Statements
 from holdfast_master.inputs import Connected, Received
 from holdfast_wire.messages import Hello
 from simulation.network import Stream
@@ -24,17 +23,20 @@ if TYPE_CHECKING:
     from simulation.master import Master
 
 WELCOME_SECONDS = 5.0
-"""holdfast_agent.decide.reconnect.WELCOME_SECONDS."""
+"""holdfast_agent.policies.reconnect.WELCOME_SECONDS."""
 LEASE_LIMIT = 4.0
 
 
 class Line:
     """A process with one stream at a time."""
 
+    workers_type: type[Workers] = Workers
+
     def __init__(self, job: Job, rank: int, number: int, pod_uid: str) -> None:
         self.job, self.rank, self.pod_uid = job, rank, pod_uid
         self.agent_id = f"a{number}"
         self.local = job.scenario.local
+        self.sdk = job.scenario.sdk
         self.luck = random.Random(f"{job.scenario.seed}/{rank}/{number}")
         self.pace = 1.0 + self.luck.uniform(-job.scenario.skew, job.scenario.skew)
         """Its seconds are this long."""
@@ -51,10 +53,10 @@ class Line:
         self.accepted = Accepted()
         self.statements = Statements()
         self.lease_held = True
-        self.workers: Workers = Workers(self)
+        self.workers: Workers = self.workers_type(self)
 
     def hello(self) -> Hello:
-        """What a new master must know."""
+        """Return the greeting with all that a new master must know."""
         raise NotImplementedError
 
     def receive(self, stream: Stream, response: Any) -> None:
@@ -137,7 +139,7 @@ class Line:
         return self.stream is not None and self.stream.welcomed
 
     def reaches(self, master: Master) -> bool:
-        """Whether it has a stream to this very master, and nothing is in the way."""
+        """Return whether a welcomed, unhindered stream leads to this very master."""
         stream, blocked = self.stream, self.cut_up or self.cut_down
         host = stream.host if stream is not None and stream.welcomed else None
         return host is master and not (master.frozen or master.busy or blocked)

@@ -1,21 +1,22 @@
 """A round on one node: its processes, and the slots of the shared page that they write.
 
-A record, as `holdfast_agent.rounds` has it; what happens to it is `workers`' business.
+A record, as `holdfast_agent.workers.rounds` has it; what happens to it is `workers`' business.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from holdfast.sample import SavingSample
-from holdfast_agent.decide.exits import Orders
-from holdfast_agent.decide.ranks import Rank
-from holdfast_wire.messages import Arm, RunningWorker, WorldAssignment
+from holdfast.page import SavingSample
+from holdfast_agent.policies.exit_rules import Orders
+from holdfast_agent.policies.rank_progress import Rank
+from holdfast_master.policies.hang import HangKind
+from holdfast_wire.messages import RunningWorker, SetBarrier, WorldAssignment
 from simulation.follower import Follower
 from simulation.training import PACE, Round
 
 TRAIN = 2
-"""holdfast.layout's section of a training step: one less than RankSection.TRAIN."""
+"""holdfast.page_layout's section of a training step: one less than RankSection.TRAIN."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -33,18 +34,28 @@ class Slot:
     section_ns: int = 0
     first_step: int = 0
     first_step_ns: int = 0
-    echo_id: int = 0
-    echo_step: int = 0
+    ack_id: int = 0
+    ack_step: int = 0
     answered_id: int = 0
     answered_step: int = 0
-    boundary_complete: bool = False
+    barrier_complete: bool = False
     saving: SavingSample | None = None
 
     def write(self, step: int, base: int, now_ns: int) -> None:
         """Write the completed steps of processes that began after step `base`."""
-        self.step, self.step_ns, self.samples = step, now_ns, step * 8
+        if step != self.step or not self.step_ns:
+            self.step_ns = now_ns
+        self.step, self.samples = step, step * 8
         if step > base and not self.first_step:
             self.first_step, self.first_step_ns = base + 1, now_ns
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hung:
+    """A process that makes no progress while it lives."""
+
+    local_rank: int
+    kind: HangKind
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -61,19 +72,21 @@ class LocalRound:
     lease_expired: bool = False
     dead: bool = False
     started: bool = False
-    boundary: Arm | None = None
+    barrier: SetBarrier | None = None
     """The newest order to save and stop."""
     follower: Follower | None = None
     """None: its ranks follow no schedule of a master."""
+    hung: Hung | None = None
+    """None: all its ranks train."""
 
     @property
     def armed(self) -> int:
         """Its id; 0: there is none."""
-        return self.boundary.arm_id if self.boundary is not None else 0
+        return self.barrier.barrier_id if self.barrier is not None else 0
 
     @property
     def orders(self) -> Orders:
-        """What the agent did to it."""
+        """Return the kill, the stop and the lease's expiry as the agent's orders."""
         return Orders(killed=self.killed, stopped=self.stopped, lease_expired=self.lease_expired)
 
     def view(self, size: int) -> dict[int, Rank]:

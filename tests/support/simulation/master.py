@@ -1,6 +1,6 @@
 """One master process: the real core, its loop's order of things, its journal and its clock.
 
-Belongs here: what the shell does around the core (`holdfast_master.loop`): inputs, records,
+Belongs here: what the shell does around the core (`holdfast_master.loop.loop`): inputs, records,
 effects, deadlines, in this order, and standing still. Does not belong here: decisions.
 """
 
@@ -30,7 +30,7 @@ from holdfast_master.instructions import (
     StepDown,
     Tell,
 )
-from holdfast_master.settings import CoreIdentity, CoreSettings
+from holdfast_master.settings import CoreIdentity
 from holdfast_wire.messages import JournalRecord
 from holdfast_wire.reasons import EventReason
 from simulation.network import Stream
@@ -70,16 +70,7 @@ class Master:
         self.stepped_down = False
         self.tick_at: float | None = None
         self.segment = job.disk.open(epoch) if own_disk else None
-        self.settings = CoreSettings(
-            heartbeat_seconds=job.scenario.heartbeat,
-            schedule_seconds=3.0,
-            silence_seconds=4.0 + 2 * job.scenario.heartbeat,
-            masterless_seconds=job.scenario.masterless,
-            commit_seconds=5.0,
-            rescue_seconds=20.0,
-            rescue_least_seconds=0.2,
-            gather_ranks=job.gather_ranks,
-        )
+        self.settings = job.core_settings()
         self.identity = CoreIdentity(
             job_name="job",
             job_uid=JOB_UID,
@@ -88,7 +79,7 @@ class Master:
             version="0.1.0",
         )
         self.base = tuple(records)
-        self.core = Core.restore(records, self.identity, self.settings)
+        self.core = job.wrap(Core.restore(records, self.identity, self.settings))
         self.written: list[Record] = []
         """Every record of this process, whether the disk took it or not."""
         self.watch = job.checks.new_master(self)
@@ -125,17 +116,19 @@ class Master:
         if self.frozen or self.busy:
             self.inbox.append(event)
         else:
-            self._take(event)
+            self.take(event)
 
-    def _take(self, event: Input) -> None:
-        before = self.core._desk.state.phase
+    def take(self, event: Input) -> list[Instruction]:
+        """Hand the core an input and do what it wants."""
+        before = self.core.inspect().state.phase
         self.job.note_input(before, event)
-        batch = self.core.handle(event, self.moment())
+        batch = self.job.decide(self.core, event, self.moment())
         self._carry_out(event, batch)
+        return batch
 
     def _drain(self) -> None:
         while self.inbox and self.up and not (self.frozen or self.busy):
-            self._take(self.inbox.popleft())
+            self.take(self.inbox.popleft())
         self._plan_tick()
 
     def _carry_out(self, event: Input | None, batch: list[Instruction]) -> None:
@@ -231,7 +224,7 @@ class Master:
             return
         due = None if self.inbox else self.core.next_deadline()
         if due is not None and due <= self.mono + self.job.time.now:
-            self._take(Ticked())
+            self.take(Ticked())
         self._plan_tick()
 
     # ------------------------------------------------------------------------------------- faults

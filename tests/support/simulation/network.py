@@ -94,7 +94,7 @@ class Stream:
             self.agent.receive(self, response)
 
     def healed(self) -> None:
-        """What waited for the end of a cut goes its way."""
+        """Send the messages that waited for the end of a cut."""
         if not self.agent.cut_up:
             held_up, self.held_up = self.held_up, []
             for event in held_up:

@@ -13,31 +13,30 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from holdfast_master.inputs import (
-    OperatorConnected,
-    OperatorDisconnected,
-    PodListDone,
-    PodSeen,
-    ScaleAnswered,
-    SpecArrived,
-)
-from holdfast_operator.plan.masters import KnownMaster
+from holdfast_master.inputs import OperatorConnected, OperatorDisconnected, OperatorMessage
+from holdfast_operator.plan.master_fence import KnownMaster
 from holdfast_wire.messages import (
     Budget,
     BudgetKind,
+    Fence,
     FinishDecision,
+    HangPolicy,
+    HealthMode,
+    HealthPolicy,
     JobStatus,
     MasterSpec,
+    PodListDone,
     PodObservation,
     PodPhase,
     ReleaseDecision,
     ReplaceDecision,
     ScaleDecision,
     ScaleResult,
+    StragglerPolicy,
     SuccessPolicy,
     SyncResponse,
 )
-from simulation import invariants
+from simulation.oracle import invariants
 
 if TYPE_CHECKING:
     from simulation.agent import Agent
@@ -56,6 +55,21 @@ KINDS = (
     BudgetKind.NO_PROGRESS,
 )
 
+HEALTH = HealthPolicy(
+    hang=HangPolicy(
+        mode=HealthMode.REPORT, step_time_factor=10.0, min_seconds=6.0, first_step_seconds=30.0
+    ),
+    straggler=StragglerPolicy(
+        mode=HealthMode.REPORT, slowdown_percent=20.0, window_steps=10, votes=3, votes_out_of=5
+    ),
+)
+"""Thresholds of the simulated jobs: low, so that verdicts come within a run."""
+ACTING_HEALTH = HealthPolicy(
+    hang=dataclasses.replace(HEALTH.hang, mode=HealthMode.ACT),  # type: ignore[type-var]
+    straggler=dataclasses.replace(HEALTH.straggler, mode=HealthMode.ACT),  # type: ignore[type-var]
+)
+"""The same, and masters act on verdicts."""
+
 
 def first_spec(scenario: Scenario) -> MasterSpec:
     """The spec that a scenario begins with."""
@@ -71,6 +85,7 @@ def first_spec(scenario: Scenario) -> MasterSpec:
         scale_down_grace_seconds=8.0,
         below_min_timeout_seconds=600.0,
         budgets=tuple(Budget(kind=kind, limit=scenario.budget) for kind in KINDS),
+        health=ACTING_HEALTH if scenario.acts else HEALTH,
     )
 
 
@@ -101,7 +116,7 @@ class Operator:
     def make(self, rank: int) -> Agent:
         """A new pod with its agent."""
         number = self.job.count()
-        agent = self.job.add_agent(rank, number, f"p{number}")
+        agent = self.job.new_agent(rank, number, f"p{number}")
         self.pods[rank] = PodObservation(
             node_rank=rank,
             pod_uid=agent.pod_uid,
@@ -142,7 +157,7 @@ class Operator:
         """One observation reaches the master, unless a newer list has all that it says."""
         if self.up and lists == self._lists:
             self.said.append(pod)
-            self.job.master.push(PodSeen(pod))
+            self.job.master.push(OperatorMessage(pod))
 
     def ended(self, agent: Agent, phase: PodPhase, exit_code: int, reason: str = "") -> None:
         """The kubelet reports the end of a pod's container."""
@@ -200,16 +215,17 @@ class Operator:
     def call(self, master: Master) -> None:
         """Open a stream to a master; soon it says its status, and with that who it is."""
         master.push(OperatorConnected())
-        master.push(SpecArrived(self.spec))
+        master.push(OperatorMessage(self.spec))
         for rank in sorted(self.pods):
             self.said.append(self.pods[rank])
-            master.push(PodSeen(self.pods[rank]))
-        master.push(PodListDone())
+            master.push(OperatorMessage(self.pods[rank]))
+        master.push(OperatorMessage(PodListDone()))
         self.job.time.after(FIRST_WORD, self._hear_first, master)
 
     def _hear_first(self, master: Master) -> None:
         if master.acting and not master.frozen:
-            fence = master.core._desk.fence()
+            identity = master.core.inspect().identity
+            fence = Fence(epoch=identity.epoch, incarnation=identity.incarnation)
             self.told(master, SyncResponse(fence=fence, message=JobStatus(epoch=fence.epoch)))
 
     def leave(self) -> None:
@@ -234,7 +250,7 @@ class Operator:
         self.spec = dataclasses.replace(self.spec, generation=generation, **changes)  # type: ignore[arg-type]
         self.job.checks.promises.disturb()
         if self.up:
-            self.job.master.push(SpecArrived(self.spec))
+            self.job.master.push(OperatorMessage(self.spec))
         self.job.time.after(0.05, self.make_missing)
 
     def repeat(self) -> None:
@@ -243,7 +259,7 @@ class Operator:
             ended = [pod for pod in self.said if pod.phase in {PodPhase.FAILED, PodPhase.GONE}]
             for source in (self.said, ended, ended):
                 if source:
-                    self.job.master.push(PodSeen(self.job.luck.choice(source)))
+                    self.job.master.push(OperatorMessage(self.job.luck.choice(source)))
 
     def told(self, master: Master, response: SyncResponse) -> None:
         """A word of any master that has a stream: the fence says whether it is acted on."""
@@ -286,6 +302,6 @@ class Operator:
         ok = self.spec.min_replicas <= decision.replicas and decision.replicas % unit == 0
         error = "" if ok else "out of bounds"
         result = ScaleResult(decision_id=decision.decision_id, ok=ok, error=error)
-        self.job.master.push(ScaleAnswered(result))
+        self.job.master.push(OperatorMessage(result))
         if ok:
             self.change(replicas=decision.replicas)

@@ -11,12 +11,13 @@ import gc
 import zlib
 from collections import Counter
 
-from holdfast_master.job.faults import CoreFaultError
+from holdfast_master.job.state.phases import InvalidPhaseTransitionError
 from holdfast_wire.messages import JobPhase
 from holdfast_wire.reasons import EndReason
-from simulation import faults, invariants
-from simulation.invariants import Broken, require
+from simulation import faults
 from simulation.job import Job
+from simulation.oracle import invariants
+from simulation.oracle.invariants import Broken, require
 from simulation.scenario import Scenario
 
 HEAL_SECONDS = 4.0
@@ -28,13 +29,13 @@ END_SECONDS = 75.0
 LAST_STEPS = 30
 _STOPS = {
     "stop_job": EndReason.STOPPED_BY_USER,
-    "stop_wish": EndReason.STOPPED_BY_OPERATOR,
+    "stop_request": EndReason.STOPPED_BY_OPERATOR,
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     scenario: Scenario
     invariant: str
@@ -49,10 +50,12 @@ class Outcome:
     seen: Counter[tuple[JobPhase, str]]
     fingerprint: tuple[object, ...]
     """Equal for equal runs."""
+    named: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Stragglers and hangs that had to be named and were, by kind."""
 
     @property
     def ok(self) -> bool:
-        """Whether everything held."""
+        """Return whether every invariant held."""
         return not self.invariant
 
 
@@ -66,7 +69,7 @@ def run(scenario: Scenario) -> Outcome:
         _course(job)
     except Broken as error:
         invariant, text = error.invariant, str(error)
-    except CoreFaultError as error:
+    except InvalidPhaseTransitionError as error:
         invariant, text = "core", str(error)
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises is a finding
         invariant, text = f"crash:{type(error).__name__}", _where(error)
@@ -82,6 +85,7 @@ def run(scenario: Scenario) -> Outcome:
         job.time.now,
         job.seen,
         _fingerprint(job),
+        job.checks.health.named,
     )
 
 
@@ -96,7 +100,7 @@ def _where(error: Exception) -> str:
 
 
 def _fingerprint(job: Job) -> tuple[object, ...]:
-    state = job.master.core._desk.state
+    state = job.master.core.inspect().state
     told = "\n".join(f"{e.sequence} {e.unix_time!r} {e.text}" for e in state.events)
     digest = zlib.crc32(told.encode())
     return (job.inputs, job.time.events, job.time.now, state.sequence, state.round, digest)
@@ -104,7 +108,7 @@ def _fingerprint(job: Job) -> tuple[object, ...]:
 
 def _course(job: Job) -> None:
     scenario = job.scenario
-    job.add_agents(scenario.replicas + scenario.standbys)
+    job.make_pods(scenario.replicas + scenario.standbys)
     for fault in scenario.faults:
         job.time.at(fault.at, faults.apply, job, fault)
     quiet_at = max([fault.at + fault.span for fault in scenario.faults], default=0.0)
@@ -130,7 +134,8 @@ def _recovers(job: Job) -> None:
         job.operator.make_missing()
         pause = min(until, job.time.now + HEAL_SECONDS)
         whole = job.time.run(pause, lambda: job.over or (is_whole(job) and promises.kept()))
-    members = len(job.master.core._desk.world.places) if job.master.core._desk.world else 0
+    newest = job.master.core.inspect().worlds.newest
+    members = len(newest.places) if newest else 0
     text = (
         f"{RECOVERY_SECONDS:.0f} s after the last fault the job is {job.phase.name} with "
         f"{members} nodes, wanted are {largest(job)}"
@@ -148,15 +153,15 @@ def largest(job: Job) -> int:
 
 
 def _pays(job: Job, missing: int) -> bool:
-    """Whether so many more nodes gain more than the pause costs: among thousands one does not."""
-    desk = job.master.core._desk
-    gain = desk.settings.grow_horizon_seconds * missing / max(1, largest(job))
-    return missing > 0 and gain > desk.rescale_cost
+    """Return whether more nodes gain more than the pause costs. Among thousands one does not."""
+    context = job.master.core.inspect()
+    gain = context.settings.grow_horizon_seconds * missing / max(1, largest(job))
+    return missing > 0 and gain > context.worlds.rescale_cost
 
 
 def is_whole(job: Job) -> bool:
-    """Whether the job trains with all of its nodes."""
-    world = job.master.core._desk.running()
+    """Return whether the job trains with all of its nodes."""
+    world = job.master.core.inspect().worlds.running()
     return (
         job.phase is JobPhase.TRAINING
         and job.master.acting
@@ -176,7 +181,7 @@ def _succeeds(job: Job) -> None:
 
 
 def _ended_rightly(job: Job) -> None:
-    finished, state = job.master.finished, job.master.core._desk.state
+    finished, state = job.master.finished, job.master.core.inspect().state
     if finished is None:
         raise Broken("ends", "the job did not end")
     if finished.succeeded:

@@ -57,6 +57,11 @@ class Scenario:
     """Agents' clocks run up to this share faster or slower."""
     commits: float = 0.0
     """How often agents look for new steps to keep and to write, s; 0: there are no checkpoints."""
+    samples: bool = False
+    """Agents send their ranks' collectives. Scenarios that were found before they did stay without:
+    each message more changes a run's course."""
+    acts: bool = False
+    """Slow nodes leave, and hangs are ended: spec.health says Act."""
     faults: tuple[Fault, ...] = ()
 
     def code(self) -> str:
@@ -81,6 +86,7 @@ WEIGHTS: Mapping[str, float] = {
     "vanish": 2,
     "restart_agent": 1,
     "crash_zygote": 1,
+    "fail_agent": 1,
     "freeze_agent": 2,
     "pause_node": 2,
     "blip": 3,
@@ -116,10 +122,16 @@ WEIGHTS: Mapping[str, float] = {
     "jump_clock": 1,
     "stores_fail": 1,
     "stop_job": 0.2,
-    "stop_wish": 0.2,
+    "stop_request": 0.2,
     "suspend_in_check": 0.0,
+    "notice": 0.0,
+    "straggle": 0.0,
+    "wear_out": 0.0,
+    "hang_rank": 0.0,
+    "set_clock": 0.0,
 }
-"""How often each fault is drawn, relative to the others; 0: only in a crossing."""
+"""How often each fault is drawn, relative to the others; 0: only in a crossing, or in place of
+others (`announced`, `ailing`)."""
 SPANS: Mapping[str, tuple[float, float]] = {
     "freeze_agent": (0.5, 14.0),
     "pause_node": (0.5, 14.0),
@@ -131,7 +143,11 @@ SPANS: Mapping[str, tuple[float, float]] = {
     "cut_peers": (1.0, 20.0),
     "doubt_node": (0.5, 14.0),
     "slow_node": (1.0, 10.0),
+    "straggle": (18.0, 30.0),
+    "wear_out": (6.0, 20.0),
+    "hang_rank": (15.0, 25.0),
     "evict": (0.2, 8.0),
+    "notice": (0.2, 8.0),
     "suspend": (0.1, 8.0),
     "operator_gone": (0.1, 6.0),
     "operator_late": (1.0, 8.0),
@@ -144,14 +160,14 @@ SPANS: Mapping[str, tuple[float, float]] = {
     "slow_disk": (0.5, 5.0),
     "full_disk": (0.5, 5.0),
     "stores_fail": (0.5, 5.0),
-    "stop_wish": (0.0, 10.0),
+    "stop_request": (0.0, 10.0),
 }
 """Least and greatest span of those that last, s."""
 CROSSED = 0.2
 """Share of the seeds whose schedule has a crossing as well."""
 CROSSINGS: tuple[tuple[tuple[str, float, float, float], ...], ...] = (
     (("stop_job", 0.0, 12.0, 0.0), ("stop_job", 0.0, 0.1, 0.0)),
-    (("stop_job", 0.0, 12.0, 0.0), ("stop_wish", 0.0, 0.1, 5.0)),
+    (("stop_job", 0.0, 12.0, 0.0), ("stop_request", 0.0, 0.1, 5.0)),
     (("checkpoint", 1.0, 12.0, 0.0), ("suspend", 0.0, 1.0, 5.0)),
     (
         # The second suspension meets nodes that look through what they are to start from, and have
@@ -216,8 +232,61 @@ def draw(seed: int, *, nodes: int | None = None, faults: int | None = None) -> S
         policy=luck.choice((1, 1, 1, 2, 3)),
         skew=luck.choice((0.0, 0.0, 0.01)),
         commits=random.Random(f"{seed}/commits").choice((0.0, 0.3, 1.0)),
+        samples=True,
         faults=_crossed(seed, _schedule(luck, replicas, count), replicas),
     )
+
+
+def announced(scenario: Scenario) -> Scenario:
+    """Return a scenario in which a cloud gives notice of what the given one evicts or drains."""
+    faults = (
+        dataclasses.replace(fault, what="notice", span=fault.span or 2.0)
+        if fault.what in {"evict", "drain", "leave"}
+        else fault
+        for fault in scenario.faults
+    )
+    return dataclasses.replace(scenario, faults=tuple(faults))
+
+
+_AILMENTS = ("straggle", "straggle", "wear_out", "hang_rank", "hang_rank", "set_clock")
+_LEAD = (16.0, 26.0)
+"""Before each ailment, s: a world shows its pace first."""
+
+
+def ailing(scenario: Scenario) -> Scenario:
+    """Return a scenario in which nodes are slow, hang, wear out and have wrong clocks.
+
+    In half of them nothing else happens, so that masters have no excuse; in the others some of the
+    given one's faults do, at other times.
+    """
+    luck = random.Random(f"{scenario.seed}/ailing")
+    at, found = 0.0, []
+    for what in luck.choices(_AILMENTS, k=luck.choice((1, 2, 3))):
+        at += luck.uniform(*_LEAD)
+        span = luck.uniform(*SPANS[what]) if what in SPANS else 0.0
+        found.append(Fault(round(at, 4), what, luck.randrange(scenario.replicas), round(span, 4)))
+        at += span * luck.choice((0.3, 1.0, 1.0, 1.0))  # now and then the next one meets it
+    others = luck.sample(scenario.faults, min(len(scenario.faults), luck.choice((0, 0, 1, 3))))
+    moved = (dataclasses.replace(one, at=round(luck.uniform(0.0, at), 4)) for one in others)
+    faults = tuple(sorted((*found, *moved), key=lambda fault: fault.at))
+    return dataclasses.replace(scenario, sdk=True, faults=faults)
+
+
+_ENDED_SECONDS = (30.0, 45.0)
+"""Span of a hang that a master ends, s: it is long enough for the evidence and a new round."""
+
+
+def acting(scenario: Scenario) -> Scenario:
+    """Return a scenario of ailing nodes whose masters act on what they find."""
+    luck = random.Random(f"{scenario.seed}/acting")
+    found = ailing(scenario)
+    faults = tuple(
+        dataclasses.replace(fault, span=round(luck.uniform(*_ENDED_SECONDS), 4))
+        if fault.what == "hang_rank"
+        else fault
+        for fault in found.faults
+    )
+    return dataclasses.replace(found, acts=True, faults=faults)
 
 
 def _schedule(luck: random.Random, nodes: int, count: int) -> tuple[Fault, ...]:

@@ -31,7 +31,7 @@ class Shrinker:
         self._most = most
 
     def fails(self, scenario: Scenario) -> bool:
-        """Whether the scenario breaks the same invariant; False once the runs are used up."""
+        """Return whether the scenario breaks the same invariant; False once no runs are left."""
         if self.runs >= self._most or self.inputs >= MOST_INPUTS:
             return False
         self.runs += 1
@@ -121,7 +121,7 @@ def _sorted(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 
 
 def report(outcome: Outcome) -> str:
-    """What a person needs: the seed, the invariant, a minimal scenario as code, its tale."""
+    """Return the report for people: seed, invariant, minimal scenario as code and its tale."""
     shrinker = Shrinker(outcome.invariant)
     small = shrinker.shrink(outcome.scenario)
     last = run(small)

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import collections
 
-from holdfast_wire.messages import CheckpointShard, CheckpointVersion, CommitStep, Origin
-from simulation.invariants import require
+from holdfast_wire.messages import (
+    CheckpointVersion,
+    CommitGrant,
+    RestorePlan,
+    ShardsPersisted,
+    Tier,
+)
+from simulation.oracle.invariants import require
 
 Key = tuple[CheckpointVersion, str]
 """A version and the name of the attempt that its parts lie under."""
@@ -32,12 +38,12 @@ class Storage:
         """Round and world to the world that saved what it started from in memory."""
         self._origins: dict[tuple[int, str], CheckpointVersion | None] = {}
 
-    def write(self, shard: CheckpointShard) -> None:
+    def write(self, shard: ShardsPersisted) -> None:
         """A node's parts of a version are durable."""
         if shard.version is not None:
             self.parts[shard.version, shard.attempt].update(shard.ranks)
 
-    def take(self, order: CommitStep, agent_id: str) -> None:
+    def take(self, order: CommitGrant, agent_id: str) -> None:
         """An agent obeys a grant: whoever had one before finds nothing to commit any more."""
         key = _key(order)
         holder = self._coordinators.setdefault(order.own, agent_id)
@@ -48,7 +54,7 @@ class Storage:
         require(len(there) == order.world_size, "granted_whole", text)
         self._taken[key] = order.own
 
-    def commit(self, order: CommitStep) -> str:
+    def commit(self, order: CommitGrant) -> str:
         """Carry a grant out; why not, empty when it is committed."""
         key = _key(order)
         if key[0] in self.committed:
@@ -69,18 +75,18 @@ class Storage:
         text = f"nodes of round {number} start from what {first[:8]} and {saved_by[:8]} saved"
         require(first == saved_by, "one_origin", text)
 
-    def started(self, number: int, world: str, origin: Origin) -> None:
+    def started(self, number: int, world: str, origin: RestorePlan) -> None:
         """A node's ranks start a round from this."""
         chosen = origin.version
         first = self._origins.setdefault((number, world), chosen)
         text = f"nodes of round {number} start from {first} and from {chosen}"
         require(first == chosen, "one_origin", text)
-        if origin.version is not None and not origin.memory:
+        if origin.version is not None and origin.tier is not Tier.MEMORY:
             text = f"round {number} starts from {origin.version}, which is not committed"
             require(origin.version in self.committed, "origin_is_there", text)
 
 
-def _key(order: CommitStep) -> Key:
+def _key(order: CommitGrant) -> Key:
     require(order.version is not None, "granted_whole", "a grant names no version")
     assert order.version is not None
     return order.version, order.attempt

@@ -1,4 +1,4 @@
-"""What the training processes of a job do together: step, block, save, end. Physics only.
+"""Training processes of a job: they step, block, save and end together. Physics only.
 
 A round steps exactly while the processes of all its members live and none is paused; it begins at
 what was saved last. Belongs here: what processes do without anybody's order. Does not belong here:
@@ -8,8 +8,8 @@ agents, who are told what their own processes do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 from simulation.clock import VirtualTime
 
@@ -23,21 +23,25 @@ class Member(Protocol):
     """A node's processes of one round."""
 
     @property
+    def rank(self) -> int:
+        """Node rank."""
+
+    @property
     def master(self) -> tuple[int, str]:
         """Epoch and incarnation of the newest master that the node's agent has accepted."""
 
     @property
     def reached(self) -> bool:
-        """Whether the newest master's word comes to the node's agent, and soon."""
+        """Return whether the newest master's word comes to the node's agent, and soon."""
 
     @property
     def dying(self) -> bool:
-        """Whether SIGKILL is on its way to the processes: it takes some milliseconds."""
+        """Return whether SIGKILL is on its way to the processes. It takes some milliseconds."""
 
     def on_first_step(self) -> None:
         """Every rank of the round has completed a step."""
 
-    def on_boundary(self, arm_id: int, step: int) -> None:
+    def on_barrier(self, barrier_id: int, step: int) -> None:
         """The armed step is completed: the ranks of this node save and end."""
 
     def on_target(self) -> None:
@@ -45,6 +49,18 @@ class Member(Protocol):
 
     def on_peers_lost(self) -> None:
         """A collective broke: the processes raise or hang."""
+
+
+class Pace(NamedTuple):
+    """How fast a world steps from a moment on."""
+
+    step: int
+    """Steps completed by then."""
+    since: float
+    seconds: float
+    """A step."""
+    slow: Mapping[int, float]
+    """Group rank to the share of `PACE` that it needs more than usual."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,7 +77,13 @@ class Round:
     members: dict[int, Member] = dataclasses.field(default_factory=dict)
     """By group rank."""
     paused: set[int] = dataclasses.field(default_factory=set)
-    arms: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    stuck: set[int] = dataclasses.field(default_factory=set)
+    """Group ranks of which a process hangs."""
+    slow: dict[int, float] = dataclasses.field(default_factory=dict)
+    """As in `Pace`, now."""
+    paces: list[Pace] = dataclasses.field(default_factory=list)
+    """All of them so far, in order."""
+    barriers: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
     """Group rank to (arm id, step)."""
     base: int = 0
     done: int = 0
@@ -72,6 +94,30 @@ class Round:
     """A member is gone: it never steps again."""
     told: bool = False
     version: int = 0
+
+    @property
+    def pace(self) -> float:
+        """A step, s: all wait for the slowest."""
+        return PACE * (1 + max(self.slow.values())) if self.slow else PACE
+
+    def begun(self, first: int, last: int) -> Iterator[tuple[float, Pace]]:
+        """Yield when each of these steps began, with the pace that held."""
+        at = max(0, len(self.paces) - 1)
+        while at and self.paces[at].step >= first:
+            at -= 1
+        for step in range(first, last + 1):
+            while at + 1 < len(self.paces) and self.paces[at + 1].step < step:
+                at += 1
+            pace = self.paces[at]
+            yield pace.since + (step - 1 - pace.step) * pace.seconds, pace
+
+    def was_slow(self, place: int | None, share: float) -> bool:
+        """Return whether a member, or any, has ever needed so much more than usual."""
+        return any(
+            more >= share and place in (None, other)
+            for pace in self.paces
+            for other, more in pace.slow.items()
+        )
 
     @property
     def follows(self) -> tuple[int, str]:
@@ -91,7 +137,7 @@ class Training:
         self.saved = 0
         self.best = 0
         self.commits: list[tuple[int, int, float]] = []
-        """(round, step, time) of what was saved at a boundary."""
+        """(round, step, time) of what was saved at a barrier."""
         self.live: dict[tuple[int, str], Round] = {}
 
     def join(self, number: int, world: str, size: int, place: int, member: Member) -> Round:
@@ -130,12 +176,30 @@ class Training:
         (found.paused.add if paused else found.paused.discard)(place)
         self._go(found)
 
-    def arm(self, found: Round, place: int, arm_id: int, step: int) -> int:
-        """The ranks of a node see an arm; the step at which they do."""
+    def hang(self, found: Round, place: int, *, stuck: bool) -> None:
+        """A process of a node hangs, or goes on."""
+        if place not in found.members:
+            return
+        self._settle(found)
+        (found.stuck.add if stuck else found.stuck.discard)(place)
+        self._go(found)
+
+    def slow_down(self, found: Round, place: int, share: float) -> None:
+        """A node's processes need so much more for each step than usual; 0: no more."""
+        if place not in found.members or found.slow.get(place, 0.0) == share:
+            return
+        self._settle(found)
+        found.slow = {other: more for other, more in found.slow.items() if other != place}
+        if share:
+            found.slow[place] = share
+        self._go(found)
+
+    def set_barrier(self, found: Round, place: int, barrier_id: int, step: int) -> int:
+        """The ranks of a node see a barrier; the step at which they do."""
         self._settle(found)
         seen = found.done
         if seen < step and place in found.members:
-            found.arms[place] = (arm_id, step)
+            found.barriers[place] = (barrier_id, step)
         self._go(found)
         return seen
 
@@ -150,34 +214,37 @@ class Training:
         """Steps that the round has completed by now."""
         if found.since is None:
             return found.done
-        return min(
-            found.done + int((self._time.now - found.since) / PACE + 1e-6), self._limit(found)
-        )
+        more = int((self._time.now - found.since) / found.paces[-1].seconds + 1e-6)
+        return min(found.done + more, self._limit(found))
 
     def _limit(self, found: Round) -> int:
-        armed = min((step for _, step in found.arms.values()), default=self.target)
+        armed = min((step for _, step in found.barriers.values()), default=self.target)
         return max(found.done, min(self.target, armed))
 
     def _settle(self, found: Round) -> None:
         if found.since is not None:
             done = self.step(found)
-            found.since += (done - found.done) * PACE
+            found.since += (done - found.done) * found.paces[-1].seconds
             found.done = done
             self.best = max(self.best, done)
             self.saved = max(self.saved, done // SAVE_EVERY * SAVE_EVERY)
 
     def _go(self, found: Round) -> None:
         """Step if nothing is in the way, and be told of the next thing that happens."""
-        able = len(found.members) == found.size and not found.broken and not found.paused
+        idle = found.broken or found.paused or found.stuck
+        able = len(found.members) == found.size and not idle
         found.version += 1
         if not able:
             found.since = None
             return
+        pace, stood = found.pace, found.since is None
         if found.since is None:
             found.since = self._time.now
+        if stood or pace != found.paces[-1].seconds or found.slow != found.paces[-1].slow:
+            found.paces.append(Pace(found.done, found.since, pace, found.slow))
         first = found.done + 1 if not found.told else self._limit(found)
         next_step = min(first, self._limit(found))
-        when = found.since + max(0, next_step - found.done) * PACE
+        when = found.since + max(0, next_step - found.done) * pace
         self._time.at(when, self._milestone, found, found.version)
 
     def _milestone(self, found: Round, version: int) -> None:
@@ -195,14 +262,16 @@ class Training:
             self._stop_here(found)
 
     def _stop_here(self, found: Round) -> None:
-        at = {place: arm for place, arm in found.arms.items() if arm[1] <= found.done}
+        at = {
+            place: barrier for place, barrier in found.barriers.items() if barrier[1] <= found.done
+        }
         if at:
             self.saved = max(self.saved, found.done)
             self.commits.append((found.number, found.done, self._time.now))
             found.since, found.version = None, found.version + 1
-            for place, (arm_id, _) in sorted(at.items()):
+            for place, (barrier_id, _) in sorted(at.items()):
                 if place in found.members:
-                    found.members[place].on_boundary(arm_id, found.done)
+                    found.members[place].on_barrier(barrier_id, found.done)
         elif found.done >= self.target:
             found.since, found.version = None, found.version + 1
             for member in list(found.members.values()):

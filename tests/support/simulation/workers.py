@@ -1,8 +1,8 @@
 """The training processes of one node, as its agent's runner and zygote keep them.
 
 Belongs here: killing, starting and what processes report of themselves, in the order of
-`holdfast_agent.runner`. The phases, what counts as evidence and what the shared page says are the
-agent's own pure functions. Does not belong here: orders (`agent`), physics (`training`).
+`holdfast_agent.workers.runner`. The phases, what counts as evidence and what the shared page says
+are the agent's own pure functions. Does not belong here: orders (`agent`), physics (`training`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from holdfast_agent.decide import exits, ranks
-from holdfast_agent.decide.phases import Happening, RoundPhase, follow
-from holdfast_agent.decide.ranks import Rank
+from holdfast_agent.policies import exit_rules, rank_progress
+from holdfast_agent.policies.rank_progress import Rank
+from holdfast_agent.policies.round_phases import RoundPhase, RoundTrigger, follow
 from holdfast_wire.messages import (
-    Arm,
     RoundStarted,
     RoundStopped,
     RunningWorker,
+    SetBarrier,
     SetSchedule,
     WorkerExited,
     WorldAssignment,
@@ -32,17 +32,35 @@ if TYPE_CHECKING:
 class Workers:
     """At most one living round, and perhaps one that waits for it to be dead."""
 
+    slowest_end = 1.0
+    """Longest that processes take to end after SIGTERM, s."""
+
     def __init__(self, agent: Line) -> None:
         self.agent = agent
         self.phase = RoundPhase.IDLE
         self.current: LocalRound | None = None
         self.pending: tuple[int, WorldAssignment] | None = None
         self.paused = False
+        self.held = False
+        """There is no zygote that could start a round."""
+        self.slow = 0.0
+        """Share of a usual step that the node needs more."""
 
     @property
     def alive(self) -> bool:
         """Processes of a round run, or are about to."""
         return self.pending is not None or (self.current is not None and not self.current.dead)
+
+    @property
+    def ending_round(self) -> int:
+        """Number of the newest round that was started if a rank of it has ended; else 0."""
+        current = self.current
+        return current.number if current is not None and (current.dead or current.exits) else 0
+
+    @property
+    def rank(self) -> int:
+        """Node rank."""
+        return self.agent.rank
 
     @property
     def master(self) -> tuple[int, str]:
@@ -51,13 +69,13 @@ class Workers:
 
     @property
     def reached(self) -> bool:
-        """Whether the newest master's word comes to the agent, and soon."""
+        """Return whether the newest master's word comes to the agent, and soon."""
         agent = self.agent
         return agent.reaches(agent.job.master) and not (agent.frozen or agent.lag)
 
     @property
     def dying(self) -> bool:
-        """Whether SIGKILL is on its way to the processes: it takes some milliseconds."""
+        """Return whether SIGKILL is on its way to the processes. It takes some milliseconds."""
         return self.current is not None and self.current.killed
 
     @property
@@ -89,8 +107,10 @@ class Workers:
             self._kill_current()
             return
         current.stopped = True
-        self._move(Happening.STOP)
-        self.agent.later(min(grace, self.agent.luck.uniform(0.01, 1.0)), self._die, current)
+        self._move(RoundTrigger.STOP)
+        self.agent.later(
+            min(grace, self.agent.luck.uniform(0.01, self.slowest_end)), self._die, current
+        )
 
     def _give_up_pending(self) -> None:
         pending, self.pending = self.pending, None
@@ -102,10 +122,10 @@ class Workers:
         if current is None or current.dead:
             return
         current.killed = True
-        self._move(Happening.KILL)
+        self._move(RoundTrigger.KILL)
         self.agent.later(self.agent.luck.uniform(0.003, 0.02) + self.agent.drag, self._die, current)
 
-    def _move(self, happening: Happening) -> None:
+    def _move(self, happening: RoundTrigger) -> None:
         self.phase = follow(self.phase, happening)
 
     # ----------------------------------------------------------------------------------- processes
@@ -130,8 +150,8 @@ class Workers:
     def _note_dead(self, current: LocalRound) -> None:
         if current is not self.current or not self.agent.alive:
             return
-        self._move(Happening.DEAD)
-        if exits.tells_stopped(current.orders, next_waits=self.pending is not None):
+        self._move(RoundTrigger.DEAD)
+        if exit_rules.tells_stopped(current.orders, next_waits=self.pending is not None):
             message = RoundStopped(lease_expired=current.lease_expired)
             self.agent.report(message, current.number)
         self.agent.workers_dead()
@@ -140,10 +160,12 @@ class Workers:
     def _try_spawn(self) -> None:
         if self.pending is None or self.phase is not RoundPhase.IDLE or not self.agent.alive:
             return
+        if self.held:
+            return
         (number, assignment), self.pending = self.pending, None
-        slot = Slot(number, self.agent.job.scenario.sdk)
+        slot = Slot(number, self.agent.sdk)
         self.current = current = LocalRound(number, assignment, slot)
-        self._move(Happening.SPAWN)
+        self._move(RoundTrigger.SPAWN)
         self.agent.later(self.agent.luck.uniform(0.01, 0.05) + self.agent.drag, self._run, current)
 
     def _run(self, current: LocalRound) -> None:
@@ -159,14 +181,19 @@ class Workers:
             assignment.group_rank,
             self,
         )
-        if current.slot.attached and assignment.memory_every:
-            agent = self.agent
-            seed = f"{agent.job.scenario.seed}/costs/{agent.rank}"
-            current.follower = Follower(seed, assignment, current.physics.base)
+        if current.slot.attached and assignment.intervals:
+            current.follower = self.follower(assignment, current.physics.base)
         if self.paused:
             self.pause(paused=True)
+        if self.slow:
+            self.slow_down(self.slow)
         self.agent.report(RoundStarted(), current.number)
         self.agent.begun(current)
+
+    def follower(self, assignment: WorldAssignment, base: int) -> Follower | None:
+        """Ranks that begin after step `base` and follow their master's schedule."""
+        seed = f"{self.agent.job.scenario.seed}/costs/{self.agent.rank}"
+        return Follower(seed, assignment, base)
 
     def pause(self, *, paused: bool) -> None:
         """The processes stand still with their node."""
@@ -176,6 +203,14 @@ class Workers:
             place = current.assignment.group_rank
             self.agent.job.training.pause(current.physics, place, paused=paused)
 
+    def slow_down(self, share: float) -> None:
+        """The node needs so much more for each step than usual, in later rounds, too."""
+        self.slow = share
+        current = self.current
+        if current is not None and current.physics is not None and not current.dead:
+            place = current.assignment.group_rank
+            self.agent.job.training.slow_down(current.physics, place, share)
+
     def vanish(self) -> None:
         """Everything here is gone at once, and nobody says so."""
         self.pending = None
@@ -184,11 +219,35 @@ class Workers:
             current.dead = True
             self._depart(current)
 
+    def zygote_lost(self) -> None:
+        """The processes are gone with their zygote; no round starts until `release`."""
+        self.held = True
+        current = self.current
+        if current is None or current.dead:
+            return
+        living = [rank for rank in range(self.agent.local) if rank not in current.exits]
+        current.exits.update(dict.fromkeys(living, -9))
+        for rank in living:
+            self._exited(current, rank, -9, "")
+        self._die(current)
+
+    def store_lost(self, store_id: str) -> None:
+        """A store has ended: a round on it that waits is given up."""
+        if self.pending is not None and self.pending[1].store_id == store_id:
+            (number, assignment), self.pending = self.pending, None
+            message = WorkerExited(rank=assignment.base_rank, exit_code=1, error_type="StoreLost")
+            self.agent.report(message, number)
+
+    def release(self) -> None:
+        """There is a zygote again."""
+        self.held = False
+        self._try_spawn()
+
     def expire(self, current: LocalRound) -> None:
         """The lease ran out: the zygote kills what runs."""
         if current is self.current and not current.dead:
             current.lease_expired = current.killed = True
-            self._move(Happening.KILL)
+            self._move(RoundTrigger.KILL)
             self._die(current)
 
     # ------------------------------------------------------------------------- what processes tell
@@ -202,7 +261,7 @@ class Workers:
         self.slot_of(current)
         if code != 0:
             self._depart(current)
-        elif not current.slot.boundary_complete:
+        elif not current.slot.barrier_complete:
             rank = current.assignment.base_rank + local_rank
             self.agent.job.checks.finished(current.assignment.world_hash, rank)
         self.agent.later(delay, self._exited, current, local_rank, code, error)
@@ -213,20 +272,24 @@ class Workers:
         everyone = len(current.exits) == self.agent.local
         running = self.phase in (RoundPhase.STARTING, RoundPhase.RUNNING)
         if current is self.current and everyone and running:
-            self._move(Happening.ALL_EXITED)
-        if not exits.is_evidence(code, current.orders):
+            self._move(RoundTrigger.ALL_EXITED)
+        if not exit_rules.is_evidence(code, current.orders):
             return
-        boundary = ranks.Rank(current.slot, 1, 0, code).ended_at_boundary
+        barrier = rank_progress.Rank(current.slot, 1, 0, code).ended_at_barrier
         message = WorkerExited(
             local_rank=local_rank,
             rank=current.assignment.base_rank + local_rank,
             exit_code=code,
             error_type=error,
-            boundary=boundary,
+            barrier=barrier,
             step=current.slot.step,
             age_seconds=0.002,
         )
-        self.agent.report(message, current.number)
+        self.report_exit(message, current.number)
+
+    def report_exit(self, message: WorkerExited, number: int) -> None:
+        """Tell the master of an end."""
+        self.agent.report(message, number)
 
     def on_first_step(self) -> None:
         """Every rank of the round has completed a step."""
@@ -237,28 +300,28 @@ class Workers:
     def _first_step(self, current: LocalRound) -> None:
         if current is not self.current or current.dead or self.phase is not RoundPhase.STARTING:
             return
-        found = ranks.first_step(self.view(current), current.number)
+        found = rank_progress.first_step(self.view(current), current.number)
         if found is not None:
-            self._move(Happening.FIRST_STEP)
+            self._move(RoundTrigger.FIRST_STEP)
             self.agent.report(RoundStarted(first_step=True, step=found.step), current.number)
 
-    def arm(self, order: Arm, number: int) -> None:
+    def set_barrier(self, order: SetBarrier, number: int) -> None:
         """Ask the ranks to save at a step, and to stop there unless they go on."""
         current = self.current
         right = current is not None and current.number == number and not current.dead
         if current is None or not right or current.physics is None or not current.slot.attached:
             return
         if not order.goes_on:
-            current.boundary = order
+            current.barrier = order
         place, training = current.assignment.group_rank, self.agent.job.training
         if order.goes_on:
             seen = training.step(current.physics)
         else:
-            seen = training.arm(current.physics, place, order.arm_id, order.step)
-        current.slot.echo_id, current.slot.echo_step = order.arm_id, seen
-        echo = ranks.arm_echo(self.view(current), order.arm_id)
-        if echo is not None:
-            self.agent.report(dataclasses.replace(echo, goes_on=order.goes_on), current.number)
+            seen = training.set_barrier(current.physics, place, order.barrier_id, order.step)
+        current.slot.ack_id, current.slot.ack_step = order.barrier_id, seen
+        ack = rank_progress.barrier_ack(self.view(current), order.barrier_id)
+        if ack is not None:
+            self.agent.report(dataclasses.replace(ack, goes_on=order.goes_on), current.number)
 
     def schedule(self, order: SetSchedule, number: int) -> None:
         """Tell the ranks how far apart checkpoints are."""
@@ -280,20 +343,20 @@ class Workers:
             self.agent.job.checks.schedules.saves(current.assignment.world_hash, step, every)
         current.slot.saving = follower.saving(self.agent.now)
 
-    def on_boundary(self, arm_id: int, step: int) -> None:
+    def on_barrier(self, barrier_id: int, step: int) -> None:
         """The armed step is completed: the ranks of this node save and end."""
         current = self.current
         if current is None or current.dead:
             return
         slot = self.slot_of(current)
-        slot.answered_id, slot.answered_step, slot.boundary_complete = arm_id, step, True
+        slot.answered_id, slot.answered_step, slot.barrier_complete = barrier_id, step, True
         for local_rank in range(self.agent.local):
             self.exit(local_rank, 0, delay=0.005)
         self._depart(current)
         self.agent.later(0.01, self._reached, current)
 
     def _reached(self, current: LocalRound) -> None:
-        reached = ranks.boundary(self.view(current))
+        reached = rank_progress.barrier(self.view(current))
         if reached is not None and not current.killed:
             self.agent.report(reached, current.number)
 
@@ -305,7 +368,7 @@ class Workers:
     def on_peers_lost(self) -> None:
         """A collective broke."""
         current = self.current
-        if current is not None and self.agent.luck.random() < self.agent.job.scenario.raises:
+        if current is not None and self.agent.luck.random() < self.agent.job.raises:
             self.agent.later(self.agent.luck.uniform(0.004, 0.04), self._raise, current)
 
     def _raise(self, current: LocalRound) -> None:
@@ -317,6 +380,7 @@ class Workers:
         if current.physics is not None and current.slot.attached:
             step = self.agent.job.training.step(current.physics)
             current.slot.write(step, current.physics.base, self.agent.now_ns)
+            current.slot.step_duration_ns = int(current.physics.pace * 1e9)
         return current.slot
 
     def view(self, current: LocalRound) -> dict[int, Rank]:

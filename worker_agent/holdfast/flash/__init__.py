@@ -1,5 +1,6 @@
 """Flash checkpoint: memory, storage, and what stands between them.
 
-`Checkpointer` is what a training script uses. The modules that only move bytes (arena, commit,
-keeper) import no torch, so that an agent can run them; no module here imports it before it is used.
+`Checkpointer` is the class for training scripts. The modules that only move bytes (`memory`,
+`storage`, `server`) import no torch, so that an agent can run them. No module here imports torch
+before torch is used.
 """

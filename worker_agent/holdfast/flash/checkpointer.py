@@ -1,8 +1,7 @@
-"""What a training script uses: load once, step after each optimizer step, close at the end.
+"""Public class for a training script: load once, step after each step, close at the end.
 
-The public face. What is saved is `state`, how it is laid out `planning`, whether that fits still
-`preparing`, the course of a save `taking`, its copy `saving`, how it comes back `restoring`; who
-keeps it is on the other end of `link`.
+Belongs here: the calls of a script. Does not belong here: their work (`trainer`), the connection to
+the checkpoint server (`trainer.client`).
 """
 
 from __future__ import annotations
@@ -14,28 +13,25 @@ from threading import RLock
 from typing import Any, Final, Self
 
 from holdfast.environment import Environment
-from holdfast.flash import given, tags
-from holdfast.flash.agreement import from_rank_0
-from holdfast.flash.alone import say_what_is_missing
-from holdfast.flash.client import ANSWER_S, CheckpointError, Client
-from holdfast.flash.decide.retention import chosen
-from holdfast.flash.decide.schedule import Schedule
-from holdfast.flash.decide.slots import Version
-from holdfast.flash.disk import PosixDisk
-from holdfast.flash.images import of_arenas, of_files
-from holdfast.flash.link import LinkError, Origin, Restore
-from holdfast.flash.pacing import Pacer
-from holdfast.flash.planning import Place
-from holdfast.flash.preparing import Preparer
-from holdfast.flash.restoring import Restorer
-from holdfast.flash.state import StateError, collect
-from holdfast.flash.stored import stored
-from holdfast.flash.taking import Taker, Wish
-from holdfast.flash.trouble import Trouble
+from holdfast.flash.log_once import Trouble
+from holdfast.flash.memory.slots import Version
+from holdfast.flash.schedule import Schedule
+from holdfast.flash.server.protocol import LinkError, Restore, RestoreStart
+from holdfast.flash.storage import tags
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.retention_rule import chosen
+from holdfast.flash.trainer import arguments
+from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
+from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.images import of_start, stored
+from holdfast.flash.trainer.planner import RankPosition
+from holdfast.flash.trainer.restore import Restorer, idle_cores
+from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
+from holdfast.flash.trainer.save_policy import Pacer
+from holdfast.flash.trainer.state_dict import StateError, collect
+from holdfast.flash.without_agent import UnsavedEnd, say_what_is_missing
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
-_MOST_RESTORING: Final = 4
-"""Threads of one rank's restore: more do not make memory faster."""
 _TOO_LATE: Final = (
     "load() was called before, and step {} was saved since: a world starts from one step. To go "
     "back while training, read step_N of the directory with torch.distributed.checkpoint, or exit: "
@@ -48,7 +44,56 @@ _FORKED: Final = (
 
 
 class Checkpointer:
-    """Saves a training state to memory and storage, and brings it back."""
+    """Saves a training state to memory and storage, and restores it.
+
+    ```python
+    flash = holdfast.Checkpointer(
+        "/shared/run", model=model, optimizer=optimizer,
+        extra={"scheduler": scheduler},  # equal on all ranks
+        per_rank={"loader": loader},  # each rank has its own
+    )
+    for step in range(flash.load(), steps):
+        loss = train_step()
+        if flash.step(step + 1, samples=n, loss=loss) is holdfast.SAVE_AND_STOP:
+            break
+    flash.close()
+    ```
+
+    A `per_rank` value goes back to the rank that saved it. A world of another size calls the
+    value's `reshard`. Without one the value begins anew, with a warning:
+
+    ```python
+    class Loader:
+        def state_dict(self): return {"seen": self.seen}
+        def load_state_dict(self, state): self.seen = state["seen"]
+        def reshard(self, states, rank, world):
+            return {"seen": sum(one["seen"] for one in states) // world}
+    ```
+
+    `states` has one state per rank of the world that saved, in the order of ranks. The result goes
+    to `load_state_dict` of this rank. The random generators (torch, Python, numpy, CUDA) are saved
+    per rank as "rng", without an entry in `per_rank`; a world of another size reseeds them.
+
+    *Tensors*: every dtype but quantized ones; any shape and strides; not sparse. *Devices*: CPU and
+    CUDA; not meta. *Sharding*: plain tensors, equal on the ranks that have them (DDP, pipeline
+    stages, experts; a save where they differ is refused by name), and DTensors with Shard or
+    Replicate placements on a mesh of any dimensions (FSDP2, tensor parallelism); not Partial. Each
+    rank gets its own buffers of up to 64 KiB back; a world of another size gets rank 0's, as DDP
+    would broadcast them. Any world loads what another one saved. Wrappers (DDP, torch.compile,
+    checkpoint_wrapper) change no name. Optimizers are saved by their `state` and `param_groups`;
+    the moments keep their dtype.
+
+    *Format*: `step_<n>` of the directory is a checkpoint of torch.distributed.checkpoint
+    (`.metadata` and `__<rank>_0.distcp`), which `dcp.load` reads, and a manifest with a hash of
+    each item. The records in a `.distcp` file have no zip CRC, which torch never compares: Python's
+    `zipfile` calls them bad. `holdfast checkpoint verify` compares the hashes.
+
+    An average of the weights is saved as a second model. While averaged weights are swapped into
+    the model, a save has those in the model's place.
+
+    *Errors*: `CheckpointError`: a save was not made or kept; `RestoreError`: a checkpoint does not
+    fit; `StateError`: a state cannot be saved exactly. A scheduled save that fails only warns.
+    """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the user, given by name
         self,
@@ -64,51 +109,69 @@ class Checkpointer:
         threads: int = 1,
         overlap: bool = False,
     ) -> None:
-        """Take what is to be saved; nothing is copied yet.
+        """Take the state's parts; nothing is copied yet.
 
-        path: directory of the checkpoints, which all ranks see. None: memory only, which an agent
-            keeps while the job runs; without an agent nothing is saved then.
-        model, optimizer: one, or a list of them.
-        extra: what has `state_dict` and `load_state_dict`, or plain data; equal on all ranks.
-        per_rank: the same, but each rank has its own; a `reshard(states, rank, world)` makes a
-            rank's state out of all those of another world. The random generators are one of them.
-        keep_last, keep_every: committed steps that stay on storage: the newest so many, and each
-            multiple of so many for good (0: none). None: as the job's file says, else 3 and 0.
-        threads: that copy in a save. Take 2 where cores are idle; a restore takes them by itself.
-        overlap: copy what the optimizers train while the next forward and backward run; joined
-            before the next `optimizer.step()`. Whoever writes to parameters otherwise, replays CUDA
-            graphs or compiles a whole step calls `join()` before.
+        Args:
+            path: Directory of the checkpoints, visible to all ranks. None: memory only, which an
+                agent keeps while the job runs; without an agent nothing is saved then.
+            model: An `nn.Module`, or a list of them.
+            optimizer: A `torch.optim.Optimizer`, or a list of them, over parameters of `model`.
+            extra: Names to objects with `state_dict` and `load_state_dict`, or to plain data
+                (numbers, text, tensors, and lists, tuples and dicts of them); equal on all ranks.
+                The first durable save compares the ranks and fails where they differ. Floats may
+                differ by about a thousandth, those of 16 and fewer bits by a quarter, because
+                kernels of unequal machines round differently; a load gives all ranks rank 0's.
+            per_rank: Like `extra`, but each rank has its own values; "rng" is taken.
+            schedule: Steps between saves per tier; None: the job's master computes them.
+            keep_last: Number of newest committed steps that stay on storage, at least 1; None: as
+                the job's file says, else 3.
+            keep_every: Multiples of this step stay on storage for good; 0: none. None: as the job's
+                file says, else 0.
+            threads: Number of threads that copy in a save, 1 to 1024. Take 2 where cores are idle;
+                a restore takes idle cores by itself.
+            overlap: Copy what the optimizers change during the next forward and backward; the next
+                `optimizer.step()` waits for the copy. Call `join()` before other writes to
+                parameters (averaged weights swapped in, `p.data = …`), before replaying CUDA
+                graphs, and before compiling a whole step: otherwise the save mixes old and new
+                values, without a warning.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: an argument or an environment variable has an invalid value.
+            NotADirectoryError: `path` is a file, or a dangling link.
         """
-        self._parts = given.parts(model, optimizer, extra, per_rank)
+        self._parts = arguments.parts(model, optimizer, extra, per_rank)
         environment = Environment.read()
-        self._place = Place(
+        self._place = RankPosition(
             rank=environment.rank,
             world=environment.world_size,
             local_rank=environment.local_rank,
             local_world=environment.local_world_size,
         )
-        self._root = given.directory(path)
-        self._keep = chosen(keep_last, keep_every, environment.keep)
-        self._threads = given.threads_of(threads)
-        self._pacer = Pacer(given.schedule_of(schedule), environment.schedule)
+        self._root = arguments.directory(path)
+        self._policy = chosen(keep_last, keep_every, environment.checkpoint)
+        self._threads = arguments.threads_of(threads)
+        self._pacer = Pacer(arguments.schedule_of(schedule), environment.schedule)
         self._preparer = Preparer(self._parts, self._place)
         self._taker = Taker(self._preparer, self._pacer, threads=self._threads, overlap=overlap)
         self._lineage = environment.round
         self._agent = environment.arena
         self._idle = not self._root and not self._agent
         self._loaded: tuple[int, bool] | None = None
-        """What was saved last after the load."""
+        """Step that was saved last, after the load; True if for storage."""
+        self._order = StepOrder(self._root)
+        self._end = UnsavedEnd()
         self._client: Client | None = None
         self.failed = 0
-        """Scheduled saves that failed: no memory was to be had, say. Training went on."""
+        """Scheduled saves that failed, for lack of memory, say. Training went on."""
         self._trouble = Trouble()
         self._process = os.getpid()
         self._lock = RLock()
-        """Makes one connection, also of several threads that save."""
+        """Allows one connection, even if several threads save."""
 
     @property
     def skipped(self) -> int:
-        """Saves that were left out: they found no free slot, or their memory was being made."""
+        """Number of skipped saves: no slot was free, or their memory was being made."""
         return self._taker.skipped
 
     def _connect(self) -> Client:
@@ -116,64 +179,79 @@ class Checkpointer:
             raise CheckpointError(_FORKED.format(os.getpid(), self._process))
         with self._lock:
             if self._client is None:
-                keep = self._keep
-                self._client = Client(self._root, self._place, self._lineage, keep, self._agent)
-                if not self._client.has_agent:
-                    say_what_is_missing(self._place.rank, self._root)
+                policy = self._policy
+                self._client = Client(self._root, self._place, self._lineage, policy, self._agent)
+                if not self._client.has_agent and self._place.rank == 0:
+                    say_what_is_missing(self._root)
+                    self._end.watch()  # an agent's master saves what is left
             return self._client
 
     def load(self, *, partial: bool = False) -> int:
-        """Fill the state from what this world starts from; return its step, 0 if that is nothing.
+        """Fill the state from the checkpoint that this world starts from.
 
-        Which step that is, is chosen once for all ranks of a world: another load after a save would
-        bring back an old step. Raises `CheckpointError` then, `RestoreError` when the checkpoint
-        does not fit; the state is untouched. When an `extra` refuses what was saved of it, those
-        before it have theirs, and no tensor was changed.
-        partial: take what fits, and leave the rest as it is: also what the optimizer holds of
-            parameters that do not fit or are not in the checkpoint.
+        All ranks call it and load the same step, chosen once per world. It writes into the existing
+        tensors, and makes optimizer state that is missing.
+
+        Args:
+            partial: Load the parts that fit, and leave the rest as it is, including the optimizer's
+                state of parameters that do not fit or are not in the checkpoint.
+
+        Returns:
+            Optimizer steps in the loaded state; 0: there is no checkpoint, nothing was changed.
+
+        Raises:
+            RestoreError: the checkpoint does not fit the state, on this rank or another. No tensor
+                was changed; if an `extra` refused its state, those before it have loaded theirs.
+            StateError: the state has a part that cannot be filled.
+            CheckpointError: a step was saved since an earlier `load()`, or none can be read.
+
+        Warns:
+            RuntimeWarning: a damaged step was passed over, or a value of `per_rank` begins anew.
         """
         if self._idle:
             return 0
         if self._loaded and self._taker.newest != self._loaded:
             raise CheckpointError(_TOO_LATE.format(self._taker.newest[0]))
         client = self._connect()
-        origin = Origin()
+        origin = RestoreStart()
         descriptors: tuple[int, ...] = ()
         if client.has_agent or self._place.rank == 0:
-            answer, descriptors = client.ask(Restore(), Origin)
-            assert isinstance(answer, Origin)  # noqa: S101 - `_ask` returns no other
+            answer, descriptors = client.ask(Restore(), RestoreStart)
+            assert isinstance(answer, RestoreStart)  # noqa: S101 - `_ask` returns no other
             origin = answer
         for note in origin.notes:
             warnings.warn(note, RuntimeWarning, stacklevel=2)
         if not client.has_agent:
             origin = self._agree(origin)
+        self._preparer.meet(again=True)
         self._lineage = max(self._lineage, origin.lineage + 1)
+        self._order.begin_at(origin.step)
         if origin.step:
             self._restore(origin, descriptors, partial=partial)
-            if origin.path:
+            if origin.durable:
                 self._taker.newest = (origin.step, True)
+                self._end.stored = origin.step
                 client.is_durable(origin.step)
         self._loaded = self._taker.newest
         return origin.step
 
-    def _agree(self, origin: Origin) -> Origin:
+    def _agree(self, origin: RestoreStart) -> RestoreStart:
         world = self._place.world
         step = from_rank_0(origin.step, world)
         lineage = from_rank_0(origin.lineage, world)
         path = f"{self._root}/step_{step}" if step else ""
-        return Origin(step=step, lineage=lineage, path=path)
+        return RestoreStart(step=step, lineage=lineage, path=path, durable=bool(step))
 
-    def _restore(self, origin: Origin, descriptors: tuple[int, ...], *, partial: bool) -> None:
+    def _restore(
+        self, origin: RestoreStart, descriptors: tuple[int, ...], *, partial: bool
+    ) -> None:
         leaves = collect(self._parts, self._place.rank)
         arenas = self._preparer.map(descriptors).values()
-        # All nodes of a world start from the same bytes: what storage has not is only in memory.
-        usable = arenas if origin.slots else ()
-        images = of_arenas(usable, origin.slots, origin.lent, tails=not origin.path)
-        images += of_files(origin.path) if origin.path else []
         fetch = self._connect().fetch
-        found = stored(images, origin.step)
-        restorer = Restorer(self._parts, leaves, self._place, found, fetch)
-        threads = max(self._threads, _idle_cores(self._place))
+        found = stored(of_start(origin, arenas), origin.step)
+        holders = self._preparer.holders
+        restorer = Restorer(self._parts, leaves, self._place, found, fetch, holders)
+        threads = max(self._threads, idle_cores(self._place))
         for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)
         self._preparer.let_go(origin.lent)
@@ -181,15 +259,35 @@ class Checkpointer:
     def step(
         self, step: int, *, samples: int = 0, loss: Any = None, fingerprint: int | None = None
     ) -> Action:
-        """Say that a step is complete, and save it if it is due; returns what `Job.step` does.
+        """Report a completed step as `Job.step` does, and save it if it is due.
 
-        A scheduled save that fails is counted, and a warning once until the reason changes:
-        training goes on.
+        Args:
+            step: Completed optimizer steps since training began; grows with each call.
+            samples: Samples that this rank processed since the last call.
+            loss: One number, or a tensor of one element.
+            fingerprint: A whole number for the step log; see `Job.step`.
+
+        Returns:
+            CONTINUE, SAVE or SAVE_AND_STOP. The step is saved already when it returns SAVE or
+            SAVE_AND_STOP; after SAVE_AND_STOP it is durable, if there is a path.
+
+        Raises:
+            ValueError: an argument has an invalid value; see `Job.step`.
+            TypeError: an argument is no number.
+            CheckpointError: the save before a SAVE_AND_STOP failed.
+            StateError: that save met a state that cannot be saved.
+
+        Warns:
+            RuntimeWarning: a scheduled save failed; training goes on. `failed` counts it, and the
+                warning comes once until the reason changes.
         """
         job = init()
         action = job.step(step, samples=samples, loss=loss, fingerprint=fingerprint)
         if self._idle:
             return action
+        if not self._end.counted and (reason := self._order.refusal(step, self._taker.newest[0])):
+            warnings.warn(f"not saved: {reason}", RuntimeWarning, stacklevel=2)
+        self._end.counted = step
         if self._agent and self._preparer.saver is None:
             self._begin_to_prepare()
         what = self._pacer.begin(job, step, writing=self._is_writing())
@@ -198,9 +296,9 @@ class Checkpointer:
                 self.save(step)
                 self.wait(step)
         elif action is SAVE and self._root:
-            # Not waited for: where another rank was too late for it, it never becomes durable.
+            # Not awaited: if another rank was too late for the step, it never becomes durable.
             self._save_on_the_way(step, durable=True, must=True, awaited=what.sure)
-        elif what.storage or (what.memory and self._agent):  # a keeper of our own ends with us
+        elif what.storage or (what.memory and self._agent):  # our own server would end with us
             storage = what.storage and bool(self._root)
             sure = storage and what.sure
             self._save_on_the_way(step, durable=storage, must=sure, awaited=sure)
@@ -235,7 +333,7 @@ class Checkpointer:
             warnings.warn(failure, RuntimeWarning, stacklevel=3)
 
     def _missed(self, step: int, error: str, *, durable: bool) -> list[str]:
-        """Count a scheduled save that failed, and tell the keeper; return what is to be said."""
+        """Count a failed scheduled save, and tell the server; return the texts to warn of."""
         self.failed += 1
         is_new = self._trouble.is_new(error)
         if self._client is not None and (durable or is_new):
@@ -243,23 +341,40 @@ class Checkpointer:
         return [f"step {step} was not saved: {error}"] if is_new else []
 
     def prepare(self) -> None:
-        """Plan and have the memory made now, so that the very first save is not left out.
+        """Plan the state and make the memory now, so that the first save is not skipped.
 
-        Where it is large `step` has it made while training goes on, and saves meanwhile only what
-        must be saved.
+        Without this call a large arena (above 256 MiB) is made while training goes on; until then
+        only saves that must not be skipped are made.
+
+        Raises:
+            StateError: the state has a part that cannot be saved.
+            CheckpointError: there is not enough memory.
         """
         self.join()
         if not self._idle:
             self._preparer.ready(self._connect(), wait=True)
 
     def save(self, step: int, *, durable: bool = True, tag: str | None = None) -> None:
-        """Save this very state now, whatever the schedule says; once for each step.
+        """Save the present state now, whatever the schedule says; once for each step.
 
-        step: how many optimizer steps are in it, from 1 on. tag: a name that keeps the step on
-        storage for good, until another step is saved under it. Raises `CheckpointError` when it
-        cannot be saved, ValueError for another step; whether it became durable says `wait`.
+        It returns when the state is copied (with `overlap`, when the copy runs); `wait` returns
+        when it is durable.
+
+        Args:
+            step: Number of optimizer steps in the state, from 1 to 2**63 - 1.
+            durable: Write it to storage too, if there is a path.
+            tag: A name that keeps the step on storage for good, until another step is saved under
+                it: up to 64 letters, digits, ".", "_" and "-".
+
+        Raises:
+            ValueError: `step` or `tag` is invalid, or there is a tag without storage.
+            StateError: a value or tensor cannot be saved byte by byte; the message names it.
+            CheckpointError: a later step exists that every load would take in place of this one; no
+                slot became free in 600 s; too little memory; or the checkpoint server is gone.
         """
-        step = given.step_of(step)
+        step = arguments.step_of(step)
+        if not self._idle and (reason := self._order.refusal(step, self._taker.newest[0])):
+            raise CheckpointError(f"step {step}: {reason}")
         if tag is not None:
             self._tag(step, tag, durable=durable)
         if self._idle:
@@ -280,19 +395,41 @@ class Checkpointer:
                 raise CheckpointError(f"tag {name!r} of step {step}: {error}") from error
 
     def _save(self, step: int, *, durable: bool, must: bool, awaited: bool = True) -> bool:
-        """Save to a free slot; must: wait for one. False when there is none, or no keeper."""
+        """Save to a free slot; must: wait for one. False if there is no slot, or no server.
+
+        Raises `CheckpointError` for a step below one that every load would take in its place.
+        """
+        if reason := self._order.refusal(step, self._taker.newest[0]):
+            raise CheckpointError(reason)
+        client = self._connect()
+        if not client.has_agent:  # with an agent any rank alone may save
+            self._preparer.meet(again=False)
         version = Version(self._lineage, step)
         wish = Wish(version=version, durable=durable, must=must, awaited=awaited)
-        return self._taker.take(self._connect(), wish)
+        taken = self._taker.take(client, wish)
+        if taken and durable:
+            self._end.stored = step
+        return taken
 
     def join(self) -> None:
-        """Wait until an overlapped copy is done; afterwards parameters may be written."""
+        """Wait until an overlapped copy is done; then the script may write to parameters.
+
+        Raises:
+            CheckpointError: the checkpoint server is gone. The copy's own error is raised too.
+        """
         self._taker.join()
 
     def latest(self, tag: str | None = None) -> int:
-        """Return the newest step that this process knows to be durable; 0 if none.
+        """Return the newest durable step that this process knows of.
 
-        tag: rather the step on storage that was saved under it.
+        Args:
+            tag: Return the step on storage that was saved under this tag instead.
+
+        Returns:
+            The step; 0: none.
+
+        Raises:
+            ValueError: `tag` is not valid.
         """
         if tag is not None:
             return tags.step_of(PosixDisk(), self._root, tags.tag_of(tag)) if self._root else 0
@@ -302,19 +439,33 @@ class Checkpointer:
         client.listen()
         return client.durable
 
-    def wait(self, step: int | None = None, *, timeout_s: float = ANSWER_S) -> None:
-        """Wait until a step, or all that were to be durable, are; without a directory none is.
+    def wait(self, step: int | None = None, *, timeout_s: float = ANSWER_SECONDS) -> None:
+        """Wait until a step, or every step on its way to storage, is durable.
 
-        Raises `CheckpointError` when one failed, was not to be durable, or the time is up.
+        Without a path it returns at once.
+
+        Args:
+            step: The step; None: all of them.
+            timeout_s: Longest wait, s.
+
+        Raises:
+            CheckpointError: a step failed, was not to be durable, or the time is up.
+            ValueError: `step` is not valid.
         """
         self.join()
         if self._root:
-            self._connect().wait(None if step is None else given.step_of(step), timeout_s)
+            self._connect().wait(None if step is None else arguments.step_of(step), timeout_s)
 
     def close(self, step: int | None = None) -> None:
-        """Wait for what is to be durable, then let the keeper go.
+        """Wait for the steps on their way to storage, then release the server and the memory.
 
-        step: save this one before, unless it is saved: the last of a training.
+        Args:
+            step: Save this step first, unless it is saved already: the last one of a training.
+
+        Raises:
+            CheckpointError: a step did not become durable; everything is released all the same.
+            StateError: `step` cannot be saved.
+            ValueError: `step` is not valid.
         """
         try:
             if step is not None:
@@ -325,11 +476,12 @@ class Checkpointer:
     def _let_go(self) -> None:
         client, self._client = self._client, None
         if self._process != os.getpid():
-            return  # a forked child's: what it would end is its parent's
+            return  # a forked child: server and memory belong to its parent
+        self._end.forget()
         try:
             self.join()
             if client is not None:
-                client.wait(None, ANSWER_S)
+                client.wait(None, ANSWER_SECONDS)
         finally:
             self._taker.close()
             self._preparer.close()
@@ -341,8 +493,3 @@ class Checkpointer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _idle_cores(place: Place) -> int:
-    """Return how many threads a restore may take: nobody trains meanwhile."""
-    return min(_MOST_RESTORING, len(os.sched_getaffinity(0)) // place.local_world)

@@ -1,9 +1,9 @@
 """`async_save` with the signature of `torch.distributed.checkpoint`'s, on the flash checkpoint.
 
-A drop-in for scripts that stay with DCP: what lies on storage is an ordinary DCP checkpoint that
-`dcp.load` reads. The state goes through an arena of this process's own and a keeper that writes it,
-also under an agent: nothing here is restored from memory, and a `Checkpointer` may stand beside it.
-Arguments that would put other code between state and storage are refused by name.
+A drop-in for scripts that stay with DCP: on storage lies an ordinary DCP checkpoint that `dcp.load`
+reads. The state goes through an arena of this process and a checkpoint server of its own, even
+under an agent. Nothing is restored from memory, and a `Checkpointer` may be used beside it. An
+argument that would put other code between state and storage is refused by name.
 """
 
 from __future__ import annotations
@@ -11,30 +11,35 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import sys
 import threading
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.flash.agreement import from_rank_0
-from holdfast.flash.arena import BYTES_ROOM, SLOTS, Arena
-from holdfast.flash.client import CheckpointError, Client
-from holdfast.flash.commit import foreign_names
-from holdfast.flash.decide.retention import RetentionSettings
-from holdfast.flash.decide.slots import Version, choose
-from holdfast.flash.disk import PosixDisk
-from holdfast.flash.link import Durable, Failed, Granted, Layout, LinkError, Message
-from holdfast.flash.planning import Place, Plan, Planner
-from holdfast.flash.saving import RoomNeeded, Saver
-from holdfast.flash.state import Leaves, Stateful, TensorLeaf, ValueLeaf
-from holdfast.flash.table import encode
+from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena
+from holdfast.flash.memory.shard_table import encode
+from holdfast.flash.memory.slots import Version, choose
+from holdfast.flash.server.protocol import Granted, Layout, LinkError
+from holdfast.flash.storage.commit import foreign_names
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.trainer.client import CheckpointError, Client
+from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.copier import RoomNeeded, Saver
+from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
+from holdfast.flash.trainer.replica_sketches import room_for
+from holdfast.flash.trainer.state_dict import Leaves, Stateful, TensorLeaf, ValueLeaf, is_own
+from holdfast_wire.messages.spec import CheckpointPolicy
 
-_SLOT_S: Final = 600.0
-"""Seconds that a save waits for a slot: all of them are taken while storage is slow."""
-_LOOK_S: Final = 0.5
-"""Seconds between two looks for a keeper that ended without a word."""
+_SLOT_SECONDS: Final = 600.0
+"""Seconds for which a save waits for a slot: all slots are taken while storage is slow."""
+_LOOK_SECONDS: Final = 0.5
+"""Seconds between two checks for a server that ended without a message."""
 
 
 def async_save(  # noqa: PLR0913 - torch's signature
@@ -49,18 +54,50 @@ def async_save(  # noqa: PLR0913 - torch's signature
     no_dist: bool = False,
     use_collectives: bool = True,
 ) -> Future[None]:
-    """Save a state as it is now; returns once it is copied, the future is done once it is durable.
+    """Save the present state; torch's `async_save` with the same arguments.
 
-    checkpoint_id: a directory on a file system that all ranks see. A checkpoint that is there is
-        replaced as a whole, when the new one is durable.
-    process_group: any group of all ranks; a save speaks to none of them.
-    async_checkpointer_type: either; what writes is always another process.
-    no_dist: this process saves alone.
-    storage_writer, planner, async_stager, use_collectives=False: not here; raises ValueError.
+    The call returns when the state is copied: then the caller may change it. All ranks save the
+    same keys, in the same order of calls. The first call of a process makes its arena (three times
+    the state in shared memory); if there are several ranks, they then exchange one number over the
+    default group.
 
-    All ranks save the same keys in the same order of calls. The first call of a process makes its
-    arena; two ranks or more exchange one number then. The future's exception is a
-    `CheckpointError` when the checkpoint did not become durable.
+    A plain tensor is stored once: all ranks have the same. One of up to 64 KiB is rank 0's, for it
+    may be a buffer that differs from rank to rank; larger ones are compared by samples, until a
+    checkpoint of them is durable, and the future fails by their names where they differ.
+
+    Args:
+        state_dict: Names to tensors, values and nested dicts and lists of them, as for
+            `dcp.save`. Tensors: strided, of any shape and dtype but quantized, on CPU or CUDA;
+            DTensors on any mesh without Partial placements. An object with `state_dict` is saved
+            as its state.
+        checkpoint_id: A directory on a file system that all ranks see. An existing checkpoint there
+            is replaced as a whole, when the new one is durable.
+        storage_writer: None; any other value is refused.
+        planner: None; any other value is refused.
+        process_group: Any group of all ranks; no save uses it.
+        async_checkpointer_type: Either of torch's; the writer is always another process.
+        async_stager: None; any other value is refused.
+        no_dist: True: this process saves alone.
+        use_collectives: True; False is refused.
+
+    Returns:
+        A future that is done when the checkpoint is durable, with the result None. Its exception is
+        a `CheckpointError` if the checkpoint did not become durable. A failure becomes a
+        `RuntimeWarning` if the caller does not ask the future for it.
+
+    Raises:
+        ValueError: an argument is refused, or `checkpoint_id` is no directory or has other files.
+        StateError: a value or tensor cannot be saved byte by byte; the message names it.
+        CheckpointError: no slot became free in 600 s, the checkpoint server is gone, or a signal's
+            handler called within another call.
+
+    Example:
+        ```python
+        from holdfast.flash.dcp import async_save
+
+        saved = async_save({"model": model.state_dict()}, checkpoint_id="/shared/run/step_100")
+        saved.result()  # later; then `dcp.load` of torch reads it
+        ```
     """
     del async_checkpointer_type  # a thread and a process of torch's save the same
     given = {"storage_writer": storage_writer, "planner": planner, "async_stager": async_stager}
@@ -75,7 +112,7 @@ def async_save(  # noqa: PLR0913 - torch's signature
 
 @contextmanager
 def _not_within_another() -> Iterator[None]:
-    """Refuse the call of a signal's handler within another call, which holds the locks."""
+    """Refuse a signal handler's call within another call, which holds the locks."""
     thread = threading.get_ident()
     if thread in _SAVING:
         raise CheckpointError(
@@ -90,12 +127,21 @@ def _not_within_another() -> Iterator[None]:
 
 
 def close() -> None:
-    """Wait for what is being saved, and free the memory; the next save makes it anew."""
+    """Wait for the pending saves, then free the memory; the next save makes it anew.
+
+    The end of the process calls it too. Each save's outcome is in its future.
+    """
     with _LOCK:
         sessions = list(_SESSIONS.values())
         _SESSIONS.clear()
     for session in sessions:
         session.close()
+
+
+def _at_exit() -> None:
+    close()
+    for future in list(_UNASKED):
+        future.say_if_unasked()
 
 
 _REMEDIES: Final = {
@@ -151,7 +197,7 @@ def _path(checkpoint_id: str | os.PathLike[str] | None) -> str:
 
 
 def _make_room(path: str) -> None:
-    """Make the directory that a checkpoint is to be in; refuse one that is something else."""
+    """Make the directory around a checkpoint; refuse a path that has another content."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         foreign = foreign_names(PosixDisk(), path)
@@ -164,49 +210,72 @@ def _make_room(path: str) -> None:
         )
 
 
-class _Ears(Client):
-    """A client that keeps what became of each step."""
+class _Saved(Future[None]):
+    """Future of a save; it warns of a failure that the caller did not ask for."""
 
-    def __init__(self, root: str, place: Place, lineage: int) -> None:
-        self.ended: dict[int, str] = {}
-        """Step → why it failed; empty: it is durable."""
-        super().__init__(root, place, lineage, RetentionSettings(keep_last=1), "")
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._is_asked = False
+        _UNASKED.add(self)
 
-    @property
-    def descriptor(self) -> int:
-        """What to poll for the keeper's next word."""
-        return self._link.fileno()
+    def result(self, timeout: float | None = None) -> None:
+        self._is_asked = True
+        return super().result(timeout)
 
-    def _hear(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        super()._hear(message, descriptors)
-        if isinstance(message, Durable):
-            self.ended[message.step] = ""
-        elif isinstance(message, Failed):
-            self.ended[message.step] = message.error
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._is_asked = True
+        return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+        self._is_asked = True
+        super().add_done_callback(fn)
+
+    def say_if_unasked(self) -> None:
+        """Warn once of a failure that the caller did not ask for."""
+        if self._is_asked or not self.done():
+            return
+        error = self.exception()
+        if error is not None:
+            warnings.warn(
+                f"{self._path} was not saved, and nobody asked its future: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def __del__(self) -> None:
+        """Warn now: the caller cannot ask any more."""
+        if not sys.is_finalizing():
+            self.say_if_unasked()
 
 
 class _Session:
-    """This process's arena and keeper."""
+    """Arena and checkpoint server of this process."""
 
-    def __init__(self, path: str, place: Place) -> None:
+    def __init__(self, path: str, place: RankPosition) -> None:
         self._planner, self._world = Planner(place), place.world
-        # Another number in each run: a checkpoint of the same name is never taken for this one's.
+        # The number differs in each run: an older checkpoint of the name never passes for this.
         self._lineage = from_rank_0(int.from_bytes(os.urandom(7), "little"), place.world)
-        self._client = _Ears(str(Path(path).parent), place, self._lineage)
+        self._client = Client(
+            str(Path(path).parent), place, self._lineage, CheckpointPolicy(keep_last=1), ""
+        )
+        self._outcomes: dict[int, str] = {}
+        """Step → reason of its failure; empty: durable."""
+        self._client.on_end = self._outcomes.__setitem__
         self._room, self._step = BYTES_ROOM, 0
         self._saver: Saver | None = None
-        self._pending: dict[int, Future[None]] = {}
+        self._pending: dict[int, _Saved] = {}
         self._lock = threading.Lock()
         self._listener: threading.Thread | None = None
 
     def save(self, state_dict: Mapping[str, Any], path: str) -> Future[None]:
-        """Copy the state, and have it written."""
+        """Copy the state, and have it written to storage."""
         import torch
 
-        future: Future[None] = Future()
+        future = _Saved(path)
         with self._lock, torch.no_grad():
-            # What fails on this rank only is a call of it all the same: else its next state and
-            # what others saved in this call would be parts of one checkpoint.
+            # A failure on this rank alone still counts as a call: otherwise its next state and
+            # the other ranks' states of this call would be parts of one checkpoint.
             self._step += 1
             version = Version(self._lineage, self._step)
             try:
@@ -216,7 +285,7 @@ class _Session:
                 if self._world > 1:
                     self._client.not_saved(version, durable=True, error=repr(error), final=path)
                 raise
-            future.set_running_or_notify_cancel()  # what is copied cannot be called back
+            future.set_running_or_notify_cancel()  # a copied state cannot be cancelled
             self._pending[version.step] = future
             self._client.expect_durable(version.step)
             self._client.saved(version, durable=True, final=path)
@@ -225,15 +294,15 @@ class _Session:
 
     def _copy(self, version: Version, leaves: Leaves) -> None:
         arena, plan = self._arena(leaves)
-        self._client.wait_for_slot(arena, _SLOT_S)
+        self._client.wait_for_slot(arena, _SLOT_SECONDS)
         choice = choose(arena.views())
         if choice.slot is None or self._client.is_lost():
-            reasons = self._client.failures() or [f"no slot became free in {_SLOT_S:g} s"]
+            reasons = self._client.failures() or [f"no slot became free in {_SLOT_SECONDS:g} s"]
             raise CheckpointError("; ".join(reasons))
         slot = arena.slots[choice.slot]
         saver = Saver(plan, leaves, arena, before=self._saver, slots=[slot])
         try:
-            bodies = saver.values()
+            bodies = saver.values(sketched=not saver.is_compared(self._client.stored()))
         except RoomNeeded as error:
             self._room = 2 * error.size
             self._copy(version, leaves)
@@ -243,20 +312,21 @@ class _Session:
             saver.start(slot)
             saver.copy(slot, trained=False, threads=1)
             slot.commit([len(body) for body in bodies])
-        except BaseException:  # Ctrl-C, say: the slot would be taken for good
+        except BaseException:  # Ctrl-C, say: the slot must not stay taken for good
             saver.give_up(slot)
             raise
         saver.let_go()
         self._saver = saver
 
-    def _arena(self, leaves: Leaves) -> tuple[Arena, Plan]:
-        """Return the arena for this state: the last one where the layout is the same."""
-        plan = self._planner.plan(leaves, self._room)
+    def _arena(self, leaves: Leaves) -> tuple[Arena, ImagePlan]:
+        """Return the arena for this state: the last one, if the layout is the same."""
+        room = self._room + (room_for(leaves) if self._world > 1 else 0)
+        plan = self._planner.plan(leaves, room)
         body, last = encode(plan.table), self._saver
-        if last and last.arena.body == body and last.arena.geometry.bytes_room >= self._room:
+        if last and last.arena.body == body and last.arena.geometry.bytes_room >= room:
             return last.arena, plan
         self._saver = None
-        layout = Layout(table=body.decode(), bytes_room=self._room, slots=SLOTS)
+        layout = Layout(table=body.decode(), bytes_room=room, slots=SLOTS)
         _, descriptors = self._client.ask(layout, Granted)
         arena = Arena(descriptors[0])
         os.close(descriptors[0])
@@ -265,9 +335,9 @@ class _Session:
         return arena, plan
 
     def _listen(self) -> None:
-        """Have a thread wait for the keeper's word while something is pending.
+        """Run a thread that waits for the server's messages while a save is pending.
 
-        Not a daemon: as with torch, the interpreter ends when what was saved is durable.
+        It is no daemon: as with torch, the interpreter ends when the saves are durable.
         """
         if self._listener is None:
             self._listener = threading.Thread(target=self._hear, name="holdfast-dcp", daemon=False)
@@ -275,14 +345,14 @@ class _Session:
 
     def _hear(self) -> None:
         poll = select.poll()
-        poll.register(self._client.descriptor, select.POLLIN)
+        poll.register(self._client, select.POLLIN)
         while True:
-            poll.poll(_LOOK_S * 1000)
+            poll.poll(_LOOK_SECONDS * 1000)
             with self._lock:
                 try:
                     self._client.listen()
                 except LinkError as wrong:
-                    self._client.ended |= dict.fromkeys(self._pending, str(wrong))
+                    self._outcomes |= dict.fromkeys(self._pending, str(wrong))
                 done = self._ended()
                 if not self._pending:
                     self._listener = None
@@ -294,18 +364,18 @@ class _Session:
             if self._listener is not threading.current_thread():
                 return
 
-    def _ended(self) -> list[tuple[Future[None], str]]:
-        client, found = self._client, list[tuple[Future[None], str]]()
+    def _ended(self) -> list[tuple[_Saved, str]]:
+        client, found = self._client, list[tuple[_Saved, str]]()
         if client.is_lost():
-            lost = "; ".join(client.failures()) or "the keeper is gone"
-            client.ended |= {step: lost for step in self._pending if step not in client.ended}
-        client.failures()  # each is in its own future
-        for step in sorted(self._pending.keys() & client.ended.keys()):
-            found.append((self._pending.pop(step), client.ended.pop(step)))
+            lost = "; ".join(client.failures()) or "the checkpoint server is gone"
+            self._outcomes |= {one: lost for one in self._pending if one not in self._outcomes}
+        client.failures()  # each failure is in its own future
+        for step in sorted(self._pending.keys() & self._outcomes.keys()):
+            found.append((self._pending.pop(step), self._outcomes.pop(step)))
         return found
 
     def close(self) -> None:
-        """Wait until nothing is pending, then let the keeper go."""
+        """Wait until no save is pending, then disconnect from the server."""
         listener = self._listener
         if listener is not None:
             listener.join()
@@ -313,10 +383,12 @@ class _Session:
         self._client.close()
 
 
-_SESSIONS: Final[dict[Place, _Session]] = {}
+_SESSIONS: Final[dict[RankPosition, _Session]] = {}
+_UNASKED: Final[weakref.WeakSet[_Saved]] = weakref.WeakSet()
+"""Futures that are still referenced: at the end of the process no caller asks any more."""
 _LOCK: Final = threading.Lock()
 _SAVING: Final[set[int]] = set()
-"""Threads that are within a call."""
+"""Ids of the threads within a call."""
 os.register_at_fork(after_in_child=_SESSIONS.clear)  # they are the parent's; a child makes its own
 
 
@@ -327,8 +399,8 @@ def _session(path: str, *, alone: bool) -> _Session:
         session = _SESSIONS.get(place)
         if session is None:
             if not _SESSIONS:
-                atexit.unregister(close)
-                atexit.register(close)
+                atexit.unregister(_at_exit)
+                atexit.register(_at_exit)
             try:
                 session = _SESSIONS[place] = _Session(path, place)
             except (FileExistsError, NotADirectoryError):
@@ -338,18 +410,18 @@ def _session(path: str, *, alone: bool) -> _Session:
         return session
 
 
-def _place(*, alone: bool) -> Place:
-    """Return where this rank stands; as the only one of its node, for it keeps no other's part."""
+def _place(*, alone: bool) -> RankPosition:
+    """Return this rank's position; as the only rank of its node, as it keeps no other's part."""
     if alone:
-        return Place(rank=0, world=1, local_rank=0, local_world=1)
+        return RankPosition(rank=0, world=1, local_rank=0, local_world=1)
     import torch.distributed as dist
 
     rank, world = dist.get_rank(), dist.get_world_size()
-    return Place(rank=rank, world=world, local_rank=rank, local_world=world)
+    return RankPosition(rank=rank, world=world, local_rank=rank, local_world=world)
 
 
 def _leaves(state_dict: Mapping[str, Any]) -> Leaves:
-    """Return what is saved, under the names that `dcp.load` looks for."""
+    """Return the leaves to save, under the names that `dcp.load` looks for."""
     import torch
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
@@ -362,9 +434,11 @@ def _leaves(state_dict: Mapping[str, Any]) -> Leaves:
     for name, value in flat.items():
         path = tuple(paths[name])
         if isinstance(value, torch.Tensor):
-            leaves.tensors.append(TensorLeaf(name, path, flat, name, value))
+            leaf = TensorLeaf(name, path, flat, name, value, buffer=True)
+            # A state_dict does not say what a buffer is: rank 0's small tensors are stored.
+            leaves.tensors.append(replace(leaf, buffer=False, synced=is_own(leaf)))
         else:
-            # Each rank stores its own; `dcp.load` finds the first rank's, as it does with torch's.
+            # Each rank stores its own; `dcp.load` finds the first rank's, as with torch's own.
             leaves.values.append(ValueLeaf(name, path, _reader(value), own=True))
     return leaves
 

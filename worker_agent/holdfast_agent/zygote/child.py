@@ -1,11 +1,12 @@
-"""What a worker does between its fork and the user's first line.
+"""Steps of a worker between its fork and the user's first line.
 
-Everything that differs between a child of a zygote and a process that was started afresh is put
-right here. Running the script itself is `script`; the zygote's own loop never comes here.
+Everything that differs between a child of a zygote and a freshly started process is put right here.
+Does not belong here: running the script (`script`), the zygote's own loop (`loop`).
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import faulthandler
 import logging
@@ -14,27 +15,36 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast import job
-from holdfast.mark import Mark
 from holdfast.page import Page, PageError
-from holdfast.slot import SlotWriter
-from holdfast_agent.zygote import channel, files, preload, script, threads, variables
-from holdfast_agent.zygote.messages import Mode, Spawn, SpawnRank, SpawnRound
-from holdfast_agent.zygote.tree import die_with_parent, name_process
+from holdfast.page_slot import SlotWriter
+from holdfast.robust_mark import RobustMark
+from holdfast_agent.zygote import (
+    files,
+    import_time_variables,
+    preload,
+    protocol,
+    script,
+    threads,
+    worker_server,
+)
+from holdfast_agent.zygote.process_tree import die_with_parent, name_process
+from holdfast_agent.zygote.protocol import ScriptMode, Spawn, SpawnRank, SpawnRound
+from holdfast_agent.zygote.settings import bootstrap_command
+from holdfast_agent.zygote.teardown import FoundObjects
+from holdfast_agent.zygote.variable_watch import VariableWatch
 from holdfast_wire.keys import ENV_PAGE, ENV_ROUND
 
-_BOOTSTRAP = "holdfast_agent.zygote.bootstrap"
 _STATUS = {errno.ENOENT: 127, errno.EACCES: 126}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """All that a worker needs to know at its fork."""
+    """Everything that a worker needs at its fork."""
 
     round: int
     rank: SpawnRank
@@ -43,10 +53,12 @@ class Worker:
     """The complete environment of the worker."""
     zygote_pid: int
     forked: bool
-    """False: go on as a fresh interpreter."""
+    """False: continue as a fresh interpreter."""
     stack_signal: int
     cpus: frozenset[int] | None = None
     """CPUs to bind to; None: as inherited."""
+    modules: frozenset[str] = frozenset()
+    """Names of the modules that are imported at the fork."""
     openblas: Callable[[int], object] | None = None
     """Sets OpenBLAS's thread count, see `threads.openblas_setter`."""
 
@@ -57,7 +69,7 @@ def worker_environment(
     """Return a worker's complete environment over the user's own, `base`."""
     environment = dict(base) | dict(rank.env)
     if local_world > 1:  # torchrun's default, so that ranks do not fight for the cores
-        environment.setdefault(variables.OMP_THREADS, "1")
+        environment.setdefault(import_time_variables.OMP_THREADS, "1")
     environment[ENV_PAGE] = f"{page_fd}:{rank.slot}"
     environment[ENV_ROUND] = str(round_number)
     return environment
@@ -67,11 +79,11 @@ def become(worker: Worker) -> NoReturn:
     """Turn this freshly forked process into the worker; never returns.
 
     An error before the script starts is the worker's failure: a line on stderr and, as in a shell,
-    status 127 for what is not there, 126 for what may not be run, else 1.
+    status 127 if the program is missing, 126 if it may not be run, else 1.
     """
     try:
         _leave_the_zygote(worker)
-        if worker.rank.mode is Mode.BINARY:
+        if worker.rank.mode is ScriptMode.BINARY:
             _exec(worker, list(worker.rank.argv))
         elif worker.forked:
             _run_here(worker)
@@ -84,7 +96,7 @@ def become(worker: Worker) -> NoReturn:
 
 
 def _leave_the_zygote(worker: Worker) -> None:
-    """Session, streams, descriptors, signals and folder of an ordinary process."""
+    """Take on the session, streams, descriptors, signals and folder of an ordinary process."""
     die_with_parent(worker.zygote_pid)
     os.setsid()
     name_process(f"hf-rank{worker.rank.local_rank}")
@@ -94,13 +106,13 @@ def _leave_the_zygote(worker: Worker) -> None:
     files.redirect(worker.rank.stdout, 1)
     files.redirect(worker.rank.stderr, 2)
     preload.close_unknown(known=())
-    os.set_inheritable(worker.page.fd, True)  # a script may exec itself anew
+    os.set_inheritable(worker.page.fd, True)  # a script may exec itself again
     if worker.rank.cwd is not None:
         os.chdir(worker.rank.cwd)
 
 
 def _reset_signals() -> None:
-    """Undo what the zygote and the agent have set; what was ignored from outside stays so."""
+    """Undo the settings of zygote and agent; signals ignored from outside stay ignored."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -117,7 +129,7 @@ def _exec(worker: Worker, command: list[str]) -> NoReturn:
 
 
 def _found(program: str, environment: Mapping[str, str]) -> str:
-    """Return the path of a program on PATH; raises the OSError that says why there is none."""
+    """Return the path of a program on PATH; raises an OSError with the reason if there is none."""
     path = shutil.which(program, path=environment.get("PATH", os.defpath))
     if path is None:
         number = errno.EACCES if Path(program).exists() else errno.ENOENT
@@ -126,48 +138,61 @@ def _found(program: str, environment: Mapping[str, str]) -> str:
 
 
 def _bootstrap_command(worker: Worker) -> list[str]:
-    """Return the command of a fresh interpreter that goes on with `run_fresh`."""
-    body = channel.encode(Spawn(SpawnRound(round=worker.round, ranks=(worker.rank,))))
+    """Return the command of a fresh interpreter that continues with `run_fresh`."""
+    body = protocol.encode(Spawn(SpawnRound(round=worker.round, ranks=(worker.rank,))))
     fd = os.memfd_create("holdfast-worker", 0)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(body)
-    return [sys.executable, "-u", "-m", _BOOTSTRAP, str(fd), str(worker.stack_signal)]
+    return bootstrap_command("worker", str(fd), str(worker.stack_signal), flags=("-u",))
 
 
 def _run_here(worker: Worker) -> NoReturn:
-    """Go on in this process, which has everything imported."""
+    """Continue in this process, which has everything imported."""
     files.unbuffer()
     os.environ.clear()
     os.environ.update(worker.environment)
     _forget_the_agent()
     threads.apply(os.environ, worker.openblas)
     _reseed()
-    _watch_variables(worker)
-    _run(worker.rank, worker.round, worker.page, worker.stack_signal)
+    watch = VariableWatch(worker.environment, worker.page, worker.rank.slot)
+    sys.addaudithook(watch.hear)
+    atexit.register(watch.tell_the_unset)
+    _run(worker.rank, worker.round, worker.page, worker.stack_signal, worker.modules)
 
 
 def run_fresh(body: bytes, stack_signal: int) -> NoReturn:
-    """Go on in a fresh interpreter, where nothing needs putting right."""
-    message = channel.decode(body)
+    """Continue in a fresh interpreter, where nothing needs putting right."""
+    message = protocol.decode(body)
     place = Page.attach_from_env()
     if not isinstance(message, Spawn) or place is None:
         raise SystemExit("holdfast: started without a worker's description")
     name_process(f"hf-rank{message.round.ranks[0].local_rank}")
-    _run(message.round.ranks[0], message.round.round, place[0], stack_signal)
+    modules = frozenset(sys.modules)
+    _run(message.round.ranks[0], message.round.round, place[0], stack_signal, modules)
 
 
-def _run(rank: SpawnRank, round_number: int, page: Page, stack_signal: int) -> NoReturn:
+def _run(
+    rank: SpawnRank, round_number: int, page: Page, stack_signal: int, modules: frozenset[str]
+) -> NoReturn:
+    # Programs that the script starts see by the pid that the page is not theirs.
+    os.environ[ENV_PAGE] = f"{page.fd}:{rank.slot}:{os.getpid()}"
     writer = SlotWriter(page, rank.slot, round_number)
     job.adopt(writer)
-    Mark(page.fd, rank.slot).hold()  # if that fails the agent hears of this process's end later
+    RobustMark(
+        page.fd, rank.slot
+    ).hold()  # if that fails the agent only learns of this process's end later
+    own: set[int] = set()
     if rank.stacks is not None:
         file = open(rank.stacks, "a")  # noqa: PTH123, SIM115 - stays open for the signal handler
         faulthandler.register(stack_signal, file=file, all_threads=True, chain=False)
-    script.run(rank.mode, rank.argv, writer)
+        own.add(file.fileno())
+    if rank.server is not None:
+        worker_server.start(rank.server)
+    script.run(rank.mode, rank.argv, writer, FoundObjects(modules, frozenset(own)))
 
 
 def _forget_the_agent() -> None:
-    """Hooks, loggers and folders that the agent may have set up before the fork."""
+    """Undo hooks, loggers and folders that the agent may have set up before the fork."""
     sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__
     logging.captureWarnings(capture=False)
     logging.root.handlers.clear()
@@ -179,7 +204,7 @@ def _forget_the_agent() -> None:
 
 
 def _reseed() -> None:
-    """Generators would otherwise give the same numbers in every fork."""
+    """Reseed random generators, which would otherwise give the same numbers in every fork."""
     random: Any = sys.modules.get("random")
     numpy_random: Any = sys.modules.get("numpy.random")
     torch: Any = sys.modules.get("torch")
@@ -189,29 +214,3 @@ def _reseed() -> None:
         numpy_random.seed()
     if torch is not None:
         torch.default_generator.seed()
-
-
-def _watch_variables(worker: Worker) -> None:
-    """Warn once when the script sets a variable that only counts at import, and note it."""
-    noted = False
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal noted
-        if noted or event not in ("os.putenv", "os.unsetenv"):
-            return
-        name = os.fsdecode(arguments[0])
-        value = os.fsdecode(arguments[1]) if event == "os.putenv" else ""
-        if variables.counts_at_import(name, value) and worker.environment.get(name, "") != value:
-            noted = True
-            worker.page.note_import_variable(worker.rank.slot, name)
-            with suppress(OSError):
-                os.write(2, _WARNING.format(name=name, value=value).encode())
-
-    sys.addaudithook(hook)
-
-
-_WARNING = (
-    "holdfast: {name}={value} set by the script has no effect in this process, where torch is "
-    "imported already; from the next round on workers start as fresh interpreters, which takes "
-    "seconds. Set it in the job's environment instead.\n"
-)

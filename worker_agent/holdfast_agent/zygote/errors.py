@@ -1,4 +1,4 @@
-"""Errors of the zygote's handle; nothing else."""
+"""Errors of the zygote's handle."""
 
 
 class ZygoteError(Exception):

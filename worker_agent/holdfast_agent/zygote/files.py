@@ -8,6 +8,7 @@ import io
 import os
 import stat
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 
 from holdfast_agent.zygote.preload import open_descriptors
@@ -16,7 +17,7 @@ _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def redirect(target: str | None, fd: int) -> None:
-    """Lead descriptor 1 or 2 to a file, emptied first; None leaves it as inherited."""
+    """Redirect descriptor 1 or 2 to a file, emptied first; None leaves it as inherited."""
     if target is None:
         return
     file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
@@ -44,21 +45,26 @@ def _unbuffered(fd: int, old: io.TextIOWrapper | None) -> io.TextIOWrapper | Non
     )
 
 
-def flush_files() -> None:
+def flush_files(own: Collection[int]) -> None:
     """Flush every file object that the script left open, as the interpreter's teardown would.
 
-    Looks only when some descriptor is open for writing to a file or pipe, and not at objects that
-    were there before the fork (they are frozen out of the collector's list).
+    It looks only if a descriptor other than `own` is open for writing to a file or pipe, and not at
+    objects from before the fork (they are frozen out of the collector's list).
     """
     for stream in (sys.stdout, sys.stderr):
         _flush(stream)
-    if any(fd > 2 and _holds_output(fd) for fd in open_descriptors()):
+    if holds_output(own):
         for thing in gc.get_objects():
             if issubclass(type(thing), _WRITERS):  # isinstance would ask dead weak proxies
                 _flush(thing)
 
 
-def _holds_output(fd: int) -> bool:
+def holds_output(own: Collection[int]) -> bool:
+    """Return whether one of the script's descriptors is open for writing to a file or pipe."""
+    return any(fd > 2 and fd not in own and _is_output(fd) for fd in open_descriptors())
+
+
+def _is_output(fd: int) -> bool:
     try:
         mode = os.fstat(fd).st_mode
         access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE

@@ -1,38 +1,62 @@
-"""The agent's handle on its zygote: start it, tell it what to do, hear what happened.
+"""The agent's handle on its zygote: start, commands, events.
 
-Nothing here waits: commands are one datagram each, events are read when `fileno()` is readable.
-What the zygote does with a command is `loop`; what the values mean is `messages`.
+Nothing here waits: a command is one datagram, and events are read when `fileno()` is readable.
+`ZygoteControl` has the commands for code inside the event loop, where a lost zygote must not raise.
+Does not belong here: the work on a command (`loop`), the messages (`protocol`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 from holdfast.page import Page
-from holdfast_agent.zygote import channel, loop
+from holdfast_agent.zygote import loop, protocol
 from holdfast_agent.zygote.errors import ZygoteError
-from holdfast_agent.zygote.forking import flush_streams
-from holdfast_agent.zygote.messages import (
+from holdfast_agent.zygote.process_tree import (
+    become_subreaper,
+    children,
+    kill_and_reap,
+    task_count,
+)
+from holdfast_agent.zygote.protocol import (
     Command,
-    DumpStacks,
+    DumpStacksCommand,
     Event,
+    ForkDisabled,
     KillRound,
-    PrepareStore,
+    PrepareStoreCommand,
     ReleaseStore,
     Shutdown,
     Spawn,
     SpawnRound,
     ZygoteExited,
 )
-from holdfast_agent.zygote.settings import ZygoteSettings
-from holdfast_agent.zygote.tree import become_subreaper, kill_and_reap, task_count
+from holdfast_agent.zygote.rounds import flush_streams
+from holdfast_agent.zygote.settings import FreshZygote, ZygoteSettings, bootstrap_command
 
-_ORPHANS_DEADLINE_S = 5.0
+log = logging.getLogger(__name__)
+
+_ORPHANS_DEADLINE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """State of the process that forked the first zygote: a fresh zygote gets the same."""
+
+    settings: ZygoteSettings
+    page: Page
+    environment: Mapping[str, str]
+    path: tuple[str, ...]
+    torch: bool
 
 
 class Zygote:
@@ -40,21 +64,29 @@ class Zygote:
 
     Life: `start` once, from the agent's main thread, before grpc is imported and before an event
     loop exists; then `loop.add_reader(zygote.fileno(), …)` and `receive()` in its callback;
-    `shutdown()` at the end. Commands raise `ZygoteError` when the zygote is gone.
+    `restart` after `ZygoteExited`, any number of times; `shutdown()` at the end. Commands raise
+    `ZygoteError` when the zygote is gone.
     """
 
     def __init__(self) -> None:
         """Make a handle without a process."""
         self.pid = 0
         """The zygote's process; 0 before `start`."""
-        self._channel: channel.Channel | None = None
+        self.older_children: set[int] = set()
+        """Children from before `start`: those of a shell that became the agent by exec."""
+        self._channel: protocol.Channel | None = None
         self._exited = False
+        self._origin: _Origin | None = None
+        self._fresh: subprocess.Popen[bytes] | None = None
+        """Process of a zygote that was not forked; None: it was forked."""
+        self._no_fork = ""
+        """Reason why an earlier zygote gave up forking; empty: none did."""
 
     def start(self, settings: ZygoteSettings, page: Page) -> None:
         """Fork the zygote. Returns at once; `Ready` follows when the preload list is imported.
 
-        Makes this process a subreaper too. Raises `ZygoteError` when grpc is imported already (its
-        threads and locks do not survive a fork) or this is not the main thread (the zygote dies
+        Makes this process a subreaper too. Raises `ZygoteError` if grpc is imported already (its
+        threads and locks do not survive a fork), or this is not the main thread (the zygote dies
         with the thread that started it).
         """
         if self.pid:
@@ -65,8 +97,11 @@ class Zygote:
             raise ZygoteError("start the zygote from the main thread: it dies with its thread")
         tasks = task_count()
         problem = f"the agent had {tasks} threads when it forked the zygote" if tasks > 1 else ""
+        self.older_children.update(children(os.getpid()))
         become_subreaper()
-        ours, theirs = channel.pair()
+        torch = "torch" in sys.modules
+        self._origin = _Origin(settings, page, dict(os.environ), tuple(sys.path), torch)
+        ours, theirs = protocol.pair()
         agent = os.getpid()
         flush_streams()
         pid = os.fork()
@@ -74,10 +109,52 @@ class Zygote:
             try:
                 ours.close()
                 loop.live(theirs, page, settings, agent, problem)
-            finally:  # nothing may return into the agent's frames
+            finally:  # no child may return into the agent's frames
                 os._exit(1)
         theirs.close()
         self.pid, self._channel = pid, ours
+
+    def restart(self) -> None:
+        """Start another zygote after `ZygoteExited`, from the main thread; returns in milliseconds.
+
+        It is a fresh interpreter, because this process cannot be forked once grpc is imported.
+        It is `Ready` seconds later. `pid` and `fileno()` are new.
+
+        Raises:
+            ZygoteError: There is a zygote, or there was none before.
+            OSError: No process can be started.
+        """
+        if self._origin is None or not self._exited:
+            raise ZygoteError("only a zygote that has ended is started anew")
+        ours, theirs = protocol.pair()
+        try:
+            self._fresh = self._start_fresh(theirs, self._origin)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid, self._channel, self._exited = self._fresh.pid, ours, False
+
+    def _start_fresh(self, theirs: protocol.Channel, origin: _Origin) -> subprocess.Popen[bytes]:
+        fresh = FreshZygote(
+            agent=os.getpid(),
+            channel=theirs.fileno(),
+            page=origin.page.fd,
+            path=origin.path,
+            torch=origin.torch,
+            problem=self._no_fork,
+            settings=origin.settings,
+        )
+        with os.fdopen(os.memfd_create("holdfast-zygote"), "wb", buffering=0) as file:
+            file.write(fresh.encode())
+            # The agent's own arguments only tell a person in `ps` whose ranks are forked here.
+            shown = sys.argv[1:]
+            return subprocess.Popen(
+                bootstrap_command("zygote", str(file.fileno()), *shown),
+                env=origin.environment,
+                pass_fds=(file.fileno(), theirs.fileno(), origin.page.fd),
+            )
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when `receive` has something."""
@@ -91,20 +168,25 @@ class Zygote:
         if self._channel is None or self._exited:
             return []
         events = cast("list[Event]", self._channel.receive())
+        for event in events:
+            if isinstance(event, ForkDisabled):
+                self._no_fork = event.reason
         if self._channel.closed:
+            self._channel.close()
             self._exited = True
             events.append(self._reap())
         return events
 
     def _reap(self) -> ZygoteExited:
-        """Wait for a process whose end of the channel is closed, so that it is all but gone."""
-        try:
-            _, status = os.waitpid(self.pid, 0)
-        except ChildProcessError:  # whoever reaps for PID 1 was faster
-            return ZygoteExited(None, None)
-        if os.WIFSIGNALED(status):
-            return ZygoteExited(None, os.WTERMSIG(status))
-        return ZygoteExited(os.WEXITSTATUS(status), None)
+        """Wait for the zygote: its end of the channel is closed, so it is about to end."""
+        if self._fresh is not None:
+            code = self._fresh.wait()
+        else:
+            try:
+                code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:  # the reaper of PID 1 was faster
+                return ZygoteExited(None, None)
+        return ZygoteExited(None, -code) if code < 0 else ZygoteExited(code, None)
 
     def spawn(self, spawn_round: SpawnRound) -> None:
         """Start the workers of a round → `WorkerStarted` each (or `Failure` and `RoundDead`).
@@ -120,9 +202,9 @@ class Zygote:
         """End a round → `WorkerExited` each, then `RoundDead`.
 
         SIGKILL goes to every process of the round at once. Any other signal goes to the workers'
-        process groups, and SIGKILL follows to what is left after `grace_s` seconds. May be repeated
-        (a later SIGKILL cuts a grace short) and is right after all workers have exited too, when
-        processes that they left behind must go. A round that is dead or unknown: `RoundDead`.
+        process groups, and SIGKILL follows to the rest after `grace_s` seconds. It may be repeated:
+        a later SIGKILL cuts a grace short. It may also follow the exit of all workers, to end the
+        processes that they left behind. A round that is dead or unknown: `RoundDead`.
         """
         self._send(KillRound(round_number, int(sig), grace_s))
 
@@ -131,7 +213,7 @@ class Zygote:
 
         Works while a rank is blocked in a collective.
         """
-        self._send(DumpStacks(round_number))
+        self._send(DumpStacksCommand(round_number))
 
     def prepare_store(self, store_id: str, host: str) -> None:
         """Start a process whose TCPStore listens on the IP `host` → `StoreReady` | `StoreExited`.
@@ -139,7 +221,7 @@ class Zygote:
         It belongs to no round and lives until `release_store`, `shutdown`, a stale lease or the
         zygote's end.
         """
-        self._send(PrepareStore(store_id, host))
+        self._send(PrepareStoreCommand(store_id, host))
 
     def release_store(self, store_id: str) -> None:
         """End a store process → `StoreExited` (nothing for an unknown one)."""
@@ -151,14 +233,15 @@ class Zygote:
             self._channel.send(Shutdown())
 
     def kill_orphans(self, spare: Collection[int]) -> int:
-        """After `ZygoteExited`: SIGKILL and reap children of this process but `spare`'s trees.
+        """After `ZygoteExited`: SIGKILL and reap children of this process except `spare`'s trees.
 
-        Grandchildren of a zygote that was killed itself have become the agent's children, because
-        the agent is a subreaper. Returns how many were found. Blocks for milliseconds.
+        The older children are spared too. The grandchildren of a killed zygote have become the
+        agent's children, because the agent is a subreaper. Returns their number. Blocks for
+        milliseconds.
         """
-        return kill_and_reap({*spare, self.pid}, _ORPHANS_DEADLINE_S)
+        return kill_and_reap({*spare, *self.older_children, self.pid}, _ORPHANS_DEADLINE_SECONDS)
 
-    def _open(self) -> channel.Channel:
+    def _open(self) -> protocol.Channel:
         if self._channel is None:
             raise ZygoteError("the zygote has not been started")
         if self._channel.closed:
@@ -168,5 +251,56 @@ class Zygote:
     def _send(self, command: Command) -> None:
         control = self._open()
         control.send(command)
+        if control.broken:
+            raise ZygoteError(f"the zygote (pid {self.pid}) is gone")
         if control.waiting:
             raise ZygoteError(f"the zygote (pid {self.pid}) takes no commands: is it stopped?")
+
+
+class ZygoteControl:
+    """The zygote's commands, without ZygoteError.
+
+    The loss itself arrives as a `ZygoteExited` event, and another zygote follows. A command that
+    crosses it is logged and dropped here, in one place.
+    """
+
+    def __init__(self, process: Zygote) -> None:
+        """Wrap a started zygote."""
+        self._process = process
+        self.dropped = 0
+        """Commands that were dropped because the zygote was gone."""
+
+    def spawn(self, spawn_round: SpawnRound) -> None:
+        """Start a round's workers."""
+        with self._guard("spawn"):
+            self._process.spawn(spawn_round)
+
+    def kill_round(
+        self, number: int, sig: int = signal.SIGKILL, grace_seconds: float = 0.0
+    ) -> None:
+        """End a round's processes."""
+        with self._guard("kill"):
+            self._process.kill_round(number, sig, grace_seconds)
+
+    def dump_stacks(self, number: int) -> None:
+        """Have the stacks of a round written."""
+        with self._guard("dump stacks"):
+            self._process.dump_stacks(number)
+
+    def prepare_store(self, store_id: str, host: str) -> None:
+        """Start a store process."""
+        with self._guard("prepare store"):
+            self._process.prepare_store(store_id, host)
+
+    def release_store(self, store_id: str) -> None:
+        """End a store process."""
+        with self._guard("release store"):
+            self._process.release_store(store_id)
+
+    @contextlib.contextmanager
+    def _guard(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ZygoteError as error:
+            self.dropped += 1
+            log.warning("%s: no zygote: %s", what, error)

@@ -1,7 +1,7 @@
-"""The zygote's own loop: wait for commands, children and the agent's end; watch the lease.
+"""The zygote's own loop: handles commands, children and the agent's end; watches the lease.
 
-Single-threaded, and never waits for anybody. Rounds are `rounds`, stores are `stores`, starting
-workers is `spawner`.
+It is single-threaded and never blocks on another process. Does not belong here: rounds and the
+start of their workers (`rounds`), stores (`store_processes`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from typing import NoReturn
 
 from holdfast.page import Page
 from holdfast_agent.zygote import preload
-from holdfast_agent.zygote.channel import Channel
-from holdfast_agent.zygote.forking import InChild, fork
-from holdfast_agent.zygote.messages import (
-    DumpStacks,
+from holdfast_agent.zygote.process_tree import (
+    become_subreaper,
+    catches,
+    die_with_parent,
+    kill_below,
+    name_process,
+    signal_each,
+)
+from holdfast_agent.zygote.protocol import (
+    Channel,
+    DumpStacksCommand,
     Event,
     Failure,
     KillRound,
     LeaseExpired,
-    PrepareStore,
+    PrepareStoreCommand,
     Ready,
     ReleaseStore,
     RoundDead,
@@ -36,18 +43,9 @@ from holdfast_agent.zygote.messages import (
     StacksDumped,
     StoreExited,
 )
-from holdfast_agent.zygote.rounds import Rounds
+from holdfast_agent.zygote.rounds import InChild, Rounds, Spawner, fork
 from holdfast_agent.zygote.settings import ZygoteSettings
-from holdfast_agent.zygote.spawner import Spawner
-from holdfast_agent.zygote.stores import Stores
-from holdfast_agent.zygote.tree import (
-    become_subreaper,
-    catches,
-    die_with_parent,
-    kill_below,
-    name_process,
-    signal_each,
-)
+from holdfast_agent.zygote.store_processes import StoreProcesses
 
 _NO_LEASE = "the agent's lease has expired"
 _EXIT_DEFECT = 70  # EX_SOFTWARE
@@ -56,12 +54,12 @@ _EXIT_DEFECT = 70  # EX_SOFTWARE
 def live(
     channel: Channel, page: Page, settings: ZygoteSettings, agent: int, problem: str
 ) -> NoReturn:
-    """Be the zygote of the process `agent`, which has just forked this one; never returns.
+    """Be the zygote of the agent's process `agent`; never returns.
 
-    problem: why forking is known to be unsafe already, or "".
+    problem: reason why forking is known to be unsafe already, or "".
     """
     started = time.monotonic()
-    zygote = Loop(channel, page, settings, agent)
+    zygote = ZygoteLoop(channel, page, settings, agent)
     task: Callable[[], NoReturn] | None = None
     try:
         zygote.prepare(problem, started)
@@ -80,7 +78,7 @@ def live(
 
 
 def _carry_out(task: Callable[[], NoReturn]) -> NoReturn:
-    """Run a child's task; whatever it raises must not reach the agent's frames below."""
+    """Run a child's task; no exception of it may reach the agent's frames below."""
     try:
         task()
     except BaseException:  # noqa: BLE001 - a defect, or an exit in an exit handler
@@ -88,11 +86,11 @@ def _carry_out(task: Callable[[], NoReturn]) -> NoReturn:
     os._exit(_EXIT_DEFECT)
 
 
-class Loop:
-    """State and turns of the loop."""
+class ZygoteLoop:
+    """State of the loop, and one turn of it."""
 
     def __init__(self, channel: Channel, page: Page, settings: ZygoteSettings, agent: int) -> None:
-        """Tie this process to the agent and take charge of all its descendants."""
+        """Tie this process to the agent, and adopt all its descendants."""
         die_with_parent(agent, signal.SIGTERM)
         become_subreaper()
         os.setsid()
@@ -100,18 +98,21 @@ class Loop:
         self._channel, self._page, self._settings = channel, page, settings
         preload.close_unknown(known=(channel.fileno(),))
         self._log_fd = _open_log(settings.log_path)
-        self._agent = os.pidfd_open(agent)
+        self._agent, self._agent_pid = os.pidfd_open(agent), agent
         self._stop = False
         self._lease_lost = False
+        self._deferred = list(settings.deferred_preload)
+        self._deferred_at: float | None = None
+        """time.monotonic of the next deferred import; None: no round has begun."""
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._take_signals()
         send = channel.send
-        self.stores = Stores(send, fork)
-        self.rounds = Rounds(send, lambda: self.stores.live)
+        self.stores = StoreProcesses(send, fork)
+        self.rounds = Rounds(send, lambda: self.stores.live, self.log)
         self.spawner = Spawner(page, settings, send, self.log)
 
     def _take_signals(self) -> None:
-        """The agent's death comes as SIGTERM; a terminal's Ctrl-C is the agent's business."""
+        """Set the handlers: SIGTERM is the agent's death; a terminal's Ctrl-C is the agent's."""
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
@@ -122,32 +123,34 @@ class Loop:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def _on_sigterm(self, *_: object) -> None:
-        self._stop = True
+        """End if the agent is dead; else ignore it: the agent ends the ranks with a grace."""
+        if os.getppid() != self._agent_pid:
+            self._stop = True
+        else:
+            self.log("SIGTERM is ignored: a zygote ends with its agent")
 
     def log(self, text: str) -> None:
         """Write a line to the log, or the agent's stderr."""
-        with suppress(OSError):  # nobody may read any more: no reason to end
+        with suppress(OSError):  # the reader may be gone: no reason to end
             os.write(self._log_fd, f"holdfast zygote: {text}\n".encode())
 
     def prepare(self, problem: str, started: float) -> None:
-        """Import what workers need, and report `Ready`."""
-        known = [
-            self._channel.fileno(),
-            self._log_fd,
-            self._agent,
-            self._wakeup,
-            self._wakeup_writer,
-        ]
-        self.spawner.prepare(known, problem)
+        """Import the modules that workers need, and report `Ready`."""
+        self.spawner.prepare(self._descriptors(), problem)
         reason = self.spawner.no_fork
         if reason:
             self.log(f"workers start as fresh interpreters: {reason}")
         self._channel.send(Ready(not reason, reason, time.monotonic() - started))
 
+    def _descriptors(self) -> list[int]:
+        """Return the descriptors that the loop itself has open."""
+        own = (self._channel.fileno(), self._log_fd, self._agent)
+        return [*own, self._wakeup, self._wakeup_writer, *self.stores.reports()]
+
     # --- turns ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Turn until the agent is gone or says so, then end."""
+        """Turn until the agent is gone or orders the end; then end."""
         while not self._stop:
             self._wait()
             self._reap()
@@ -156,13 +159,14 @@ class Loop:
             for command in self._channel.receive():
                 self._obey(command)
             self.rounds.advance()
+            self._prepare_more()
             self._channel.flush()
             if self._channel.closed:
                 self._stop = True
         self.end()
 
     def _wait(self) -> None:
-        """Sleep until something happens or is due."""
+        """Sleep until an event, or until something is due."""
         poll = select.poll()
         writing = select.POLLOUT if self._channel.waiting else 0
         poll.register(self._channel, select.POLLIN | writing)
@@ -175,23 +179,48 @@ class Loop:
             os.read(self._wakeup, 4096)
 
     def _patience_ms(self) -> float | None:
-        """Without processes to watch only events matter."""
+        """Return the longest sleep, ms; None: without processes to watch only events matter."""
         if self.rounds.current is None and not self.stores.live:
             return None
+        left = self._deferred_left_s()
+        watch = self._watch_left_s()
+        return 1000 * (watch if left is None else min(left, watch))
+
+    def _deferred_left_s(self) -> float | None:
+        """Return the time until a deferred import is due; None: none is, for now.
+
+        A planned kill goes first: its looks must not wait. Without a round there is nobody to wait
+        for, and the next order may be to spawn.
+        """
+        killing = self.rounds.next_look_s() is not None
+        if not self._deferred or self._deferred_at is None or killing:
+            return None
+        if self.rounds.current is None:
+            return None
+        return max(0.0, self._deferred_at - time.monotonic())
+
+    def _watch_left_s(self) -> float:
+        """Return the time for which neither the round nor the lease needs a look."""
         due = self.rounds.next_look_s()
         check = self._lease_left_s()
-        return 1000 * (check if due is None else min(check, due))
+        return check if due is None else min(check, due)
 
     def _lease_left_s(self) -> float:
-        """Return how long the lease cannot become stale: until then nobody needs to look."""
+        """Return the time for which the lease cannot become stale: no check is needed before."""
         least = self._settings.lease_check_s
         age_ns = self._page.lease_age_ns(time.monotonic_ns())
         if age_ns is None or self._lease_lost:
             return least
         return max(least, (self._page.lease_limit_ns - age_ns) * 1e-9)
 
+    def _prepare_more(self) -> None:
+        """Import the next deferred module when it is due; orders come between two of them."""
+        if self._deferred_left_s() == 0:
+            self._channel.flush()
+            self.spawner.prepare_more([self._deferred.pop(0)], self._descriptors())
+
     def _reap(self) -> bool:
-        """Take in the ends of children; return whether any child is left."""
+        """Reap ended children; return True if any child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -205,13 +234,13 @@ class Loop:
                     self._learn(rank)
 
     def _learn(self, rank: SpawnRank) -> None:
-        """A script that sets variables too late for a fork gets a fresh interpreter next time."""
+        """Start a script with a fresh interpreter next time, if it sets variables too late."""
         name = self._page.read(rank.slot).import_variable
         if name:
             self.spawner.disable_fork(f"the script sets {name}, which counts only at import")
 
     def _watch_lease(self) -> None:
-        """Kill everything once the agent has been silent for too long."""
+        """Kill everything if the agent has been silent for too long."""
         now = time.monotonic_ns()
         if not self._page.lease_is_stale(now):
             self._lease_lost = False
@@ -228,7 +257,7 @@ class Loop:
         self.stores.release_all(_NO_LEASE)
 
     def end(self) -> None:
-        """Kill every descendant, until the kernel says that there is none."""
+        """Kill every descendant, until the kernel lists none."""
         self.stores.release_all("")
         while True:
             kill_below(os.getpid())
@@ -245,9 +274,9 @@ class Loop:
             self._spawn(command.round)
         elif isinstance(command, KillRound):
             self.rounds.kill(command.round, command.signal, command.grace_s)
-        elif isinstance(command, DumpStacks):
+        elif isinstance(command, DumpStacksCommand):
             self._dump_stacks(command.round)
-        elif isinstance(command, PrepareStore):
+        elif isinstance(command, PrepareStoreCommand):
             self._prepare_store(command)
         elif isinstance(command, ReleaseStore):
             self.stores.release(command.store_id)
@@ -255,6 +284,7 @@ class Loop:
             self._stop = True
 
     def _spawn(self, wanted: SpawnRound) -> None:
+        self._watch_lease()  # the agent may have renewed it since this turn's look
         current = self.rounds.current
         problem = _NO_LEASE if self._lease_lost else ""
         if current is not None:
@@ -266,14 +296,16 @@ class Loop:
         started = self.rounds.begin(wanted.round)
         if not self.spawner.spawn(wanted, started):
             self.rounds.kill(wanted.round, signal.SIGKILL, 0.0)
+        self._deferred_at = time.monotonic() + self._settings.deferred_preload_s
 
     def _refused(self, number: int) -> None:
-        """A round that never began is dead, unless it is the one that lives."""
+        """Report a round that never began as dead, unless it is the living one."""
         current = self.rounds.current
         if current is None or current.number != number:
             self._channel.send(RoundDead(number))
 
-    def _prepare_store(self, command: PrepareStore) -> None:
+    def _prepare_store(self, command: PrepareStoreCommand) -> None:
+        self._watch_lease()
         if self._lease_lost:
             self._channel.send(StoreExited(command.store_id, _NO_LEASE))
         else:

@@ -1,4 +1,4 @@
-"""CPU sets for torchrun's --numa-binding, asked of torch in a process that is thrown away.
+"""CPU sets for torchrun's --numa-binding, from torch in a short-lived process.
 
 torch finds the CPUs next to a device by asking CUDA, which neither the zygote (it must stay
 forkable) nor a worker (its script may still choose devices) may initialise.
@@ -14,10 +14,10 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast_agent.zygote.tree import die_with_parent
+from holdfast_agent.zygote.process_tree import die_with_parent
 
-_PATIENCE_S = 30.0
-"""Initialising CUDA for eight devices takes a few seconds on a busy machine."""
+_PATIENCE_SECONDS = 30.0
+"""Deadline, s; initialising CUDA for eight devices takes a few seconds on a busy machine."""
 
 
 class NumaError(Exception):
@@ -42,7 +42,7 @@ def cpu_sets(mode: str, local_ranks: Iterable[int]) -> dict[int, frozenset[int]]
 
 
 def _answer(mode: str, local_ranks: list[int], writer: int) -> None:
-    """Write the sets, or the reason why there are none, as JSON; then exit."""
+    """Write the sets, or the reason for none, as JSON; then exit."""
     try:
         from torch.numa import binding
 
@@ -61,12 +61,12 @@ def _answer(mode: str, local_ranks: list[int], writer: int) -> None:
 
 def _collect(reader: int) -> dict[int, frozenset[int]]:
     body = b""
-    while select.select([reader], [], [], _PATIENCE_S)[0]:
+    while select.select([reader], [], [], _PATIENCE_SECONDS)[0]:
         part = os.read(reader, 65536)
         body += part
         if not part:
             break
-    found = json.loads(body) if body else f"no answer from torch within {_PATIENCE_S:.0f} s"
+    found = json.loads(body) if body else f"no answer from torch within {_PATIENCE_SECONDS:.0f} s"
     if isinstance(found, str):
         raise NumaError(found)
     return {int(rank): frozenset(cpus) for rank, cpus in found.items()}

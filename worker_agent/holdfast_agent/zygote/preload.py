@@ -1,7 +1,7 @@
-"""Importing torch and the preload list so that a process stays forkable, and checking that it is.
+"""Imports torch and the preload list so that the process stays forkable, and checks that.
 
-Forkable: one thread, no CUDA, no descriptors that nobody knows. What follows from "not forkable"
-is decided by `loop`.
+Forkable means: one thread, no CUDA, no unknown descriptors. Does not belong here: the reaction to a
+process that is not forkable (`loop`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
-from holdfast.layout import MEMFD_NAME
-from holdfast_agent.zygote import variables
+from holdfast.page_layout import MEMFD_NAME
+from holdfast_agent.zygote import import_time_variables
 from holdfast_agent.zygote.errors import ZygoteError
-from holdfast_agent.zygote.tree import task_count
+from holdfast_agent.zygote.process_tree import task_count
 
-THREAD_VARIABLES: Final = (variables.OMP_THREADS, variables.OPENBLAS_THREADS)
+THREAD_VARIABLES: Final = (
+    import_time_variables.OMP_THREADS,
+    import_time_variables.OPENBLAS_THREADS,
+)
 """Read once when OpenMP and OpenBLAS load. Above 1, numpy starts a thread at import, and a
 parallel operation before a fork makes every child hang in its first one."""
 
@@ -28,9 +31,9 @@ parallel operation before a fork makes every child hang in its first one."""
 def import_torch() -> dict[str, str | None]:
     """Import torch single-threaded; return the user's values of the thread variables.
 
-    The agent calls this first of all, before anything else imports torch or numpy, and hands the
-    result on in `ZygoteSettings.user_variables`. The variables stay at 1 in this process.
-    Raises `ZygoteError` when torch cannot be imported.
+    The agent calls this first, before anything else imports torch or numpy, and passes the result
+    on in `ZygoteSettings.user_variables`. The variables stay at 1 in this process. Raises
+    `ZygoteError` if torch cannot be imported.
     """
     values = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     for name in THREAD_VARIABLES:
@@ -47,7 +50,7 @@ def import_torch() -> dict[str, str | None]:
 def import_all(names: Iterable[str]) -> list[str]:
     """Import the modules; return one line for each that failed, with its reason.
 
-    A preload list is a hint: a script that needs such a module will say so itself.
+    A preload list is a hint: a script that needs such a module will report the error itself.
     """
     failed = []
     for name in names:
@@ -59,7 +62,7 @@ def import_all(names: Iterable[str]) -> list[str]:
 
 
 def settle() -> None:
-    """Move what the imports made out of the collector's sight.
+    """Hide the imported objects from the garbage collector.
 
     A collection in a child would write to every such object and so copy its pages.
     """
@@ -68,15 +71,15 @@ def settle() -> None:
 
 
 def why_not_forkable(known: Collection[int]) -> str:
-    """Return why this process must not fork workers, or "" when it may.
+    """Return the reason why this process must not fork workers, or "" if it may.
 
-    known: descriptors that may be open; those of the shared page are known anyhow.
+    known: descriptors that may be open; those of the shared page are always known.
     """
     return _threads() or _cuda() or _descriptors(known)
 
 
 def _threads(patience_s: float = 0.1) -> str:
-    """A thread that has ended leaves the kernel's list a moment later, hence the patience."""
+    """Return the fault if there is a second thread; an ended one stays listed for a moment."""
     until = time.monotonic() + patience_s
     while (tasks := task_count()) > 1:
         if time.monotonic() > until:
@@ -102,7 +105,7 @@ def _descriptors(known: Collection[int]) -> str:
 
 
 def open_descriptors() -> dict[int, str]:
-    """Return the open descriptors of this process and what they lead to."""
+    """Return the open descriptors of this process and their targets."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:

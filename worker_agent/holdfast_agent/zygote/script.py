@@ -1,7 +1,7 @@
-"""Run a user's script as `python script.py` or `python -m module` would, and end as that would.
+"""Runs a user's script as `python script.py` or `python -m module` would, and ends like it.
 
-Works in a forked child as well as in a fresh interpreter. The process's surroundings (descriptors,
-signals, threads) are `child`'s; here are `__main__`, exit status, error file and orderly end.
+It works in a forked child and in a fresh interpreter. Belongs here: `__main__`, exit status, error
+file, and the order of the end. Does not belong here: descriptors, signals, threads (`child`).
 """
 
 from __future__ import annotations
@@ -21,61 +21,68 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from holdfast.layout import Section
-from holdfast.slot import SlotWriter
-from holdfast_agent.zygote.failure import write_error_file
+from holdfast.page_layout import Section
+from holdfast.page_slot import SlotWriter
+from holdfast_agent.zygote import shadows
+from holdfast_agent.zygote.error_file import write_error_file
 from holdfast_agent.zygote.files import flush_files
-from holdfast_agent.zygote.messages import Mode
+from holdfast_agent.zygote.protocol import ScriptMode
+from holdfast_agent.zygote.teardown import FoundObjects, has_unfinished_files, tear_down
 
 _EXIT_NO_SCRIPT = 2  # python's own
 _PACKAGE = str(Path(__file__).parent)
 
 
-class Ending:
-    """How the script ends.
+class ScriptExit:
+    """End of the script, and its exit status.
 
-    Its exit hook, registered before the script runs, comes after the script's own hooks and before
-    those of whatever was imported ahead of it.
+    Its exit hook is registered before the script runs. So it comes after the script's own hooks and
+    before those of the modules imported earlier.
     """
 
-    def __init__(self, writer: SlotWriter) -> None:
-        """Report to the rank's slot."""
-        self._writer = writer
+    def __init__(self, writer: SlotWriter, found: FoundObjects) -> None:
+        """Report to the rank's slot; `found`: objects that are not the script's."""
+        self._writer, self._found = writer, found
         self.status = 1
         atexit.register(self._before_imported_hooks)
 
     def _before_imported_hooks(self) -> None:
-        flush_files()
+        flush_files(self._found.descriptors)
+        if self.status == 0 and not has_unfinished_files(self._found):
+            self._writer.complete_barrier()
+
+    def finish(self) -> None:
+        """Do the rest, once all exit hooks have run."""
+        _quietly(lambda: tear_down(self._found, self.status))
         if self.status == 0:
-            self._writer.complete_boundary()
+            self._writer.complete_barrier()
+            self._writer.clean()
 
 
-def run(mode: Mode, argv: Sequence[str], writer: SlotWriter) -> NoReturn:
+def run(mode: ScriptMode, argv: Sequence[str], writer: SlotWriter, found: FoundObjects) -> NoReturn:
     """Run the script or module `argv[0]` as `__main__`, then end the process; never returns."""
-    ending = Ending(writer)
+    ending = ScriptExit(writer, found)
     ending.status = _status_of(lambda: _run_main(mode, argv))
     writer.enter(Section.FINISHING)
-    # As the interpreter does at its end: join threads, then run exit hooks.
+    # As the interpreter does at its end: join threads, run exit hooks, free the rest.
     _quietly(threading._shutdown)  # type: ignore[attr-defined]  # noqa: SLF001
     _quietly(atexit._run_exitfuncs)  # noqa: SLF001
-    _quietly(flush_files)
-    if ending.status == 0:
-        writer.clean()
+    ending.finish()
     if ending.status == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    os._exit(ending.status & 0xFF)  # the interpreter's teardown would only cost time
+    os._exit(ending.status & 0xFF)  # tearing down all imported modules would only cost time
 
 
 def _quietly(step: Callable[[], None]) -> None:
-    """Take a step of the ending; a signal handler that raises in it changes nothing any more."""
+    """Take a step of the end; an exception from a signal handler changes nothing any more."""
     try:
         step()
     except BaseException:  # noqa: BLE001 - python itself prints and goes on
         traceback.print_exc()
 
 
-def _run_main(mode: Mode, argv: Sequence[str]) -> None:
+def _run_main(mode: ScriptMode, argv: Sequence[str]) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
@@ -83,7 +90,7 @@ def _run_main(mode: Mode, argv: Sequence[str]) -> None:
         sys.modules["__mp_main__"] = main
     sys.argv = list(argv)
     target = Path(argv[0])
-    if mode is Mode.MODULE:
+    if mode is ScriptMode.MODULE:
         _first_path(Path.cwd())
         runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]  # noqa: SLF001
     elif target.is_dir() or zipfile.is_zipfile(target):
@@ -118,13 +125,14 @@ def _run_file(main: types.ModuleType, path: str) -> None:
 
 
 def _first_path(entry: Path) -> None:
-    """Put `entry` where python puts the script's folder, in place of the launcher's own."""
+    """Put `entry` in sys.path at the place of the script's folder, instead of the launcher's."""
     if not sys.flags.safe_path:
         sys.path[:1] = [str(entry)]
+        shadows.drop_shadowed(str(entry))
 
 
 def _status_of(body: Callable[[], None]) -> int:
-    """Return the exit status that python would end with; negative for a signal."""
+    """Return the exit status of python for this body; negative for a signal."""
     try:
         body()
     except SystemExit as end:

@@ -1,11 +1,40 @@
-"""Settings of the zygote; values only, handed over by the agent, which reads them."""
+"""Settings of the zygote: values only. The agent reads them and passes them on."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import signal
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+
+BOOTSTRAP: Final = str(Path(__file__).with_name("bootstrap.py"))
+"""Entry of a fresh interpreter, run as a file: `-m` would search the user's working directory for
+its imports first."""
+
+
+def bootstrap_command(*arguments: str, flags: Sequence[str] = ()) -> list[str]:
+    """Return the command of a fresh interpreter that runs BOOTSTRAP.
+
+    It has the flags of this interpreter (`-O`, `-W`, `-X`, …), as a forked process has.
+
+    Args:
+        *arguments: Of BOOTSTRAP.
+        flags: More flags of python.
+    """
+    own: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
+    known = {flag.partition("=")[0] for flag in own}
+    others = [
+        f"-X{name}" if value is True else f"-X{name}={value}"
+        for name, value in sys._xoptions.items()  # noqa: SLF001 - there is no other name for them
+        if name not in known
+    ]
+    return [sys.executable, *own, *others, *flags, BOOTSTRAP, *arguments]
+
 
 DEFAULT_PRELOAD: Final = (
     "torch",
@@ -17,29 +46,73 @@ DEFAULT_PRELOAD: Final = (
     "torch.distributed.checkpoint.state_dict",
     "torch.utils.serialization.config",
 )
-"""Imported before the first fork. `torch._dynamo` is there because constructing any optimizer
-imports it (seconds, cold)."""
+"""Modules that workers need not import themselves. `torch._dynamo` is there because constructing
+any optimizer imports it (seconds, cold)."""
+
+DEFERRABLE: Final = frozenset(DEFAULT_PRELOAD) - {"torch", "torch.distributed", "torch.nn.parallel"}
+"""Modules of the default list that a script may do without: together they take as long to import as
+torch itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteSettings:
-    """How the zygote prepares itself and its workers."""
+    """Settings for the zygote's own preparation and its workers."""
 
     local_world_size: int
-    """Workers per round on this node; decides the default thread count as torchrun's does."""
+    """Workers per round on this node; it decides the default thread count, as in torchrun."""
     user_variables: Mapping[str, str | None] = field(default_factory=dict)
-    """The user's own values of the thread variables, as `import_torch` returned them (None:
-    unset); workers get these back."""
+    """The user's own values of the thread variables, from `import_torch` (None: unset); workers get
+    them back."""
     preload: tuple[str, ...] = DEFAULT_PRELOAD
-    """Modules to import before the first fork; one that is missing is skipped and named in the
-    zygote's log, one that starts a thread, a descriptor or CUDA ends forking."""
+    """Modules to import before the first fork. A missing one is skipped and named in the zygote's
+    log. One that starts a thread, a descriptor or CUDA ends forking."""
+    deferred_preload: tuple[str, ...] = ()
+    """Modules to import once a round has run for `deferred_preload_s`: the first round does not
+    wait for them, later ones have them. An import keeps the zygote from its other work for up to
+    seconds."""
+    deferred_preload_s: float = 10.0
+    """Seconds from a round's start to the deferred imports: by then a script has done its own,
+    which need the same CPUs."""
     fork: bool = True
     """False: always start fresh interpreters (slow, for debugging imports)."""
     lease_check_s: float = 0.05
     """Least seconds between looks at the agent's lease; 50 ms adds ≤ 1.3 % to the 4 s of the lease.
-    While it cannot be stale yet nobody looks. Workers read the limit in the page, too."""
+    There is no look while it cannot be stale yet. Workers read the limit in the page, too."""
     stack_signal: int = signal.SIGRTMAX - 3
-    """Signal for stack dumps; a real-time signal because scripts and launchers use SIGUSR1 and
-    SIGUSR2 for their own ends."""
+    """Signal for stack dumps; a real-time signal, because scripts and launchers use SIGUSR1 and
+    SIGUSR2 themselves."""
     log_path: str | None = None
     """File for the zygote's own few lines; None: the agent's stderr."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshZygote:
+    """Description of a zygote that was not forked from its agent, for its fresh interpreter."""
+
+    agent: int
+    """Process of the agent."""
+    channel: int
+    """Descriptor of the zygote's end of the control channel."""
+    page: int
+    """Descriptor of the shared page."""
+    path: tuple[str, ...]
+    """The agent's sys.path."""
+    torch: bool
+    """True: the agent has imported torch, so the fresh zygote must import it for its workers."""
+    problem: str
+    """Reason for not forking workers; empty: they may be forked."""
+    settings: ZygoteSettings
+
+    def encode(self) -> bytes:
+        """Return the description as JSON."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> FreshZygote:
+        """Return the description that `encode` made these bytes from."""
+        fields: dict[str, Any] = json.loads(body)
+        settings = fields.pop("settings")
+        for name in ("preload", "deferred_preload"):
+            settings[name] = tuple(settings[name])
+        path = tuple(fields.pop("path"))
+        return cls(**fields, path=path, settings=ZygoteSettings(**settings))

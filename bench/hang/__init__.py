@@ -1,0 +1,1 @@
+"""Seconds until a hang is noticed, beside torchrun and DLRover."""

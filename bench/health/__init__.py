@@ -1,0 +1,1 @@
+"""Stragglers on seeded and recorded traces, beside the rules of others."""

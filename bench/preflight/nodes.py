@@ -1,0 +1,148 @@
+"""Real agents on this machine, each with a host name of its own: one of them is bad.
+
+Each node has one core of this machine. Where there are more nodes than cores they share them, and
+with whatever else runs there: so a check takes longer than on nodes that are idle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+
+from bench.preflight import waiting
+from bench.record import ROOT
+from holdfast_wire.messages import JobEvent
+from holdfast_wire.reasons import EventReason
+from jobs.local_job import RunningJob
+
+SIZES = (2, 3, 4)
+FAULTS = ("none", "slow memory", "dead")
+NETWORK_BY_LOOPBACK = "lo"
+_PROGRAM = "holdfast_agent.health.node_check.program"
+_SLOW_COPIES = ROOT / "tests/support/nodes/slow_copies"
+_LIMIT_SECONDS = 300.0
+_HOST = """
+hostname "machine-$HOLDFAST_NODE_RANK"
+exec taskset --cpu-list $((HOLDFAST_NODE_RANK % $(nproc))) "$@"
+"""
+_SCRIPT = """
+import pathlib, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.1)
+"""
+_VERDICTS = {EventReason.PREFLIGHT_FAILED, EventReason.PREFLIGHT_PASSED}
+Line = dict[str, Any]
+
+
+def lines(trials: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Line]:
+    """Run every trial; yield a line for each."""
+    for at in range(trials):
+        for nodes in sizes:
+            for fault in FAULTS:
+                yield trial(nodes, fault, at % nodes)
+
+
+def trial(nodes: int, fault: str, bad: int) -> Line:
+    """Check so many nodes, one of them with a fault, and say who was named."""
+    with tempfile.TemporaryDirectory(prefix="preflight-") as name, _slow(bad, fault):
+        folder = Path(name)
+        (folder / "script.py").write_text(_SCRIPT)
+        with (
+            RunningJob(_job(folder, nodes), folder) as job,
+            _killer(job, bad, fault),
+            waiting.measured() as waited,
+        ):
+            job.wait_event(EventReason.WORLD_ASSIGNED, timeout_s=_LIMIT_SECONDS)
+            events, share = job.events(), waited()
+            (folder / "end").touch()
+            job.finish()
+    named = [int(one.node) for one in events if one.reason == EventReason.PREFLIGHT_FAILED]
+    return {
+        "what": "real",
+        "nodes": nodes,
+        "fault": fault,
+        "named": int(fault != "none" and bad in named),
+        "wrong": len([one for one in named if one != bad or fault == "none"]),
+        "from_hello_s": _passed(events, EventReason.NODE_JOINED),
+        "seconds": _passed(events, EventReason.PREFLIGHT_BEGUN),
+        "waited": share,
+        "verdicts": [one.text for one in events if one.reason in _VERDICTS],
+    }
+
+
+def _passed(events: list[JobEvent], since: str) -> float:
+    """Return the seconds from the first event of a kind to the last verdict."""
+    begin = min(one.unix_time for one in events if one.reason == since)
+    return max(one.unix_time for one in events if one.reason in _VERDICTS) - begin
+
+
+def _job(folder: Path, nodes: int) -> Mapping[str, Any]:
+    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    train = ["holdfast-run", "--nproc-per-node=1", str(folder / "script.py"), str(folder / "end")]
+    container = {
+        "name": "worker",
+        "command": ["unshare", *as_root, "--uts", "sh", "-c", _HOST, "host", *train],
+        "env": [
+            {"name": "HOLDFAST_PRELOAD", "value": "-torch"},
+            # No machine here knows the others' names, by which gloo would find its address.
+            {"name": "GLOO_SOCKET_IFNAME", "value": NETWORK_BY_LOOPBACK},
+        ],
+    }
+    return {
+        "apiVersion": "holdfast.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": "bench"},
+        "spec": {
+            "replicas": nodes,
+            "minReplicas": nodes,
+            "health": {"preflight": {"mode": "Report"}},
+            "worker": {"template": {"spec": {"containers": [container]}}},
+        },
+    }
+
+
+@contextlib.contextmanager
+def _slow(bad: int, fault: str) -> Iterator[None]:
+    if fault != "slow memory":
+        yield
+        return
+    with patch.dict(os.environ, {"PYTHONPATH": str(_SLOW_COPIES), "SLOW_COPIES": str(bad)}):
+        yield
+
+
+@contextlib.contextmanager
+def _killer(job: RunningJob, bad: int, fault: str) -> Iterator[None]:
+    """Kill what measures on the bad node as soon as it is there, once."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.05):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(job.process.pid).children(recursive=True):
+                    if _PROGRAM in child.cmdline() and _rank(child) == str(bad):
+                        child.kill()
+                        return
+
+    thread = threading.Thread(target=work)
+    if fault == "dead":
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+def _rank(process: psutil.Process) -> str:
+    return str(process.environ().get("HOLDFAST_NODE_RANK", ""))

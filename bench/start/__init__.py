@@ -1,0 +1,1 @@
+"""Time until a script's first collective, beside torchrun."""

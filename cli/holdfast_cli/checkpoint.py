@@ -1,0 +1,114 @@
+"""`holdfast checkpoint`: a save on request, and tools for checkpoints on storage.
+
+The tools belong to the SDK, which alone knows the format of its files; they run in a process of
+their own. Only their options are here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from holdfast_cli.arguments import complete_job, output_option
+from holdfast_cli.errors import BadInputError
+
+_TOOLS = "holdfast.flash.tools"
+
+
+class JobOrTool(click.Group):
+    """`checkpoint JOB` saves; a job that is called as a tool is saved by `checkpoint save JOB`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `save` before the name of a job."""
+        known = {*ctx.help_option_names, *self.commands}
+        return super().parse_args(ctx, args if not args or args[0] in known else ["save", *args])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer jobs beside the tools."""
+        jobs = complete_job(ctx, click.Argument(["job"]), incomplete)
+        return [*super().shell_complete(ctx, incomplete), *map(CompletionItem, jobs)]
+
+
+@click.group(cls=JobOrTool, subcommand_metavar="JOB [--timeout SECONDS] | TOOL PATH")
+def checkpoint() -> None:
+    """Have all ranks of JOB save after the same step; or look at a checkpoint on storage.
+
+    With JOB the command waits until the step is on storage: 300 s, or --timeout SECONDS. The script
+    must save with holdfast.Checkpointer. `holdfast checkpoint save --help` lists every option.
+    """
+
+
+def _call(module: str, *words: str, needs: str = "holdfast") -> None:
+    """Run a tool of the SDK; the tool's exit code is the command's."""
+    if importlib.util.find_spec(needs) is None:
+        raise BadInputError(
+            f"checkpoints are read by the SDK, which needs {needs}; that is not installed here"
+        )
+    command = [sys.executable, "-m", f"{_TOOLS}.{module}", *words]
+    sys.exit(subprocess.run(command, check=False).returncode)
+
+
+def _tool(name: str, summary: str) -> Callable[..., Any]:
+    @checkpoint.command(name, help=summary)
+    @click.argument("path", type=click.Path(file_okay=False))
+    @output_option
+    def look(path: str, output: str) -> None:
+        _call("inspect", name, path, *(["--json"] if output == "json" else []))
+
+    return look
+
+
+inspect = _tool(
+    "inspect",
+    "List the steps in PATH; of a single step every tensor with its type, shape, size and ranks.",
+)
+verify = _tool(
+    "verify",
+    "Compare every hash of the steps in PATH. Exit codes: 0 whole, 7 a step is damaged.",
+)
+
+
+@checkpoint.command()
+@click.argument("step", type=click.Path(file_okay=False))
+@click.argument("other", type=click.Path(file_okay=False))
+def diff(step: str, other: str) -> None:
+    """List the differences between two steps, of worlds of any size.
+
+    STEP and OTHER are directories step_N, of one directory or of two. Exit codes: 0 the same bit
+    for bit, 9 different.
+    """
+    _call("diff", step, other, needs="torch")
+
+
+@checkpoint.command()
+@click.argument("step", type=click.Path(file_okay=False))
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--model", is_flag=True, help="Only the model's state_dict.")
+def export(step: str, file: str, *, model: bool) -> None:
+    """Write a whole step into FILE, for torch.load on any machine.
+
+    STEP is a directory step_N, saved by any number of ranks; its whole state passes through memory.
+    """
+    _call("convert", "export", step, file, *(["--model"] if model else []), needs="torch")
+
+
+@checkpoint.command("import")
+@click.argument("source", type=click.Path())
+@click.argument("path", type=click.Path(file_okay=False))
+@click.option(
+    "--step", type=click.IntRange(min=1), required=True, help="Number that load() returns."
+)
+def take_in(source: str, path: str, step: int) -> None:
+    """Make a checkpoint in PATH, a directory without any, from a foreign one.
+
+    SOURCE is a file of torch.save with a model's state_dict (or with "model" and others), or a
+    directory of torch.distributed.checkpoint. Reading the latter's .metadata runs code from it:
+    only use a directory that you would run a program from.
+    """
+    _call("convert", "import", source, path, "--step", str(step), needs="torch")

@@ -1,0 +1,200 @@
+"""Commits: reports of agents about memory and storage, and the grant of a commit.
+
+Belongs here: one handler for each of these messages. Does not belong here: a world's restore
+(`restore`), the choice of a version (`policies.checkpoints`), the records (`checkpoint_tracker`),
+barriers (`rescale.barrier`).
+
+Nothing is committed without a grant, and only one agent has it at a time. A later grant names the
+attempt anew; the agent that takes that name leaves nothing to commit for the one before.
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.checkpoints import on_demand
+from holdfast_master.job.nodes.members import holders, send_all
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker, PendingStep
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.wording import nodes_named, short
+from holdfast_master.policies import checkpoints as policy
+from holdfast_wire.messages import (
+    CheckpointCommitted,
+    CheckpointVersion,
+    CommitAnnounced,
+    CommitGrant,
+    CommitResult,
+    MemoryCheckpoints,
+    ReleaseCheckpoints,
+    ShardsPersisted,
+)
+from holdfast_wire.reasons import EventReason
+
+_MOST_VERSIONS = 16
+"""Versions that a message may name; a correct agent names fewer."""
+_MOST_PENDING = 64
+"""Steps on their way to storage at once; ranks wait for each of theirs, so two are many."""
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -> None:
+    """Note the versions in a node's memory: once all nodes have a newer one, the older may go."""
+    world = job.worlds.assigned  # also one that has ended: it is what can still be saved
+    if world is None or world.round != number or not world.holds(node.rank, node.agent_id):
+        return
+    book, size = job.checkpoints.tracker, len(world.places)
+    book.enter(number, holders(world), world.size)
+    versions = frozenset(message.versions[:_MOST_VERSIONS])
+    holder = (node.rank, node.agent_id)
+    (book.memory_only.add if message.memory_only else book.memory_only.discard)(holder)
+    (book.whole.add if message.whole else book.whole.discard)(node.rank)
+    changed = book.hold(node.rank, versions, size)
+    if job.worlds.broken:
+        job.touch(Change.MEMORY_REPORTED)
+    # Where there is one node, it sees for itself what is complete.
+    if changed and size > 1 and job.worlds.running() is world:
+        order = ReleaseCheckpoints(
+            complete=book.complete, passed_over=tuple(sorted(book.passed_over, reverse=True))
+        )
+        send_all(job.membership, job.out, world, order)
+
+
+# ----------------------------------------------------------------------------------------- storage
+
+
+def shard(job: JobContext, node: Node, _: int, message: ShardsPersisted) -> None:
+    """A node's part of a step is durable, or will not be. Older worlds' parts count too."""
+    version = message.version
+    if version is None or not message.attempt:
+        return
+    book, key = job.checkpoints.tracker, (version, message.attempt)
+    if key in book.done:
+        _announce_to(job.out, node, version, book.done[key])
+        return
+    pending = book.pending.get(key)
+    if pending is None:
+        pending = book.pending[key] = PendingStep(
+            version=version,
+            attempt=message.attempt,
+            world_size=message.world_size,
+            root=message.root,
+        )
+        _limit(book)
+    pending.nodes.add(node.rank)
+    if message.error:
+        _fail(job, pending, f"node {node.rank}: {message.error}")
+        return
+    pending.ranks.update(rank for rank in message.ranks if rank < pending.world_size)
+    if pending.coordinator == (node.rank, node.agent_id):
+        _send_grant(job.out, pending, node)  # it may not have heard of it
+    job.touch(Change.SHARDS_REPORTED)
+
+
+def _limit(book: CheckpointTracker) -> None:
+    """Drop the oldest step that no agent has been granted: its world is gone."""
+    waiting = [key for key, pending in book.pending.items() if pending.coordinator is None]
+    if len(book.pending) > _MOST_PENDING and waiting:
+        del book.pending[min(waiting)]
+
+
+def grant(job: JobContext) -> None:
+    """Grant each step that is whole to an agent; to another one where that agent is gone."""
+    nodes = job.membership.nodes
+    for pending in list(job.checkpoints.tracker.pending.values()):
+        if not pending.whole or _is_at_work(job, pending):
+            continue
+        if len(pending.silent) >= job.settings.commit_tries:
+            names = nodes_named(list({rank for rank, _ in pending.silent}))
+            limit = job.settings.commit_seconds
+            _fail(job, pending, f"{names} did not commit it within {limit:g} s each")
+            continue
+        there = [rank for rank, node in nodes.items() if node.session is not None]
+        hung = {rank for rank, _ in pending.silent}
+        rank = policy.coordinator(pending.nodes, there, hung)
+        if rank is None:
+            pending.coordinator = None
+            continue
+        number = job.out.command("commit", rank)
+        pending.own = f"{pending.attempt}e{job.identity.epoch}c{number}"
+        pending.coordinator, pending.granted_at = (rank, nodes[rank].agent_id), job.now
+        _send_grant(job.out, pending, nodes[rank])
+    _watch_grants(job)
+
+
+def _is_at_work(job: JobContext, pending: PendingStep) -> bool:
+    """Return whether the agent that has the grant is there, and has not had it for too long."""
+    if pending.coordinator is None:
+        return False
+    rank, agent_id = pending.coordinator
+    node, limit = job.membership.nodes.get(rank), job.settings.commit_seconds
+    if node is None or node.agent_id != agent_id:
+        return False
+    if job.now < pending.granted_at + limit:
+        return True
+    pending.silent.append(pending.coordinator)
+    text = f"node {rank} has not committed step {pending.version.step} within {limit:g} s"
+    job.out.event(EventReason.COMMIT_HANGS, text, Warn, node=rank)
+    return False
+
+
+def _watch_grants(job: JobContext) -> None:
+    out = [one.granted_at for one in job.checkpoints.tracker.pending.values() if one.coordinator]
+    if out:
+        job.timers.set(Timer.COMMIT, min(out) + job.settings.commit_seconds)
+    else:
+        job.timers.cancel(Timer.COMMIT)
+
+
+def _send_grant(out: OutgoingBatch, pending: PendingStep, node: Node) -> None:
+    order = CommitGrant(
+        version=pending.version,
+        world_size=pending.world_size,
+        root=pending.root,
+        attempt=pending.attempt,
+        own=pending.own,
+    )
+    out.send(node, order)
+
+
+def committed(job: JobContext, node: Node, _: int, message: CommitResult) -> None:
+    """The coordinator has done what it was granted. It is on disk before anybody hears of it."""
+    found = [
+        pending
+        for pending in job.checkpoints.tracker.pending.values()
+        if (pending.version, pending.own) == (message.version, message.own)
+        and pending.coordinator == (node.rank, node.agent_id)
+    ]
+    for pending in found:
+        if message.error:
+            _fail(job, pending, f"node {node.rank}: {message.error}")
+            continue
+        fact = CheckpointCommitted(
+            version=pending.version, world_size=pending.world_size, root=pending.root
+        )
+        job.out.record(fact, durable=True)
+        _announce(job, pending, "")
+        on_demand.committed(job, fact)
+
+
+def _fail(job: JobContext, pending: PendingStep, error: str) -> None:
+    text = f"step {pending.version.step} was not committed: {short(error)}"
+    job.out.event(EventReason.CHECKPOINT_FAILED, text, Warn)
+    on_demand.failed(job, pending.version, short(error))
+    _announce(job, pending, short(error))
+
+
+def _announce(job: JobContext, pending: PendingStep, error: str) -> None:
+    job.checkpoints.tracker.end(pending, error)
+    for rank in sorted(pending.nodes):
+        node = job.membership.nodes.get(rank)
+        if node is not None:
+            _announce_to(job.out, node, pending.version, error)
+    job.touch(Change.COMMIT_ENDED)
+
+
+def _announce_to(out: OutgoingBatch, node: Node, version: CheckpointVersion, error: str) -> None:
+    out.send(node, CommitAnnounced(version=version, error=error))

@@ -1,0 +1,278 @@
+"""Checkpoint intervals: computed from costs, changed on all ranks or on none.
+
+Belongs here: the offer of a schedule, the nodes' reports of it, its confirmation. Does not belong
+here: the intervals (`policies.interval`), their first step (`policies.barrier`), saves on demand
+(`on_demand`).
+
+A change has two parts. Ranks that were offered a schedule save, from its step on, what either asks
+for. Once every node has said that its ranks heard of it before that step, the change is written
+down and confirmed, and whoever hears that does without the old one. So at each step there is a
+schedule by which all ranks save, whatever is late or lost. A rank that had passed the step makes it
+a later one. How ranks stand is told by every heartbeat, so nothing of this waits for an answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Final
+
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.rescale import barrier
+from holdfast_master.job.state.checkpoint_tracker import Offered, SaveSchedule
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
+from holdfast_master.policies import barrier as barrier_policy
+from holdfast_master.policies import failure_rate, interval
+from holdfast_master.policies.failure_rate import Observed, Rates
+from holdfast_master.policies.interval import Cost, Costs, Every
+from holdfast_wire.messages import (
+    CheckpointInterval,
+    JobPhase,
+    SavingReport,
+    ScheduleConfirmed,
+    SetSchedule,
+    Tier,
+)
+from holdfast_wire.reasons import EventReason
+from holdfast_wire.tiers import TIERS, by_tier, costs_by_tier, to_intervals, word
+
+_MOST_TRIES: Final = 6
+"""Doublings of the margin: an offer is repeated for as long as its world lives."""
+_NEVER: Final = 1e-12
+"""Failures in a second of a tier that the script does not use."""
+_SCRIPT: Final = "the script says so"
+
+
+def heard(job: JobContext, node: Node, world: World, report: SavingReport | None) -> None:
+    """Note the report of a member's ranks on their saves and on the schedule that they know."""
+    node.saving = report
+    if report is None:
+        return
+    book = _book(job, world)
+    job.timers.ensure(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
+    offer = book.offer
+    if offer is None or report.seen_id != offer.number or node.rank in offer.seen:
+        return
+    offer.passed = max(offer.passed, report.seen_step)
+    if report.seen_step > offer.step:
+        _again(job, world, offer)
+        return
+    offer.seen.add(node.rank)
+    if len(offer.seen | world.finished) == len(world.places):
+        _confirm(job, world, offer)
+
+
+def _book(job: JobContext, world: World) -> SaveSchedule:
+    """The book of this world."""
+    if job.checkpoints.schedule.round == world.round:
+        return job.checkpoints.schedule
+    fact, told = world.fact, job.state.schedule
+    now = by_tier(fact.intervals)
+    confirmed = told is not None and told.round == world.round
+    job.checkpoints.schedule = SaveSchedule(
+        round=world.round,
+        now=by_tier(told.intervals) if confirmed and told is not None else now,
+        # Of a world that an earlier master made, only a journal would tell what was confirmed.
+        unsure=world.bounds is None and not confirmed,
+    )
+    return job.checkpoints.schedule
+
+
+def due(job: JobContext) -> None:
+    """Look whether another schedule would be better by now."""
+    world = job.worlds.running()
+    if world is None or not any(node.saving for node in _members(job.membership, world)):
+        return  # the next heartbeat of a world that follows sets the time anew
+    job.timers.set(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
+    book = _book(job, world)
+    trains = job.state.phase is JobPhase.TRAINING and job.worlds.barrier is None
+    if not trains or book.offer is not None or book.now is None or not world.fact.intervals:
+        return
+    reports = _reports(job.membership, world)
+    if not reports:
+        return
+    pins = reports[0]  # one script, and so the same on all
+    measured = _costs(reports, pins)
+    if measured is None:
+        return
+    now = _over(pins, book.now)
+    wish = _over(pins, interval.wished(job.spec))
+    book.verdict = interval.decide(measured, _rates(job, world, pins), now, fixed=wish)
+    if book.verdict.changed or book.unsure:
+        offer = Offered(number=0, step=0, every=book.verdict.every)
+        book.offer = offer
+        _set(job, world, offer)
+
+
+# ------------------------------------------------------------------------------------ what is known
+
+
+def _members(membership: Membership, world: World) -> list[Node]:
+    nodes = membership.nodes
+    return [nodes[rank] for rank in world.places if rank in nodes]
+
+
+def _reports(membership: Membership, world: World) -> list[SavingReport]:
+    """Return the reports of all members; empty: not every rank follows a schedule."""
+    found = [node.saving for node in _members(membership, world) if node.saving is not None]
+    return found if len(found) == len(world.places) else []
+
+
+def _own(pins: SavingReport, tier: Tier) -> int | None:
+    """Return the script's own number for a tier; None: it leaves it to the master."""
+    return costs_by_tier(pins)[tier].every
+
+
+def _over(pins: SavingReport, every: Every) -> Every:
+    """Numbers with the script's own in their places."""
+    own = {tier: _own(pins, tier) for tier in every}
+    return {tier: steps if (pin := own[tier]) is None else pin for tier, steps in every.items()}
+
+
+def _left_out(pins: SavingReport) -> list[tuple[Tier, Tier]]:
+    """Return each tier that the script never saves to alone, with the one behind it."""
+    return [pair for pair in itertools.pairwise(TIERS) if _own(pins, pair[0]) == 0]
+
+
+def _costs(reports: list[SavingReport], pins: SavingReport) -> Costs | None:
+    """Return the cost of a save: the slowest node counts. None: too little was measured."""
+    step = max(report.step_seconds for report in reports)
+    known = [costs_by_tier(report) for report in reports]
+    stops = {tier: max(one[tier].stop_seconds for one in known) for tier in TIERS}
+    for tier, farther in reversed(_left_out(pins)):
+        stops[tier] = stops[farther]
+    if not (step and stops[TIERS[0]]):
+        return None
+    durable = {tier: max(one[tier].durable_seconds for one in known) for tier in TIERS}
+    return Costs(
+        step=step,
+        tiers={tier: Cost(stop=stops[tier] or None, durable=durable[tier]) for tier in TIERS},
+    )
+
+
+def _rates(job: JobContext, world: World, pins: SavingReport) -> Rates:
+    state, since = job.state, job.state.trains_since
+    more = 0.0 if since is None else max(0.0, job.clock.job_seconds - since)
+    seen = Observed(failures=state.tier_failures, seconds=state.trained_seconds + more)
+    given = job.settings.failure_seconds
+    rates = failure_rate.learn(seen, nodes=len(world.places), given=given)
+    by_tier = dict(rates.by_tier)
+    for tier, farther in _left_out(pins):
+        # Every failure goes back to a farther tier.
+        by_tier[tier], by_tier[farther] = _NEVER, by_tier[tier] + by_tier[farther]
+    return dataclasses.replace(rates, by_tier=by_tier)
+
+
+# ------------------------------------------------------------------------------------- the exchange
+
+
+def _set(job: JobContext, world: World, offer: Offered) -> None:
+    latency = barrier.latency(job)
+    choice = barrier_policy.choose(
+        incidents.sightings(job.now, job.membership, world),
+        latency=latency,
+        tries=min(offer.tries, _MOST_TRIES),
+        not_before=max(world.reached, offer.passed),
+    )
+    offer.number = job.out.command("schedule", 0)
+    offer.step = choice.step
+    offer.seen.clear()
+    for node in _members(job.membership, world):
+        _send_offer(job.out, node, world, offer)
+    job.timers.set(Timer.SCHEDULE_SEEN, job.now + choice.expected_seconds + 2 * latency + 0.5)
+
+
+def _again(job: JobContext, world: World, offer: Offered) -> None:
+    offer.tries += 1
+    _set(job, world, offer)
+
+
+def seen_due(job: JobContext) -> None:
+    """Not every node has said in time that its ranks know the offer."""
+    world, offer = job.worlds.running(), job.checkpoints.schedule.offer
+    if world is not None and offer is not None and job.checkpoints.schedule.round == world.round:
+        _again(job, world, offer)
+
+
+def _confirm(job: JobContext, world: World, offer: Offered) -> None:
+    fact = ScheduleConfirmed(
+        round=world.round,
+        schedule_id=offer.number,
+        step=offer.step,
+        intervals=to_intervals(offer.every),
+    )
+    job.out.record(fact, durable=True)
+    book = job.checkpoints.schedule
+    book.now, book.offer, book.unsure = offer.every, None, False
+    job.timers.cancel(Timer.SCHEDULE_SEEN)
+    tiers = "; ".join(f"{word(one.tier)}: {_words(one)}" for one in intervals(job))
+    job.out.event(EventReason.CHECKPOINT_SCHEDULED, f"from step {offer.step} on {tiers}")
+    for node in _members(job.membership, world):
+        _send_confirmed(job.state, job.out, node, world)
+
+
+def send(job: JobContext, node: Node) -> None:
+    """Tell a member that was away what holds, and what is offered."""
+    world = job.worlds.running()
+    if world is None:
+        return
+    _send_confirmed(job.state, job.out, node, world)
+    book = job.checkpoints.schedule
+    if book.offer is not None and book.round == world.round:
+        _send_offer(job.out, node, world, book.offer)
+
+
+def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: World) -> None:
+    fact = state.schedule
+    if fact is not None and fact.round == world.round:
+        message = SetSchedule(
+            schedule_id=fact.schedule_id,
+            step=fact.step,
+            intervals=fact.intervals,
+            confirmed=True,
+        )
+        out.send(node, message, world.round)
+
+
+def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: Offered) -> None:
+    message = SetSchedule(
+        schedule_id=offer.number,
+        step=offer.step,
+        intervals=to_intervals(offer.every),
+    )
+    out.send(node, message, world.round)
+
+
+# --------------------------------------------------------------------------------------- for people
+
+
+def intervals(job: JobContext) -> tuple[CheckpointInterval, ...]:
+    """Return the interval in force of each tier; empty: no rank follows a schedule."""
+    world, book = job.worlds.running(), job.checkpoints.schedule
+    reports = (
+        _reports(job.membership, world) if world is not None and world.round == book.round else []
+    )
+    if not reports or book.now is None:
+        return ()
+    pins, verdict = reports[0], book.verdict
+    now = _over(pins, book.now)
+    reasons = verdict.reasons if verdict is not None else {}
+    return tuple(_tier(tier, now[tier], pins, reasons.get(tier, "")) for tier in TIERS)
+
+
+def _tier(tier: Tier, every: int, pins: SavingReport, reason: str) -> CheckpointInterval:
+    why = reason or "as before: nothing has been measured yet"
+    own = _own(pins, tier)
+    return CheckpointInterval(tier=tier, every=every, reason=why if own is None else _SCRIPT)
+
+
+def _words(one: CheckpointInterval) -> str:
+    steps = "step" if one.every == 1 else f"{one.every} steps"
+    often = f"every {steps}" if one.every else "none of its own"
+    return f"{often} ({one.reason})"

@@ -1,0 +1,247 @@
+"""A checkpoint on demand: all ranks save after the same step and go on.
+
+Belongs here: setting the barrier, the nodes' reports of it, the answer to the users who wait. Does
+not belong here: the choice of the step (`policies.barrier`), the commit (`commits`), a save after
+which ranks stop (`rescale.barrier`). Nothing of it is in the journal: a user who waits asks the
+next master again.
+"""
+
+from __future__ import annotations
+
+from holdfast_master.inputs import UserCall
+from holdfast_master.instructions import RefusalCode, Refuse, Reply
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.rescale import barrier
+from holdfast_master.job.state.barrier import SaveOrder
+from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
+from holdfast_master.job.state.checkpoints import Checkpoints
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.timers import Timer, Timers
+from holdfast_master.job.state.wording import short
+from holdfast_master.job.state.world import World
+from holdfast_master.policies import barrier as barrier_policy
+from holdfast_master.policies.counts import counted
+from holdfast_wire.messages import (
+    BarrierAck,
+    CheckpointCommitted,
+    CheckpointVersion,
+    JobPhase,
+    SetBarrier,
+    TriggerCheckpointRequest,
+    TriggerCheckpointResponse,
+)
+from holdfast_wire.reasons import EventReason
+
+PATIENCE_SECONDS = 300.0
+"""Default limit until a requested checkpoint is committed: a slow disk takes minutes."""
+LONGEST_SECONDS = 3600.0
+"""Longest timeout that a `TriggerCheckpoint` caller may ask for."""
+SIGN_SECONDS = 10.0
+"""After the step, until something shows that ranks save it: a copy that training does not wait for
+is in memory by then."""
+
+
+def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -> None:
+    """A user wants a checkpoint of now."""
+    seconds = request.timeout_seconds or PATIENCE_SECONDS
+    world, number = job.worlds.running(), event.request_id
+    if not 0 < seconds <= LONGEST_SECONDS:
+        text = f"timeout_seconds is {seconds:g}; it must be above 0 and at most {LONGEST_SECONDS:g}"
+        job.out.put(Refuse(number, RefusalCode.INVALID_ARGUMENT, "TIMEOUT_OUT_OF_BOUNDS", text))
+        return
+    if world is None or job.state.phase is not JobPhase.TRAINING:
+        phase = job.state.phase.name.lower()
+        text = f"no round trains now ({phase}): {job.state.text}; ask again once one does"
+        job.out.put(Refuse(number, RefusalCode.FAILED_PRECONDITION, "NOT_TRAINING", text))
+        return
+    problem = _problem(job.membership, world, job.checkpoints.tracker)
+    if problem:
+        job.out.put(Refuse(number, RefusalCode.FAILED_PRECONDITION, "CANNOT_SAVE", problem))
+        return
+    because = f": {short(request.reason)}" if request.reason else ""
+    reason = f"{event.who} asks for a checkpoint{because}"
+    job.out.event(EventReason.CHECKPOINT_REQUESTED, reason)
+    job.timers.set(Timer.REQUEST, job.now + seconds, number)
+    order = job.checkpoints.order
+    if order is None:
+        order = job.checkpoints.order = SaveOrder(round=world.round, reason=reason)
+    if world.reached >= order.step:  # of a new order that is 0
+        _barrier(job, world, order)
+    order.requests[number] = world.reached
+
+
+def _problem(membership: Membership, world: World, book: CheckpointTracker) -> str:
+    """Return why the ranks of a world that trains cannot save together; empty: they can."""
+    if not world.fact.keeps_checkpoints:
+        return "an agent of this world keeps no checkpoints: it is a plain torchrun"
+    if book.round == world.round and book.memory_only:
+        return (
+            "the ranks named no directory: this job's checkpoints live in memory only; give "
+            "holdfast.Checkpointer a directory that all nodes see"
+        )
+    for rank in world.places:
+        node = membership.nodes.get(rank)
+        if node is None or node.hello is None:
+            return f"node {rank} is away; ask again once it is back"
+        if not node.hello.knows_goes_on:
+            return f"the agent of node {rank} is of a release that cannot save and go on"
+    return barrier.blind(membership, world)
+
+
+def _barrier(job: JobContext, world: World, order: SaveOrder) -> None:
+    latency = barrier.latency(job)
+    choice = barrier_policy.choose(
+        incidents.sightings(job.now, job.membership, world),
+        latency=latency,
+        tries=order.tries,
+        not_before=max(world.reached, order.passed),
+    )
+    order.barrier_id = job.out.command("save", 0)
+    order.step = choice.step
+    order.acked.clear()
+    text = f"all ranks save after step {choice.step}: {order.reason} ({choice.reason})"
+    job.out.event(EventReason.CHECKPOINT_BARRIER_SET, text)
+    for rank in world.places:
+        node = job.membership.nodes.get(rank)
+        if node is not None:
+            send(job, node)
+    job.timers.set(Timer.SAVE_ACK, job.now + choice.expected_seconds + 2 * latency + 0.5)
+
+
+def send(job: JobContext, node: Node) -> None:
+    """Send the order's step to a member, again after it was away."""
+    world, order = job.worlds.running(), job.checkpoints.order
+    if world is None or order is None or job.worlds.barrier is not None or node.rank in order.acked:
+        return
+    message = SetBarrier(
+        barrier_id=order.barrier_id, step=order.step, reason=order.reason, goes_on=True
+    )
+    job.out.send(node, message, world.round)
+
+
+def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
+    """A member's ranks have seen a barrier at which they go on; an earlier one does not count."""
+    world, order = job.worlds.running(), job.checkpoints.order
+    if world is None or order is None or message.barrier_id != order.barrier_id:
+        return
+    order.acked.add(node.rank)
+    order.passed = max(order.passed, message.seen_at_step)
+    if message.seen_at_step > order.step:
+        _again(job, world, order, f"node {node.rank} saw it at step {message.seen_at_step}")
+    elif len(order.acked | world.finished) == len(world.places):
+        job.timers.cancel(Timer.SAVE_ACK)
+        job.timers.ensure(Timer.SAVE_SIGN, job.now + SIGN_SECONDS)
+
+
+def ack_due(job: JobContext) -> None:
+    """Not every member has seen the order in time."""
+    world, order = job.worlds.running(), job.checkpoints.order
+    if world is not None and order is not None and job.worlds.barrier is None:
+        _again(job, world, order, "not every node saw it in time")
+
+
+def _again(job: JobContext, world: World, order: SaveOrder, late: str) -> None:
+    if job.worlds.barrier is not None:
+        return  # its barrier took the place of this one, and its save will do
+    order.tries += 1
+    if order.tries < job.settings.barrier_tries:
+        _barrier(job, world, order)
+        return
+    text = f"step {order.step} was set too late, {counted(order.tries, 'time')}: {late}"
+    _refuse_all(job, order, "MISSED", text)
+
+
+def sign_due(job: JobContext) -> None:
+    """Whoever asks is told at once where no rank has begun to save."""
+    world, order = job.worlds.running(), job.checkpoints.order
+    if world is None or order is None or job.worlds.barrier is not None:
+        return
+    nodes = [node for node in map(job.membership.nodes.get, world.places) if node is not None]
+    if any(node.saving for node in nodes) or _is_known(job.checkpoints.tracker, order.step):
+        return  # the script has a Checkpointer: its storage may be slow
+    if min((node.step for node in nodes), default=0) <= order.step:
+        job.timers.set(Timer.SAVE_SIGN, job.now + SIGN_SECONDS)
+        return
+    text = (
+        f"all ranks have passed step {order.step}, and none saves it: the script must save with "
+        "holdfast.Checkpointer where job.step() answers SAVE"
+    )
+    _refuse_all(job, order, "CANNOT_SAVE", text, RefusalCode.FAILED_PRECONDITION)
+
+
+def _is_known(book: CheckpointTracker, step: int) -> bool:
+    """Return whether a node has a part of a step from `step` on, in memory or being stored."""
+    versions = {*book.counts, *(one for one, _ in book.pending), *(one for one, _ in book.done)}
+    return any(version.step >= step for version in versions)
+
+
+def committed(job: JobContext, fact: CheckpointCommitted) -> None:
+    """A step is on storage: whoever asked before it was done has what he wanted."""
+    order, version = job.checkpoints.order, fact.version
+    if order is None or version is None:
+        return
+    answer = TriggerCheckpointResponse(
+        step=version.step, path=f"{fact.root.rstrip('/')}/step_{version.step}"
+    )
+    for number in [one for one, since in order.requests.items() if since < version.step]:
+        del order.requests[number]
+        job.timers.cancel(Timer.REQUEST, number)
+        job.out.put(Reply(number, answer))
+    if not order.requests:
+        _end(job.timers, job.checkpoints, order)
+
+
+def failed(job: JobContext, version: CheckpointVersion, error: str) -> None:
+    """A step will not be on storage."""
+    order = job.checkpoints.order
+    if order is not None and version.step == order.step:
+        _refuse_all(job, order, "CHECKPOINT_FAILED", f"step {version.step}: {error}")
+
+
+def settle(job: JobContext, order: SaveOrder) -> None:
+    """An order ends with its world at the latest."""
+    world = job.worlds.running()
+    if world is not None and world.round == order.round:
+        return
+    text = f"round {order.round} ended before step {order.step} was on storage; ask again"
+    _refuse_all(job, order, "ROUND_ENDED", text)
+
+
+def request_due(job: JobContext, request_id: int) -> None:
+    """A user has waited long enough."""
+    order = job.checkpoints.order
+    if order is None or request_id not in order.requests:
+        return
+    del order.requests[request_id]
+    text = f"step {order.step} is not on storage yet; `holdfast events` tells when it is"
+    if job.state.checkpoint is None:
+        text = (
+            f"step {order.step} was not saved in time; does the script save with "
+            "holdfast.Checkpointer, to a path?"
+        )
+    job.out.put(Refuse(request_id, RefusalCode.DEADLINE_EXCEEDED, "SAVE_SLOW", text))
+    if not order.requests:
+        _end(job.timers, job.checkpoints, order)
+
+
+def _refuse_all(
+    job: JobContext,
+    order: SaveOrder,
+    reason: str,
+    text: str,
+    code: RefusalCode = RefusalCode.ABORTED,
+) -> None:
+    for number in _end(job.timers, job.checkpoints, order):
+        job.out.put(Refuse(number, code, reason, text))
+
+
+def _end(timers: Timers, checkpoints: Checkpoints, order: SaveOrder) -> list[int]:
+    """Forget the order; return who waits for it."""
+    checkpoints.order = None
+    timers.cancel(Timer.SAVE_ACK)
+    timers.cancel(Timer.SAVE_SIGN)
+    for number in order.requests:
+        timers.cancel(Timer.REQUEST, number)
+    return list(order.requests)

@@ -1,0 +1,85 @@
+"""Responses to hangs, where `spec.health.hang.mode` is Act.
+
+Belongs here: the incident of a hang, and the way out of a node that cannot stay. Does not belong
+here: when a world hangs and why (`hangs`), the choice of the response (`policies.hang_response`).
+
+A hang is a failure like others: its incident has the cause Hung, budgets and failure rules count,
+and the next round begins as after every failure. A master that is killed before the incident is in
+the journal leaves the world as it is, and its successor finds the hang anew.
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.health import stragglers
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.nodes import liveness, replacement, rule_actions
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.world import World
+from holdfast_master.policies import hang_response
+from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.hang import HangVerdict
+from holdfast_master.policies.hang_response import HangAction, HangResponse
+from holdfast_wire.messages import HealthMode, JobPhase
+from holdfast_wire.reasons import Cause, EventReason
+
+_RUNNING = frozenset({JobPhase.STARTING, JobPhase.TRAINING})
+
+
+def respond(job: JobContext, world: World, verdict: HangVerdict) -> None:
+    """Do the smallest thing that helps against a hang whose evidence has been judged."""
+    policy = job.hang_policy
+    if policy is None or policy.mode is not HealthMode.ACT or not _is_free(job):
+        return
+    nodes = stragglers.nodes_of(world)
+    found = hang_response.decide(verdict, nodes, tried=_tried(job, world))
+    if found.action is HangAction.NOTHING:
+        job.out.event(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}", Warn)
+        return
+    for rank in found.nodes:
+        _dismiss(job, rank, verdict.kind.value, found)
+    blamed = stragglers.only_node(world, (one.rank for one in verdict.ranks))
+    node = job.membership.nodes.get(blamed) if blamed is not None else None
+    reported = job.health.open_incident
+    stacks = f"; incident {reported} has the stacks" if reported else ""
+    item = Evidence(
+        kind=EvidenceKind.HUNG,
+        text=f"hang: {verdict.reason}; {found.reason}{stacks}",
+        # It began with the last progress: that explains what its ranks met until now.
+        at=job.now - job.health.hang_watch.silent,
+        node_rank=None if node is None else node.rank,
+        agent_id="" if node is None else node.agent_id,
+        rank=None if node is None else verdict.ranks[0].rank,
+    )
+    incidents.report_process(job, item, world.round)
+
+
+def _is_free(job: JobContext) -> bool:
+    """Return whether nothing else is about to end the world."""
+    ends = job.state.stop is not None or job.spec.suspend or job.worlds.barrier is not None
+    return job.state.phase in _RUNNING and not ends
+
+
+def _tried(job: JobContext, world: World) -> bool:
+    """Return whether this world follows such a hang with nobody to blame, and got no further."""
+    return any(
+        case.cause == Cause.HUNG
+        and not case.culprit_node
+        and case.to_round == world.round
+        and world.reached <= job.state.ended_steps.get(case.from_round, 0)
+        for case in job.state.incidents.values()
+    )
+
+
+def _dismiss(job: JobContext, rank: int, cause: str, found: HangResponse) -> None:
+    """Have a node leave for good, and ask for another pod."""
+    node = job.membership.nodes.get(rank)
+    if node is None:
+        return
+    why = f"a rank of it hung ({cause})"
+    leaves = found.action is HangAction.LEAVE_NODES
+    host = rule_actions.exclude(job, rank, why, others_leave=False) if leaves else ""
+    if not replacement.ask(job, rank, node.pod_uid, why, avoid_node=host) and not leaves:
+        return  # nobody makes pods here: its ranks are started in place
+    node.condemned = True
+    liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} leaves: {why}")

@@ -1,0 +1,254 @@
+"""Hangs of the running world: the watch, the evidence of all ranks, what people are told.
+
+Belongs here: when to look, asking the agents, events. Does not belong here: the limit
+(`policies.hang_limit`), the cause (`policies.hang`).
+
+Nobody waits for the time-out of a collective. Evidence comes before anything is ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast_master.job.health import hang_responses, stragglers
+from holdfast_master.job.incidents import reported, strikes
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.health import Hang, HangWatch
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
+from holdfast_master.policies import hang, hang_limit
+from holdfast_master.policies.hang import HangKind, HangVerdict
+from holdfast_master.policies.hang_limit import LearnedTimes, learn
+from holdfast_wire.messages import (
+    CollectEvidence,
+    EvidenceCollected,
+    HangPolicy,
+    JobPhase,
+    RankProgress,
+    RankSection,
+    StepSource,
+)
+from holdfast_wire.reasons import EventReason
+from holdfast_wire.strikes import StrikeCause
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the running world; each costs a look at every rank."""
+AGAIN_SECONDS: Final = 60.0
+"""Between two looks at ranks that compute: a dump of stacks costs each some milliseconds."""
+EVIDENCE_SECONDS: Final = 6.0
+"""For the evidence of all nodes; an agent takes 2 s, and those that are gone never answer."""
+
+
+def watch(job: JobContext) -> None:
+    """Begin to look, once a world runs."""
+    job.timers.ensure(Timer.HANG, job.now + LOOK_SECONDS)
+
+
+def due(job: JobContext) -> None:
+    """Look at the running world, and look again later."""
+    world = job.worlds.running()
+    if world is None:
+        return  # the next assignment begins anew
+    job.timers.set(Timer.HANG, job.now + LOOK_SECONDS)
+    policy = job.hang_policy
+    if policy is None:
+        return
+    job.health.begin(world.round)
+    _look(job, world, policy)
+
+
+def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
+    own = job.health.hang_watch
+    if not own.since and world.all_started():
+        own.since = job.now
+    _learn(job, world, own)
+    paused = job.worlds.barrier is not None or job.state.phase not in _RUNNING
+    sections = [_section(item) for _, item in _ranks(job, world)]
+    since = _since(job, world, own)
+    if since is None:
+        return
+    _learn_pause(own, since, policy)
+    found = hang_limit.judge(hang_limit.phases(sections, paused=paused), since, own.learned, policy)
+    if not found.hangs:
+        _over(job, own, since)
+    elif own.hang is None and job.now >= own.ask_after:
+        own.asked += 1
+        own.hang = Hang(
+            number=own.asked,
+            since=job.now,
+            reason=found.reason,
+            excused_until=job.now - since + hang_limit.longest_work(policy).seconds,
+            sections_known=set(sections) != {RankSection.UNSPECIFIED},
+        )
+        _ask(job, world, own.hang)
+    elif own.hang is not None:
+        _answer(job, world, own.hang)
+
+
+def _answer(job: JobContext, world: World, found: Hang) -> None:
+    """Answer a judged hang once, when a report of a step after the verdict shows that it lasts.
+
+    The world may have gone on while evidence was awaited, and reports are seconds apart.
+    """
+    reports = [(node.ranks_at, item.step_seconds) for node, item in _ranks(job, world)]
+    newer = any(at > found.judged_at + step_seconds for at, step_seconds in reports)
+    if found.verdict is not None and newer and not found.answered:
+        found.answered = True
+        hang_responses.respond(job, world, found.verdict)
+
+
+_RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STARTING})
+
+
+def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, RankProgress]]:
+    """Yield the newest reports of all ranks that still run."""
+    for rank in world.places:
+        node = job.membership.nodes.get(rank)
+        done = world.done.get(rank, set())
+        for item in node.ranks if node is not None else ():
+            if item.local_rank not in done and node is not None:
+                yield node, item
+
+
+def _section(item: RankProgress) -> RankSection:
+    """Return the section that a rank has told; a script without the SDK tells none."""
+    return item.section if item.has_sdk else RankSection.UNSPECIFIED
+
+
+def _since(job: JobContext, world: World, own: HangWatch) -> float | None:
+    """Return the time since the newest progress of any rank, s; None: the world only starts.
+
+    As far as ranks have told: a node that is not heard may have gone on.
+    """
+    if not own.since or len(world.finished) == len(world.places):
+        return None
+    ages = [item.since_step_seconds for _, item in _ranks(job, world) if item.step]
+    return min([job.now - own.since, job.now - own.section_at, *ages])
+
+
+def _learn(job: JobContext, world: World, own: HangWatch) -> None:
+    """Learn from one rank of each world: all ranks wait for each other."""
+    first = next((item for _, item in _ranks(job, world)), None)
+    if first is None:
+        return
+    section = _section(first)
+    if section is not own.section:
+        own.learned = _after_section(own, job.now - own.section_at)
+        own.section, own.section_at = section, job.now
+    if first.step == own.step or not first.step_seconds:
+        return
+    own.step = first.step
+    if first.step_source is StepSource.COLLECTIVES:
+        own.learned = dataclasses.replace(
+            own.learned, pauses=learn(own.learned.pauses, first.step_seconds)
+        )
+    elif section is RankSection.TRAIN:
+        own.learned = dataclasses.replace(
+            own.learned, steps=learn(own.learned.steps, first.step_seconds)
+        )
+
+
+def _learn_pause(own: HangWatch, since: float, policy: HangPolicy) -> None:
+    """Learn from a long silence that ended by itself: an evaluation of a script without the SDK."""
+    if since < own.silent and own.silent > policy.min_seconds / 2:
+        own.learned = dataclasses.replace(own.learned, pauses=learn(own.learned.pauses, own.silent))
+    own.silent = since
+
+
+def _after_section(own: HangWatch, seconds: float) -> LearnedTimes:
+    known = own.learned
+    if own.section is RankSection.EVAL:
+        return dataclasses.replace(known, evaluations=learn(known.evaluations, seconds))
+    if own.section is RankSection.CHECKPOINT:
+        return dataclasses.replace(known, checkpoints=learn(known.checkpoints, seconds))
+    return known
+
+
+# --------------------------------------------------------------------------------------- evidence
+
+
+def _ask(job: JobContext, world: World, found: Hang) -> None:
+    """Ask every member for its ranks' evidence."""
+    for rank in world.places:
+        node = job.membership.nodes.get(rank)
+        if node is not None and node.session is not None:
+            found.awaited.add(rank)
+            order = CollectEvidence(command_id=found.number, reason=found.reason)
+            job.out.send(node, order, world.round)
+    job.timers.set(Timer.HANG_EVIDENCE, job.now + EVIDENCE_SECONDS)
+    _settle(job, world, found)
+
+
+def collected(job: JobContext, node: Node, _: int, message: EvidenceCollected) -> None:
+    """Take a node's evidence, if it is awaited."""
+    world = job.worlds.member(node)
+    found = _asked_about(job, world)
+    if world is None or found is None or message.command_id != found.number:
+        return
+    if node.rank in found.awaited:
+        found.awaited.discard(node.rank)
+        found.evidence.extend(message.ranks)
+        _settle(job, world, found)
+
+
+def evidence_due(job: JobContext) -> None:
+    """Judge with what has come."""
+    world = job.worlds.running()
+    found = _asked_about(job, world)
+    if world is not None and found is not None:
+        found.awaited.clear()
+        _settle(job, world, found)
+
+
+def _asked_about(job: JobContext, world: World | None) -> Hang | None:
+    """Return the hang of this world; one of the world before has other ranks on other nodes."""
+    if world is None or world.round != job.health.round:
+        return None
+    return job.health.hang_watch.hang
+
+
+def _settle(job: JobContext, world: World, found: Hang) -> None:
+    if found.awaited or found.verdict is not None:
+        return
+    job.timers.cancel(Timer.HANG_EVIDENCE)
+    found.verdict = hang.classify(found.evidence, world_size=world.size)
+    if _is_excused(found, found.verdict, job.now):
+        own = job.health.hang_watch
+        own.hang, own.ask_after = None, job.now + AGAIN_SECONDS
+        return
+    found.judged_at = job.now
+    # Ranks that contradict each other on two nodes: nothing tells whose fault it is.
+    node = stragglers.only_node(world, (one.rank for one in found.verdict.ranks))
+    text = f"{found.verdict.reason} ({found.reason})"
+    known = job.health.open_incident
+    incident = reported.found(job, world, found, found.verdict, node)
+    if incident != known:  # else an earlier master has said so
+        job.out.event(EventReason.HANG_FOUND, text, Warn, node=node, incident=incident)
+        if node is not None:
+            strikes.strike(job, node, StrikeCause.HANG, text)
+    found.evidence.clear()  # stacks of all ranks: nobody reads them again
+
+
+def _is_excused(found: Hang, verdict: HangVerdict, now: float) -> bool:
+    """Return whether the odd ranks may be at work that nobody has told: look again later."""
+    if not verdict.may_be_work or now >= found.excused_until:
+        return False
+    return not found.sections_known or verdict.kind is HangKind.COMPILATION
+
+
+def _over(job: JobContext, own: HangWatch, since: float) -> None:
+    """The world goes on: what hung is over, or was none."""
+    own.ask_after = -math.inf
+    found, own.hang = own.hang, None
+    settled = found is not None and found.verdict is not None
+    # What an earlier master found is over with the first progress that this one sees.
+    if job.health.open_incident and (settled or since < job.now - own.since):
+        incident = job.health.open_incident
+        lasted = reported.close(job, went_on=True, since=since)
+        text = f"the ranks go on, {lasted:.0f} s after the hang was seen"
+        job.out.event(EventReason.HANG_OVER, text, incident=incident)

@@ -1,0 +1,352 @@
+"""Checks of nodes that are about to join a world, where `spec.health.preflight` says so.
+
+Belongs here: when a check begins, orders to the agents, their reports, the time of each round. Does
+not belong here: who measures with whom and the verdicts (`policies.preflight`), what follows from
+them (`admission`).
+
+One check is open at a time. Nodes of the running world take no part. Everything has a deadline, so
+a first world waits for `timeoutSeconds` at the most. A check dies with its master: the successor
+begins another one with the nodes that the journal has no verdict on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast_master.job.health import admission, rechecks, references
+from holdfast_master.job.incidents import strikes
+from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.health import OFF
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import EPOCH_BITS
+from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, Preflight, preflight_mode
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.wording import nodes_named
+from holdfast_master.policies import preflight as policy
+from holdfast_master.policies.counts import verb
+from holdfast_master.policies.preflight import (
+    CheckStanding,
+    Figure,
+    FigureReport,
+    Pair,
+    Participant,
+    RoundId,
+)
+from holdfast_wire.messages import (
+    CheckFigure,
+    CheckListening,
+    CheckNode,
+    CheckRole,
+    CheckRound,
+    GoodputClass,
+    NodeChecked,
+    PreflightPolicy,
+)
+from holdfast_wire.reasons import EventReason
+from holdfast_wire.resources import Resource
+
+GATHER_SECONDS: Final = 10.0
+"""For nodes that come one after another, s: beside each other they need no reference."""
+ROUND_SECONDS: Final = 180.0
+"""For an agent in one round, s: torch from a cold disk takes two minutes."""
+ANSWER_SECONDS: Final = 5.0
+"""After an agent's own deadline, s: its child is killed, and the answer is on its way."""
+_KNOWN: Final = frozenset(one.value for one in Resource)
+
+
+def consider(job: JobContext) -> None:
+    """Begin a check if nodes wait for one, or go on with the open one."""
+    own = job.preflight
+    if preflight_mode(job.state.spec) in OFF:
+        if own.open is not None or own.gather_until is not None:
+            _forget(job)
+        own.suspects.clear()
+        return
+    rechecks.look(job)
+    if own.open is not None:
+        _look(job, own.open)
+        return
+    waiting = _waiting(job)
+    if not waiting:
+        own.gather_until = None
+    elif _gathered(job, waiting):
+        _begin(job, waiting)
+
+
+def holds(job: JobContext) -> str:
+    """Return why a first world is not formed yet; empty: no check stands before it."""
+    own = job.preflight.open
+    if own is None or job.worlds.recovering or job.bounds.fit(len(job.membership.candidates)):
+        return ""
+    return _told(_tested(own), "are checked before they join", "is checked before it joins")
+
+
+def repeat(job: JobContext, node: Node) -> None:
+    """Send a node that is back the order that it may not have got; it answers once more."""
+    own = job.preflight.open
+    name = own.name_of(node.rank, node.agent_id) if own is not None else ""
+    if own is not None and name in _awaited(job, own):
+        _order(job, own, name)
+
+
+def _forget(job: JobContext) -> None:
+    own = job.preflight
+    if own.open is not None:
+        for node in own.open.nodes.values():
+            _turn(job, node, GoodputClass.WAITING)
+    own.open = own.gather_until = None
+    for timer in (Timer.PREFLIGHT_GATHER, Timer.PREFLIGHT_ROUND):
+        job.timers.cancel(timer)
+
+
+# -------------------------------------------------------------------------------------- beginning
+
+
+def _waiting(job: JobContext) -> list[Node]:
+    """Return the nodes that must be checked before they join, in the order of their ranks."""
+    state = job.state
+    leaving = state.draining | state.released | job.membership.surplus
+    return [
+        node
+        for rank, node in sorted(job.membership.nodes.items())
+        if node.session is not None
+        and node.warm
+        and rank not in leaving
+        and not eligibility.is_admitted(job, node)
+        and not eligibility.is_kept_out(job, node)
+    ]
+
+
+def _gathered(job: JobContext, waiting: list[Node]) -> bool:
+    """Return whether no other node is expected to be checked with these, or the time is over."""
+    own = job.preflight
+    kept_out = sum(eligibility.is_kept_out(job, node) for node in job.membership.nodes.values())
+    if len(waiting) + len(job.membership.candidates) + kept_out >= job.wanted:
+        return True
+    if own.gather_until is None:
+        own.gather_until = job.now + GATHER_SECONDS
+    if job.now >= own.gather_until:
+        return True
+    job.timers.set(Timer.PREFLIGHT_GATHER, own.gather_until)
+    return False
+
+
+def _begin(job: JobContext, waiting: list[Node]) -> None:
+    own, settings = job.preflight, _settings(job)
+    own.begun += 1
+    own.gather_until = None
+    job.timers.cancel(Timer.PREFLIGHT_GATHER)
+    nodes = {**_named(job, waiting), **_named(job, _trusted(job))}
+    new = {node.rank for node in waiting}
+    check = policy.begin(
+        # Reports to an earlier master belong to none of these numbers.
+        (job.identity.epoch << EPOCH_BITS) + own.begun,
+        [
+            Participant(
+                node=name,
+                standing=_standing(own, node) if node.rank in new else CheckStanding.TRUSTED,
+                machine=_machine(job, node.rank),
+            )
+            for name, node in nodes.items()
+        ],
+        references.known(job.state),
+        policy.PreflightSettings(network=settings.network_check),
+    )
+    own.open = OpenCheck(check=check, until=job.now + settings.timeout_seconds, nodes=nodes)
+    for name in _tested_names(own.open):
+        _turn(job, nodes[name], GoodputClass.PREFLIGHT)
+    text = _told(_tested(own.open), "are checked before they join", "is checked before it joins")
+    job.out.event(EventReason.PREFLIGHT_BEGUN, text + _again(own, own.open))
+    _send(job, own.open)
+
+
+def _standing(own: Preflight, node: CheckedNode) -> CheckStanding:
+    return CheckStanding.SUSPECT if node in own.suspects else CheckStanding.NEW
+
+
+def _again(own: Preflight, check: OpenCheck) -> str:
+    """Return the words about nodes that are checked for the second time."""
+    found = {check.nodes[name]: name for name in _tested_names(check)}
+    words = [
+        f"node {node.rank} again: {own.suspects[node]}" for node in found if node in own.suspects
+    ]
+    return "; " + "; ".join(words) if words else ""
+
+
+def _settings(job: JobContext) -> PreflightPolicy:
+    health = job.spec.health
+    return (health.preflight if health is not None else None) or PreflightPolicy()
+
+
+def _trusted(job: JobContext) -> list[Node]:
+    """Return idle nodes that were found healthy, on hosts without a history: partners."""
+    world, nodes = job.worlds.newest, job.membership.nodes
+    suspect = {host for host, standing in strikes.standings(job).items() if standing.suspect}
+    return [
+        nodes[rank]
+        for rank in sorted(job.membership.candidates)
+        if (world is None or not world.holds(rank, nodes[rank].agent_id))
+        and admission.is_healthy(job.state, nodes[rank])
+        and strikes.host_of(job, rank) not in suspect
+    ]
+
+
+def _named(job: JobContext, nodes: list[Node]) -> dict[str, CheckedNode]:
+    """Return the nodes by names that stand for the same place in later checks, too."""
+    return {
+        f"{node.rank} on {_machine(job, node.rank)}": CheckedNode(node.rank, node.agent_id)
+        for node in nodes
+    }
+
+
+def _machine(job: JobContext, rank: int) -> str:
+    hello = job.membership.nodes[rank].hello
+    return job.operator.host_of(rank) or (hello.host if hello is not None else "")
+
+
+def _tested_names(own: OpenCheck) -> list[str]:
+    return [one.node for one in own.check.participants if one.standing is not CheckStanding.TRUSTED]
+
+
+def _tested(own: OpenCheck) -> list[int]:
+    return [own.nodes[name].rank for name in _tested_names(own)]
+
+
+def _told(ranks: list[int], more: str, one: str) -> str:
+    return f"{nodes_named(ranks)} {verb(len(ranks), one, more)}"
+
+
+def _turn(job: JobContext, node: CheckedNode, kind: GoodputClass) -> None:
+    present = job.membership.nodes.get(node.rank)
+    if present is not None and present.agent_id == node.agent_id:
+        job.turn(node.rank, kind)
+
+
+# ----------------------------------------------------------------------------------------- rounds
+
+
+def _send(job: JobContext, own: OpenCheck) -> None:
+    """Order the open round; without a round, or time for one, the check is over."""
+    own.reports.clear()
+    own.places.clear()
+    left = own.until - job.now
+    slack = min(ANSWER_SECONDS, left / 4)
+    own.seconds = min(ROUND_SECONDS, left - slack)
+    if own.check.current is None or own.seconds < 1.0:
+        _conclude(job, own)
+        return
+    job.timers.set(Timer.PREFLIGHT_ROUND, job.now + own.seconds + slack)
+    for name in sorted(own.check.current.partners):
+        _order(job, own, name)
+    _look(job, own)
+
+
+def _order(job: JobContext, own: OpenCheck, name: str) -> None:
+    """Tell one node of the round what to measure; one that joins must know where to."""
+    current, node = own.check.current, own.nodes[name]
+    present = job.membership.nodes.get(node.rank)
+    if current is None or present is None or present.agent_id != node.agent_id:
+        return
+    partner = current.partners[name]
+    serves = any(pair.serves == name for pair in current.pairs)
+    place = own.places.get(partner)
+    if partner and not serves and place is None:
+        return
+    role = CheckRole.ALONE if not partner else CheckRole.SERVE if serves else CheckRole.JOIN
+    order = CheckNode(
+        round=CheckRound(check=current.id.check, number=current.id.number),
+        role=role,
+        partner=own.nodes[partner].rank if partner else 0,
+        host=place.host if role is CheckRole.JOIN and place is not None else "",
+        port=place.port if role is CheckRole.JOIN and place is not None else 0,
+        deadline_seconds=own.seconds,
+    )
+    job.out.send(present, order)
+
+
+def _awaited(job: JobContext, own: OpenCheck) -> list[str]:
+    """Return the nodes of the round that have not reported, and are not gone."""
+    partners = own.check.current.partners if own.check.current is not None else {}
+    present = job.membership.nodes
+    return [
+        name
+        for name in partners
+        if name not in own.reports
+        and (node := present.get(own.nodes[name].rank)) is not None
+        and node.agent_id == own.nodes[name].agent_id
+    ]
+
+
+def listening(job: JobContext, node: Node, _: int, message: CheckListening) -> None:
+    """Tell the partner where to connect to."""
+    own = job.preflight.open
+    name = own.name_of(node.rank, node.agent_id) if own is not None else ""
+    if own is None or not name or not _is_current(own, message.round):
+        return
+    pair = next((pair for pair in _pairs(own) if pair.serves == name), None)
+    if pair is not None and pair.joins in _awaited(job, own):
+        own.places[name] = message
+        _order(job, own, pair.joins)
+
+
+def _pairs(own: OpenCheck) -> tuple[Pair, ...]:
+    return own.check.current.pairs if own.check.current is not None else ()
+
+
+def _is_current(own: OpenCheck, given: CheckRound | None) -> bool:
+    current = own.check.current
+    return (
+        current is not None
+        and given is not None
+        and current.id == RoundId(given.check, given.number)
+    )
+
+
+def measured(job: JobContext, node: Node, _: int, message: NodeChecked) -> None:
+    """Take a report of the open round; the last one ends it."""
+    own = job.preflight.open
+    name = own.name_of(node.rank, node.agent_id) if own is not None else ""
+    if own is None or not name or not _is_current(own, message.round):
+        return
+    current = own.check.current
+    if current is None or name not in current.partners:
+        return
+    own.reports[name] = FigureReport(
+        round=current.id,
+        node=name,
+        partner=current.partners[name],
+        kind=message.kind,
+        figures=tuple(_figure(one) for one in message.figures if one.resource in _KNOWN),
+    )
+    _look(job, own)
+
+
+def _figure(told: CheckFigure) -> Figure:
+    return Figure(
+        resource=Resource(told.resource), value=told.value, subject=told.subject, error=told.error
+    )
+
+
+def _look(job: JobContext, own: OpenCheck) -> None:
+    if not _awaited(job, own):
+        _advance(job, own)
+
+
+def round_due(job: JobContext) -> None:
+    """Go on without the nodes that have said nothing: they are silent, not healthy."""
+    own = job.preflight.open
+    if own is not None and preflight_mode(job.state.spec) not in OFF:
+        _advance(job, own)
+
+
+def _advance(job: JobContext, own: OpenCheck) -> None:
+    own.check = policy.conclude(own.check, own.reports.values())
+    _send(job, own)
+
+
+def _conclude(job: JobContext, own: OpenCheck) -> None:
+    """The check is over: its nodes are judged by what it has."""
+    _forget(job)
+    if job.state.stop is None:
+        admission.settle(job, own)

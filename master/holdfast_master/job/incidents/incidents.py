@@ -1,0 +1,453 @@
+"""Incidents: opened by evidence, blamed anew by better evidence, judged, charged, closed.
+
+Belongs here: the incident that evidence belongs to, breaking a world, judging open incidents,
+closing and charging each once, the end of the pause that follows on failures without progress. Does
+not belong here: the rank of evidence, the choice of the budget and its balance
+(`policies.failure`), the length of a pause (`policies.backoff`), the next world (`rounds`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from holdfast_master.job.incidents import goodput_marks, reported, strikes, unseen_steps
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.incident import Incidents, OpenIncident
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.timers import Timer, Timers
+from holdfast_master.job.state.world import World, Worlds
+from holdfast_master.policies import backoff, failure, guessed_steps, node_history
+from holdfast_master.policies import barrier as barrier_policy
+from holdfast_master.policies.backoff import BackoffSchedule
+from holdfast_master.policies.barrier import Sighting
+from holdfast_master.policies.counts import counted
+from holdfast_master.policies.failure import Evidence
+from holdfast_master.policies.goodput import micros
+from holdfast_wire.messages import (
+    BudgetCharge,
+    BudgetKind,
+    EventSeverity,
+    FailureAction,
+    GoodputClass,
+    WorldEnded,
+)
+from holdfast_wire.reasons import EndReason, EventReason
+from holdfast_wire.strikes import StrikeCause
+
+
+def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int) -> bool:
+    """Return whether a node's evidence about its processes of a round still counts.
+
+    Not if another world runs under that number: masters without a journal count anew.
+    """
+    world = worlds.member(node)
+    if world is not None and world.round == round_number:
+        return True
+    return any(round_number in case.broken for case in incidents.open())
+
+
+def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
+    """Evidence about the processes of a round.
+
+    It is a failure of the running world, or blame for an earlier one. Evidence of rounds that no
+    open incident is about is dropped.
+    """
+    world = job.worlds.running()
+    if world is not None and world.round == round_number and _is_of(world, item):
+        _interrupt(job, world, item, joins=_shaken(job.membership, world))
+        return
+    for case in reversed(job.incidents.open()):
+        if round_number in case.broken:
+            if not _is_ack(case, item):
+                _add(job, case, item)
+            return
+
+
+def _is_of(world: World, item: Evidence) -> bool:
+    return item.node_rank is None or world.holds(item.node_rank, item.agent_id)
+
+
+def _is_ack(case: OpenIncident, item: Evidence) -> bool:
+    """Return whether a process failed because the master itself had ended its round.
+
+    Agents kill the ranks of a round one after another: some rank sees its peers go and raises
+    before its own end comes. Where the change was wanted, nobody is to be blamed for that.
+    """
+    return case.planned and case.broken_at is not None and item.at >= case.broken_at
+
+
+def report_loss(job: JobContext, item: Evidence, world: World, rank: int) -> None:
+    """Evidence that a member of the newest world is gone."""
+    if rank in world.saved:
+        if job.incidents.current is not None:
+            _add(job, job.incidents.current, item)
+        return
+    if job.worlds.running() is world:
+        case = job.incidents.current
+        late = case is not None and rank not in world.started and rank not in case.lost
+        _interrupt(job, world, item, joins=late)
+    elif job.incidents.current is not None:
+        _add(job, job.incidents.current, item)
+    if not world.assigned:
+        break_world(job, item.text)
+    if job.incidents.current is not None:
+        job.incidents.current.lost.add(rank)
+
+
+def report_store(job: JobContext, item: Evidence, world: World, rank: int) -> None:
+    """Evidence that the store of the running world is gone, whose members wait for it.
+
+    Its zygote may have broken the world before already: that is one incident, not two.
+    """
+    case = job.incidents.current
+    joins = case is not None and len(case.broken) == 1 and rank not in world.started
+    _interrupt(job, world, item, joins=joins or _shaken(job.membership, world))
+
+
+def report_gone(job: JobContext, item: Evidence, rank: int) -> None:
+    """Evidence that a node is gone that the newest world does without.
+
+    It was in the world that was interrupted: its end explains what the others met at that time.
+    """
+    for case in reversed(job.incidents.open()):
+        near = abs(item.at - case.opened_at) <= job.settings.terminal_seconds
+        if rank in case.members and near and not case.planned:
+            _add(job, case, item)
+            return
+
+
+def report_late(job: JobContext, item: Evidence, rank: int) -> None:
+    """Evidence about a node that is already gone: it happened when the node was lost.
+
+    What is heard late of a node's earlier agent says nothing of what its next one met.
+    """
+    for case in reversed(job.incidents.open()):
+        if case.agents.get(rank, item.agent_id) != item.agent_id:
+            continue
+        # A node that was told to leave and left is no news about a planned change.
+        if rank in case.involved and not case.planned:
+            _add(job, case, dataclasses.replace(item, at=case.involved[rank]))
+            return
+
+
+def _shaken(membership: Membership, world: World) -> bool:
+    """Return whether a member has not started and may be dead: it would explain other failures."""
+    unsure = membership.away | membership.quiet
+    return any(rank in world.places and rank not in world.started for rank in unsure)
+
+
+def _interrupt(job: JobContext, world: World, item: Evidence, *, joins: bool) -> None:
+    """The running world has failed."""
+    case = job.incidents.current
+    if case is not None and (joins or not case.broken):
+        break_world(job, item.text)
+        case.progressed = job.state.progressed(case.from_round)
+        _add(job, case, item)
+        return
+    for earlier in job.incidents.open():
+        close(job, earlier)
+    break_world(job, item.text)
+    open_case(job, item, world)
+
+
+def open_case(job: JobContext, item: Evidence, world: World, *, asked: bool = True) -> OpenIncident:
+    """Open an incident about the newest world."""
+    state = job.state
+    case = OpenIncident(
+        id=f"i{job.identity.epoch}.{state.incident_count + 1}",
+        best=item,
+        opened_at=job.now,
+        opened_unix=job.clock.moment.unix,
+        from_round=world.round,
+        broken={world.round} if job.worlds.broken else set(),
+        broken_at=job.now if job.worlds.broken else None,
+        asked=asked,
+        progressed=state.progressed(world.round),
+        seen=[item.text],
+        count=1,
+        detection=max(0.0, job.now - item.at),
+    )
+    case.remember(world, _reached(job.now, job.membership, world, item))
+    case.involve(item)
+    job.incidents.current = case
+    job.out.record(case.fact(opened=True, charged=None, cost=()))
+    severity = EventSeverity.NORMAL if case.planned else Warn
+    job.out.event(
+        EventReason.INCIDENT_OPENED, item.text, severity, node=item.node_rank, incident=case.id
+    )
+    if job.worlds.broken:
+        _count_cost(job, case, world)
+    judge(job, case)
+    return case
+
+
+def break_world(job: JobContext, why: str) -> None:
+    """The newest world cannot go on; the next reconcile forms another."""
+    world = job.worlds.newest
+    if world is None or job.worlds.broken:
+        return
+    job.worlds.end(why)
+    job.touch(Change.WORLD_BROKEN)
+    for timer in (Timer.STORE, Timer.START, Timer.ACK, Timer.BARRIER, Timer.GROW):
+        job.timers.cancel(timer)
+    if not world.assigned:
+        return
+    job.worlds.recovering = True
+    # Agents are told to stop, and users that they were heard: a successor must not take the world
+    # for one that runs.
+    stepless = unseen_steps.is_stepless(job, world)
+    ended = WorldEnded(round=world.round, step=world.reached, reason=why, stepless=stepless)
+    job.out.record(ended, durable=True)
+    reported.close(job)
+    if job.incidents.current is not None:
+        job.incidents.current.broken.add(world.round)
+        job.incidents.current.broken_at = job.now
+        job.incidents.current.remember(
+            world, _reached(job.now, job.membership, world, job.incidents.current.best)
+        )
+        _count_cost(job, job.incidents.current, world)
+
+
+def note_assigned(job: JobContext, round_number: int) -> None:
+    """The world that follows the incident was decided."""
+    if job.incidents.current is not None:
+        job.incidents.current.to_round = round_number
+        if job.incidents.current.decided_at is None:
+            job.incidents.current.decided_at = job.now
+        job.out.record(job.incidents.current.fact(opened=True, charged=None, cost=()))
+
+
+def _reached(now: float, membership: Membership, world: World, item: Evidence) -> int:
+    """Return the newest step: a process that ended reported it, else the ranks went on a little."""
+    stood = bool(world.saved) and world.all_saved()
+    if item.rank is not None or not world.training or stood:
+        return world.reached
+    return barrier_policy.reach(sightings(now, membership, world), world.reached)
+
+
+def sightings(now: float, membership: Membership, world: World) -> Iterator[Sighting]:
+    """The last progress of every rank."""
+    for rank in world.places:
+        node = membership.nodes.get(rank)
+        for item in node.ranks if node is not None else ():
+            if guessed_steps.is_guess(item):
+                continue  # it counts from 0 in each process
+            yield Sighting(
+                step=item.step,
+                step_seconds=item.step_seconds or world.step_seconds,
+                since_step_seconds=item.since_step_seconds,
+                age=max(0.0, now - node.ranks_at) if node is not None else 0.0,
+            )
+
+
+def _count_cost(job: JobContext, case: OpenIncident, world: World) -> None:
+    """Charge the members' time to the incident from now on, and the time before detection."""
+    kind = cost_class(case)
+    for rank, place in world.places.items():
+        node = job.membership.nodes.get(rank)
+        if node is None or node.agent_id != place.member.agent_id or rank in world.finished:
+            continue
+        if case.detection and world.training:
+            job.ledger.reclassify(rank, micros(case.detection), kind, job.clock.micros, case.id)
+        job.turn(rank, kind, case.id)
+
+
+def cost_class(case: OpenIncident | None) -> GoodputClass:
+    """Return the goodput class of the time between two worlds."""
+    if case is None:
+        return GoodputClass.WAITING
+    return GoodputClass.RESCALE if case.planned or case.smooth else GoodputClass.RESTART
+
+
+def _add(job: JobContext, case: OpenIncident, item: Evidence) -> None:
+    before, given_up = case.best, case.given_up
+    case.involve(item)
+    if not case.add(item):
+        if case.given_up != given_up:
+            judge(job, case)
+        return
+    case.detection = max(case.detection, case.opened_at - item.at)
+    if (before.kind, before.node_rank) != (item.kind, item.node_rank):
+        job.out.event(
+            EventReason.INCIDENT_BLAMED,
+            f"{item.text} (better evidence than before)",
+            node=item.node_rank,
+            incident=case.id,
+        )
+    job.out.record(case.fact(opened=True, charged=None, cost=()))
+    judge(job, case)
+
+
+_FAILED = frozenset({BudgetKind.FAILURES, BudgetKind.NO_PROGRESS})
+
+
+def judge(job: JobContext, case: OpenIncident) -> None:
+    """Apply the rules and budgets to the incident as it looks now."""
+    case.response = failure.respond(case.best, job.spec.failure_rules)
+    charge = charge_of(job, case)
+    reason, text = "", ""
+    if case.response.action is FailureAction.FAIL_JOB:
+        reason, text = EndReason.FAIL_JOB_RULE, f"{case.response.reason}: {case.best.text}"
+    elif case.given_up and case.kind not in failure.TAKEN:
+        # As under torch's own rendezvous, which such a torchrun closes for all. But a node that was
+        # taken away is nobody's failure, and its job goes on with those that are left or come back.
+        reason = EndReason.FAILURE_BUDGET_EXHAUSTED
+        text = f"{case.given_up} (--max-restarts); the last was: {case.best.text}"
+    elif charge.kind is not None:
+        can = failure.afford(balance(job, charge.kind))
+        if not can.ok:
+            reason = failure.END_REASONS[charge.kind]
+            text = f"{can.reason}; the last was: {case.best.text}"
+    if reason and not case.terminal:
+        job.timers.ensure(Timer.TERMINAL, job.now + job.settings.terminal_seconds, case.id)
+    if not reason:
+        job.timers.cancel(Timer.TERMINAL, case.id)
+    case.terminal, case.end_reason = text, reason
+    job.touch(Change.INCIDENT_JUDGED)
+
+
+def judge_again(job: JobContext) -> None:
+    """Rules or limits have changed: what do they say of the open incidents."""
+    for case in job.incidents.open():
+        judge(job, case)
+
+
+def charge_of(job: JobContext, case: OpenIncident) -> failure.Charge:
+    """Return the budget that the incident spends as it looks now.
+
+    Where restarts without progress have no account of their own, they are failures like others.
+    """
+    apart = failure.has_own_account(job.spec.budgets, job.membership.failure_cap)
+    return failure.charge(
+        case.best,
+        case.response.action,
+        progressed=case.progressed or not apart,
+        asked=case.asked,
+    )
+
+
+def is_failure(job: JobContext, case: OpenIncident) -> bool:
+    """Return whether something failed: the incident was neither wanted nor a node taken away."""
+    return charge_of(job, case).kind in _FAILED
+
+
+def balance(job: JobContext, kind: BudgetKind) -> failure.Balance:
+    """Return the balance of a budget now."""
+    return failure.balance(
+        kind,
+        job.spec.budgets,
+        job.state.charges,
+        job.clock.job_seconds,
+        failure_cap=job.membership.failure_cap,
+    )
+
+
+def end_terminal(job: JobContext, incident: str) -> None:
+    """No better evidence came in time: the incident ends the job."""
+    for case in job.incidents.open():
+        if case.id == incident and case.terminal:
+            close(job, case)
+
+
+def end_evidence(job: JobContext, incident: str) -> None:
+    """Evidence has had its time."""
+    world = job.worlds.running()
+    for case in job.incidents.open():
+        if case.id != incident:
+            continue
+        if case.unseen and world is not None and unseen_steps.are_awaited(job, world):
+            job.timers.set(Timer.EVIDENCE, job.now + job.settings.evidence_seconds, case.id)
+        else:
+            close(job, case)
+
+
+def failure_limit(job: JobContext) -> int:
+    """Failures that the job may have, for TORCHELASTIC_MAX_RESTARTS."""
+    limit = balance(job, BudgetKind.FAILURES).limit
+    return 0 if limit is None else limit
+
+
+def close(job: JobContext, case: OpenIncident) -> None:
+    """Charge the incident's culprit, once, and write down what it cost."""
+    _forget(job.timers, job.incidents, case)
+    charge = charge_of(job, case)
+    if charge.kind in _FAILED:
+        job.incidents.fruitless = 0 if case.progressed else job.incidents.fruitless + 1
+    cost = job.ledger.cost(case.id, job.clock.micros)
+    job.out.record(case.fact(opened=False, charged=charge.kind, cost=cost), durable=True)
+    job.ledger.forget(case.id)
+    if node_history.is_strike(case.best.kind) and case.best.node_rank is not None:
+        strikes.strike(job, case.best.node_rank, StrikeCause.FAILURE, case.best.text)
+    goodput_marks.write_if_small(job)
+    job.out.event(EventReason.INCIDENT_CLOSED, _summary(case), incident=case.id)
+    if charge.kind is not None:
+        _pay(job, case, charge.kind, charge.reason)
+    if case.terminal:
+        job.request_end(succeeded=False, reason=case.end_reason, text=case.terminal)
+
+
+def _pay(job: JobContext, case: OpenIncident, kind: BudgetKind, why: str) -> None:
+    can = failure.afford(balance(job, kind))
+    paid = BudgetCharge(kind=kind, job_seconds=job.clock.job_seconds, incident_id=case.id)
+    job.out.record(paid, durable=True)
+    job.out.event(EventReason.BUDGET_CHARGED, f"{why}: {can.reason}", incident=case.id)
+    if not can.ok:
+        job.out.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn, incident=case.id)
+        case.end_reason = failure.END_REASONS[kind]
+        case.terminal = f"{can.reason}; the last was: {case.best.text}"
+
+
+def close_all(job: JobContext) -> None:
+    """The job ends: every open incident is closed and charged."""
+    reported.close(job)
+    for case in job.incidents.open():
+        close(job, case)
+
+
+def _forget(timers: Timers, incidents: Incidents, case: OpenIncident) -> None:
+    timers.cancel(Timer.TERMINAL, case.id)
+    timers.cancel(Timer.EVIDENCE, case.id)
+    incidents.forget(case)
+
+
+def _summary(case: OpenIncident) -> str:
+    parts = [case.best.text]
+    if case.stepped_at is not None:
+        guess = "~" if case.guessed else ""
+        parts.append(f"next step after {guess}{case.since(case.stepped_at):.2f} s")
+    elif case.unseen:
+        parts.append("no rank reports its next step")
+    if case.steps_redone:
+        parts.append(f"{counted(case.steps_redone, 'step')} redone")
+    return "; ".join(parts)
+
+
+def backoff_reason(job: JobContext) -> str:
+    """Return why the next round waits; empty: it may begin."""
+    case = job.incidents.current
+    if case is None or case.progressed or not is_failure(job, case):
+        return ""
+    settings = job.settings
+    schedule = BackoffSchedule(
+        first=settings.backoff_seconds, longest=settings.longest_backoff_seconds
+    )
+    pause = backoff.decide(_in_a_row(job) + 1, schedule)
+    until = _broken_at(case) + pause.seconds
+    if job.now >= until:
+        return ""
+    job.timers.set(Timer.BACKOFF, until)
+    return f"{pause.reason}; the last failure was: {case.best.text}"
+
+
+def _in_a_row(job: JobContext) -> int:
+    """Failures without progress before the open one, also those that an earlier master charged."""
+    return max(job.incidents.fruitless, balance(job, BudgetKind.NO_PROGRESS).used)
+
+
+def _broken_at(case: OpenIncident) -> float:
+    # Of a case that an earlier master opened the time is not known: its pause begins anew.
+    return case.opened_at if case.broken_at is None else case.broken_at

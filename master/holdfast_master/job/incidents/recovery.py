@@ -1,0 +1,98 @@
+"""Recovery from an incident: its progress and its cost.
+
+Belongs here: the times of an incident, repeated steps, the measured cost of a rescale. Does not
+belong here: forming the world (`rounds`), charging (`incidents`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
+from holdfast_master.policies.counts import counted, verb
+from holdfast_master.policies.goodput import micros
+from holdfast_wire.messages import GoodputClass, WorldTraining
+from holdfast_wire.reasons import EventReason
+
+_WEIGHT = 0.3
+"""Weight of the newest rescale in the smoothed cost."""
+
+
+def note_trains(job: JobContext, world: World) -> None:
+    """The world that follows the incident trains: evidence still counts for a while."""
+    case = job.incidents.current
+    if case is None:
+        return
+    case.unseen = world.degraded
+    case.stepped_at = None if world.degraded else job.now
+    if case.smooth and case.broken_at is not None:
+        job.worlds.rescale_cost += _WEIGHT * (job.now - case.broken_at - job.worlds.rescale_cost)
+    job.incidents.cool(case)
+    if case.planned:
+        incidents.close(job, case)
+        return
+    job.out.record(
+        case.fact(opened=True, charged=None, cost=job.ledger.cost(case.id, job.clock.micros))
+    )
+    until = job.now + job.settings.evidence_seconds
+    job.timers.set(Timer.EVIDENCE, until, case.id)
+
+
+def note_seen(job: JobContext, world: World) -> None:
+    """A rank reports steps after all: the incident that the world follows on has its time."""
+    for case in job.incidents.open():
+        if case.unseen and case.to_round == world.round:
+            case.unseen, case.stepped_at, case.guessed = False, job.now, False
+
+
+def note_guessed(job: JobContext, world: World, at: float) -> None:
+    """All ranks had a guessed step at this time: the incident that the world follows on has it."""
+    for case in job.incidents.open():
+        if case.unseen and case.to_round == world.round:
+            case.unseen, case.stepped_at, case.guessed = False, at, True
+            until = job.now + job.settings.evidence_seconds
+            job.timers.set(Timer.EVIDENCE, until, case.id)
+
+
+def training_fact(world: World, *, start_seen: bool = False) -> WorldTraining:
+    """Return the fact that all ranks of the world have completed this step."""
+    return WorldTraining(round=world.round, step=world.marked, start_seen=start_seen)
+
+
+def recount_start(job: JobContext, world: World, *, until: float = math.inf) -> None:
+    """Count the time before the first step, which was taken for training, as the world's start.
+
+    until: the time of the first step, where it lies in the past.
+    """
+    cases = (case for case in job.incidents.open() if case.to_round == world.round)
+    case = next(cases, None)
+    kind, incident = incidents.cost_class(case), case.id if case is not None else ""
+    start = max(0.0, min(until, job.now) - world.trains_since)
+    amount = micros(start) if math.isfinite(until) else job.clock.micros
+    for rank in world.places:
+        job.ledger.reclassify(rank, amount, kind, job.clock.micros, incident)
+
+
+def count_redone(job: JobContext, world: World) -> None:
+    """Work that the members had done before the incident and must do again."""
+    for case in job.incidents.open():
+        if case.to_round != world.round or case.steps_redone:
+            continue
+        if not world.first_step:
+            if world.degraded and not case.smooth:
+                text = "steps are unknown: the script goes on from its own checkpoint"
+                job.out.event(EventReason.ROLLED_BACK, text, incident=case.id)
+            continue
+        redone = max(0, case.reached - (world.first_step - 1))
+        if redone == 0:
+            continue
+        case.steps_redone = redone
+        lost = micros(redone * case.step_seconds)
+        for member in case.members:
+            job.ledger.reclassify(member, lost, GoodputClass.ROLLED_BACK, job.clock.micros, case.id)
+        steps = f"{counted(redone, 'step')} {verb(redone, 'is', 'are')}"
+        text = f"{steps} done again, from step {world.first_step} on"
+        job.out.event(EventReason.ROLLED_BACK, text, incident=case.id)

@@ -1,0 +1,91 @@
+"""Incidents that interrupt nothing: hangs that are only reported, with the evidence of their ranks.
+
+Belongs here: opening such an incident, once for each hang of a round, and closing it. Does not
+belong here: the verdict (`policies.hang`), incidents that end a world (`incidents`), the files of
+the evidence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_master.instructions import KeepEvidence
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.health import Hang
+from holdfast_master.job.state.world import World
+from holdfast_master.policies import evidence
+from holdfast_master.policies.hang import HangVerdict
+from holdfast_wire.messages import Incident, IncidentEvidence
+from holdfast_wire.reasons import Cause
+
+
+def current(job: JobContext) -> Incident | None:
+    """Return the hang that is open; None: there is none."""
+    return job.state.incidents.get(job.health.open_incident)
+
+
+def take_up(job: JobContext, fact: Incident) -> None:
+    """Go on with a hang that an earlier master found."""
+    job.health.open_incident = fact.id
+
+
+def found(job: JobContext, world: World, hang: Hang, verdict: HangVerdict, node: int | None) -> str:
+    """Open the incident of a hang, keep its evidence, and return its id.
+
+    The hang of a round that is known already goes on under its id: a new master finds it again.
+    """
+    known = current(job)
+    if known is not None and known.from_round != world.round:
+        close(job)
+        known = None
+    fact = known or Incident(
+        id=f"i{job.identity.epoch}.{job.state.incident_count + 1}",
+        cause=Cause.HANG,
+        opened_unix=job.clock.moment.unix,
+        from_round=world.round,
+        open=True,
+        reported_only=True,
+    )
+    odd = tuple(one.rank for one in verdict.ranks)
+    fact = dataclasses.replace(
+        fact,
+        text=verdict.reason,
+        culprit_node="" if node is None else str(node),
+        culprit_rank="" if node is None else str(odd[0]),
+        evidence=(hang.reason,),
+    )
+    job.health.open_incident = fact.id
+    job.out.record(fact, durable=True)
+    job.out.put(KeepEvidence(_evidence(job, fact, hang, verdict, odd)))
+    return fact.id
+
+
+def _evidence(
+    job: JobContext, fact: Incident, hang: Hang, verdict: HangVerdict, odd: tuple[int, ...]
+) -> IncidentEvidence:
+    return IncidentEvidence(
+        incident_id=fact.id,
+        collected_unix=job.clock.moment.unix,
+        reason=hang.reason,
+        odd_ranks=odd,
+        silent_ranks=verdict.silent,
+        ranks=evidence.cut(hang.evidence, odd),
+    )
+
+
+def close(job: JobContext, *, went_on: bool = False, since: float = 0.0) -> float:
+    """Close the open hang, if there is one, and return how long it lasted, s.
+
+    Args:
+        job: the job.
+        went_on: the ranks make progress again; else their world ended.
+        since: time since that, s.
+    """
+    fact, job.health.open_incident = current(job), ""
+    if fact is None:
+        return 0.0
+    lasted = max(0.0, job.clock.moment.unix - since - fact.opened_unix)
+    ended = "first_step_seconds" if went_on else "decided_seconds"
+    changes: dict[str, float] = {ended: lasted}
+    job.out.record(dataclasses.replace(fact, open=False, **changes))  # type: ignore[arg-type]
+    return lasted

@@ -1,0 +1,81 @@
+"""Strikes against the hosts of the job's nodes: written down, and what counts of them.
+
+Belongs here: the fact of a strike, the report to the operator, the history for people. Does not
+belong here: weights and decay (`holdfast_wire.strikes`), the finding that leads to a strike.
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.wording import short
+from holdfast_master.policies import node_history
+from holdfast_master.policies.node_history import HostStanding, Strike
+from holdfast_wire.messages import HostHistory, NodeStruck, StrikesReported
+from holdfast_wire.strikes import StrikeCause
+
+_CAUSES = frozenset(one.value for one in StrikeCause)
+
+
+def host_of(job: JobContext, rank: int) -> str:
+    """Return the host of a node's newest agent; empty: not known."""
+    known = job.state.nodes.get(rank) or job.state.departed.get(rank)
+    return job.operator.host_of(rank) or (known.host if known is not None else "")
+
+
+def strike(job: JobContext, rank: int, cause: StrikeCause, text: str) -> None:
+    """Write down what speaks against a node's host; an unknown host has no history."""
+    host = host_of(job, rank)
+    if host:
+        at = job.clock.moment.unix
+        fact = NodeStruck(
+            host=host, node_rank=rank, cause=cause.value, text=short(text), unix_time=at
+        )
+        job.out.strike(fact)
+
+
+def report(job: JobContext) -> None:
+    """Tell the operator of all strikes of this job: its stream is new."""
+    if job.state.strikes:
+        job.out.tell(StrikesReported(strikes=tuple(job.state.strikes)))
+
+
+def _known(job: JobContext) -> list[NodeStruck]:
+    """Return the strikes of this job, and those of other jobs on its hosts."""
+    return [*job.state.strikes, *job.operator.cluster.strikes]
+
+
+def standings(job: JobContext) -> dict[str, HostStanding]:
+    """Return what counts against each host now."""
+    strikes = [
+        Strike(one.host, StrikeCause(one.cause), one.unix_time, one.job)
+        for one in _known(job)
+        if one.cause in _CAUSES
+    ]
+    return node_history.judge(strikes, job.clock.moment.unix)
+
+
+def of_nodes(job: JobContext) -> list[Strike]:
+    """Return the strikes that this job has noted, with their nodes."""
+    return [
+        Strike(one.host, StrikeCause(one.cause), one.unix_time, node_rank=one.node_rank)
+        for one in job.state.strikes
+        if one.cause in _CAUSES
+    ]
+
+
+def history(job: JobContext) -> tuple[HostHistory, ...]:
+    """Return the hosts with strikes, the worst first."""
+    avoided = {one.host: one.reason for one in job.operator.cluster.avoided}
+    known = sorted(_known(job), key=lambda one: one.unix_time)
+    found = sorted(standings(job).items(), key=lambda item: (-item[1].points, item[0]))
+    return tuple(
+        HostHistory(
+            host=host,
+            points=standing.points,
+            suspect=standing.suspect,
+            reason=standing.reason,
+            strikes=tuple(one for one in known if one.host == host),
+            avoided=avoided.get(host, ""),
+        )
+        for host, standing in found
+    )

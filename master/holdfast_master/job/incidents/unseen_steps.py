@@ -1,0 +1,54 @@
+"""Worlds whose ranks report no steps: whether a guess may still come, whether there was none.
+
+Belongs here: the judgements that incidents need of such a world. Does not belong here: what the
+first guess changes (`worlds.guessed_steps`), the rule (`policies.guessed_steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.world import World
+from holdfast_master.policies import guessed_steps
+from holdfast_wire.messages import RankProgress
+
+
+def are_awaited(job: JobContext, world: World) -> bool:
+    """Return whether a first guess may still come.
+
+    It may in a young world with collectives, or of a script whose steps were guessed before.
+    """
+    since = job.state.trains_since
+    if since is None or not world.is_unseen or world.all_guessed():
+        return False
+    young = job.clock.job_seconds - since < job.settings.unseen_start_seconds
+    seen = any(guessed_steps.is_guess(item) for item in _reports(job.membership, world))
+    return young and (seen or job.state.steps_guessed)
+
+
+def is_stepless(job: JobContext, world: World) -> bool:
+    """Return whether a world that ends had no step, as far as collectives tell."""
+    state = job.state
+    if not world.is_unseen or state.best_step or state.trains_since is None:
+        return False
+    if state.guessed_round == world.round:
+        return False
+    hang = job.spec.health.hang if job.spec.health is not None else None
+    patience = job.settings.unseen_start_seconds
+    return guessed_steps.judge_ended(
+        tuple(_reports(job.membership, world)),
+        guessed_before=state.steps_guessed,
+        seconds=job.clock.job_seconds - state.trains_since,
+        patience=patience if hang is None else max(patience, hang.first_step_seconds),
+    ).stepless
+
+
+def _reports(membership: Membership, world: World) -> Iterator[RankProgress]:
+    """Yield the newest reports of a world's ranks."""
+    for rank in world.places:
+        node = membership.nodes.get(rank)
+        for item in node.ranks if node is not None else ():
+            if item.round == world.round:
+                yield item

@@ -1,0 +1,117 @@
+"""Requests to the operator about pods: make one anew, release one.
+
+Belongs here: issuing those decisions once and repeating them to a new operator stream. Does not
+belong here: the reason for a node to go, excluded hosts (`rule_actions`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import RELEASED
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.operator_view import OperatorView, is_over
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
+from holdfast_master.job.state.wording import nodes_named
+from holdfast_master.policies.counts import verb
+from holdfast_wire.messages import (
+    CommandFinished,
+    ExcludeDecision,
+    JobPhase,
+    Leave,
+    LeaveOutcome,
+    NodeMarked,
+    PodObservation,
+    ReleaseDecision,
+    ReplaceDecision,
+)
+from holdfast_wire.reasons import EventReason
+
+_NO_REPLACEMENT = frozenset(
+    {JobPhase.STOPPING, JobPhase.SUSPENDED, JobPhase.SUCCEEDED, JobPhase.FAILED}
+)
+REPLACE = "replace"
+
+
+def ask(job: JobContext, rank: int, pod_uid: str, reason: str, avoid_node: str = "") -> bool:
+    """Ask for a new pod of this node rank; True: it was asked now or before."""
+    view = job.operator
+    if not view.ever or rank >= job.wanted or job.state.phase in _NO_REPLACEMENT:
+        return False
+    if job.state.stop is not None:
+        return False  # it ends, once what is in memory is on storage
+    before = view.replacing.get(rank)
+    if before is not None and before.pod_uid == pod_uid:
+        return True
+    number = job.out.command(REPLACE, rank)
+    decision = ReplaceDecision(
+        decision_id=number, node_rank=rank, pod_uid=pod_uid, reason=reason, avoid_node=avoid_node
+    )
+    view.replacing[rank] = decision
+    view.note_asked(rank, pod_uid)
+    job.out.event(
+        EventReason.REPLACE_REQUESTED, f"node {rank} is to be replaced: {reason}", node=rank
+    )
+    job.out.tell(decision)
+    return True
+
+
+def recall(job: JobContext, why: str) -> list[int]:
+    """Nodes that were drained come back where their ranks are wanted; those that do."""
+    back = []
+    for rank, pod in sorted(job.operator.pods.items()):
+        left = is_over(pod) and rank not in job.membership.nodes and rank not in job.state.finished
+        if left and rank < job.wanted:
+            known = rank in job.operator.replacing
+            if ask(job, rank, pod.pod_uid, why) and not known:
+                back.append(rank)
+    return back
+
+
+def settle(operator: OperatorView, out: OutgoingBatch, pod: PodObservation) -> None:
+    """A pod was seen: a newer one of the rank is what was asked for."""
+    decision = operator.replacing.get(pod.node_rank)
+    if decision is None or decision.pod_uid == pod.pod_uid:
+        return
+    if operator.is_coming(pod.node_rank):
+        del operator.replacing[pod.node_rank]
+        out.record(CommandFinished(command_id=decision.decision_id, ok=True))
+
+
+def repeat(job: JobContext) -> None:
+    """A new operator stream: say again what is still wanted."""
+    for rank in sorted(job.operator.replacing):
+        job.out.tell(job.operator.replacing[rank])
+    for host, reason in job.state.excluded.items():  # the newest last: the oldest is forgotten
+        job.out.tell(ExcludeDecision(decision_id=0, node=host, reason=reason))
+    ranks = tuple(sorted(job.state.released))
+    if ranks:
+        job.out.tell(ReleaseDecision(decision_id=0, node_ranks=ranks, reason="released before"))
+
+
+def release(job: JobContext, nodes: list[Node], reason: str, *, free_pods: bool) -> None:
+    """Tell agents to leave; `free_pods`: their pods are not wanted any more."""
+    if not nodes:
+        return
+    ranks = sorted(node.rank for node in nodes)
+    if free_pods:
+        number = job.out.command("release", ranks[0])
+        job.out.tell(ReleaseDecision(decision_id=number, node_ranks=tuple(ranks), reason=reason))
+    for node in nodes:
+        mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
+        job.out.record(mark, durable=True)
+        eligibility.refresh(job, node)
+        leave(job.out, node, LeaveOutcome.RELEASED, reason, job.settings.stop_grace_seconds)
+    job.out.event(
+        EventReason.NODE_RELEASED,
+        f"{nodes_named(ranks)} {verb(len(ranks), 'is', 'are')} released: {reason}",
+    )
+
+
+def leave(out: OutgoingBatch, node: Node, outcome: LeaveOutcome, reason: str, grace: float) -> None:
+    """Tell an agent to end its processes and itself."""
+    if node.session is None:
+        return
+    number = out.command("leave", node.rank)
+    message = Leave(command_id=number, grace_seconds=grace, reason=reason, outcome=outcome)
+    out.send(node, message)

@@ -1,0 +1,77 @@
+"""Actions of failure rules on a culprit, besides a new round.
+
+Belongs here: replacing the culprit's node, excluding its host, and having the job's other nodes
+leave that host. Does not belong here: the choice of the rule (`policies.failure`), rules that end
+the job (`incidents`), the number of excluded hosts (the operator keeps to the spec).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.nodes import liveness, replacement
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.incident import OpenIncident
+from holdfast_master.job.state.job_state import RENEW
+from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.policies.failure import EvidenceKind
+from holdfast_wire.messages import ExcludeDecision, FailureAction, NodeExcluded
+from holdfast_wire.reasons import EventReason
+
+
+def act(job: JobContext) -> None:
+    """Carry the rules' answers to the open incidents out."""
+    for case in job.incidents.open():
+        rank = case.to_replace
+        if rank is not None:
+            case.replaced.add(rank)
+            _replace(job, case, rank)
+
+
+def _replace(job: JobContext, case: OpenIncident, rank: int) -> None:
+    elsewhere = case.response.action is FailureAction.REPLACE_ON_OTHER_NODE
+    why = case.response.reason
+    host = exclude(job, rank, why) if elsewhere else ""
+    node = job.membership.nodes.get(rank)
+    if node is None or node.agent_id != case.best.agent_id:
+        return  # it is gone already, and its replacement asked for
+    if replacement.ask(job, rank, node.pod_uid, why, avoid_node=host):
+        node.condemned = True
+        liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} is replaced: {why}")
+    else:
+        text = f"nobody can replace node {rank}; its processes are restarted in place: {why}"
+        job.out.event(EventReason.REPLACE_REQUESTED, text, Warn, node=rank)
+
+
+def exclude(job: JobContext, rank: int, reason: str, *, others_leave: bool = True) -> str:
+    """Exclude the Kubernetes node of this node rank; its name, empty where it is not known.
+
+    others_leave: the job's other nodes there leave, too.
+
+    The operator keeps new pods away from it. It may forget the oldest ones, as the spec says: a pod
+    that it puts there is as good as any, and where that one fails the node becomes the newest.
+    """
+    host = job.operator.host_of(rank)
+    if not host:
+        return host
+    if host != next(reversed(job.state.excluded), None):
+        job.out.record(NodeExcluded(node=host, reason=reason), durable=True)
+        job.out.event(
+            EventReason.NODE_EXCLUDED, f"{host} is avoided from now on: {reason}", node=rank
+        )
+        number = job.out.command("exclude", rank)
+        job.out.tell(ExcludeDecision(decision_id=number, node=host, reason=reason))
+    if others_leave:
+        _move(job, rank, host)
+    return host
+
+
+def _move(job: JobContext, culprit: int, host: str) -> None:
+    """The job's other nodes on an excluded host leave too, and get new pods."""
+    for rank, node in sorted(job.membership.nodes.items()):
+        pod = job.operator.pods.get(rank)
+        there = pod is not None and pod.node == host and pod.pod_uid == node.pod_uid
+        if rank == culprit or not there or node.draining is not None:
+            continue
+        # The operator is asked once the others go on without it: see `reconcile`.
+        node.replace_why = f"it is on {host}, which is avoided"
+        job.out.command(RENEW, rank, durable=True)
+        liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} leaves: {node.replace_why}")

@@ -1,0 +1,354 @@
+"""Reports of agents on their streams.
+
+Belongs here: one handler for each message. Does not belong here: hellos (`takeover.hello`), the
+ends of streams (`liveness`), the next step (`reconcile`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+from holdfast_master.inputs import AgentMessage
+from holdfast_master.job.checkpoints import commits, on_demand, restore
+from holdfast_master.job.health import hangs, preflight, samples
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.nodes import eligibility, liveness, notices, pods
+from holdfast_master.job.requests import heartbeats, user_requests
+from holdfast_master.job.rescale import barrier
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import FINISHED
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.takeover_claims import DeferredReport
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.wording import left_others, short, worker_end
+from holdfast_master.job.state.world import World, Worlds
+from holdfast_master.job.worlds import start, stores
+from holdfast_master.policies import failure, success
+from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.success import Tally
+from holdfast_wire.messages import (
+    BarrierAck,
+    BarrierReached,
+    CheckListening,
+    ClockProbe,
+    CollectiveSamples,
+    CommandDone,
+    CommandFinished,
+    CommitResult,
+    EvidenceCollected,
+    Fence,
+    Goodbye,
+    GoodputClass,
+    Heartbeat,
+    Hello,
+    MemoryCheckpoints,
+    NodeChecked,
+    NodeMarked,
+    NoticeReceived,
+    RestorePlanVerified,
+    RestoreRequest,
+    RoundStarted,
+    RoundStopped,
+    ShardsPersisted,
+    StorePrepared,
+    Warmed,
+    WorkerExited,
+)
+from holdfast_wire.reasons import EndReason, EventReason
+
+_ABOUT_ROUND = (
+    WorkerExited,
+    RoundStarted,
+    RoundStopped,
+    BarrierReached,
+    BarrierAck,
+    MemoryCheckpoints,
+    RestoreRequest,
+    RestorePlanVerified,
+)
+_SHOWN_EXITS = 20
+_OLDEST = 600.0
+"""s: an exit is not reported later than agents live without a master."""
+
+
+def received(job: JobContext, node: Node, fence: Fence | None, message: AgentMessage) -> None:
+    """Any message of a known agent; its fence names the round that it is about."""
+    if job.membership.heard(node, job.now):
+        job.touch(Change.NODE_HEARD)
+    number = fence.round if fence is not None else 0
+    claimed = job.claims.hellos and not job.claims.settled
+    if claimed and isinstance(message, _ABOUT_ROUND):
+        report = DeferredReport(node.rank, node.agent_id, fence, message)
+        if job.claims.hold(report):
+            return
+    _HANDLERS[type(message)](job, node, number, message)
+
+
+def hear_held(job: JobContext) -> None:
+    """Take the deferred reports about an adopted world: it may have ended since."""
+    reports, job.claims.held = job.claims.held, []
+    for report in reports:
+        node = job.membership.nodes.get(report.node_rank)
+        if node is not None and node.agent_id == report.agent_id:
+            received(job, node, report.fence, report.message)
+
+
+def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+    world = job.worlds.member(node)
+    current = world is not None and world.round == number
+    # An end at a barrier that this master does not know explains nothing: nobody goes on after it.
+    explains = not message.barrier or job.worlds.barrier is not None
+    known = world is not None and current and explains
+    if world is not None and known and world.explain(node.rank, message.local_rank):
+        job.timers.cancel(Timer.MISSING, node.rank)
+    if message.barrier:
+        return
+    if world is not None and current:
+        world.reached = max(world.reached, message.step)
+        if message.exit_code == 0:
+            _finished(job, node, world, message)
+            return
+    if message.exit_code == 0:
+        return
+    node.over = node.over or message.final
+    if incidents.concerns(job.worlds, job.incidents, node, number):
+        _failed(job, node, number, message)
+    if message.final and not any(case.given_up for case in job.incidents.open()):
+        # Nobody's incident: the world goes on without it.
+        text = f"the torchrun of node {node.rank} has no restarts left and ended"
+        liveness.lose(job, node, EvidenceKind.AGENT_FAILED, text)
+
+
+def _failed(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+    rules = node.rules
+    text = worker_end(message, node.rank, message.rank)
+    oom_kills = message.memory.oom_kills if message.memory is not None else 0
+    kind = failure.worker_kind(message.exit_code, message.error_type, oom_kills)
+    short = message.memory if kind is EvidenceKind.OUT_OF_MEMORY else None
+    item = Evidence(
+        kind=kind,
+        text=text,
+        at=job.now - min(_OLDEST, max(0.0, message.age_seconds)),
+        node_rank=node.rank,
+        agent_id=node.agent_id,
+        rank=message.rank,
+        exit_code=message.exit_code,
+        memory_limit=short.limit_bytes if short is not None else 0,
+        matched=tuple(rules[index] for index in message.matched_rules if index < len(rules)),
+        final=message.final,
+    )
+    case = job.incidents.current
+    if case is None or case.count < _SHOWN_EXITS:
+        job.out.event(EventReason.WORKER_FAILED, text, Warn, node=node.rank)
+    incidents.report_process(
+        job, _laid_to_who_left(job.worlds, node, number, message, item), number
+    )
+
+
+def _laid_to_who_left(
+    worlds: Worlds, node: Node, number: int, message: WorkerExited, item: Evidence
+) -> Evidence:
+    """Lay a broken connection to the process that ended well before, not to the survivor."""
+    world = worlds.member(node)
+    if world is None or world.round != number or (left := world.first_done()) is None:
+        return item
+    if not failure.met_closed_connection(message.error_message or message.stderr_tail):
+        return item
+    place, rank = left
+    return dataclasses.replace(
+        item,
+        text=left_others(rank, place.member.node_rank, item.text),
+        node_rank=place.member.node_rank,
+        agent_id=place.member.agent_id,
+        rank=rank,
+    )
+
+
+def _finished(job: JobContext, node: Node, world: World, message: WorkerExited) -> None:
+    if not 0 <= message.local_rank < node.local_world_size:
+        return
+    if world.finish(node.rank, message.local_rank):
+        mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=FINISHED, value=True)
+        job.out.record(mark)
+        job.out.event(
+            EventReason.WORKER_FINISHED, f"all ranks of node {node.rank} finished", node=node.rank
+        )
+        job.turn(node.rank, GoodputClass.WAITING)
+        job.touch(Change.NODE_FINISHED)
+    check_success(job, world)
+    if job.state.stop is None:
+        start.settle(job, world)
+        barrier.check_complete(job, world)
+
+
+def check_success(job: JobContext, world: World) -> None:
+    """End the job once the success policy is met."""
+    tally = Tally(world_size=world.size, ranks_done=world.ranks_done, rank0_done=world.rank0_done)
+    verdict = success.decide(job.spec.success_policy, tally)
+    if verdict.met:
+        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=verdict.reason)
+
+
+def _round_started(job: JobContext, node: Node, number: int, message: RoundStarted) -> None:
+    world = job.worlds.member(node)
+    if world is None or world.round != number:
+        return
+    if not message.first_step:
+        # Its hello was from before they began: it need not say why there were none. Processes that
+        # have ended since had their start reported before: an agent does not repeat that.
+        world.unexplained.pop(node.rank, None)
+        job.timers.cancel(Timer.MISSING, node.rank)
+    if message.cold_reason and message.cold_reason != node.cold_reason:
+        _note_cold(job.out, node, message.cold_reason)
+    if message.first_step:
+        start.stepped(job, world, node.rank, message.step)
+    else:
+        start.started(job, world, node.rank)
+
+
+def _round_stopped(job: JobContext, node: Node, number: int, message: RoundStopped) -> None:
+    if message.lease_expired:
+        item = Evidence(
+            kind=EvidenceKind.LEASE_EXPIRED,
+            text=f"node {node.rank} stood still; its processes were killed at its lease's end",
+            at=job.now,
+            node_rank=node.rank,
+            agent_id=node.agent_id,
+        )
+        incidents.report_process(job, item, number)
+        return
+    world = job.worlds.member(node)
+    if world is not None and world.round == number:
+        # Exits and barriers are reported by messages of their own, which may be on their way.
+        miss_soon(job, node, range(node.local_world_size))
+
+
+def absent(local_world_size: int, hello: Hello, number: int) -> frozenset[int]:
+    """Return the local ranks of round `number` that do not run according to a hello."""
+    running = {worker.local_rank for worker in hello.workers if worker.round == number}
+    return frozenset(range(local_world_size)) - running
+
+
+def miss_soon(job: JobContext, node: Node, local_ranks: Collection[int]) -> None:
+    """Processes of the node are gone; unless it says why soon, that is an incident."""
+    world = job.worlds.member(node)
+    if world is None or node.rank in world.saved or node.rank in world.finished:
+        return
+    if world.miss(node.rank, local_ranks):
+        until = job.now + job.settings.terminal_seconds
+        job.timers.ensure(Timer.MISSING, until, node.rank)
+
+
+def missing_due(job: JobContext, rank: int) -> None:
+    """A node without processes has not said why."""
+    node = job.membership.nodes.get(rank)
+    world = job.worlds.member(node) if node is not None else None
+    if node is None or world is None or rank in world.saved or rank in world.finished:
+        return
+    if not world.unexplained.get(rank):
+        return
+    if job.worlds.barrier is not None:
+        # Its processes were to stop: the word of it was lost with its stream.
+        barrier.miss(job, f"node {rank} has no processes left and did not say that it saved")
+        return
+    item = Evidence(
+        kind=EvidenceKind.WORKERS_MISSING,
+        text=f"node {rank} has no processes of round {world.round} and did not say why",
+        at=job.now,
+        node_rank=rank,
+        agent_id=node.agent_id,
+    )
+    incidents.report_process(job, item, world.round)
+
+
+def _store(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:
+    stores.prepared(job, node, message)
+
+
+def _barrier(job: JobContext, node: Node, number: int, message: BarrierReached) -> None:
+    world = job.worlds.member(node)
+    if world is not None and world.round == number:
+        barrier.saved(job, node, message)
+
+
+def _ack(job: JobContext, node: Node, number: int, message: BarrierAck) -> None:
+    world = job.worlds.member(node)
+    if world is None or world.round != number:
+        return  # the one of the round before is said again
+    if message.goes_on:
+        on_demand.acked(job, node, message)
+    else:
+        barrier.acked(job, node, message)
+
+
+def _command_done(job: JobContext, node: Node, _: int, message: CommandDone) -> None:
+    if message.command_id in job.state.commands:
+        job.out.record(CommandFinished(command_id=message.command_id, ok=message.ok))
+    user_requests.stacks_arrived(job, node, message)
+
+
+def _warmed(job: JobContext, node: Node, _: int, message: Warmed) -> None:
+    if node.warm:
+        return
+    node.warm = True
+    if message.cold_reason:
+        _note_cold(job.out, node, message.cold_reason)
+    else:
+        text = f"node {node.rank} is ready after {message.seconds:.1f} s"
+        job.out.event(EventReason.NODE_WARM, text, node=node.rank)
+    eligibility.refresh(job, node)
+
+
+def _note_cold(out: OutgoingBatch, node: Node, reason: str) -> None:
+    node.cold_reason = reason
+    text = f"node {node.rank} starts its processes cold: {short(reason)}"
+    out.event(EventReason.NODE_COLD, text, node=node.rank)
+
+
+def _goodbye(job: JobContext, node: Node, _: int, message: Goodbye) -> None:
+    why = f": {short(message.reason)}" if message.reason else ""
+    if node.rank in job.state.released:
+        liveness.lose(job, node, EvidenceKind.NODE_REMOVED, f"it was told to leave and left{why}")
+    elif message.terminated:
+        text = f"node {node.rank} was asked by SIGTERM to end{why}"
+        liveness.drain(job, node, pods.taken_kind(job.operator, node), text)
+    elif message.signalled:
+        text = f"node {node.rank} was ended by a signal{why}"
+        liveness.lose(job, node, pods.taken_kind(job.operator, node), text)
+    else:
+        kind = EvidenceKind.AGENT_FAILED if message.failed else EvidenceKind.AGENT_LEFT
+        how = "'s agent cannot go on" if message.failed else " left"
+        liveness.lose(job, node, kind, f"node {node.rank}{how}{why}")
+
+
+def _notice(job: JobContext, node: Node, _: int, message: NoticeReceived) -> None:
+    notices.received(job, node, message)
+
+
+_HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
+    Heartbeat: heartbeats.heard,
+    WorkerExited: _exited,
+    RoundStarted: _round_started,
+    RoundStopped: _round_stopped,
+    StorePrepared: _store,
+    BarrierReached: _barrier,
+    BarrierAck: _ack,
+    CommandDone: _command_done,
+    Warmed: _warmed,
+    Goodbye: _goodbye,
+    NoticeReceived: _notice,
+    MemoryCheckpoints: commits.held,
+    ShardsPersisted: commits.shard,
+    CommitResult: commits.committed,
+    RestoreRequest: restore.asked,
+    RestorePlanVerified: restore.checked,
+    ClockProbe: samples.probed,
+    CollectiveSamples: samples.heard,
+    EvidenceCollected: hangs.collected,
+    CheckListening: preflight.listening,
+    NodeChecked: preflight.measured,
+}

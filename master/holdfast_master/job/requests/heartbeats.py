@@ -1,0 +1,117 @@
+"""Heartbeats: what the ranks do, noted at a constant cost each.
+
+Belongs here: progress, pace, samples, the goodput class of a training node. Does not belong here:
+silence (`liveness`), anything that looks at all nodes.
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.checkpoints import interval
+from holdfast_master.job.health import hangs
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.world import World
+from holdfast_master.job.worlds import guessed_steps as world_guesses
+from holdfast_master.job.worlds import start
+from holdfast_master.policies import goodput, guessed_steps
+from holdfast_master.policies.goodput import Activity
+from holdfast_wire.messages import (
+    BudgetKind,
+    GoodputClass,
+    Heartbeat,
+    RankProgress,
+    WorldTraining,
+)
+from holdfast_wire.reasons import EventReason
+
+_FOREVER = 1e9
+_STALL_SECONDS = 10.0
+_STALL_STEPS = 20.0
+_COUNTED = frozenset({GoodputClass.PRODUCTIVE, GoodputClass.CHECKPOINT, GoodputClass.HANG})
+
+
+def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
+    """Note what the ranks of a member do."""
+    world = job.worlds.member(node)
+    if world is None or not message.ranks:
+        return
+    number = world.round
+    ranks = tuple([item for item in message.ranks if item.round == number and _is_sane(item)])
+    if not ranks:
+        return
+    now = job.now
+    _note_samples(now, node, ranks)
+    node.note(ranks)
+    node.ranks_at = now
+    for item in ranks:
+        world.reached = max(world.reached, guessed_steps.reported_step(item))
+        world.learn_pace(item.step_seconds)
+        world.sdk_ranks += item.has_sdk
+    if world.degraded and world.sdk_ranks:
+        world.sdk_since = min(world.sdk_since, now)
+    interval.heard(job, node, world, message.saving)
+    hangs.watch(job)
+    _note_start(job, node, world)
+    world_guesses.heard(job, node, world)
+    _note_progress(job.state, job.out, world)
+    if world.training and job.ledger.kind(node.rank) in _COUNTED:
+        _classify(job, node, world)
+
+
+def _is_sane(item: RankProgress) -> bool:
+    """Return whether the times are plausible: a page can be torn or written by any script."""
+    return 0 <= item.step_seconds < _FOREVER and 0 <= item.since_step_seconds < _FOREVER
+
+
+def _since_step(item: RankProgress) -> float:
+    """Return the time since a reported step; a guess says nothing of what lies between two."""
+    return 0.0 if guessed_steps.is_guess(item) else item.since_step_seconds
+
+
+def _note_start(job: JobContext, node: Node, world: World) -> None:
+    """Note the start of a node whose RoundStarted may have been lost with its stream."""
+    if len(node.ranks) < node.local_world_size or node.rank in world.stepped:
+        return
+    start.started(job, world, node.rank)
+    first = min(item.first_step for item in node.ranks)
+    if first:
+        start.stepped(job, world, node.rank, first)
+
+
+def _note_samples(now: float, node: Node, ranks: tuple[RankProgress, ...]) -> None:
+    samples = sum([item.samples for item in ranks])
+    span = now - node.ranks_at
+    if node.ranks and samples >= node.samples and span > 0:
+        rate = (samples - node.samples) / span
+        old = node.samples_per_second
+        node.samples_per_second = old + 0.3 * (rate - old) if old else rate
+    else:
+        node.samples_per_second = 0.0
+    node.samples = samples
+
+
+def _note_progress(state: JobState, out: OutgoingBatch, world: World) -> None:
+    """A step beyond the last failure's is written down: no-progress charges end there."""
+    failed = state.failed_step
+    if failed is None or not world.training or not world.marked <= failed < world.reached:
+        return
+    world.marked = world.reached
+    if any(charge.kind is BudgetKind.NO_PROGRESS for charge in state.charges):
+        out.record(WorldTraining(round=world.round, step=world.reached))
+
+
+def _classify(job: JobContext, node: Node, world: World) -> None:
+    activity = Activity(
+        sections=frozenset([item.section for item in node.ranks]),
+        since_step_seconds=max([_since_step(item) for item in node.ranks]),
+        usual_step_seconds=world.step_seconds,
+    )
+    kind = goodput.classify(activity, stall_seconds=_STALL_SECONDS, stall_steps=_STALL_STEPS)
+    job.turn(node.rank, kind)
+    stalled = kind is GoodputClass.HANG
+    if stalled and not node.stalled:
+        text = f"node {node.rank} completed no step for {activity.since_step_seconds:.0f} s"
+        job.out.event(EventReason.STEP_STALLED, text, Warn, node=node.rank)
+    node.stalled = stalled

@@ -1,0 +1,234 @@
+"""The ways out: success, failure, stop, suspend.
+
+Belongs here: stopping what runs, telling everybody, and the last phases. Does not belong here:
+the verdict that the job has succeeded (`policies.success`) or failed (`incidents`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.instructions import Finished
+from holdfast_master.job.incidents import goodput_marks, incidents
+from holdfast_master.job.nodes import liveness, replacement
+from holdfast_master.job.rescale import barrier
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext, JobEnd
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
+from holdfast_master.job.state.phases import ENDED, Trigger
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.worlds import flush
+from holdfast_master.policies.counts import counted, verb
+from holdfast_master.policies.failure import EvidenceKind
+from holdfast_wire.messages import (
+    EventSeverity,
+    FinishDecision,
+    GoodputClass,
+    JobPhase,
+    LeaveOutcome,
+    StopRequested,
+)
+from holdfast_wire.reasons import EndReason, EventReason, PhaseReason
+
+_PARTING = 5.0
+"""s that an agent has to leave after its grace."""
+
+
+def toward_end(job: JobContext, stop: StopRequested) -> None:
+    """The end is decided: at a barrier where there is time for one, else at once.
+
+    What only memory has is written to storage before the agents that hold it are told to leave,
+    also after a success: a script may end between two steps of its schedule.
+    """
+    if job.state.phase is JobPhase.STOPPING:
+        pursue(job)
+        return
+    text = _text(job.state, job.end, stop)
+    if not (stop.succeeded or stop.now) and _at_barrier(job, text):
+        return
+    incidents.break_world(job, text)
+    latest = None if job.end.by is None else job.end.by - _PARTING
+    if not flush.for_end(job, text, grace(job, stop), latest):
+        _end_now(job, stop)
+
+
+def _text(state: JobState, end: JobEnd, stop: StopRequested) -> str:
+    return end.text or state.text or stop.reason
+
+
+def _at_barrier(job: JobContext, reason: str) -> bool:
+    """Return whether a barrier is on its way; set one if the ranks can stop together."""
+    world = job.worlds.running()
+    if world is None or not world.training or world.finished:
+        return False
+    if job.worlds.barrier is None:
+        # Half of the time is the barrier's, the rest is for SIGTERM.
+        barrier.stop(job, world, reason, job.end.grace / 2)
+    return job.worlds.running() is not None
+
+
+def _end_now(job: JobContext, stop: StopRequested) -> None:
+    text = _text(job.state, job.end, stop)
+    job.move(Trigger.END_DECIDED, stop.reason, text)
+    incidents.break_world(job, text)
+    incidents.close_all(job)
+    job.timers.cancel(Timer.BELOW_MIN)
+    job.timers.cancel(Timer.ACTIVE_DEADLINE)
+    for node in list(job.membership.nodes.values()):
+        job.turn(node.rank, GoodputClass.WAITING)
+        dismiss(job, node)
+        if node.over:
+            # It has ended by itself: nothing of it is left to wait for.
+            liveness.lose(
+                job, node, EvidenceKind.AGENT_FAILED, f"the torchrun of node {node.rank} ended"
+            )
+    job.timers.set(Timer.END, job.now + grace(job, stop) + _PARTING)
+    job.touch(Change.END_BEGUN)
+
+
+def asked(stop: StopRequested) -> bool:
+    """Return whether somebody wanted the end."""
+    return stop.reason in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}
+
+
+def grace(job: JobContext, stop: StopRequested) -> float:
+    """SIGTERM to SIGKILL at this end, s: what has failed already is killed at once."""
+    if stop.succeeded:
+        return job.settings.stop_grace_seconds
+    if not asked(stop):
+        return 0.0
+    return job.end.grace if job.end.by is None else max(0.0, job.end.by - job.now)
+
+
+def outcome(stop: StopRequested) -> LeaveOutcome:
+    """Return the outcome that agents exit with."""
+    if stop.succeeded:
+        return LeaveOutcome.SUCCEEDED
+    return LeaveOutcome.RELEASED if asked(stop) else LeaveOutcome.FAILED
+
+
+def dismiss(job: JobContext, node: Node) -> None:
+    """Tell an agent that the job has ended."""
+    stop = job.state.stop
+    if stop is not None:
+        replacement.leave(
+            job.out, node, outcome(stop), _text(job.state, job.end, stop), grace(job, stop)
+        )
+
+
+def pursue(job: JobContext) -> None:
+    """Once every agent has gone, the job has ended."""
+    if not job.membership.nodes:
+        conclude(job)
+
+
+def conclude(job: JobContext) -> None:
+    """The last step: write everything down and say so."""
+    stop = job.state.stop
+    if stop is None or job.state.phase is not JobPhase.STOPPING:
+        return
+    goodput_marks.write(job)
+    text = _text(job.state, job.end, stop)
+    _tell_unsaved(job.state, job.out)
+    trigger = Trigger.ENDED_WELL if stop.succeeded else Trigger.ENDED_BADLY
+    if stop.succeeded:
+        job.out.event(EventReason.JOB_SUCCEEDED, text)
+    elif asked(stop):
+        job.out.event(EventReason.JOB_STOPPED, f"{stop.reason}: {text}")
+    else:
+        job.out.event(EventReason.JOB_FAILED, f"{stop.reason}: {text}", EventSeverity.ERROR)
+    job.move(trigger, stop.reason, text)
+    job.timers.cancel(Timer.END)
+    for timer in (Timer.MARK, Timer.HANG, Timer.HANG_EVIDENCE):
+        job.timers.cancel(timer)
+    tell_finish(job)
+    job.out.put(Finished(stop.succeeded, stop.reason))
+
+
+def _tell_unsaved(state: JobState, out: OutgoingBatch) -> None:
+    """A script that saves here ended after steps that it did not save."""
+    stop, fact, last = state.stop, state.checkpoint, state.assigned
+    if stop is None or not stop.succeeded or fact is None or fact.version is None or last is None:
+        return
+    saved, done = fact.version.step, state.ended_steps.get(last.round, 0)
+    if saved < done:
+        text = (
+            f"the run ended after step {done}, and the newest checkpoint on storage is step "
+            f"{saved}: close({done}) of the script's Checkpointer saves the last step"
+        )
+        out.event(EventReason.STEPS_NOT_SAVED, text, EventSeverity.WARNING)
+
+
+def tell_finish(job: JobContext) -> None:
+    """Tell the operator that the job has ended."""
+    stop = job.state.stop
+    if stop is not None and job.state.phase in ENDED and job.operator.connected:
+        number = job.out.command("finish", 0)
+        decision = FinishDecision(
+            decision_id=number, succeeded=stop.succeeded, reason=stop.reason, text=job.state.text
+        )
+        job.out.tell(decision)
+
+
+def toward_suspend(job: JobContext) -> None:
+    """The spec suspends the job: at a barrier, then nothing runs and nodes are released."""
+    if job.state.phase is JobPhase.SUSPENDED:
+        return
+    if _at_barrier(job, "the job is suspended"):
+        return
+    incidents.break_world(job, "the job is suspended")
+    incidents.close_all(job)
+    if job.state.stop is not None:
+        return
+    if flush.for_end(job, "the job is suspended", job.settings.stop_grace_seconds, None):
+        return
+    job.timers.cancel(Timer.BELOW_MIN)
+    job.timers.cancel(Timer.JOIN_WINDOW)
+    job.move(Trigger.SUSPENDED, PhaseReason.SUSPENDED, "stopped at a checkpoint; waits")
+    job.out.event(EventReason.SUSPENDED, "the spec suspends the job; its nodes are released")
+    job.worlds.recovering = False
+    for node in job.membership.nodes.values():
+        job.turn(node.rank, GoodputClass.WAITING)
+    replacement.release(
+        job, list(job.membership.nodes.values()), "the job is suspended", free_pods=True
+    )
+
+
+def resume(job: JobContext) -> None:
+    """The spec no longer suspends the job."""
+    text = "the spec resumes the job"
+    job.move(Trigger.RESUMED, PhaseReason.RESUMED, text)
+    job.out.event(EventReason.RESUMED, text)
+    watch_deadline(job)
+    job.touch(Change.RESUMED)
+
+
+def watch_deadline(job: JobContext) -> None:
+    """Set the deadline of the job's own time."""
+    limit = job.spec.active_deadline_seconds
+    if limit <= 0:
+        job.timers.cancel(Timer.ACTIVE_DEADLINE)
+        return
+    left = limit - (job.clock.job_seconds - job.state.active_since)
+    job.timers.set(Timer.ACTIVE_DEADLINE, job.now + max(0.0, left))
+
+
+def deadline_due(job: JobContext) -> None:
+    """The job has run longer than it may."""
+    if job.state.phase is JobPhase.SUSPENDED:
+        return
+    limit = job.spec.active_deadline_seconds
+    text = f"the job ran longer than activeDeadlineSeconds {limit:g}"
+    job.request_end(succeeded=False, reason=EndReason.DEADLINE_EXCEEDED, text=text)
+
+
+def below_min_due(job: JobContext) -> None:
+    """Too few nodes for too long."""
+    timeout = job.spec.below_min_timeout_seconds
+    ready = len(job.membership.candidates)
+    text = (
+        f"{ready} of at least {counted(job.bounds.smallest, 'node')} "
+        f"{verb(ready, 'was', 'were')} ready "
+        f"for {timeout:g} s"
+    )
+    job.request_end(succeeded=False, reason=EndReason.BELOW_MIN_REPLICAS, text=text)

@@ -1,0 +1,303 @@
+"""Views of a job for people and programs.
+
+Belongs here: building the answers of JobService from the state. Does not belong here: changing it.
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.checkpoints import interval
+from holdfast_master.job.health import health_view
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import RELEASED, JobState
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.operator_view import OperatorView
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
+from holdfast_master.job.worlds import flush
+from holdfast_master.policies import failure
+from holdfast_master.policies.durations import in_words
+from holdfast_master.policies.goodput import entries, ratio, summed
+from holdfast_master.policies.guessed_steps import is_guess
+from holdfast_wire.messages import (
+    BudgetState,
+    GetGoodputResponse,
+    Incident,
+    JobEvent,
+    JobPhase,
+    JobStatus,
+    MemoryShortage,
+    NodeGoodput,
+    NodeInfo,
+    NodeState,
+    RankInfo,
+)
+from holdfast_wire.reasons import PhaseReason
+
+
+def status(job: JobContext) -> JobStatus:
+    """The whole small truth about the job."""
+    state, spec = job.state, job.spec
+    world = job.worlds.running()
+    members = _members(job.membership, world)
+    health, health_text = health_view.summary(job)
+    loss = next((item.loss for node in members[:1] for item in node.ranks[:1]), 0.0)
+    step, guess = _step(job, members), _guess(members)
+    return JobStatus(
+        name=job.identity.job_name,
+        uid=job.identity.job_uid,
+        phase=state.phase,
+        reason=state.reason,
+        text=_text(job),
+        epoch=job.identity.epoch,
+        round=state.round,
+        world_size=world.size if world else 0,
+        active_nodes=len(world.places) if world else 0,
+        ready_nodes=len(job.membership.candidates),
+        standby_nodes=len(job.membership.spares) if world else 0,
+        replicas=spec.replicas,
+        min_replicas=spec.min_replicas,
+        max_replicas=spec.max_replicas,
+        step=step or guess,
+        step_guessed=guess > 0 and not step,
+        memory_shortages=_shortages(state),
+        step_seconds=world.step_seconds if world else 0.0,
+        loss=loss,
+        has_loss=loss != 0.0,
+        samples_per_second=_rate(world, members),
+        restarts_in_place=state.restarts_in_place,
+        nodes_replaced=state.nodes_replaced,
+        nodes_disrupted=state.nodes_disrupted,
+        rescales=state.rescales,
+        budgets=_budgets(job),
+        goodput=ratio(job.ledger.whole(job.clock.micros)),
+        started_unix=state.started_unix,
+        finished_unix=state.finished_unix,
+        excluded_nodes=tuple(state.excluded),
+        generation=spec.generation,
+        job_seconds=job.clock.job_seconds,
+        degraded_progress=world is not None and world.training and not world.sdk_ranks,
+        stored_step=_stored_step(job.state),
+        memory_step=flush.memory_step(job.membership, job.checkpoints.tracker),
+        checkpoint_intervals=interval.intervals(job),
+        goodput_assumed=state.goodput_assumed,
+        health=health,
+        health_text=health_text,
+    )
+
+
+def _text(job: JobContext) -> str:
+    """Return the phase's reason in words; with too few nodes, also the time until the job fails."""
+    due = job.timers.due(Timer.BELOW_MIN)
+    if due is None or job.state.reason != PhaseReason.WAITING_FOR_NODES:
+        return job.state.text
+    left = in_words(max(0.0, due - job.now))
+    return f"{job.state.text}; the job fails in {left} (belowMinTimeoutSeconds)"
+
+
+def _stored_step(state: JobState) -> int:
+    fact = state.checkpoint
+    return fact.version.step if fact is not None and fact.version is not None else 0
+
+
+def _members(membership: Membership, world: World | None) -> list[Node]:
+    """Present members in rank order."""
+    if world is None:
+        return []
+    nodes = membership.nodes
+    return [nodes[rank] for rank in world.places if rank in nodes]
+
+
+def _rate(world: World | None, members: list[Node]) -> float:
+    """Samples a second of this round: what a node said last may be about the one before."""
+    if world is None:
+        return 0.0
+    heard = [node for node in members if node.ranks and node.ranks[0].round == world.round]
+    return sum([node.samples_per_second for node in heard])
+
+
+def _step(job: JobContext, members: list[Node]) -> int:
+    """Newest step that all ranks are known to have completed; the best before, until one is known.
+
+    A world that starts from a checkpoint has that one's step before it completes the next.
+    """
+    world = job.worlds.newest
+    steps = [node.step for node in members if node.ranks]
+    if not steps or len(steps) < len(members):
+        return job.state.best_step
+    least = max(min(steps), world.first_step if world else 0)
+    if least or world is None:
+        return least
+    restored = _restored(job.checkpoints.tracker, world.round)
+    return job.state.best_step if restored is None else restored
+
+
+def _shortages(state: JobState) -> tuple[MemoryShortage, ...]:
+    """Return the largest limit of each node rank with which a rank of it ran out of memory."""
+    largest: dict[int, int] = {}
+    for fact in state.incidents.values():
+        if fact.memory_limit_bytes and fact.culprit_node:
+            rank = int(fact.culprit_node)
+            largest[rank] = max(largest.get(rank, 0), fact.memory_limit_bytes)
+    return tuple(
+        MemoryShortage(node_rank=rank, limit_bytes=limit) for rank, limit in sorted(largest.items())
+    )
+
+
+def _guess(members: list[Node]) -> int:
+    """Return the guessed step that all ranks have completed in this world; 0: none is known."""
+    ranks = [item for node in members for item in node.ranks]
+    heard = bool(ranks) and all(node.ranks for node in members)
+    return min(item.step for item in ranks) if heard and all(map(is_guess, ranks)) else 0
+
+
+def _restored(book: CheckpointTracker, number: int) -> int | None:
+    """Return the step that a round starts from; None: it is not decided, or the script decides."""
+    origin = book.origin if book.round == number else None
+    if origin is None or not origin.go:
+        return None
+    return origin.version.step if origin.version is not None else 0
+
+
+def _budgets(job: JobContext) -> tuple[BudgetState, ...]:
+    balances = [incidents.balance(job, kind) for kind in failure.CHARGEABLE]
+    return tuple(
+        BudgetState(kind=item.kind, used=item.used, limit=item.limit, window_seconds=item.window)
+        for item in balances
+        if item.limit is not None
+    )
+
+
+def nodes(job: JobContext) -> tuple[NodeInfo, ...]:
+    """Every present or expected node, in node rank order."""
+    spec = job.spec
+    expected = set(range(job.wanted)) if spec.generation else set()
+    ended = job.state.phase in {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.SUSPENDED}
+    ranks = sorted(set(job.membership.nodes) | (set() if ended else expected))
+    return tuple(_node(job, rank) for rank in ranks)
+
+
+def _node(job: JobContext, rank: int) -> NodeInfo:
+    node = job.membership.nodes.get(rank)
+    if node is None:
+        return NodeInfo(node_rank=rank, state=_absent(job.state, job.operator, rank))
+    world = job.worlds.running()
+    place = world.places.get(rank) if world and world.holds(rank, node.agent_id) else None
+    hello = node.hello
+    known = job.state.nodes.get(rank)
+    preflight, reason = _preflight(job, node)
+    return NodeInfo(
+        node_rank=rank,
+        pod_uid=node.pod_uid,
+        agent_id=node.agent_id,
+        host=hello.host if hello else (known.host if known else ""),
+        address=hello.address if hello else (known.address if known else ""),
+        agent_pid=hello.agent_pid if hello else 0,
+        state=_state(job.state, node, world),
+        group_rank=place.group_rank if place else 0,
+        base_rank=place.base_rank if place else 0,
+        local_world_size=node.local_world_size,
+        silent_seconds=max(0.0, job.now - node.last_heard),
+        ranks=_ranks(node, place.base_rank) if place else (),
+        version=hello.version if hello else "",
+        cold_reason=node.cold_reason,
+        preflight=preflight,
+        preflight_reason=reason,
+    )
+
+
+def _preflight(job: JobContext, node: Node) -> tuple[str, str]:
+    """Return the verdict of the check before the node joined, in a word, and its reason."""
+    if job.preflight.checks(node.rank, node.agent_id):
+        return "checking", ""
+    judged = job.state.judged.get(node.rank)
+    if judged is None or judged.agent_id != node.agent_id:
+        return "", ""
+    return judged.verdict.lower(), judged.reason
+
+
+def _absent(state: JobState, operator: OperatorView, rank: int) -> NodeState:
+    """Return the state of an expected node that is not there."""
+    gone = state.departed.get(rank)
+    if gone is None:
+        return NodeState.MISSING
+    if rank in state.finished:
+        return NodeState.FINISHED
+    if state.dismissed.get(gone.agent_id) != RELEASED:
+        return NodeState.LOST
+    coming = rank in operator.replacing or operator.is_coming(rank)
+    return NodeState.MISSING if coming else NodeState.DRAINED
+
+
+def _state(state: JobState, node: Node, world: World | None) -> NodeState:
+    if node.session is None:
+        return NodeState.DISCONNECTED
+    if node.rank in state.draining or node.rank in state.released:
+        return NodeState.DRAINING
+    if world is not None and world.holds(node.rank, node.agent_id):
+        return NodeState.FINISHED if node.rank in world.finished else NodeState.ACTIVE
+    if not node.warm:
+        return NodeState.WARMING
+    return NodeState.READY if world is None else NodeState.STANDBY
+
+
+def _ranks(node: Node, base: int) -> tuple[RankInfo, ...]:
+    return tuple(
+        RankInfo(
+            rank=base + item.local_rank,
+            local_rank=item.local_rank,
+            pid=item.pid,
+            step=item.step,
+            step_seconds=item.step_seconds,
+            since_step_seconds=item.since_step_seconds,
+            loss=item.loss,
+            section=item.section.name,
+            has_sdk=item.has_sdk,
+            step_guessed=is_guess(item),
+        )
+        for item in node.ranks
+    )
+
+
+def events_after(state: JobState, sequence: int, limit: int) -> tuple[JobEvent, ...]:
+    """Events after this sequence, oldest first, at most `limit`."""
+    events = state.events
+    if not events:
+        return ()
+    skip = max(0, sequence + 1 - events[0].sequence)
+    last = min(len(events), skip + max(0, limit))
+    # A deque is slow in its middle: go from the nearer end.
+    newest = [events[-back] for back in range(1, len(events) - skip + 1)] if skip else list(events)
+    if skip:
+        newest.reverse()
+    return tuple(newest[: last - skip])
+
+
+def listed_incidents(job: JobContext) -> tuple[Incident, ...]:
+    """Every incident that is remembered, oldest first, each with its cost so far."""
+    open_now = {
+        case.id: case.fact(
+            opened=True, charged=None, cost=job.ledger.cost(case.id, job.clock.micros)
+        )
+        for case in job.incidents.open()
+    }
+    return tuple(open_now.get(key, fact) for key, fact in job.state.incidents.items())
+
+
+def goodput(job: JobContext) -> GetGoodputResponse:
+    """Node-seconds by class, whole and by node, and every incident with its cost."""
+    totals = job.ledger.totals(job.clock.micros)
+    whole = summed(totals.values())
+    per_node = tuple(
+        NodeGoodput(node_rank=rank, classes=entries(classes)) for rank, classes in totals.items()
+    )
+    return GetGoodputResponse(
+        totals=entries(whole),
+        node_seconds=sum(entry.node_seconds for entry in entries(whole)),
+        nodes=per_node,
+        incidents=listed_incidents(job),
+        goodput=ratio(whole),
+        goodput_assumed=job.state.goodput_assumed,
+    )

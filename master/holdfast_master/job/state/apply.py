@@ -1,0 +1,313 @@
+"""Application of the journal's records to the durable state: one function per kind of fact.
+
+Belongs here: the change of `JobState` that a fact makes. Does not belong here: decisions; a record
+that is applied again after a restart must change the same fields in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast_master.job.state import snapshot
+from holdfast_master.job.state.job_state import (
+    ANSWERED,
+    DRAINING,
+    FINISHED,
+    PROMISED,
+    RELEASED,
+    REPLACED,
+    JobState,
+)
+from holdfast_master.job.state.phases import ENDED
+from holdfast_master.policies import failure_rate, node_history
+from holdfast_master.policies.goodput import from_entries
+from holdfast_wire.messages import (
+    BudgetCharge,
+    BudgetKind,
+    CheckpointCommitted,
+    CommandFinished,
+    CommandIssued,
+    EventRecorded,
+    GoodputClass,
+    GoodputMarked,
+    Incident,
+    JobFolded,
+    JobPhase,
+    JournalRecord,
+    NodeExcluded,
+    NodeGone,
+    NodeJoined,
+    NodeJudged,
+    NodeMarked,
+    NodeStruck,
+    PhaseChanged,
+    ReferencesLearned,
+    ScheduleConfirmed,
+    SegmentOpened,
+    SpecAccepted,
+    StopRequested,
+    WorldDecided,
+    WorldEnded,
+    WorldMember,
+    WorldTraining,
+)
+from holdfast_wire.reasons import Cause
+
+
+def apply(state: JobState, record: JournalRecord) -> None:
+    """Apply one record; a fact of an unknown kind, or none, changes the sequence only."""
+    state.sequence = record.sequence
+    state.job_seconds = record.job_seconds
+    change = _CHANGES.get(type(record.fact))
+    if change is not None:
+        change(state, record.fact, record)
+
+
+def _segment_opened(state: JobState, fact: SegmentOpened, record: JournalRecord) -> None:
+    state.epoch = fact.epoch
+    state.started_unix = state.started_unix or record.unix_time
+
+
+def _spec_accepted(state: JobState, fact: SpecAccepted, _: JournalRecord) -> None:
+    state.spec = fact.spec
+
+
+def _node_joined(state: JobState, fact: NodeJoined, record: JournalRecord) -> None:
+    _unmark(state, fact.node_rank)
+    state.counted_unix[fact.node_rank] = record.unix_time
+    state.nodes[fact.node_rank] = fact
+
+
+def _node_gone(state: JobState, fact: NodeGone, _: JournalRecord) -> None:
+    known = state.nodes.get(fact.node_rank)
+    if known is None or known.agent_id != fact.agent_id:
+        return
+    state.departed[fact.node_rank] = state.nodes.pop(fact.node_rank)
+    _unmark(state, fact.node_rank)
+    for number in [n for n, c in state.commands.items() if c.node_rank == fact.node_rank]:
+        if state.commands[number].kind != "replace":
+            del state.commands[number]
+
+
+def _unmark(state: JobState, rank: int) -> None:
+    state.draining.discard(rank)
+    state.preempted.discard(rank)
+    state.released.discard(rank)
+
+
+def _node_marked(state: JobState, fact: NodeMarked, _: JournalRecord) -> None:
+    if fact.mark in {RELEASED, REPLACED}:
+        state.dismissed[fact.agent_id] = fact.mark
+    if fact.mark == PROMISED:
+        (state.promised.add if fact.value else state.promised.discard)(fact.agent_id)
+        return
+    known = state.nodes.get(fact.node_rank)
+    if known is None or known.agent_id != fact.agent_id or fact.mark == REPLACED:
+        return
+    marks = {DRAINING: state.draining, FINISHED: state.finished, RELEASED: state.released}
+    if fact.mark == DRAINING and fact.value and fact.cause == Cause.PREEMPTED:
+        state.preempted.add(fact.node_rank)
+    if fact.value:
+        marks[fact.mark].add(fact.node_rank)
+    else:
+        marks[fact.mark].discard(fact.node_rank)
+
+
+def _node_excluded(state: JobState, fact: NodeExcluded, _: JournalRecord) -> None:
+    state.excluded.pop(fact.node, None)  # excluded again, it is the newest
+    state.excluded[fact.node] = fact.reason
+
+
+def _node_judged(state: JobState, fact: NodeJudged, _: JournalRecord) -> None:
+    state.judged[fact.node_rank] = fact
+
+
+def _references_learned(state: JobState, fact: ReferencesLearned, _: JournalRecord) -> None:
+    state.reference_levels |= {level.key: level for level in fact.levels}
+    state.node_references |= {node.node: node for node in fact.nodes}
+    for node in fact.forgotten:
+        state.node_references.pop(node, None)
+
+
+def _node_struck(state: JobState, fact: NodeStruck, _: JournalRecord) -> None:
+    state.strikes.append(fact)
+    del state.strikes[: -node_history.KEPT]
+
+
+def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> None:
+    state.round = fact.round
+    state.world = fact
+    if fact.store_port == 0:
+        return
+    state.assigned_replicas = state.spec.replicas if state.spec else 0
+    _count_change(state, state.assigned, fact)
+    state.assigned = fact
+    state.training, state.ended = False, False
+    state.finished.clear()
+
+
+def _count_change(state: JobState, before: WorldDecided | None, after: WorldDecided) -> None:
+    """Count a restart in place, a rescale or replaced nodes from one world to the next."""
+    if before is None:
+        return
+    left = len(_who(before.members) - _who(after.members))
+    came = len(_who(after.members) - _who(before.members))
+    if len(before.members) != len(after.members):
+        state.rescales += 1
+    elif not came:
+        state.restarts_in_place += 1
+    # The others may have trained on without the node: its place stays vacant until then.
+    filled = min(came, state.vacant + left)
+    state.nodes_replaced += filled
+    wanted = max(0, state.assigned_replicas - len(after.members))
+    state.vacant = min(state.vacant + left - filled, wanted)
+
+
+def _who(members: tuple[WorldMember, ...]) -> set[tuple[int, str]]:
+    return {(member.node_rank, member.agent_id) for member in members}
+
+
+def _world_training(state: JobState, fact: WorldTraining, record: JournalRecord) -> None:
+    if state.assigned is None or fact.round != state.assigned.round:
+        return
+    state.training = True
+    _assume(state, fact)
+    state.trains_since = record.job_seconds if state.trains_since is None else state.trains_since
+    state.trained_rounds[fact.round] = True
+    state.trim()
+    state.best_step = max(state.best_step, fact.step)
+    if fact.guessed:
+        state.steps_guessed, state.guessed_round = True, fact.round
+    # Where steps are guessed, processes that run are no progress yet.
+    if state.is_progress(fact.step, trained=fact.guessed or not state.steps_guessed):
+        state.charges = [c for c in state.charges if c.kind is not BudgetKind.NO_PROGRESS]
+
+
+def _assume(state: JobState, fact: WorldTraining) -> None:
+    """Note whether the world's time counts as productive although nobody has reported a step."""
+    if fact.step == 0:
+        alone = not state.goodput_assumed or state.assumed_round == fact.round
+        state.goodput_assumed, state.assumed_round = True, fact.round if alone else 0
+    elif fact.start_seen and state.assumed_round == fact.round:
+        state.goodput_assumed, state.assumed_round = False, 0
+
+
+def _world_ended(state: JobState, fact: WorldEnded, record: JournalRecord) -> None:
+    state.ended = True
+    if state.trains_since is not None:
+        state.trained_seconds += max(0.0, record.job_seconds - state.trains_since)
+        state.trains_since = None
+    state.ended_steps[fact.round] = fact.step
+    if fact.stepless:
+        state.steps_guessed = state.stepless_rounds[fact.round] = True
+    state.trim()
+    state.best_step = max(state.best_step, fact.step)
+
+
+def _incident(state: JobState, fact: Incident, _: JournalRecord) -> None:
+    if fact.id not in state.incidents:
+        state.incident_count += 1
+    state.incidents[fact.id] = fact
+    if not fact.open and fact.charged in {BudgetKind.FAILURES, BudgetKind.NO_PROGRESS}:
+        step = state.ended_steps.get(fact.from_round, 0)
+        state.failed_step = max(state.failed_step or 0, step)
+    counts = not (fact.open or fact.reported_only)
+    if counts and state.trained_rounds.get(fact.from_round, False):
+        _count_failure(state, fact)
+    state.trim()
+
+
+def _count_failure(state: JobState, fact: Incident) -> None:
+    """Count a failure of a world that trained; where all ranks had saved, it was none."""
+    kinds = {entry.kind for entry in fact.cost}
+    if GoodputClass.RESCALE in kinds and GoodputClass.RESTART not in kinds:
+        return
+    tier = failure_rate.counts(fact.cause)
+    if tier is not None:
+        state.tier_failures[tier] = state.tier_failures.get(tier, 0) + 1
+
+
+def _budget_charged(state: JobState, fact: BudgetCharge, _: JournalRecord) -> None:
+    state.charges.append(fact)
+    if fact.kind is BudgetKind.PREEMPTIONS:
+        state.nodes_disrupted += 1
+
+
+def _event_recorded(state: JobState, fact: EventRecorded, _: JournalRecord) -> None:
+    if fact.event is None:
+        return
+    state.event_sequence = fact.event.sequence
+    state.events.append(fact.event)
+    # Not `trim`: events are most of a journal's records.
+    while len(state.events) > state.event_limit:
+        state.events.popleft()
+
+
+def _phase_changed(state: JobState, fact: PhaseChanged, record: JournalRecord) -> None:
+    if state.phase is JobPhase.SUSPENDED and fact.phase is JobPhase.WAITING:
+        state.active_since = record.job_seconds
+    state.phase, state.reason, state.text = fact.phase, fact.reason, fact.text
+    if fact.phase in ENDED:
+        state.finished_unix = record.unix_time
+
+
+def _command_issued(state: JobState, fact: CommandIssued, _: JournalRecord) -> None:
+    if fact.kind in ANSWERED:
+        state.commands[fact.command_id] = fact
+    state.next_command_id = max(state.next_command_id, fact.command_id + 1)
+
+
+def _command_finished(state: JobState, fact: CommandFinished, _: JournalRecord) -> None:
+    state.commands.pop(fact.command_id, None)
+
+
+def _goodput_marked(state: JobState, fact: GoodputMarked, record: JournalRecord) -> None:
+    for node in fact.nodes:
+        state.counted_unix[node.node_rank] = record.unix_time
+        state.goodput[node.node_rank] = from_entries(node.classes)
+
+
+def _stop_requested(state: JobState, fact: StopRequested, _: JournalRecord) -> None:
+    state.stop = fact
+
+
+def _checkpoint_committed(state: JobState, fact: CheckpointCommitted, _: JournalRecord) -> None:
+    known = state.checkpoint.version if state.checkpoint is not None else None
+    if known is None or (fact.version is not None and known <= fact.version):
+        state.checkpoint = fact
+
+
+def _schedule_confirmed(state: JobState, fact: ScheduleConfirmed, _: JournalRecord) -> None:
+    state.schedule = fact
+
+
+def _job_folded(state: JobState, fact: JobFolded, _: JournalRecord) -> None:
+    snapshot.load(state, fact)
+
+
+_CHANGES: Final[dict[type, Callable[[JobState, Any, JournalRecord], None]]] = {
+    SegmentOpened: _segment_opened,
+    SpecAccepted: _spec_accepted,
+    NodeJoined: _node_joined,
+    NodeGone: _node_gone,
+    NodeMarked: _node_marked,
+    NodeExcluded: _node_excluded,
+    NodeJudged: _node_judged,
+    ReferencesLearned: _references_learned,
+    NodeStruck: _node_struck,
+    WorldDecided: _world_decided,
+    WorldTraining: _world_training,
+    WorldEnded: _world_ended,
+    Incident: _incident,
+    BudgetCharge: _budget_charged,
+    EventRecorded: _event_recorded,
+    PhaseChanged: _phase_changed,
+    CommandIssued: _command_issued,
+    CommandFinished: _command_finished,
+    GoodputMarked: _goodput_marked,
+    StopRequested: _stop_requested,
+    CheckpointCommitted: _checkpoint_committed,
+    ScheduleConfirmed: _schedule_confirmed,
+    JobFolded: _job_folded,
+}

@@ -1,0 +1,190 @@
+"""The health of the running world, as this master knows it. Nothing of it survives the master.
+
+Belongs here: the newest collectives of each rank, the policies' records. Does not belong here:
+verdicts (`policies.straggler`), what follows from them (`job.health`).
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import math
+from typing import Final
+
+from holdfast_master.policies.hang import HangVerdict
+from holdfast_master.policies.hang_limit import LearnedTimes
+from holdfast_master.policies.straggler.collectives import IssuedRun, Step
+from holdfast_master.policies.straggler.slices import Slices
+from holdfast_master.policies.straggler.verdict import StragglerVerdict
+from holdfast_master.policies.straggler.votes import VoteRecord
+from holdfast_master.policies.straggler.window import Window
+from holdfast_wire.messages import HealthMode, RankEvidence, RankSection
+
+KEPT: Final = 512
+"""Newest collectives of a rank in one process group."""
+OFF: Final = frozenset({HealthMode.UNSPECIFIED, HealthMode.DISABLED})
+"""Modes in which nobody is judged."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class GroupHistory:
+    """One process group: its ranks' collectives, and the votes about them."""
+
+    samples: dict[int, list[IssuedRun]] = dataclasses.field(default_factory=dict)
+    """By global rank."""
+    fresh: set[int] = dataclasses.field(default_factory=set)
+    """Ranks that have sent something since the last look."""
+    fresh_since: float = math.inf
+    """Patient clock at which the first of them has, s."""
+    judgement: Slices[None] | None = None
+    """The rest of a look that is under way; None: there is none."""
+    period: int = 0
+    """Collectives of a step, as the agents see it; 0: none is seen."""
+    aligned: int = 0
+    """Sequence number of the last collective of the newest step that was aligned."""
+    waiting: list[Step] = dataclasses.field(default_factory=list)
+    """Aligned steps that no window is whole of yet."""
+    slow: tuple[StragglerVerdict, ...] = ()
+    """The verdicts that hold."""
+    record: VoteRecord = dataclasses.field(default_factory=VoteRecord)
+    steps: int = 0
+    """Steps that have been judged."""
+    window: Window | None = None
+    """The newest window; None: none is whole yet."""
+
+    def add(self, rank: int, sent: IssuedRun, now: float) -> None:
+        """Take collectives; a number that went back means that the group was made anew."""
+        runs = self.samples.setdefault(rank, [])
+        if runs and sent.first < _end(runs[-1]):
+            runs = self.samples[rank] = []
+            self.aligned, self.judgement = 0, None
+        if runs and sent.first == _end(runs[-1]):
+            runs[-1].signatures.extend(sent.signatures)
+            runs[-1].at.extend(sent.at)
+        else:
+            runs.append(sent)
+        self._forget(rank, _end(runs[-1]) - KEPT)
+        if not self.fresh:
+            self.fresh_since = now
+        self.fresh.add(rank)
+
+    def forget_aligned(self) -> None:
+        """Drop what no later step needs: a step begins at the last collective of the one before."""
+        for rank in self.samples:
+            self._forget(rank, self.aligned - self.period)
+
+    def forget_silent(self) -> None:
+        """Drop the ranks that have sent nothing since the last look."""
+        self.samples = {rank: runs for rank, runs in self.samples.items() if rank in self.fresh}
+
+    def _forget(self, rank: int, oldest: int) -> None:
+        """Drop a rank's collectives before a sequence number."""
+        runs = self.samples[rank]
+        if not runs or runs[0].first >= oldest:
+            return
+        # A look that is under way has these runs: what is shorter is another run.
+        self.samples[rank] = [
+            IssuedRun(run.first + cut, run.signatures[cut:], run.at[cut:])
+            for run in runs
+            if (cut := max(0, oldest - run.first)) < len(run.at)
+        ]
+
+
+def run_of(first: int, signatures: tuple[int, ...], at: list[float]) -> IssuedRun:
+    """Return consecutive collectives as they are kept."""
+    return IssuedRun(first, array.array("I", signatures), array.array("d", at))
+
+
+def _end(run: IssuedRun) -> int:
+    return run.first + len(run.at)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Hang:
+    """One world without progress for longer than its limit."""
+
+    number: int
+    """Of the question to the agents."""
+    since: float
+    """Patient clock at which it was seen, s."""
+    reason: str
+    """The limit that was passed, in words."""
+    excused_until: float
+    """Patient clock until which ranks that compute are no hang, s."""
+    sections_known: bool
+    """True: the ranks tell what they do, so that only a compilation is an excuse."""
+    awaited: set[int] = dataclasses.field(default_factory=set)
+    """Nodes whose evidence has not come."""
+    evidence: list[RankEvidence] = dataclasses.field(default_factory=list)
+    verdict: HangVerdict | None = None
+    """None: evidence is awaited."""
+    judged_at: float = math.inf
+    """Patient clock at the verdict, s."""
+    answered: bool = False
+    """What the spec wants was done, or found not to help."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class HangWatch:
+    """The progress of the running world, and what it has shown of its pace."""
+
+    since: float = 0.0
+    """Patient clock at which all its processes ran, s; 0: they do not yet."""
+    learned: LearnedTimes = dataclasses.field(default_factory=LearnedTimes)
+    section: RankSection = RankSection.UNSPECIFIED
+    """Of the first rank, and since when, patient clock, s."""
+    section_at: float = -math.inf
+    step: int = 0
+    """Newest step of the first rank."""
+    silent: float = 0.0
+    """Time without progress at the last look, s."""
+    asked: int = 0
+    """Questions for evidence so far."""
+    ask_after: float = -math.inf
+    """Patient clock before which nobody is asked again: the ranks were seen at work, s."""
+    hang: Hang | None = None
+    """None: the world makes progress."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Health:
+    """Of one round."""
+
+    @property
+    def slow(self) -> tuple[StragglerVerdict, ...]:
+        """The verdicts that hold, of all groups."""
+        return tuple(one for group in self.groups.values() for one in group.slow)
+
+    round: int = 0
+    groups: dict[str, GroupHistory] = dataclasses.field(default_factory=dict)
+    heard: set[int] = dataclasses.field(default_factory=set)
+    """Global ranks that have sent a sample."""
+    heard_since: float = math.inf
+    """Patient clock at which the first of them has, s."""
+    clock_errors: dict[int, float] = dataclasses.field(default_factory=dict)
+    """Bound of the error of a node's clock, s, by node rank."""
+    hang_watch: HangWatch = dataclasses.field(default_factory=HangWatch)
+    considered_at: float = -math.inf
+    """Patient clock at which their exclusion was considered last, s."""
+    kept: set[frozenset[int]] = dataclasses.field(default_factory=set)
+    """Slow nodes that stay, and of which people were told that."""
+    clock_anchor: float | None = None
+    """Unix time at zero of this master's monotonic clock, as it was at the first probe, s; None:
+    nobody has asked."""
+    open_incident: str = ""
+    """Id of the hang that was reported and is not over, of whatever round; empty: there is none."""
+
+    def hear(self, rank: int, now: float) -> None:
+        """Note that a rank has sent a sample."""
+        if not self.heard:
+            self.heard_since = now
+        self.heard.add(rank)
+
+    def begin(self, round_number: int) -> None:
+        """Forget the round before: its ranks and their groups are gone."""
+        if round_number != self.round:
+            self.round = round_number
+            self.groups, self.clock_errors = {}, {}
+            self.heard, self.heard_since = set(), math.inf
+            self.hang_watch = HangWatch()
+            self.kept, self.considered_at = set(), -math.inf

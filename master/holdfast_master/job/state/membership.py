@@ -1,0 +1,115 @@
+"""Membership: the present nodes, and the sets of them that decisions need without a scan.
+
+Belongs here: sessions, presence, eligibility as it was last worked out. Does not belong here: one
+node (`nodes`), the test of eligibility (`nodes.eligibility`), the facts that survive the master
+(`job_state`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_master.job.state.nodes import Node
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Membership:
+    """All present nodes by node rank. Times are on the patient clock, s."""
+
+    nodes: dict[int, Node] = dataclasses.field(default_factory=dict)
+    sessions: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Session to node rank."""
+    candidates: set[int] = dataclasses.field(default_factory=set)
+    """Nodes that are eligible for a world."""
+    spares: set[int] = dataclasses.field(default_factory=set)
+    """Candidates outside the newest world."""
+    within: set[int] = dataclasses.field(default_factory=set)
+    """Candidates whose ranks the spec asks for: counted at every event while some are beyond."""
+    beyond: set[int] = dataclasses.field(default_factory=set)
+    """Present nodes whose ranks the spec does not ask for any more."""
+    surplus: set[int] = dataclasses.field(default_factory=set)
+    """Those of them that do not stand in for a wanted rank that is missing."""
+    away: set[int] = dataclasses.field(default_factory=set)
+    """Present in the journal or a moment ago, without a stream, not lost."""
+    quiet: set[int] = dataclasses.field(default_factory=set)
+    """With a stream, but several heartbeats are missing."""
+    release_overdue: bool = False
+    """The time that was promised for the last reduction is over: surplus nodes go although no
+    smaller world trains yet."""
+    enough_since: float | None = None
+    """Time since which there are enough nodes for the least world; None: there are not."""
+    spare_since: float | None = None
+    """Time since which there is a node that the world could grow by; None: there is none."""
+    returned_at: float = float("-inf")
+    """Time at which the latest node that only the journal knew came back."""
+    failure_cap: int | None = None
+    """Least --max-restarts that any agent has named; None: none has."""
+    heartbeat: float = 0.0
+    """Interval that agents are given, s."""
+
+    def add(self, node: Node) -> None:
+        """Take a node that is present now."""
+        self.nodes[node.rank] = node
+        self.attach(node, node.session)
+
+    def attach(self, node: Node, session: int | None) -> None:
+        """Give the node this stream; None: it has none."""
+        if node.session is not None:
+            self.sessions.pop(node.session, None)
+        node.session = session
+        self.quiet.discard(node.rank)
+        if session is None:
+            self.away.add(node.rank)
+        else:
+            self.sessions[session] = node.rank
+            self.away.discard(node.rank)
+
+    def remove(self, node: Node) -> None:
+        """Forget a node that is gone."""
+        if node.session is not None:
+            self.sessions.pop(node.session, None)
+        del self.nodes[node.rank]
+        for ranks in (self.candidates, self.away, self.quiet):
+            ranks.discard(node.rank)
+        for ranks in (self.spares, self.beyond, self.within, self.surplus):
+            ranks.discard(node.rank)
+
+    def by_session(self, session: int) -> Node | None:
+        """Return the node whose stream this is."""
+        rank = self.sessions.get(session)
+        return None if rank is None else self.nodes[rank]
+
+    def heard(self, node: Node, now: float) -> bool:
+        """Note a message of a node; return whether it had been silent for long."""
+        node.last_heard = now
+        was = node.rank in self.quiet
+        self.quiet.discard(node.rank)
+        return was
+
+    def connected(self) -> int:
+        """Return the number of open streams of present nodes."""
+        return len(self.sessions)
+
+    def cap(self, limit: int | None) -> None:
+        """Take an agent's --max-restarts."""
+        if limit is not None:
+            self.failure_cap = limit if self.failure_cap is None else min(self.failure_cap, limit)
+
+    def note_beyond(self, rank: int, *, beyond: bool) -> None:
+        """Note whether the spec does not ask for a present node's rank any more."""
+        if beyond:
+            self.beyond.add(rank)
+        else:
+            self.beyond.discard(rank)
+            self.surplus.discard(rank)
+
+    def note_candidate(self, rank: int, *, fit: bool, within: bool, spare: bool) -> bool:
+        """Note whether a present node is a candidate; return whether that has changed.
+
+        within: the spec asks for its rank. spare: the newest world does without it.
+        """
+        was = rank in self.candidates
+        (self.candidates.add if fit else self.candidates.discard)(rank)
+        (self.within.add if fit and within else self.within.discard)(rank)
+        (self.spares.add if fit and spare else self.spares.discard)(rank)
+        return fit is not was

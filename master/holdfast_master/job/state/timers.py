@@ -1,0 +1,143 @@
+"""Deadlines of the core, in a heap.
+
+Belongs here: setting, moving, cancelling and popping deadlines. Does not belong here: their
+consequences, and any clock.
+
+Times are on the patient clock: the monotonic clock without the time in which the master itself
+stood still. So a stall puts off every deadline without touching one.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterator
+
+Subject = int | str
+
+
+class Timer(enum.Enum):
+    """Kinds of deadlines, each with its subject in brackets."""
+
+    SILENCE = "silence"
+    """(node rank) Look whether the node has been heard."""
+    MISSING = "missing"
+    """(node rank) An agent came back without its processes and has not said why."""
+    STORE = "store"
+    """The first node should have had its store by now."""
+    STORE_RETRY = "store retry"
+    """(node rank) Ask a node again whose store could not start."""
+    BACKOFF = "backoff"
+    """The pause before a restart without progress is over."""
+    JOIN_WINDOW = "join window"
+    """Form the world with the nodes that are there."""
+    BELOW_MIN = "below min"
+    """Too few nodes for too long."""
+    ADOPT = "adopt"
+    """The members of a world that this master does not know have had their time to come back."""
+    START = "start"
+    """A world without the SDK counts as training."""
+    GROW = "grow"
+    """Nodes that were expected have had their time."""
+    ACK = "echo"
+    """Every rank should have seen the barrier by now."""
+    SAVE_ACK = "save echo"
+    """Every rank should have seen by now that it is to save."""
+    SAVE_SIGN = "save sign"
+    """Something should show by now that ranks save."""
+    SCHEDULE = "schedule"
+    """Look whether checkpoints should be further apart, or closer."""
+    SCHEDULE_SEEN = "schedule seen"
+    """Every rank should have heard by now of a new distance between checkpoints."""
+    BARRIER = "barrier"
+    """Every rank should have saved and stopped by now."""
+    TERMINAL = "terminal"
+    """(incident) No better evidence came: the job ends."""
+    EVIDENCE = "evidence"
+    """(incident) Evidence does not count any more: close it."""
+    STRAGGLER_SLICE = "straggler slice"
+    """Go on with a look at the ranks' collectives."""
+    HANG = "hang"
+    """Look whether the running world makes progress."""
+    PREFLIGHT_GATHER = "preflight gather"
+    """Nodes that are to be checked have waited long enough for others."""
+    PREFLIGHT_ROUND = "preflight round"
+    """Every node should have said by now what it measured."""
+    HANG_EVIDENCE = "hang evidence"
+    """Every node should have said by now what its ranks do."""
+    REJOIN = "rejoin"
+    """(node rank) A container that is started again in its pod should be ready by now."""
+    UNREACHABLE = "unreachable"
+    """(node rank) An agent whose node answers nothing to the operator should have come by now."""
+    REQUEST = "request"
+    """(request) A user has waited long enough."""
+    COMMIT = "commit"
+    """An agent should have answered the grant of a commit by now."""
+    RESCUE = "rescue"
+    """The flush of memory to storage has had its time."""
+    RELEASE = "release"
+    """Surplus nodes go although the new world does not train yet."""
+    END = "end"
+    """Agents have had their time to leave."""
+    ACTIVE_DEADLINE = "active deadline"
+    """The job has run longer than it may."""
+    MARK = "mark"
+    """Write the goodput down."""
+
+
+Key = tuple[Timer, Subject]
+
+
+class Timers:
+    """Deadlines by key; setting a key again moves it."""
+
+    def __init__(self) -> None:
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._count = 0
+
+    def set(self, timer: Timer, at: float, subject: Subject = 0) -> None:
+        """Set or move a deadline."""
+        key = (timer, subject)
+        if self._due.get(key) == at:
+            return
+        self._due[key] = at
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, key))
+
+    def ensure(self, timer: Timer, at: float, subject: Subject = 0) -> None:
+        """Set a deadline unless one of this key is running."""
+        if (timer, subject) not in self._due:
+            self.set(timer, at, subject)
+
+    def cancel(self, timer: Timer, subject: Subject = 0) -> None:
+        """Forget a deadline, if it is set."""
+        self._due.pop((timer, subject), None)
+
+    def running(self, timer: Timer, subject: Subject = 0) -> bool:
+        """Return whether a deadline of this key is set."""
+        return (timer, subject) in self._due
+
+    def due(self, timer: Timer, subject: Subject = 0) -> float | None:
+        """Return when a deadline is due; None: none of this key is running."""
+        return self._due.get((timer, subject))
+
+    def next(self) -> float | None:
+        """The earliest deadline."""
+        while self._heap:
+            at, _, key = self._heap[0]
+            if self._due.get(key) == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
+
+    def pop_due(self, now: float) -> Iterator[Key]:
+        """Every key whose deadline has come, earliest first; what is set meanwhile counts too."""
+        while (at := self.next()) is not None and at <= now:
+            _, _, key = heapq.heappop(self._heap)
+            del self._due[key]
+            yield key
+
+    def __len__(self) -> int:
+        """Number of running deadlines."""
+        return len(self._due)

@@ -1,0 +1,221 @@
+"""The job's worlds: the newest decided one, the newest assigned one, and their members' progress.
+
+Belongs here: which world runs, why it cannot go on, the barrier on its way; the members' reports
+about one round. Does not belong here: the decision for a world (`rounds`), fields that must survive
+the master (`job_state`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Collection, Iterable
+
+from holdfast_master.job.state.barrier import Barrier
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.policies.rendezvous import Bounds
+from holdfast_wire.messages import WorldDecided, WorldMember
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorldMemberState:
+    """One node's place."""
+
+    group_rank: int
+    base_rank: int
+    """Global rank of its local rank 0."""
+    member: WorldMember
+
+
+@dataclasses.dataclass(slots=True)
+class World:
+    """One round's world, as far as its members have told."""
+
+    fact: WorldDecided
+    bounds: Bounds | None = None
+    """Allowed sizes when it was decided; None: an earlier master decided it."""
+    places: dict[int, WorldMemberState] = dataclasses.field(init=False)
+    size: int = dataclasses.field(init=False)
+    """Processes."""
+    highest: int = dataclasses.field(init=False)
+    """Highest node rank."""
+    assigned: bool = False
+    store_id: str = ""
+    started: set[int] = dataclasses.field(default_factory=set)
+    stepped: set[int] = dataclasses.field(default_factory=set)
+    saved: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Node rank to the step at which all its ranks saved and ended."""
+    finished: set[int] = dataclasses.field(default_factory=set)
+    done: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+    """Node rank to the local ranks that ended with exit code 0."""
+    ended: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+    """Node rank to the local ranks whose end was reported, whatever the exit code."""
+    unexplained: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+    """Node rank to the local ranks that do not run and whose end was not reported."""
+    ranks_done: int = 0
+    rank0_done: bool = False
+    training: bool = False
+    trains_since: float = -math.inf
+    """Time since which it counts as training, patient clock, s; minus infinity: an earlier master
+    saw it begin, so that its start is taken to be over."""
+    degraded: bool = False
+    """It counts as training although no first step was reported."""
+    sdk_since: float = math.inf
+    """Time at which the SDK was first seen in a degraded world, patient clock, s."""
+    first_step: int = 0
+    """Step number of the first step; 0: not known."""
+    reached: int = 0
+    """Newest step that any rank reported as completed."""
+    marked: int = 0
+    """Newest step that was written to the journal."""
+    sdk_ranks: int = 0
+    guessed: dict[int, float] = dataclasses.field(default_factory=dict)
+    """Node rank to the time at which all its ranks had a guessed step, patient clock, s."""
+    step_seconds: float = 0.0
+    """Smoothed time of a step, s; 0: not known."""
+
+    def __post_init__(self) -> None:
+        self.places = {}
+        base = 0
+        for group_rank, member in enumerate(self.fact.members):
+            self.places[member.node_rank] = WorldMemberState(group_rank, base, member)
+            base += member.local_world_size
+        self.size = base
+        self.highest = max(self.places, default=-1)
+
+    @property
+    def round(self) -> int:
+        """Its number."""
+        return self.fact.round
+
+    def holds(self, rank: int, agent_id: str) -> bool:
+        """Return whether this very agent is a member."""
+        place = self.places.get(rank)
+        return place is not None and place.member.agent_id == agent_id
+
+    def finish(self, rank: int, local_rank: int) -> bool:
+        """A process ended with exit code 0; True: it was the node's last."""
+        place = self.places[rank]
+        done = self.done.setdefault(rank, set())
+        if local_rank not in done:
+            done.add(local_rank)
+            self.ranks_done += 1
+            self.rank0_done |= place.base_rank + local_rank == 0
+        if len(done) < place.member.local_world_size or rank in self.finished:
+            return False
+        self.finished.add(rank)
+        return True
+
+    def miss(self, rank: int, local_ranks: Collection[int]) -> bool:
+        """Note processes that do not run; True: the end of one of them was not reported."""
+        missing = set(local_ranks) - self.ended.get(rank, set())
+        missing |= self.unexplained.get(rank, set())
+        self.unexplained[rank] = missing
+        return bool(missing)
+
+    def explain(self, rank: int, local_rank: int) -> bool:
+        """Note the reported end of a process; True: no process of its node is missed."""
+        self.ended.setdefault(rank, set()).add(local_rank)
+        missing = self.unexplained.get(rank, set())
+        missing.discard(local_rank)
+        return not missing
+
+    def first_done(self) -> tuple[WorldMemberState, int] | None:
+        """The place and the rank of the process that ended first with exit code 0."""
+        node = next(iter(self.done), None)
+        if node is None:
+            return None
+        place = self.places[node]
+        return place, place.base_rank + min(self.done[node])
+
+    def finish_node(self, rank: int) -> None:
+        """All processes of a node are known to have ended with exit code 0."""
+        place = self.places.get(rank)
+        if place is not None:
+            for local_rank in range(place.member.local_world_size):
+                self.finish(rank, local_rank)
+
+    def all_started(self) -> bool:
+        """Return whether every node's processes run."""
+        return len(self.started) == len(self.places)
+
+    def all_stepped(self) -> bool:
+        """Return whether every node's ranks completed a step, or ended well without one."""
+        return self._all_in(self.stepped)
+
+    @property
+    def is_unseen(self) -> bool:
+        """Return whether it counts as training and no rank has reported a step or the SDK."""
+        return self.training and not (self.first_step or self.reached or self.sdk_ranks)
+
+    def all_guessed(self) -> bool:
+        """Return whether every node's ranks have a guessed step, or ended well without one."""
+        return bool(self.guessed) and self._all_in(self.guessed)
+
+    def all_saved(self) -> bool:
+        """Return whether every node saved and stopped, or had finished."""
+        return self._all_in(self.saved)
+
+    def _all_in(self, told: Collection[int]) -> bool:
+        """Return whether every node is in `ranks` or has finished."""
+        # Asked at each word of ten thousand nodes: they are united only where they may suffice.
+        if len(told) + len(self.finished) < len(self.places):
+            return False
+        return len(self.finished.union(told)) == len(self.places)
+
+    def learn_pace(self, step_seconds: float) -> None:
+        """Smooth the step time with one more report."""
+        if step_seconds > 0:
+            old = self.step_seconds
+            self.step_seconds = step_seconds if old == 0 else old + 0.2 * (step_seconds - old)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Worlds:
+    """The job's worlds as this master knows them."""
+
+    newest: World | None = None
+    """The newest decided world."""
+    assigned: World | None = None
+    """The newest world whose assignments are out; the same, or the one before."""
+    broken: str = ""
+    """Reason why the newest world cannot go on; empty: it can, or there is none."""
+    recovering: bool = False
+    """The last world was interrupted: the next one is not held up by the join window."""
+    barrier: Barrier | None = None
+    """The barrier after which the ranks of the running world stop; None: none is set."""
+    newest_round_seen: int = 0
+    """Newest round that any agent has named."""
+    rescale_cost: float = 0.0
+    """Measured pause of a rescale, s."""
+
+    def running(self) -> World | None:
+        """Return the world whose processes run and may go on; None: there is none."""
+        world = self.newest
+        return world if world is not None and world.assigned and not self.broken else None
+
+    def member(self, node: Node) -> World | None:
+        """Return the running world, if this agent is in it."""
+        world = self.running()
+        return world if world is not None and world.holds(node.rank, node.agent_id) else None
+
+    def decide(self, world: World) -> None:
+        """Take a world that was decided."""
+        self.newest, self.broken = world, ""
+
+    def adopt(self, world: World) -> None:
+        """Take a world that an earlier master assigned."""
+        self.newest = self.assigned = world
+
+    def end(self, why: str) -> None:
+        """Note that the newest world cannot go on; its barrier is void."""
+        self.broken, self.barrier = why, None
+
+
+def world_hash(epoch: int, group: int, round_number: int, members: Iterable[WorldMember]) -> str:
+    """SHA-256 over epoch, group, round and the members in rank order with their agent ids, hex."""
+    digest = hashlib.sha256(f"{epoch}/{group}/{round_number}".encode())
+    for member in members:
+        digest.update(f"/{member.node_rank}:{member.agent_id}:{member.local_world_size}".encode())
+    return digest.hexdigest()

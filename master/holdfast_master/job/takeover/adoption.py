@@ -1,0 +1,262 @@
+"""A master without a journal finds a running world: adopt it whole, or begin afresh.
+
+Belongs here: rebuilding a world from hellos and digests. Does not belong here: taking up
+from a journal (`from_journal`).
+
+Members of one world say so by the round and hash of their assignment. If all of them are back in
+time, the world goes on and nobody is restarted; otherwise one fresh round follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast_master.job.incidents import goodput_marks
+from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.requests import agent_messages
+from holdfast_master.job.rescale import barrier
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.phases import Trigger
+from holdfast_master.job.state.takeover_claims import Claims
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.wording import nodes_named
+from holdfast_master.job.state.world import World
+from holdfast_master.job.worlds import digests, rounds, start
+from holdfast_master.job.worlds.assignment import stop_round
+from holdfast_master.policies.counts import counted, verb
+from holdfast_master.policies.goodput import from_class_seconds
+from holdfast_wire.messages import (
+    Hello,
+    JobPhase,
+    WorldAssignment,
+    WorldDecided,
+    WorldMember,
+)
+from holdfast_wire.reasons import EventReason, PhaseReason
+
+
+def claim(job: JobContext, hello: Hello) -> int:
+    """Note what a newcomer runs; the round whose processes it may keep, 0: none."""
+    claims = job.claims
+    if job.state.assigned is not None or claims.settled:
+        return 0
+    claims.keep_digest(hello.digest)
+    if job.timers.running(Timer.ADOPT) and job.membership.connected() <= 1:
+        # The first of them: as long as nobody can come, nobody's time runs.
+        job.timers.set(Timer.ADOPT, job.now + job.settings.adopt_seconds)
+    runs = sum(worker.round == hello.round for worker in hello.workers)
+    known = runs + hello.ended_at_barrier
+    # A world that lacks a rank cannot go on: what that rank's end meant, only its master knew.
+    if hello.assignment is None or not hello.round or known < hello.local_world_size:
+        return 0
+    if job.state.phase is not JobPhase.WAITING:
+        return 0
+    claims.keep(hello)
+    goodput_marks.bring(job, hello.node_rank, from_class_seconds(hello.goodput))
+    # From the latest on: while members keep coming back, the others only wait for their turn.
+    job.timers.set(Timer.ADOPT, job.now + job.settings.adopt_seconds)
+    job.touch(Change.WORLD_CLAIMED)
+    return hello.round
+
+
+def pending(job: JobContext) -> str:
+    """Return why no world may be formed yet; empty: it may. Adopt a claimed world that is whole."""
+    claims = job.claims
+    if claims.settled:
+        return ""
+    if not claims.hellos:
+        return _maybe_more(job)
+    members = claims.whole()
+    number, _ = claims.top
+    if members is None:
+        gone = _gone(job, _missing(job)) if job.operator.unreachable else []
+        if gone:
+            do = verb(len(gone), "does", "do")
+            told = f"{nodes_named(gone)} of round {number} {do} not answer"
+            text = f"{told}; a fresh round follows"
+            _end(job, text)
+            return ""
+        count = len(claims.hellos)
+        runs = f"{counted(count, 'node')} {verb(count, 'runs', 'run')} round {number}"
+        return f"{runs}; waits for its other members"
+    left = _left(job.membership, members)
+    if _was_ended(job.claims, number):
+        _end(job, f"the end of round {number} was decided; a fresh round follows")
+    elif left is not None:
+        _end(job, f"node {left} has left round {number} since; a fresh round follows")
+    else:
+        _adopt(job, members)
+    return ""
+
+
+def _left(membership: Membership, members: list[tuple[Hello, WorldAssignment]]) -> int | None:
+    """A member that said hello and was lost before all had; None: there is none."""
+    for hello, _ in members:
+        node = membership.nodes.get(hello.node_rank)
+        if node is None or node.agent_id != hello.agent_id:
+            return hello.node_rank
+    return None
+
+
+def expect(job: JobContext) -> None:
+    """This master follows another and has no journal: its nodes get their time to come back."""
+    job.timers.ensure(Timer.ADOPT, job.now + job.settings.adopt_seconds)
+
+
+def _maybe_more(job: JobContext) -> str:
+    """Return why idle nodes form no world yet: those that have not come may run one."""
+    if not job.timers.running(Timer.ADOPT):
+        return ""
+    if _all_back(job):
+        if job.state.spec is not None:
+            digests.take(job)
+        return ""
+    idle = counted(job.membership.connected(), "idle node")
+    return (
+        f"waits up to {job.settings.adopt_seconds:g} s for nodes that may still train under an "
+        f"earlier master, of which there is no journal; {idle} connected"
+    )
+
+
+def _all_back(job: JobContext) -> bool:
+    """Return whether all nodes are back that may run the newest world: a world without is wrong.
+
+    Those are the job's nodes, whatever surplus ones came before them, and whom a digest names.
+    """
+    connected = job.membership.connected()
+    if connected + len(job.operator.unreachable) < job.wanted:
+        return False
+    missing = _missing(job)
+    return not missing or bool(_gone(job, missing))
+
+
+def _gone(job: JobContext, missing: set[int]) -> list[int]:
+    """Return the missing nodes if all of them answer nothing: waiting for them is in vain.
+
+    Where the others are too few for a world nothing is won by not waiting: the operator may err.
+    """
+    enough = job.state.spec is not None and job.bounds.fit(job.membership.connected()) > 0
+    in_vain = enough and job.operator.connected and job.operator.unreachable.issuperset(missing)
+    return sorted(missing) if in_vain else []
+
+
+def _missing(job: JobContext) -> set[int]:
+    """Return the nodes that may run the newest world and are not back."""
+    digest, nodes = job.claims.digest, job.membership.nodes
+    members = digest.world_members if digest is not None else ()
+    expected = {*members, *range(job.wanted)}
+    return {rank for rank in expected if rank not in nodes or nodes[rank].session is None}
+
+
+def give_up(job: JobContext) -> None:
+    """Not all members came back in time: end what runs, a fresh round follows."""
+    if job.claims.settled:
+        return
+    if job.worlds.newest is None and not job.membership.connected():
+        expect(job)
+        return
+    number, _ = job.claims.top
+    _end(job, f"not every member of round {number} came back; a fresh round follows")
+
+
+def _was_ended(claims: Claims, number: int) -> bool:
+    """Return whether an earlier master ended this round, and was gone before it could say so."""
+    digest = claims.digest
+    if digest is None:
+        return False
+    decided = digest.fence.round if digest.fence is not None else 0
+    return digest.ended_round == number or decided > number
+
+
+def _end(job: JobContext, text: str) -> None:
+    claims = job.claims
+    digests.take(job)
+    job.touch(Change.WORLD_NOT_ADOPTED)
+    if not claims.hellos:
+        return
+    job.out.event(EventReason.WORLD_NOT_ADOPTED, text, Warn)
+    _stop_claimants(job, text)
+    claims.hellos.clear()
+
+
+def _stop_claimants(job: JobContext, text: str, but: Collection[int] = ()) -> None:
+    """Stop what claimants run, but for these nodes'."""
+    for rank, hello in sorted(job.claims.hellos.items()):
+        node = job.membership.nodes.get(rank)
+        if node is not None and node.agent_id == hello.agent_id and rank not in but:
+            stop_round(job.out, node, hello.round, text)
+
+
+def _adopt(job: JobContext, members: list[tuple[Hello, WorldAssignment]]) -> None:
+    digests.take(job)
+    fact = _claimed_world(job.claims, members)
+    job.out.record(fact, durable=True)
+    text = f"round {fact.round} runs on {counted(len(members), 'node')} and goes on as it is"
+    job.out.event(EventReason.WORLD_ADOPTED, text)
+    job.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, text)
+    job.move(Trigger.ASSIGNED, PhaseReason.WORLD_ASSIGNED, text)
+    world = World(fact, assigned=True)
+    world.reached = max(hello.step for hello, _ in members)
+    job.worlds.adopt(world)
+    _take_up_members(job, world, members)
+    _stop_claimants(job, text, but=world.places)  # the others run older worlds
+    job.membership.spares = job.membership.candidates - world.places.keys()
+    for node in list(job.membership.nodes.values()):
+        eligibility.refresh(job, node)
+    for timer in (Timer.BELOW_MIN, Timer.JOIN_WINDOW):
+        job.timers.cancel(timer)
+    if all(hello.step for hello, _ in members):
+        world.stepped.update(world.places)
+        world.first_step = world.reached
+        start.trains(job, world)
+    if any(hello.barrier_id for hello, _ in members):
+        barrier.take_up(job, world)
+    job.touch(Change.WORLD_ADOPTED)
+
+
+def _claimed_world(claims: Claims, members: list[tuple[Hello, WorldAssignment]]) -> WorldDecided:
+    """Return the decision of the earlier master, from what its members were assigned."""
+    _, place = members[0]
+    number, digest_hash = claims.top
+    return WorldDecided(
+        group=0,
+        round=number,
+        members=tuple(
+            WorldMember(
+                node_rank=hello.node_rank,
+                agent_id=hello.agent_id,
+                local_world_size=hello.local_world_size,
+            )
+            for hello, _ in members
+        ),
+        restart_count=place.restart_count,
+        reason=place.reason,
+        world_hash=digest_hash,
+        store_host=place.store_host,
+        keeps_checkpoints=place.keeps_checkpoints,
+        intervals=place.intervals,
+        store_port=place.store_port,
+    )
+
+
+def _take_up_members(
+    job: JobContext, world: World, members: list[tuple[Hello, WorldAssignment]]
+) -> None:
+    for hello, _ in members:
+        start.started(job, world, hello.node_rank)
+        # Some ended at a barrier; that they saved is said by messages of its own.
+        gone = agent_messages.absent(hello.local_world_size, hello, world.round)
+        agent_messages.miss_soon(job, job.membership.nodes[hello.node_rank], gone)
+
+
+def hold(job: JobContext) -> bool:
+    """Return whether claims hold the first world back; adopt a claimed world that is whole."""
+    text = pending(job)
+    if text:
+        rounds.hold(job, PhaseReason.AWAITING_EVIDENCE, text)
+        if job.state.spec is not None:  # nobody may ever come, neither old nodes nor new ones
+            rounds.count_below_min(job)
+    return bool(text)

@@ -1,0 +1,263 @@
+"""Agents that say hello: new, back, taking over, or too late.
+
+Belongs here: admitting agents, the Welcome. Does not belong here: the choice between
+agents of one node rank (`policies.succession`), the processes of a member that was away
+(`returning`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.inputs import Connected
+from holdfast_master.instructions import CloseSession, RefusalCode
+from holdfast_master.job.health import preflight
+from holdfast_master.job.nodes import eligibility, replacement
+from holdfast_master.job.nodes import liveness as node_liveness
+from holdfast_master.job.requests import job_end
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED, JobState
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.phases import ENDED
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.takeover import adoption, returning
+from holdfast_master.job.worlds import digests, flush, stores
+from holdfast_master.policies import liveness, succession
+from holdfast_master.policies.failure import EvidenceKind
+from holdfast_master.policies.succession import Claim, Knowledge, Standing
+from holdfast_master.settings import CoreIdentity
+from holdfast_wire.messages import (
+    GoodputClass,
+    HeartbeatInterval,
+    Hello,
+    JobPhase,
+    Leave,
+    LeaveOutcome,
+    NodeJoined,
+    NodeMarked,
+    Welcome,
+)
+from holdfast_wire.reasons import EventReason
+
+_OVER = ENDED | {JobPhase.STOPPING}
+
+
+def connected(job: JobContext, event: Connected) -> None:
+    """An agent opened a stream and said hello."""
+    hello = event.hello
+    wrong = _refusal(job.identity, hello)
+    if wrong:
+        job.out.event(EventReason.NODE_REFUSED, f"node {hello.node_rank}: {wrong}", Warn)
+        code = RefusalCode.INVALID_ARGUMENT
+        job.out.put(CloseSession(event.session, code, "HELLO_REFUSED", wrong))
+        return
+    node = job.membership.nodes.get(hello.node_rank)
+    incumbent = None if node is None else Claim(node.pod_uid, node.agent_id)
+    claim = Claim(hello.pod_uid, hello.agent_id)
+    verdict = succession.decide(incumbent, claim, _knowledge(job, hello))
+    if verdict.standing is Standing.OUTDATED:
+        _send_away(job.state, job.out, event.session, hello, verdict.reason)
+        return
+    job.worlds.newest_round_seen = max(job.worlds.newest_round_seen, hello.round)
+    job.membership.cap(hello.max_restarts)
+    if verdict.standing is Standing.RETURNED and node is not None:
+        _returned(job, node, event.session, hello)
+        return
+    if node is not None:
+        _supersede(job, node, verdict.reason, same_pod=node.pod_uid == hello.pod_uid)
+    if event.fence is not None:
+        job.claims.followed[hello.node_rank] = event.fence.epoch
+    _joined(job, event.session, hello)
+
+
+def _refusal(identity: CoreIdentity, hello: Hello) -> str:
+    """Return why the agent cannot be of this job; empty: it can."""
+    if hello.job_uid != identity.job_uid:
+        return f"job_uid {hello.job_uid!r} is another job's; this one is {identity.job_uid!r}"
+    if not hello.agent_id:
+        return "agent_id is empty; every agent process must make a random one"
+    if hello.local_world_size < 1:
+        return f"local_world_size is {hello.local_world_size}; it must be at least 1"
+    return ""
+
+
+def _knowledge(job: JobContext, hello: Hello) -> Knowledge:
+    rank = hello.node_rank
+    superseded = set(job.operator.superseded.get(rank, ()))
+    replacing = job.operator.replacing.get(rank)
+    if replacing is not None:
+        superseded.add(replacing.pod_uid)
+    dismissed = {hello.agent_id} if hello.agent_id in job.state.dismissed else set()
+    known = job.membership.nodes.get(rank)
+    if known is not None and known.agent_id == hello.agent_id:
+        dismissed = set()
+    return Knowledge(
+        newest_pod=job.operator.newest_pod(rank),
+        superseded=frozenset(superseded),
+        ended=job.operator.ended_pod(rank),
+        dismissed=frozenset(dismissed),
+    )
+
+
+def _send_away(
+    state: JobState, out: OutgoingBatch, session: int, hello: Hello, reason: str
+) -> None:
+    released = state.dismissed.get(hello.agent_id) == RELEASED
+    outcome = LeaveOutcome.RELEASED if released else LeaveOutcome.REPLACED
+    if hello.agent_id in state.dismissed and state.stop is not None:
+        outcome = job_end.outcome(state.stop)
+    number = out.command("leave", hello.node_rank)
+    message = Leave(command_id=number, grace_seconds=0.0, reason=reason, outcome=outcome)
+    out.send_session(session, message)
+    text = f"node {hello.node_rank}, agent {hello.agent_id}, is sent away: {reason}"
+    out.event(EventReason.NODE_REFUSED, text, Warn, node=hello.node_rank)
+
+
+def _supersede(job: JobContext, node: Node, reason: str, *, same_pod: bool) -> None:
+    replacement.leave(job.out, node, LeaveOutcome.REPLACED, reason, 0.0)
+    text = f"node {node.rank}: {reason}"
+    node_liveness.lose(job, node, EvidenceKind.AGENT_REPLACED, text, followed=same_pod)
+    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=REPLACED, value=True)
+    job.out.record(mark, durable=True)
+
+
+def _joined(job: JobContext, session: int, hello: Hello) -> None:
+    node = _new_node(job, session, hello)
+    job.membership.add(node)
+    fact = NodeJoined(
+        node_rank=node.rank,
+        pod_uid=node.pod_uid,
+        agent_id=node.agent_id,
+        address=hello.address,
+        local_world_size=node.local_world_size,
+        host=hello.host,
+    )
+    job.out.record(fact)
+    keeps = adoption.claim(job, hello)
+    job.ledger.open(node.rank, GoodputClass.WAITING, job.clock.micros)
+    text = f"node {node.rank} joined from {hello.host or 'an unnamed host'}"
+    job.out.event(EventReason.NODE_JOINED, text, node=node.rank)
+    _stretch_heartbeats(job)
+    _welcome(job, node, keeps)
+    node_liveness.watch(job, node)
+    stores.present(job.worlds, node, hello.store)
+    eligibility.refresh(job, node)
+    digests.drain(job, node)
+    job.touch(Change.NODE_JOINED)
+    if job.state.phase in _OVER:
+        job_end.dismiss(job, node)
+
+
+def _new_node(job: JobContext, session: int, hello: Hello) -> Node:
+    return Node(
+        rank=hello.node_rank,
+        agent_id=hello.agent_id,
+        pod_uid=hello.pod_uid,
+        local_world_size=hello.local_world_size,
+        hello=hello,
+        session=session,
+        last_heard=job.now,
+        disconnected_at=job.now,
+        heartbeat=job.membership.heartbeat,
+        warm=hello.warm,
+        pod_ends=job.operator.ends_of(hello.node_rank, hello.pod_uid),
+    )
+
+
+def _returned(job: JobContext, node: Node, session: int, hello: Hello) -> None:
+    """The same agent on a new stream: nothing happened, unless its processes say otherwise."""
+    if node.session is not None and node.session != session:
+        text = f"agent {node.agent_id} opened another stream"
+        job.out.put(CloseSession(node.session, RefusalCode.ABORTED, "STREAM_REPLACED", text))
+    job.membership.attach(node, session)
+    node.last_heard = job.now
+    if node.hello is None:
+        job.membership.returned_at = job.now
+    node.hello, node.warm = hello, node.warm or hello.warm
+    if job.state.assigned is None and not job.claims.settled:
+        # The journal knows the node and no world: its writer was lost while it was still asking.
+        job.claims.keep_digest(hello.digest)
+    stores.present(job.worlds, node, hello.store)
+    if node.away_told:
+        node.away_told = False
+        job.out.event(EventReason.NODE_RECONNECTED, f"node {node.rank} is back", node=node.rank)
+    _welcome(job, node, returning.round_to_keep(job.worlds, node))
+    node_liveness.watch(job, node)
+    eligibility.refresh(job, node)
+    preflight.repeat(job, node)
+    flush.send(job.checkpoints.tracker, job.out, node)
+    job.touch(Change.NODE_RETURNED)
+    if job.state.phase in _OVER:
+        job_end.dismiss(job, node)
+    elif node.rank in job.state.released:
+        replacement.leave(job.out, node, LeaveOutcome.RELEASED, "released", job.end.grace)
+    else:
+        returning.take_up(job, node, hello)
+
+
+def _welcome(job: JobContext, node: Node, round_number: int) -> None:
+    settings = job.settings
+    node.rules = job.spec.failure_rules
+    node.heartbeat = job.membership.heartbeat
+    message = Welcome(
+        heartbeat_seconds=job.membership.heartbeat,
+        lease_seconds=settings.lease_seconds,
+        masterless_limit_seconds=settings.masterless_seconds,
+        stop_grace_seconds=settings.stop_grace_seconds,
+        round=round_number,
+        job_name=job.identity.job_name,
+        max_replicas=job.spec.max_replicas,
+        failure_rules=node.rules,
+        health=job.spec.health,
+    )
+    # An agent gives a stream up that begins otherwise: not even a digest goes before.
+    job.out.send_first(node, message)
+
+
+def _stretch_heartbeats(job: JobContext) -> None:
+    """A crowd is heard less often; the interval never shrinks again in one master's life."""
+    settings = job.settings
+    interval = liveness.heartbeat_interval(
+        len(job.membership.nodes),
+        usual=settings.heartbeat_seconds,
+        longest=settings.longest_heartbeat_seconds,
+        crowd=settings.crowd_nodes,
+        messages_per_second=settings.crowd_messages_per_second,
+    )
+    if interval <= job.membership.heartbeat:
+        return
+    job.membership.heartbeat = interval
+    for node in job.membership.nodes.values():
+        node.heartbeat = interval
+        job.out.send(node, HeartbeatInterval(heartbeat_seconds=interval))
+
+
+def restore_nodes(job: JobContext) -> None:
+    """Nodes that the journal knows are away until they say hello or their silence ends."""
+    renewed = {c.node_rank for c in job.state.commands.values() if c.kind == RENEW}
+    for fact in job.state.nodes.values():
+        node = Node(
+            rank=fact.node_rank,
+            agent_id=fact.agent_id,
+            pod_uid=fact.pod_uid,
+            local_world_size=fact.local_world_size,
+            hello=None,
+            session=None,
+            last_heard=job.now,
+            disconnected_at=job.now,
+            heartbeat=job.membership.heartbeat,
+        )
+        if fact.node_rank in job.state.draining:
+            taken = fact.node_rank in job.state.preempted
+            node.draining = EvidenceKind.PREEMPTED if taken else EvidenceKind.DRAINED
+        if fact.node_rank in renewed:
+            node.replace_why = "an earlier master was asked for a new agent of it"
+        job.membership.add(node)
+        job.ledger.open(node.rank, GoodputClass.WAITING, job.clock.micros)
+    # A crowd's handshakes go on side by side: it takes long until the first of them is done.
+    job.membership.returned_at = job.now
+    _stretch_heartbeats(job)
+    for node in job.membership.nodes.values():
+        node.heartbeat = job.membership.heartbeat
+        until = job.now + liveness.silence_limit(node.heartbeat, job.limits)
+        job.timers.set(Timer.SILENCE, until, node.rank)

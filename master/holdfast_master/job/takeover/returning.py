@@ -1,0 +1,96 @@
+"""Compares the processes of a returning agent with those that it should run.
+
+Belongs here: going on with a member of the world. Does not belong here: the identity of the agent
+(`hello`), processes that an earlier master started (`adoption`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.checkpoints import interval, on_demand
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.requests import agent_messages
+from holdfast_master.job.rescale import barrier
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World, Worlds
+from holdfast_master.job.worlds import assignment, start
+from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_wire.messages import Hello
+
+
+def round_to_keep(worlds: Worlds, node: Node) -> int:
+    """The round whose processes a returning agent leaves alone; 0: none."""
+    last = worlds.assigned
+    given_up = bool(worlds.broken) and not worlds.recovering
+    if last is None or given_up or not last.holds(node.rank, node.agent_id):
+        return 0
+    return last.round
+
+
+def take_up(job: JobContext, node: Node, hello: Hello) -> None:
+    """Compare what a member of a decided world runs with what it should run."""
+    world = job.worlds.newest
+    if world is None or job.worlds.broken or not world.holds(node.rank, node.agent_id):
+        return
+    if _is_anothers(world, hello):
+        _renumber(job, node, world, hello)
+    elif not world.assigned:
+        return
+    elif hello.round == world.round:
+        _go_on(job, node, world, hello)
+    elif hello.round < world.round and node.rank not in world.started and world.store_id:
+        assignment.send_assignment(job, node, incidents.failure_limit(job))
+    else:
+        text = f"node {node.rank} is in round {hello.round}, not in round {world.round}"
+        _lost_round(job, node, world, text)
+
+
+def _is_anothers(world: World, hello: Hello) -> bool:
+    """Return whether a master that did not know of its successor gave this round's number as well.
+
+    Or one above it, while nobody has been told of this round.
+    """
+    if hello.round != world.round:
+        return hello.round > world.round and not world.assigned
+    place = hello.assignment
+    return not world.assigned if place is None else place.world_hash != world.fact.world_hash
+
+
+def _renumber(job: JobContext, node: Node, world: World, hello: Hello) -> None:
+    """Give the world up; the next one's number is above all that were ever heard of.
+
+    The agent would take this number for one that it has had, and checkpoints' lineages bear it.
+    """
+    text = f"node {node.rank} had a round {hello.round} of another master"
+    if world.assigned:
+        _lost_round(job, node, world, text)
+    else:
+        incidents.break_world(job, text)
+
+
+def _go_on(job: JobContext, node: Node, world: World, hello: Hello) -> None:
+    gone = agent_messages.absent(node.local_world_size, hello, world.round)
+    world.unexplained.pop(node.rank, None)  # a hello says which processes run now
+    if gone:
+        agent_messages.miss_soon(job, node, gone)
+    else:
+        job.timers.cancel(Timer.MISSING, node.rank)
+        start.started(job, world, node.rank)
+    world.reached = max(world.reached, hello.step)
+    if world.training:
+        world.stepped.add(node.rank)
+    barrier.send_barrier(job, node)
+    on_demand.send(job, node)
+    interval.send(job, node)
+
+
+def _lost_round(job: JobContext, node: Node, world: World, text: str) -> None:
+    item = Evidence(
+        kind=EvidenceKind.ROUND_LOST,
+        text=text,
+        at=job.now,
+        node_rank=node.rank,
+        agent_id=node.agent_id,
+    )
+    incidents.report_process(job, item, world.round)

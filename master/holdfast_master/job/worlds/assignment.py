@@ -1,0 +1,184 @@
+"""Telling every member of a decided world its place, and the others to stop.
+
+Belongs here: assignments, the checkpoint intervals that a world begins with, and ending the
+processes of an older round. Does not belong here: the choice of members (`rounds`), the start of
+the world (`start`), other intervals later on (`checkpoints.interval`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
+from holdfast_master.job.state.phases import Trigger
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
+from holdfast_master.policies.counts import counted
+from holdfast_master.policies.interval import Every, wished
+from holdfast_wire.messages import (
+    AssignmentMode,
+    GoodputClass,
+    MasterSpec,
+    PeerAddress,
+    ScheduleConfirmed,
+    StopRound,
+    StorePrepared,
+    WorldAssignment,
+    WorldDecided,
+)
+from holdfast_wire.reasons import EventReason, PhaseReason
+from holdfast_wire.tiers import TIERS, by_tier, to_intervals
+
+_UNMEASURED: Final[Every] = {tier: 1 if tier is TIERS[0] else 100 for tier in TIERS}
+"""Intervals before anything is measured: those of a rank without a master."""
+
+
+def assign(job: JobContext, world: World, first: Node) -> None:
+    """Tell every member its place. The decision is on disk before the first one hears of it."""
+    store = first.store
+    if store is None:
+        return
+    before = job.state.assigned
+    fact = _with_store(job, world, store)
+    world.fact, world.assigned, world.store_id = fact, True, store.store_id
+    job.worlds.assigned = world
+    first.store = None
+    job.out.record(fact, durable=True)
+    job.move(Trigger.ASSIGNED, PhaseReason.WORLD_ASSIGNED, fact.reason)
+    job.timers.cancel(Timer.STORE)
+    job.worlds.recovering = False
+    job.membership.enough_since = None
+    incidents.note_assigned(job, world.round)
+    cap = incidents.failure_limit(job)
+    for rank in world.places:
+        node = job.membership.nodes[rank]
+        send_assignment(job, node, cap)
+        job.timers.cancel(Timer.MISSING, rank)  # it was about the round before
+        node.note(())
+        node.saving = None
+        node.stalled = False
+    _turn_nodes(job, world)
+    if before is not None:
+        _stop_left(job.membership, job.out, before, world)
+    size = f"{counted(len(world.places), 'node')}, {counted(world.size, 'process', 'processes')}"
+    job.out.event(EventReason.WORLD_ASSIGNED, f"round {world.round} starts: {size}")
+    job.touch(Change.WORLD_ASSIGNED)
+
+
+def _with_store(job: JobContext, world: World, store: StorePrepared) -> WorldDecided:
+    """Return the decision of a world with all that its members are told of it."""
+    hellos = [job.membership.nodes[rank].hello for rank in world.places]
+    every = first_intervals(job.spec, job.state.schedule)
+    return dataclasses.replace(
+        world.fact,
+        store_host=store.host,
+        store_port=store.port,
+        keeps_checkpoints=all(hello is not None and hello.keeps_checkpoints for hello in hellos),
+        intervals=to_intervals(every),
+    )
+
+
+def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
+    """Return the intervals of a new world: the spec's numbers, else the ones confirmed last."""
+    known = _UNMEASURED if last is None else by_tier(last.intervals)
+    wish = wished(spec)
+    return {tier: wish[tier] or known[tier] for tier in TIERS}
+
+
+def _stop_left(
+    membership: Membership, out: OutgoingBatch, before: WorldDecided, world: World
+) -> None:
+    """End what runs on nodes that are not in the new world."""
+    for member in before.members:
+        node = membership.nodes.get(member.node_rank)
+        if node is not None and node.rank not in world.places:
+            reason = f"round {world.round} goes on without this node"
+            stop_round(out, node, before.round, reason)
+
+
+def _turn_nodes(job: JobContext, world: World) -> None:
+    kind = incidents.cost_class(job.incidents.current)
+    incident = job.incidents.current.id if job.incidents.current else ""
+    for rank in job.membership.nodes:
+        if rank in world.places:
+            job.turn(rank, kind, incident)
+        else:
+            job.turn(rank, GoodputClass.WAITING)
+
+
+def send_assignment(job: JobContext, node: Node, failure_limit: int) -> None:
+    """Send a member its place in the newest world."""
+    world = job.worlds.newest
+    if world is not None and node.session is not None:
+        peers = _peers(job.membership, world, world.places[node.rank].group_rank)
+        message = _assignment(job.spec, world, node.rank, failure_limit, peers)
+        job.out.send(node, message, world.round)
+
+
+def _assignment(
+    spec: MasterSpec, world: World, rank: int, failure_limit: int, peers: tuple[PeerAddress, ...]
+) -> WorldAssignment:
+    place, fact = world.places[rank], world.fact
+    return WorldAssignment(
+        assignment_id=world.round,
+        mode=AssignmentMode.RESTART,
+        group_rank=place.group_rank,
+        group_world_size=len(world.places),
+        base_rank=place.base_rank,
+        local_world_size=place.member.local_world_size,
+        world_size=world.size,
+        restart_count=fact.restart_count,
+        max_restarts=failure_limit,
+        store_host=fact.store_host,
+        store_port=fact.store_port,
+        store_id=world.store_id if place.group_rank == 0 else "",
+        world_hash=fact.world_hash,
+        reason=fact.reason,
+        peers=peers,
+        min_nodes=spec.min_replicas,
+        max_nodes=spec.max_replicas,
+        keeps_checkpoints=fact.keeps_checkpoints,
+        intervals=fact.intervals,
+        checkpoint=spec.checkpoint,
+    )
+
+
+def _peers(membership: Membership, world: World, group_rank: int) -> tuple[PeerAddress, ...]:
+    """Up to three members that follow in the ring."""
+    members = world.fact.members
+    found = []
+    for step in range(1, min(4, len(members))):
+        rank = members[(group_rank + step) % len(members)].node_rank
+        node = membership.nodes.get(rank)
+        if node is not None and node.hello is not None and node.hello.peer_address:
+            found.append(PeerAddress(node_rank=rank, address=node.hello.peer_address))
+    return tuple(found)
+
+
+def stop_survivors(job: JobContext, reason: str) -> None:
+    """Nobody goes on without the others: end what is left of the broken world."""
+    assigned = job.state.assigned
+    if assigned is None:
+        return
+    incident = job.incidents.current.id if job.incidents.current else ""
+    for member in assigned.members:
+        node = job.membership.nodes.get(member.node_rank)
+        if node is not None and node.agent_id == member.agent_id:
+            stop_round(job.out, node, assigned.round, reason)
+            job.turn(node.rank, GoodputClass.WAITING, incident)
+
+
+def stop_round(
+    out: OutgoingBatch, node: Node, round_number: int, reason: str, grace: float = 0.0
+) -> None:
+    """Have an agent end the processes of a round; grace: SIGTERM to SIGKILL, s."""
+    if node.session is not None:
+        number = out.command("stop", node.rank)
+        message = StopRound(command_id=number, grace_seconds=grace, reason=reason)
+        out.send(node, message, round_number)

@@ -1,0 +1,247 @@
+"""Flush: memory-only checkpoints go to storage before their nodes leave, or leave each other.
+
+Belongs here: telling the nodes to write, the time that the end or the world waits, events. Does not
+belong here: the choice of checkpoints (`policies.flush`), the commit (`commits`).
+
+Nothing of it is in the journal. A master that takes over hears from the agents what they hold and
+what is on storage already, and begins anew where the job is to end; a world it forms at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker, Rescue
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.phases import Trigger
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.worlds import assignment
+from holdfast_master.policies import flush as policy
+from holdfast_master.policies.flush import Copy, FlushStep, FlushVerdict, Holder, Stock
+from holdfast_wire.messages import (
+    CheckpointVersion,
+    EventSeverity,
+    FlushToStorage,
+    GoodputClass,
+    JobPhase,
+)
+from holdfast_wire.reasons import EventReason, PhaseReason
+
+
+def for_end(job: JobContext, why: str, grace: float, latest: float | None) -> bool:
+    """Return whether the end of the job waits for memory to be flushed; begin the flush.
+
+    why: what ends it, for people. grace: SIGTERM to SIGKILL for the ranks, s. latest: when nobody
+    waits any more, patient clock, s; None: that is not known.
+    """
+    if job.worlds.assigned is None or job.state.phase is JobPhase.SUSPENDED:
+        return False
+    if _unheard(job):
+        _hold(job, f"{why}; a new master asks the agents what they have in memory")
+        job.timers.set(Timer.RESCUE, job.membership.returned_at + job.settings.adopt_seconds)
+        return True
+    seconds = job.settings.rescue_seconds
+    rescue = job.checkpoints.tracker.rescue
+    if rescue is not None and not rescue.ending:  # a world waited for it: the end may longer
+        rescue.ending, rescue.begun, rescue.seconds = True, job.now, seconds
+    if rescue is not None and latest is not None:
+        rescue.seconds = min(rescue.seconds, latest - rescue.begun)
+    seconds = seconds if latest is None else min(seconds, latest - job.now)
+    return _goes_on(job, Rescue(begun=job.now, seconds=seconds, ending=True), why, grace)
+
+
+def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
+    """Return whether the next world waits for memory to be flushed: its nodes are others.
+
+    members: its nodes in rank order; none: too few are there.
+    """
+    if job.worlds.assigned is None:
+        return False
+    book, settings = job.checkpoints.tracker, job.settings
+    stock = _stock(job.state, book)
+    nodes = job.membership.nodes
+    candidates = {(rank, nodes[rank].agent_id) for rank in job.membership.candidates}
+    most = settings.gather_ranks if _all_gather(job.membership, members or tuple(candidates)) else 0
+    if not policy.goes_apart(stock.memory, candidates, members, most):
+        _end(job)
+        return False
+    seconds = policy.patience(
+        stock,
+        job.worlds.assigned.step_seconds,
+        least=settings.rescue_least_seconds,
+        unknown=settings.barrier_seconds,
+        most=settings.rescue_seconds,
+    )
+    if not seconds and book.rescue is None:
+        return False
+    new = Rescue(begun=job.now, seconds=seconds, ending=False)
+    return _goes_on(job, new, "the next world has other nodes", 0.0)
+
+
+def _all_gather(membership: Membership, members: tuple[Holder, ...]) -> bool:
+    """Return whether all of these agents read each other's memory."""
+    hellos = [membership.nodes[rank].hello for rank, _ in members]
+    return all(hello is not None and hello.gathers for hello in hellos)
+
+
+def _unheard(job: JobContext) -> bool:
+    """Return whether a member has not yet told a new master what it has in memory."""
+    world, book = job.worlds.assigned, job.checkpoints.tracker
+    if world is None or not world.fact.keeps_checkpoints:
+        return False
+    if job.now >= job.membership.returned_at + job.settings.adopt_seconds:
+        return False
+    if (world.round, True) in book.rescued:
+        return False
+    told = book.held if book.round == world.round else {}
+    return any(
+        (node := job.membership.nodes.get(rank)) is not None
+        and world.holds(rank, node.agent_id)
+        and rank not in told
+        for rank in world.places
+    )
+
+
+def _stock(state: JobState, book: CheckpointTracker) -> Stock:
+    fact = state.checkpoint
+    return Stock(
+        memory=book.memory,
+        committed=fact.version if fact is not None else None,
+        whole=[pending.version for pending in book.pending.values() if pending.whole],
+        failed=book.failed,
+    )
+
+
+def _present(state: JobState, membership: Membership) -> Collection[Holder]:
+    """Agents that have not gone; one that is away may be back in a moment."""
+    nodes = membership.nodes.values()
+    released = state.released
+    return {(one.rank, one.agent_id) for one in nodes if one.rank not in released and not one.over}
+
+
+def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
+    """Do what is to be done now; False: it is over, or there is nothing to do."""
+    book, world = job.checkpoints.tracker, job.worlds.assigned
+    number = world.round if world is not None else 0
+    verdict = policy.decide(_stock(job.state, book), _present(job.state, job.membership))
+    version, over = verdict.version, (number, new.ending) in book.rescued
+    if version is None or over or verdict.step is FlushStep.LOST:
+        _end(job)
+        if version is not None:
+            _lost(job, version, "nobody waits for it" if over else verdict.reason)
+        return False
+    if book.rescue is None:
+        book.rescue = new
+        _tell_begin(job.state, job.out, version, verdict, why)
+        _stop_ranks(job, why, grace, ending=new.ending)
+    rescue = book.rescue
+    rescue.awaited = version
+    if job.now >= rescue.begun + rescue.seconds:
+        book.rescued.add((number, rescue.ending))
+        _end(job)
+        _lost(job, version, f"it was not on storage within {max(0.0, rescue.seconds):.3g} s")
+        return False
+    if verdict.step is FlushStep.SAVE and rescue.ordered != version:
+        _order(job, rescue, version)
+    _hold(job, f"{why}; step {version.step} is written from memory to storage first")
+    job.timers.set(Timer.RESCUE, rescue.begun + rescue.seconds)
+    return True
+
+
+def _hold(job: JobContext, text: str) -> None:
+    job.move(Trigger.HELD, PhaseReason.RESCUE, text)
+
+
+def _tell_begin(
+    state: JobState, out: OutgoingBatch, version: CheckpointVersion, verdict: FlushVerdict, why: str
+) -> None:
+    text = f"step {version.step} is to be on storage first: {why}; {verdict.reason}"
+    out.event(EventReason.CHECKPOINT_RESCUING, f"{text}; {_newest(state)}")
+
+
+def _newest(state: JobState) -> str:
+    fact = state.checkpoint
+    if fact is None or fact.version is None:
+        return "storage has none"
+    return f"the newest on storage is step {fact.version.step}"
+
+
+def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> None:
+    """Stop the remaining ranks of the ended world: they would go on to save."""
+    world = job.worlds.assigned
+    for rank in world.places if world is not None else ():
+        node = job.membership.nodes.get(rank)
+        if node is not None and world is not None and world.holds(rank, node.agent_id):
+            assignment.stop_round(job.out, node, world.round, why, grace)
+            if ending:
+                job.turn(rank, GoodputClass.WAITING)
+
+
+def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
+    """Tell every holder; parts that a rank had asked for are not written twice."""
+    book = job.checkpoints.tracker
+    begun = [one.attempt for one in book.pending.values() if one.version == version]
+    number = job.out.command("rescue", 0)
+    rescue.ordered = version
+    rescue.attempt = begun[0] if begun else f"h{job.identity.epoch}c{number}"
+    memory = book.memory
+    for rank, _ in memory.holders if memory is not None else ():
+        node = job.membership.nodes.get(rank)
+        if node is not None:
+            send(book, job.out, node)
+
+
+def send(book: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
+    """Send a holder the order, again after it was away."""
+    rescue, memory = book.rescue, book.memory
+    if rescue is None or rescue.ordered is None or memory is None:
+        return
+    if (node.rank, node.agent_id) in memory.holders:
+        out.send(node, FlushToStorage(version=rescue.ordered, attempt=rescue.attempt))
+
+
+def _end(job: JobContext) -> None:
+    """Nothing is waited for any more."""
+    rescue, fact = job.checkpoints.tracker.rescue, job.state.checkpoint
+    if rescue is None:
+        return
+    job.checkpoints.tracker.rescue = None
+    job.timers.cancel(Timer.RESCUE)
+    done = fact.version if fact is not None else None
+    if done is not None and rescue.awaited is not None and done >= rescue.awaited:
+        text = f"step {done.step} is on storage, {job.now - rescue.begun:.3g} s later"
+        job.out.event(EventReason.CHECKPOINT_RESCUED, text)
+
+
+def _lost(job: JobContext, version: CheckpointVersion, reason: str) -> None:
+    """Steps that only memory had will not be on storage; said once."""
+    book = job.checkpoints.tracker
+    if book.lost is not None and book.lost >= version:
+        return
+    book.lost = version
+    wanted = book.memory is not None and book.memory.memory_only
+    severity, what = (EventSeverity.NORMAL, "only") if wanted else (Warn, "and is lost")
+    text = f"step {version.step} was in memory {what}: {reason}; {_newest(job.state)}"
+    job.out.event(EventReason.CHECKPOINT_NOT_RESCUED, text, severity)
+
+
+def hurry(job: JobContext) -> None:
+    """Somebody wants the job to end at once: memory is given up."""
+    if job.worlds.assigned is not None:
+        job.checkpoints.tracker.rescued.add((job.worlds.assigned.round, True))
+        job.touch(Change.FLUSH_GIVEN_UP)
+
+
+def memory_step(membership: Membership, book: CheckpointTracker) -> int:
+    """Newest step that is in the memory of every node of its world; 0: none that is known."""
+    memory: Copy | None = book.memory
+    if memory is None:
+        return 0
+    nodes = membership.nodes
+    there = all(rank in nodes and nodes[rank].agent_id == agent for rank, agent in memory.holders)
+    return memory.version.step if there else 0

@@ -1,0 +1,295 @@
+"""Rounds: forming a world, having its store, telling every member its place, seeing it train.
+
+Belongs here: the way of a world from its decision to its first step. Does not belong here: sizes
+and order (`policies.rendezvous`), the end of a world (`incidents`, `barrier`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.health import preflight
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.phases import Trigger
+from holdfast_master.job.state.takeover_claims import Claims
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.wording import nodes_named
+from holdfast_master.job.state.world import World, Worlds, world_hash
+from holdfast_master.job.worlds import assignment, digests, flush, stores
+from holdfast_master.policies import rendezvous
+from holdfast_master.policies.flush import Holder
+from holdfast_master.policies.rendezvous import Attendance, Candidate, Form, Seat, Wait
+from holdfast_wire.messages import (
+    WorldDecided,
+    WorldMember,
+)
+from holdfast_wire.reasons import EventReason, PhaseReason
+
+_HELD_EVENTS = {
+    PhaseReason.AWAITING_EVIDENCE: EventReason.AWAITING_EVIDENCE,
+    PhaseReason.RESTART_BACKOFF: EventReason.RESTART_BACKOFF,
+}
+"""Events about a world that is not formed yet; any other reason: it waits for nodes."""
+
+
+def count_window(job: JobContext) -> None:
+    """Note since when there are enough nodes: a join window is counted from then.
+
+    Also while a formation is held back, a decided world waits for its store, or the job is
+    suspended: too few in between begin the window anew. A world that came to nothing does not.
+    """
+    if job.worlds.newest is not None and job.worlds.newest.assigned and not job.worlds.broken:
+        return
+    if job.bounds.fit(len(job.membership.candidates)) == 0:
+        job.membership.enough_since = None
+    elif job.membership.enough_since is None:
+        job.membership.enough_since = job.now
+
+
+def count_below_min(job: JobContext) -> None:
+    """Have the time run in which there may be fewer nodes than the least world needs."""
+    if job.bounds.fit(len(job.membership.candidates)) == 0:
+        timeout = job.spec.below_min_timeout_seconds
+        job.timers.ensure(Timer.BELOW_MIN, job.now + timeout)
+    else:
+        job.timers.cancel(Timer.BELOW_MIN)
+
+
+def form(job: JobContext) -> None:
+    """Form a world from the candidates, or say why not yet."""
+    count_window(job)
+    held = _held(job)
+    if held:
+        hold(job, PhaseReason.AWAITING_EVIDENCE, held)
+        return
+    paused = incidents.backoff_reason(job)
+    if paused:
+        hold(job, PhaseReason.RESTART_BACKOFF, paused)
+        return
+    checked = preflight.holds(job)
+    if checked:
+        job.timers.cancel(Timer.BELOW_MIN)
+        job.move(Trigger.HELD, PhaseReason.PREFLIGHT, checked)
+        return
+    verdict = rendezvous.decide(_attendance(job), job.now)
+    if not isinstance(verdict, Form):
+        if not _waits_for_flush(job, ()):
+            _wait(job, verdict)
+    elif not job.claims.settled:
+        # What the predecessor left with the agents may say that one of them is to leave.
+        digests.take(job)
+        form(job)
+    else:
+        members = _arranged(job.state, job.membership, verdict.size)
+        if not _waits_for_flush(job, tuple((m.node_rank, m.agent_id) for m in members)):
+            _decide(job, verdict, members)
+
+
+def _waits_for_flush(job: JobContext, members: tuple[Holder, ...]) -> bool:
+    """Return whether memory is flushed first; the nodes that hold it may go on with it as it is."""
+    book = job.checkpoints.tracker
+    memory = book.memory
+    stays = memory is None or memory.holders == members
+    return not (stays and book.rescue is None) and flush.for_world(job, members)
+
+
+def _attendance(job: JobContext) -> Attendance:
+    present = len(job.membership.candidates)
+    return Attendance(
+        present=present,
+        bounds=job.bounds,
+        recovering=job.worlds.recovering,
+        enough_since=job.membership.enough_since,
+        join_window=_window(job) if _may_grow(job, present) else 0.0,
+        warming=_warming(job.state, job.membership),
+    )
+
+
+def _window(job: JobContext) -> float:
+    """Return the time that a world waits for more nodes, s.
+
+    A master without memory whose nodes tell of an earlier world does not begin the job: it waits
+    for those of them that find their way to it, and not for what was lost together with its
+    predecessor.
+    """
+    window, digest = job.spec.join_window_seconds, job.claims.digest
+    follows = job.state.assigned is None and digest is not None and bool(digest.world_members)
+    return min(window, job.settings.return_seconds) if follows else window
+
+
+def _warming(state: JobState, membership: Membership) -> int:
+    """Nodes that have joined and are still importing what scripts need.
+
+    From what is counted already: it is asked at each word of ten thousand nodes.
+    """
+    leaving = len(state.draining | state.released) + len(membership.surplus)
+    return max(0, membership.connected() - len(membership.candidates) - leaving)
+
+
+def _may_grow(job: JobContext, present: int) -> bool:
+    """Return whether anybody else may still come: not a node that left and that nobody makes anew.
+
+    Nor one whose Kubernetes node answers nothing to the operator.
+    """
+    view = job.operator
+    if not view.connected:
+        return True
+    left = sum(
+        rank < job.wanted and rank not in view.replacing and rank not in job.membership.nodes
+        for rank in view.over | view.unreachable
+    )
+    return present + left < job.bounds.largest
+
+
+def _held(job: JobContext) -> str:
+    """Return why a recovery is held back; empty: it is not."""
+    case = job.incidents.current
+    if case is not None and case.terminal:
+        return f"the job is about to end: {case.terminal}"
+    return _unsure(job.membership, job.worlds) or _awaited(job)
+
+
+def _awaited(job: JobContext) -> str:
+    """Return a text about a member that comes back with its memory; empty: none does.
+
+    Without it a smaller world would begin from storage, and have to grow again.
+    """
+    last, book = job.worlds.assigned, job.checkpoints.tracker
+    if last is None or not (book.asked or book.held):
+        return ""
+    found = next((rank for rank in last.places if job.timers.running(Timer.REJOIN, rank)), None)
+    if found is None:
+        return ""
+    return f"the container of node {found} is started again; waits for what it has in memory"
+
+
+def _unsure(membership: Membership, worlds: Worlds) -> str:
+    """Return a text about a member of the last world that may be dead or alive; empty: none."""
+    nodes, last = membership.nodes, worlds.assigned
+    if last is None:
+        return ""
+    for ranks in (membership.away, membership.quiet):
+        found = next((rank for rank in ranks if last.holds(rank, nodes[rank].agent_id)), None)
+        if found is not None:
+            more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
+            return f"node {found}{more} may be dead or merely away; waits for a sign"
+    return ""
+
+
+def hold(job: JobContext, reason: str, text: str) -> None:
+    """No world can be formed now."""
+    before = (job.state.phase, job.state.reason)
+    job.move(Trigger.HELD, reason, text)
+    if before != (job.state.phase, job.state.reason):
+        job.out.event(_HELD_EVENTS.get(reason, EventReason.WAITING_FOR_NODES), text)
+
+
+def _wait(job: JobContext, verdict: Wait) -> None:
+    if not verdict.below_minimum:
+        job.timers.cancel(Timer.BELOW_MIN)
+        if verdict.until is not None:
+            job.timers.set(Timer.JOIN_WINDOW, verdict.until)
+        hold(job, PhaseReason.JOIN_WINDOW, verdict.reason)
+        return
+    job.timers.cancel(Timer.JOIN_WINDOW)
+    count_below_min(job)
+    if job.worlds.recovering:
+        job.worlds.recovering = False
+        assignment.stop_survivors(job, verdict.reason)
+    hold(job, PhaseReason.WAITING_FOR_NODES, verdict.reason)
+
+
+def _arranged(state: JobState, membership: Membership, size: int) -> tuple[Candidate, ...]:
+    """The members of a world of this size, in rank order."""
+    previous = state.assigned
+    candidates = [membership.nodes[rank].candidate for rank in membership.candidates]
+    unable = frozenset(
+        n.node_rank for n in candidates if membership.nodes[n.node_rank].store_failed
+    )
+    return tuple(
+        rendezvous.arrange(
+            [Seat(m.node_rank, m.agent_id) for m in previous.members] if previous else [],
+            candidates,
+            size,
+            unable,
+        )
+    )
+
+
+def _decide(job: JobContext, verdict: Form, members: tuple[Candidate, ...]) -> None:
+    """Decide the round's number and write its members down."""
+    state = job.state
+    number = max(state.round, job.worlds.newest_round_seen) + 1
+    told = tuple(
+        WorldMember(node_rank=m.node_rank, agent_id=m.agent_id, local_world_size=m.local_world_size)
+        for m in members
+    )
+    fact = WorldDecided(
+        group=0,
+        round=number,
+        members=told,
+        restart_count=_restarts(job.state, job.claims),
+        reason=_why(job, verdict.reason),
+        world_hash=world_hash(job.identity.epoch, 0, number, told),
+    )
+    job.out.record(fact)
+    world = World(fact, job.bounds)
+    job.worlds.decide(world)
+    job.membership.spares = job.membership.candidates - world.places.keys()
+    job.membership.spare_since = None
+    for timer in (Timer.JOIN_WINDOW, Timer.BELOW_MIN):
+        job.timers.cancel(timer)
+    names = nodes_named([m.node_rank for m in members])
+    job.out.event(EventReason.WORLD_DECIDED, f"round {number}: {names}; {fact.reason}")
+    job.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, fact.reason)
+    job.timers.set(Timer.STORE, job.now + job.settings.store_seconds)
+    job.touch(Change.WORLD_DECIDED)
+
+
+def _restarts(state: JobState, claims: Claims) -> int:
+    """Worlds of this job before this one, also those that only a digest knows of."""
+    if state.assigned is not None:
+        return state.assigned.restart_count + 1
+    digest = claims.digest
+    return digest.restart_count + 1 if digest is not None and digest.world_members else 0
+
+
+def _why(job: JobContext, size_reason: str) -> str:
+    cause = job.incidents.current.best.text if job.incidents.current else job.worlds.broken
+    return f"{cause}; {size_reason}" if cause else size_reason
+
+
+def advance(job: JobContext) -> None:
+    """A decided world: assign it once its first node has a store."""
+    world = job.worlds.newest
+    if world is None or world.assigned:
+        return
+    first = job.membership.nodes[world.fact.members[0].node_rank]
+    if first.store is not None:
+        assignment.assign(job, world, first)
+    elif first.store_failed and _able(job.membership, world):
+        incidents.break_world(job, f"node {first.rank} has no store")
+    else:
+        stores.request(job.timers, job.out, first)
+
+
+def _able(membership: Membership, world: World) -> bool:
+    """Return whether a member could be the first whose store has not just failed."""
+    nodes = membership.nodes
+    return any(not nodes[rank].store_failed for rank in world.places if rank in nodes)
+
+
+def store_due(job: JobContext) -> None:
+    """The store did not come in time: another node is to be the first."""
+    world = job.worlds.newest
+    if world is None or world.assigned or job.worlds.broken:
+        return
+    first = job.membership.nodes[world.fact.members[0].node_rank]
+    first.store_failed, first.store_asked = True, ""
+    limit = job.settings.store_seconds
+    text = f"node {first.rank} did not have a store within {limit:g} s"
+    job.out.event(EventReason.STORE_MISSING, text, Warn, node=first.rank)
+    incidents.break_world(job, text)

@@ -1,0 +1,112 @@
+"""A world on its way from its assignments to its first step.
+
+Belongs here: the members' reports of their start, and the verdict that the world trains. Does not
+belong here: forming the world (`rounds`), the progress of an incident (`recovery`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.incidents import goodput_marks, recovery
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.phases import Trigger
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
+from holdfast_wire.messages import GoodputClass, JobPhase
+from holdfast_wire.reasons import EventReason, PhaseReason
+
+
+def started(job: JobContext, world: World, rank: int) -> None:
+    """All processes of a member run."""
+    if rank in world.started:
+        return
+    world.started.add(rank)
+    if world.all_started():
+        if job.incidents.current is not None and job.incidents.current.respawned_at is None:
+            job.incidents.current.respawned_at = job.now
+        job.timers.set(Timer.START, job.now + _unseen_seconds(job))
+
+
+def _unseen_seconds(job: JobContext) -> float:
+    """Return how long ranks may run without a word of the SDK, s: two heartbeats at least."""
+    return max(job.settings.start_seconds, 2 * job.membership.heartbeat)
+
+
+def stepped(job: JobContext, world: World, rank: int, step: int) -> None:
+    """All ranks of a member completed their first step."""
+    started(job, world, rank)
+    world.stepped.add(rank)
+    world.first_step = max(world.first_step, step)
+    world.reached = max(world.reached, step)
+    settle(job, world)
+
+
+def settle(job: JobContext, world: World) -> None:
+    """Once every member has stepped or finished, the world trains."""
+    if not (world.all_stepped() and world.stepped):
+        return
+    if not world.training:
+        trains(job, world)
+    elif world.degraded:
+        _see(job, world)
+
+
+def _see(job: JobContext, world: World) -> None:
+    """Take the first step of a world that counts as training already."""
+    world.degraded = False
+    world.marked = world.first_step
+    # Who attaches the SDK much later has trained unseen: nobody knows which of it was the start.
+    late = min(world.sdk_since, job.now) - world.trains_since
+    start_seen = late <= job.settings.unseen_start_seconds
+    if start_seen:
+        recovery.recount_start(job, world)
+    recovery.note_seen(job, world)
+    recovery.count_redone(job, world)
+    job.out.record(recovery.training_fact(world, start_seen=start_seen))
+    goodput_marks.write_if_small(job)
+    text = f"round {world.round}: all ranks report steps now, from step {world.first_step} on"
+    job.out.event(EventReason.STEPS_REPORTED, text)
+    job.touch(Change.STEPS_REPORTED)  # newcomers have waited for it
+
+
+def start_due(job: JobContext) -> None:
+    """All processes run for a while and no rank has an SDK: it counts as training."""
+    world = job.worlds.running()
+    if world is None or world.training or world.sdk_ranks or job.state.best_step:
+        return
+    world.degraded = True
+    job.out.event(EventReason.STEPS_UNKNOWN, _unknown(job, world))
+    trains(job, world)
+
+
+def _unknown(job: JobContext, world: World) -> str:
+    costs = "its steps are guessed from its collectives, if it has any; a change of size rolls back"
+    members = (job.membership.nodes.get(rank) for rank in world.places)
+    if any(node is not None and node.hello and node.hello.unmanaged for node in members):
+        return f"no rank reports steps: {costs}; steps can be reported where holdfast-run starts it"
+    return (
+        f"no rank has called holdfast.init() in the first {_unseen_seconds(job):g} s: until one "
+        f"does, {costs}; call it before long imports and loading"
+    )
+
+
+def trains(job: JobContext, world: World) -> None:
+    """All ranks of the world step."""
+    world.training = True
+    world.trains_since = job.now
+    world.marked = world.first_step
+    job.timers.cancel(Timer.START)
+    job.out.record(recovery.training_fact(world))
+    what = f"at step {world.first_step}" if world.first_step else "(steps unknown)"
+    text = f"round {world.round} trains {what}"
+    if job.state.phase is JobPhase.STARTING:
+        job.move(Trigger.STEPPED, PhaseReason.TRAINING, text)
+    recovery.count_redone(job, world)
+    job.ledger.begin_world(job.clock.micros)
+    for rank in world.places:
+        done = rank in world.finished
+        job.turn(rank, GoodputClass.WAITING if done else GoodputClass.PRODUCTIVE)
+    goodput_marks.write_if_small(job)
+    job.out.event(EventReason.WORLD_TRAINING, text)
+    recovery.note_trains(job, world)
+    job.touch(Change.WORLD_TRAINS)

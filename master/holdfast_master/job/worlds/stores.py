@@ -1,0 +1,108 @@
+"""Stores: the first nodes keep a TCPStore process ready for the round to come.
+
+Belongs here: asking for stores and noting their outcome. Does not belong here: using one
+(`rounds`).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from holdfast_master.job.incidents import incidents
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.timers import Timer, Timers
+from holdfast_master.job.state.world import World, Worlds
+from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_wire.messages import PrepareStore, StorePrepared
+from holdfast_wire.reasons import EventReason
+
+_READY = 2
+"""Nodes that keep a store: the first, and the one that follows if the first is lost."""
+
+
+def keep(job: JobContext) -> None:
+    """Have the first nodes in rank order prepare a store."""
+    for rank in _first_nodes(job):
+        node = job.membership.nodes.get(rank)
+        if node is not None:
+            request(job.timers, job.out, node)
+
+
+def _first_nodes(job: JobContext) -> list[int]:
+    world = job.worlds.newest
+    candidates = job.membership.candidates
+    if not candidates:
+        return []
+    if world is not None and not job.worlds.broken:
+        found: list[int] = []
+        for rank in world.places:
+            if rank in candidates:
+                found.append(rank)
+            if len(found) == _READY:
+                break
+        return found
+    # A crowd that gathers is not searched at every hello; its first node is asked once known.
+    if len(candidates) > job.settings.crowd_nodes:
+        return []
+    return heapq.nsmallest(_READY, candidates)
+
+
+def request(timers: Timers, out: OutgoingBatch, node: Node) -> None:
+    """Ask a node for a store unless it has one, is at it, or has just failed to."""
+    waiting = timers.running(Timer.STORE_RETRY, node.rank)
+    if node.store is not None or node.store_asked or waiting or node.session is None:
+        return
+    node.store_asked = str(out.command("store", node.rank))
+    out.send(node, PrepareStore(store_id=node.store_asked))
+
+
+def prepared(job: JobContext, node: Node, message: StorePrepared) -> None:
+    """A store waits for a round, or ended."""
+    world = job.worlds.newest
+    if world is not None and message.store_id and message.store_id == world.store_id:
+        if message.port == 0:
+            _lost(job, world, node, message)
+        return
+    held = node.store is not None and node.store.store_id == message.store_id
+    if message.store_id != node.store_asked and not held:
+        return
+    node.store_asked = ""
+    job.touch(Change.STORE_REPORTED)
+    if message.port:
+        node.store, node.store_failed = message, False
+        job.timers.cancel(Timer.STORE_RETRY, node.rank)
+        return
+    node.store, node.store_failed = None, True
+    job.timers.set(Timer.STORE_RETRY, job.now + 1.0, node.rank)
+    text = f"node {node.rank} could not start a store: {message.error or 'no reason given'}"
+    job.out.event(EventReason.STORE_MISSING, text, Warn, node=node.rank)
+
+
+def _lost(job: JobContext, world: World, node: Node, message: StorePrepared) -> None:
+    """The store of the newest world ended. Ranks that are not connected try for many minutes."""
+    text = f"the store of round {world.round} ended: {message.error or 'no reason given'}"
+    job.out.event(EventReason.STORE_MISSING, text, Warn, node=node.rank)
+    if job.worlds.member(node) is not world or world.training or node.rank in world.finished:
+        return
+    item = Evidence(
+        kind=EvidenceKind.STORE_LOST,
+        text=f"node {node.rank}: {text}",
+        at=job.now,
+        node_rank=node.rank,
+        agent_id=node.agent_id,
+    )
+    incidents.report_store(job, item, world, node.rank)
+
+
+def present(worlds: Worlds, node: Node, message: StorePrepared | None) -> None:
+    """Take the store of a hello: one that waits is as good as one that was requested.
+
+    Unless the newest round already has it: then the agent has not heard of its assignment yet.
+    """
+    used = worlds.newest.store_id if worlds.newest is not None else ""
+    waits = message is not None and message.port != 0 and message.store_id != used
+    node.store_asked = ""
+    node.store = message if waits else None

@@ -1,0 +1,109 @@
+"""Liveness of a node: alive, away, silent or lost; and its heartbeat interval.
+
+Belongs here: the limits and the judgement. Does not belong here: the consequences of a loss.
+
+The order of limits is what makes it safe: an agent's lease ends before the silence limit, so the
+workers of an agent that merely stands still are dead before anybody starts a new round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessLimits:
+    """Time limits of liveness, s."""
+
+    lease: float
+    reconnect: float
+    """A stream that is back within this was never gone."""
+
+
+class NodeHealth(enum.Enum):
+    """The health of a node."""
+
+    ALIVE = "alive"
+    BLIP = "blip"
+    """Its stream broke a moment ago."""
+    AWAY = "away"
+    """Its stream is gone, nothing says that it is dead."""
+    SUSPECT = "suspect"
+    """Connected, but several heartbeats are missing."""
+    LOST = "lost"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """The known signs of one node's life."""
+
+    connected: bool
+    last_heard: float
+    """Time of its last message, s."""
+    disconnected_at: float
+    """When its stream ended, s; means nothing while connected."""
+    heartbeat: float
+    """The interval between heartbeats that it was given, s."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judgement:
+    """The health of a node, with the reason and the time of the next look."""
+
+    health: NodeHealth
+    reason: str
+    until: float
+    """Unless it is heard before, the judgement changes then, s."""
+
+
+def silence_limit(heartbeat: float, limits: LivenessLimits) -> float:
+    """Return how long a node may say nothing before the node counts as lost, s."""
+    return limits.lease + 2 * heartbeat
+
+
+def judge(pulse: Pulse, limits: LivenessLimits, now: float) -> Judgement:
+    """Judge the node's health at `now`."""
+    limit = silence_limit(pulse.heartbeat, limits)
+    lost_at = pulse.last_heard + limit
+    silent = now - pulse.last_heard
+    if now >= lost_at:
+        return Judgement(
+            NodeHealth.LOST, f"silent for {silent:.1f} s, the limit is {limit:g} s", now
+        )
+    if not pulse.connected:
+        away_at = pulse.disconnected_at + limits.reconnect
+        if now < away_at:
+            return Judgement(
+                NodeHealth.BLIP, "its stream broke a moment ago", min(away_at, lost_at)
+            )
+        text = f"disconnected, last heard {silent:.1f} s ago, no evidence that it is dead"
+        return Judgement(NodeHealth.AWAY, text, lost_at)
+    suspect_at = pulse.last_heard + 3 * pulse.heartbeat
+    if now >= suspect_at:
+        return Judgement(NodeHealth.SUSPECT, f"connected but silent for {silent:.1f} s", lost_at)
+    return Judgement(NodeHealth.ALIVE, "heard", min(suspect_at, lost_at))
+
+
+def next_look(until: float, heartbeat: float, now: float) -> float:
+    """Return the time of the next look at a node; time alone changes no judgement before `until`.
+
+    The times lie on a grid and are never late: the master then looks at ten thousand nodes some
+    thousands at a time, instead of waking up for each.
+    """
+    grid = heartbeat / 2
+    early = until // grid * grid if grid > 0 else until
+    return early if early > now else until
+
+
+def heartbeat_interval(
+    nodes: int, *, usual: float, longest: float, crowd: int, messages_per_second: float
+) -> float:
+    """Return the seconds between heartbeats with which `nodes` agents do not flood the master.
+
+    Up to `crowd` nodes the interval is `usual`; above, it grows in half seconds up to `longest`.
+    """
+    if nodes <= crowd:
+        return usual
+    halves = -(-2 * nodes // max(1, int(messages_per_second)))
+    return min(longest, max(usual, halves / 2))

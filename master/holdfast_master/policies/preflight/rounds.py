@@ -1,0 +1,322 @@
+"""A check from its first round to its outcome.
+
+Belongs here: which round is next, what its reports add, the outcome, and what it adds to the
+reference figures. Does not belong here: when a round's time is over (the caller's clock), what is
+done with a verdict (`job/health`).
+
+Rounds:
+
+- Each node that is new or suspect measures itself. Those that would be named as slow do so once
+  more, and the better figure counts: a disturbance of a second is no fault.
+- Neighbours measure the network in pairs.
+- Then the fastest with the slowest, so that both nodes of a slow pair meet a fast one.
+- Then, only where doubt is left, the nodes in doubt with healthy partners. Of three or four nodes
+  without a reference, all pairs have then met: two slow pairs look alike, and so do two healthy
+  ones.
+
+Two nodes have one pair. If it fails, the roles change once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from holdfast_master.policies.preflight import pairing
+from holdfast_master.policies.preflight.figures import (
+    NO_ANSWER,
+    CheckStanding,
+    FigureReport,
+    MeasuringRound,
+    Pair,
+    PairTest,
+    Participant,
+    RoundId,
+    better,
+    merge,
+    pair_tests,
+)
+from holdfast_master.policies.preflight.pair_verdicts import Network, networks
+from holdfast_master.policies.preflight.references import LINK, NONE, Key, References, learn
+from holdfast_master.policies.preflight.verdicts import (
+    BAD,
+    LinkFinding,
+    NodeFinding,
+    NodeVerdict,
+    judge_alone,
+    whole,
+)
+from holdfast_wire.resources import TRAITS, Resource
+
+_FEW_NODES = 4
+"""Up to so many nodes without a reference, two rounds of pairs may all be slow by one bad node or
+two: all pairs are measured."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightSettings:
+    """Bounds of a check."""
+
+    network: bool = True
+    """Nodes measure the network in pairs, too (`PreflightPolicy.network_check`)."""
+    most_pair_rounds: int = 5
+    """Rounds of pairs; each takes as long as its slowest pair. One bad node needs three at the
+    most, many bad ones more. A node in doubt after the last is undecided."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check of some nodes. Immutable: `conclude` returns the next state."""
+
+    number: int
+    participants: tuple[Participant, ...]
+    """In an order in which neighbours are near each other."""
+    references: References = NONE
+    settings: PreflightSettings = PreflightSettings()
+    current: MeasuringRound | None
+    """The open round; None: the check is over."""
+    alone: Mapping[str, FigureReport] = dataclasses.field(default_factory=dict)
+    """What each node measured of itself; of two reports the better figures."""
+    pair_rounds: int = 0
+    """Rounds of pairs that are over."""
+    tests: tuple[PairTest, ...] = ()
+    silent: Mapping[str, RoundId] = dataclasses.field(default_factory=dict)
+    """Nodes that did not answer, and the round."""
+
+    def tested(self) -> tuple[str, ...]:
+        """Return the nodes that are judged and have answered so far."""
+        return tuple(
+            one.node
+            for one in self.participants
+            if one.standing is not CheckStanding.TRUSTED and one.node not in self.silent
+        )
+
+    def trusted(self) -> tuple[str, ...]:
+        """Return the partners that have answered so far."""
+        return tuple(
+            one.node
+            for one in self.participants
+            if one.standing is CheckStanding.TRUSTED and one.node not in self.silent
+        )
+
+    def networks(self) -> Mapping[Resource, Network]:
+        """Return the view of each resource of pairs."""
+        return networks(self.tests, self.tested(), self.trusted(), self.references)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a check found."""
+
+    number: int
+    """Number of the check."""
+    nodes: Mapping[str, NodeFinding]
+    """The verdict on each node that was new or suspect, with its reason."""
+    findings: tuple[NodeFinding, ...]
+    """All verdicts, by resource."""
+    links: tuple[LinkFinding, ...]
+    """Links that are slow between two healthy nodes."""
+
+    def bad(self) -> tuple[str, ...]:
+        """Return the nodes that are named, slow or faulty."""
+        return tuple(node for node, one in self.nodes.items() if one.verdict in BAD)
+
+
+def begin(
+    number: int,
+    participants: Iterable[Participant],
+    references: References = NONE,
+    settings: PreflightSettings = PreflightSettings(),
+) -> Check:
+    """Return a check with its first round open; without a node to test it is over at once.
+
+    Args:
+        number: Number of the check, another one each time.
+        participants: The nodes, neighbours beside each other; none of a running world.
+        references: Figures of earlier checks.
+        settings: Bounds of the check.
+    """
+    everyone = tuple(participants)
+    nodes = tuple(one.node for one in everyone if one.standing is not CheckStanding.TRUSTED)
+    return Check(
+        number=number,
+        participants=everyone,
+        references=references,
+        settings=settings,
+        current=MeasuringRound(id=RoundId(number, 0), nodes=nodes) if nodes else None,
+    )
+
+
+def conclude(check: Check, reports: Iterable[FigureReport]) -> Check:
+    """Return the check after its open round, with the next round open.
+
+    The caller decides when: all nodes have reported, or the round's time is over.
+
+    Args:
+        check: The check; one that is over is returned as it is.
+        reports: Reports of the round. One of another round, or of a node without a part in it, is
+            dropped (`figures.refuse` has the reason).
+    """
+    current = check.current
+    if current is None:
+        return check
+    taken, missing = merge(current, reports)
+    silent = dict(check.silent) | dict.fromkeys(sorted(missing), current.id)
+    after = dataclasses.replace(check, silent=silent)
+    following = RoundId(check.number, current.id.number + 1)
+    if current.pairs:
+        tests = (*check.tests, *pair_tests(current, taken))
+        after = dataclasses.replace(after, tests=tests, pair_rounds=check.pair_rounds + 1)
+    elif not check.alone:
+        after = dataclasses.replace(after, alone=taken)
+        if again := _slow_alone(after):
+            return dataclasses.replace(after, current=MeasuringRound(id=following, nodes=again))
+    else:
+        both = {node: better(check.alone[node], one) for node, one in taken.items()}
+        after = dataclasses.replace(after, alone=dict(check.alone) | both)
+    pairs = _next_pairs(after, after.pair_rounds + 1)
+    return dataclasses.replace(
+        after, current=MeasuringRound(id=following, pairs=pairs) if pairs else None
+    )
+
+
+def _slow_alone(check: Check) -> tuple[str, ...]:
+    """Return the nodes that measure themselves once more, because they would be named as slow."""
+    findings = judge_alone(check.alone, check.references)
+    slow = {one.node for one in findings if one.verdict is NodeVerdict.SLOW}
+    return tuple(node for node in check.tested() if node in slow)
+
+
+def _next_pairs(check: Check, number: int) -> tuple[Pair, ...]:
+    settings, tested, trusted = check.settings, check.tested(), check.trusted()
+    if not settings.network or number > settings.most_pair_rounds or not tested:
+        return ()
+    met = _met(check)
+    if number == 1:
+        return pairing.neighbours(tested, trusted, met)
+    views = check.networks()
+    if len(tested) == 2 and not trusted:
+        return _other_way_round(check)
+    if number == 2:
+        scores = {node: min(view.score(node) for view in views.values()) for node in tested}
+        return pairing.extremes(scores, trusted, met)
+    return _to_decide(check, views, met)
+
+
+def _other_way_round(check: Check) -> tuple[Pair, ...]:
+    """Return the only pair of two nodes with changed roles, once, if it failed."""
+    if len(check.tests) != 1 or not check.tests[0].errors:
+        return ()
+    before = check.tests[0].pair
+    return (Pair(before.joins, before.serves),)
+
+
+def _to_decide(
+    check: Check, views: Mapping[Resource, Network], met: pairing.Met
+) -> tuple[Pair, ...]:
+    """Return the pairs that decide about nodes in doubt; none where there is no doubt."""
+    measured = [view for view in views.values() if view.best]
+    doubts = frozenset(node for view in measured for node in view.doubtful)
+    doubtful = [node for node in check.tested() if node in doubts]
+    if not doubtful:
+        return _few(check, measured, met)
+    everyone = (*check.tested(), *check.trusted())
+    proven = [node for node in everyone if all(node in view.proven for view in measured)]
+    return pairing.match(doubtful, proven, met) or pairing.unseen(doubtful, met)
+
+
+def _few(check: Check, measured: Iterable[Network], met: pairing.Met) -> tuple[Pair, ...]:
+    tested = check.tested()
+    if len(tested) > _FEW_NODES or check.trusted():
+        return ()
+    alike = any(view.reference is None and not view.named for view in measured)
+    return pairing.unseen(tested, met) if alike else ()
+
+
+def _met(check: Check) -> dict[str, set[str]]:
+    found, machines = dict[str, set[str]](), dict[str, list[str]]()
+    for one in check.participants:
+        if one.machine:
+            machines.setdefault(one.machine, []).append(one.node)
+    for nodes in machines.values():
+        for node in nodes:
+            found[node] = {other for other in nodes if other != node}
+    for test in check.tests:
+        for node in test.pair:
+            found.setdefault(node, set()).add(test.pair.other(node))
+    return found
+
+
+def judge(check: Check) -> Outcome:
+    """Return the outcome of a check; one that is not over is judged by what it has so far."""
+    views = check.networks()
+    findings = [
+        *_silences(check),
+        *judge_alone(check.alone, check.references),
+        *(finding for view in views.values() for finding in view.findings()),
+    ]
+    tested = frozenset(check.tested())
+    findings = [one for one in findings if one.node in tested or one.node in check.silent]
+    findings = _never_all(check, findings)
+    nodes = [one.node for one in check.participants if one.standing is not CheckStanding.TRUSTED]
+    by_node = {node: list[NodeFinding]() for node in nodes}
+    for one in findings:
+        if one.node in by_node:
+            by_node[one.node].append(one)
+    named = {one.node for one in findings if one.verdict in BAD}
+    links = (link for view in views.values() for link in view.links())
+    return Outcome(
+        number=check.number,
+        nodes={node: whole(node, own) for node, own in by_node.items()},
+        findings=tuple(findings),
+        links=tuple(link for link in links if named.isdisjoint(link.pair)),
+    )
+
+
+def _silences(check: Check) -> list[NodeFinding]:
+    everyone = len(check.silent) == len(check.participants) >= 2
+    verdict = NodeVerdict.UNDECIDED if everyone else NodeVerdict.FAULTY
+    tail = "; no node answered, so the cause is not one of them" if everyone else ""
+    return [
+        NodeFinding(
+            node=node,
+            resource=None,
+            verdict=verdict,
+            reason=f"round {at.number}: {NO_ANSWER}{tail}",
+        )
+        for node, at in check.silent.items()
+    ]
+
+
+def _never_all(check: Check, findings: list[NodeFinding]) -> list[NodeFinding]:
+    """Take back the verdicts on nodes that answered, where they name every node of a check."""
+    answered = check.tested()
+    named = {one.node for one in findings if one.verdict in BAD}
+    if len(answered) < 2 or not named.issuperset(answered):
+        return findings
+    text = "; each node that answered has a fault, so none is named"
+    return [
+        dataclasses.replace(one, verdict=NodeVerdict.UNDECIDED, reason=one.reason + text)
+        if one.verdict in BAD and one.node in answered
+        else one
+        for one in findings
+    ]
+
+
+def references_after(check: Check, outcome: Outcome) -> References:
+    """Return the references with the figures of this check's healthy nodes.
+
+    A figure that nothing could be compared with is taken, too: it is the first of its kind.
+    """
+    own = dict[tuple[str, Resource], float]()
+    found = dict[Key, list[float]]()
+    bad = set(outcome.bad())
+    for one in outcome.findings:
+        usable = one.verdict is NodeVerdict.HEALTHY or not one.compared
+        if one.resource is None or one.good is None or one.node in bad or not usable:
+            continue
+        own[one.node, one.resource] = one.good
+        of_pair = TRAITS[one.resource].of_pair
+        kind = LINK if of_pair or one.node not in check.alone else check.alone[one.node].kind
+        found.setdefault((kind, one.resource), []).append(one.good)
+    return learn(check.references, found, own)

@@ -1,0 +1,290 @@
+"""Activity of one rank that makes no progress, from its evidence alone.
+
+Belongs here: the state of its process, the frames of its main thread, the tables of files and
+kernel functions by which an activity is known. Does not belong here: other ranks (`hang`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+
+from holdfast_wire.messages import RankEvidence
+
+
+class RankActivity(enum.Enum):
+    """What a rank does."""
+
+    GONE = "has no process"
+    UNINTERRUPTIBLE = "is in uninterruptible sleep (D)"
+    STOPPED = "is stopped (SIGSTOP or a debugger)"
+    NATIVE_GIL = "is in native code that holds the GIL"
+    DATA_LOADER = "waits for its data loader"
+    STORAGE = "waits for storage"
+    COMPILATION = "compiles"
+    LOOP = "runs Python code"
+    LOCK = "waits for another thread or process"
+    PEERS = "waits for its peers"
+    INIT = "waits for its peers to initialize a process group"
+    UNCLEAR = "does something else"
+    UNKNOWN = "gave no evidence"
+
+
+WAITS_FOR_PEERS = frozenset({RankActivity.PEERS, RankActivity.INIT})
+"""Such a rank is a victim."""
+SELF_EVIDENT = frozenset(
+    {
+        RankActivity.GONE,
+        RankActivity.UNINTERRUPTIBLE,
+        RankActivity.STOPPED,
+        RankActivity.NATIVE_GIL,
+        RankActivity.DATA_LOADER,
+        RankActivity.STORAGE,
+        RankActivity.COMPILATION,
+    }
+)
+"""Such a rank is stuck by itself, whatever the others do. A lock or a loop can also be a script's
+own way to wait for a collective."""
+
+_WORK = frozenset(
+    {RankActivity.LOOP, RankActivity.UNCLEAR, RankActivity.STORAGE, RankActivity.DATA_LOADER}
+)
+"""Activities that may be work which takes its time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one rank does, and where."""
+
+    activity: RankActivity
+    text: str
+    """To follow the rank's number in a sentence."""
+    frames: tuple[str, ...] = ()
+    """Innermost frames of its main thread without lines; equal where two ranks do the same."""
+    may_wait: bool = False
+    """True: it may be waiting for a collective in native code, which no frame shows."""
+    computes: bool = False
+    """True: it compiles, or keeps a core busy inside a package, as an evaluation or a save does and
+    a loop of the script does not. On a device a wait keeps a core busy, too."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Frame:
+    file: str
+    line: str
+    function: str
+
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_KEPT_FRAMES = 100
+"""faulthandler's own limit for a thread."""
+_COMPARED_FRAMES = 8
+
+_PLUMBING = re.compile(
+    r"/torch/(distributed/c10d_logger|_ops|utils/_contextlib|nn/modules/module|amp/autocast_mode)"
+    r"\.py$|/(contextlib|functools)\.py$"
+)
+"""Wrappers: the frame below them tells what is done."""
+_STORED = re.compile(
+    r"/torch/(serialization\.py|distributed/checkpoint/)|/holdfast/flash/"
+    r"|/(shutil|ssl|http/client|tarfile|zipfile)\.py$"
+    r"|-packages/(safetensors|fsspec|s3fs|gcsfs|boto3|botocore|s3transfer|google/cloud/storage"
+    r"|urllib3|requests|smart_open|pyarrow|h5py|zarr|tensorstore|numpy/lib/_?npyio)"
+)
+_LOADS = re.compile(
+    r"/torch/utils/data/|-packages/(webdataset|datasets|streaming|torchdata|grain|nvidia/dali)/"
+)
+_COMPILES = re.compile(
+    r"/torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py$"
+    r"|/torch/_inductor/(compile_fx|async_compile|codecache|graph|scheduler)\.py$"
+    r"|/torch/_inductor/(codegen|compile_worker|select_algorithm)|/triton/(compiler|backends)/"
+    r"|/torch/utils/cpp_extension\.py$"
+)
+_ACTIVITIES = (
+    (_LOADS, RankActivity.DATA_LOADER),
+    (_COMPILES, RankActivity.COMPILATION),
+    (_STORED, RankActivity.STORAGE),
+)
+"""A frame of such a file anywhere in the main thread tells the activity; the innermost counts."""
+_PEERS = re.compile(
+    r"/torch/(distributed/(distributed_c10d|_functional_collectives|nn/functional|rendezvous"
+    r"|device_mesh)\.py$|distributed/(fsdp|_composable)/|nn/parallel/distributed\.py$)"
+)
+"""As the innermost frame: the rank is inside a collective, or on its way into one."""
+_INIT = frozenset({"init_process_group", "new_group", "_store_based_barrier", "init_device_mesh"})
+_BACKWARD = "/torch/autograd/graph.py"
+"""As the innermost frame: native backward code, which also waits for DDP's buckets."""
+_WAITS = re.compile(
+    r"/(threading|queue|selectors|subprocess|concurrent/futures/\w+|multiprocessing/\w+)\.py$"
+)
+_DISK = re.compile(
+    r"^_*(nfs|rpc_wait|fuse|request_wait_answer|ceph|ll_|cl_|ptlrpc|io_schedule|folio_wait"
+    r"|wait_on_page|blk_|jbd2|xfs|ext4|btrfs|cifs|smb|gpfs|beegfs|netfs)"
+)
+"""Kernel functions of file systems and block devices."""
+_PIPE = re.compile(r"^(fifo_open|wait_for_partner|(anon_)?pipe_(read|write|wait\w*))$")
+_FUTEX = re.compile(r"^futex_")
+_FILE_LOCK = re.compile(r"^(__)?(flock|locks_|posix_lock|fcntl_setlk)")
+_SLEEP = re.compile(r"nanosleep")
+_HOST_BACKENDS = frozenset({"gloo", "mpi", "ucc"})
+_HEADS = ("Thread ", "Current thread ")
+_LIBRARY = re.compile(r"-packages/|/lib/python3|^<frozen ")
+"""Files that are not the user's."""
+_PACKAGE = re.compile(r"-packages/|/torch/")
+"""Files of installed packages: a script that only waits polls by the standard library."""
+_KERNEL_TELLS = frozenset(
+    {RankActivity.UNINTERRUPTIBLE, RankActivity.STORAGE, RankActivity.UNCLEAR}
+)
+"""Activities in whose text the kernel function helps a person."""
+_MOST_PATH = 200
+"""Characters of a path or a name in a text."""
+_BUSY = 0.5
+"""Share of a core from which a process computes; one that waits needs next to nothing."""
+_STARVED = 0.02
+"""Share of a core; a process that is runnable and gets less says nothing about the GIL."""
+
+
+def uses_device(operation: str) -> bool:
+    """Return whether a collective, such as nccl:all_reduce, works on a device beside the CPU."""
+    return operation.partition(":")[0] not in _HOST_BACKENDS
+
+
+def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
+    """Return what the rank does, from its own evidence.
+
+    Args:
+        evidence: Of the rank.
+        on_device: Collectives of its world work on a device. Then a rank that waits for the device
+            looks like a loop or a lock.
+    """
+    frames = _main_thread(evidence.stack)
+    inner = _inner(frames)
+    activity = (
+        _by_process(evidence)
+        or _by_gil(evidence)
+        or _by_frames(frames, inner, evidence.kernel_function)
+        or _by_kernel(evidence, inner, on_device)
+    )
+    return Observation(
+        activity=activity,
+        text=_text(activity, evidence, frames),
+        frames=tuple([f"{frame.file}:{frame.function}" for frame in frames[:_COMPARED_FRAMES]]),
+        may_wait=not on_device
+        and activity in {RankActivity.LOCK, RankActivity.UNCLEAR}
+        and _may_wait(evidence, inner),
+        computes=activity is RankActivity.COMPILATION
+        or (activity in _WORK and not on_device and _is_busy_in_package(evidence)),
+    )
+
+
+def _by_process(evidence: RankEvidence) -> RankActivity | None:
+    """Return the activity that the state of the process alone tells."""
+    state = evidence.process_state
+    if state in {"", "Z", "X"}:
+        return RankActivity.GONE
+    if state in {"T", "t"}:
+        return RankActivity.STOPPED
+    return RankActivity.UNINTERRUPTIBLE if state == "D" else None
+
+
+def _by_gil(evidence: RankEvidence) -> RankActivity | None:
+    """The server answers without the GIL, the dump needs it: together they are the verdict."""
+    if not evidence.server_answered or evidence.gil_free:
+        return None
+    starved = evidence.cpu_seconds < _STARVED * evidence.observed_seconds
+    return None if evidence.process_state == "R" and starved else RankActivity.NATIVE_GIL
+
+
+def _by_frames(
+    frames: tuple[_Frame, ...], inner: _Frame | None, kernel: str
+) -> RankActivity | None:
+    """Return the activity that a library's frame or a file system's function tells."""
+    if inner is not None and _PEERS.search(inner.file):
+        initializes = any(frame.function in _INIT for frame in frames)
+        return RankActivity.INIT if initializes else RankActivity.PEERS
+    if _DISK.search(kernel):
+        return RankActivity.STORAGE
+    for frame in frames:
+        for pattern, activity in _ACTIVITIES:
+            if pattern.search(frame.file):
+                return activity
+    if inner is not None and _WAITS.search(inner.file):
+        return RankActivity.LOCK
+    return RankActivity.STORAGE if _PIPE.search(kernel) else None
+
+
+def _by_kernel(evidence: RankEvidence, inner: _Frame | None, on_device: bool) -> RankActivity:  # noqa: FBT001 - private
+    """Return the activity where no library's file tells it."""
+    if inner is None:
+        known = evidence.server_answered or evidence.stack
+        return RankActivity.UNCLEAR if known else RankActivity.UNKNOWN
+    if inner.file.endswith(_BACKWARD) or on_device:
+        return RankActivity.UNCLEAR
+    if evidence.process_state == "R":
+        return RankActivity.LOOP
+    kernel = evidence.kernel_function
+    is_lock = _FUTEX.search(kernel) or _FILE_LOCK.search(kernel)
+    return RankActivity.LOCK if is_lock else RankActivity.UNCLEAR
+
+
+def _may_wait(evidence: RankEvidence, inner: _Frame | None) -> bool:
+    """Return whether it may wait for a collective by a call that leaves no frame (`Work.wait`)."""
+    if inner is None or _WAITS.search(inner.file):
+        return False
+    return inner.file.endswith(_BACKWARD) or bool(_FUTEX.search(evidence.kernel_function))
+
+
+def _is_busy_in_package(evidence: RankEvidence) -> bool:
+    """Return whether it keeps a core busy, in a package's code at any of the dumps."""
+    if not evidence.cpu_seconds >= _BUSY * evidence.observed_seconds > 0:
+        return False
+    found = (_inner(_main_thread(text)) for text in (evidence.stack, *evidence.later_stacks))
+    return any(frame is not None and _PACKAGE.search(frame.file) for frame in found)
+
+
+def _inner(frames: tuple[_Frame, ...]) -> _Frame | None:
+    """Return the innermost frame that tells what is done."""
+    return next((frame for frame in frames if not _PLUMBING.search(frame.file)), None)
+
+
+def _main_thread(stack: str) -> tuple[_Frame, ...]:
+    """Return the frames of the main thread, innermost first; none where the dump lacks them.
+
+    faulthandler writes the newest thread first and the main thread last, and "..." for the rest
+    of more than a hundred threads.
+    """
+    if stack.rstrip().endswith("\n..."):
+        return ()
+    frames: list[_Frame] = []
+    for line in stack.splitlines():
+        found = _FRAME.match(line)
+        if found:
+            frames.append(_Frame(*found.group("file", "line", "function")))
+        elif line.startswith(_HEADS):
+            frames.clear()
+    return tuple(frames[:_KEPT_FRAMES])
+
+
+def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, ...]) -> str:
+    words = activity.value
+    if activity is RankActivity.UNCLEAR:
+        words = _unclear(evidence, frames)
+    kernel = evidence.kernel_function
+    named = f" (kernel: {kernel})" if kernel and activity in _KERNEL_TELLS else ""
+    script = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
+    frame = script or next(iter(frames), None)
+    at = (
+        f", at {frame.file[-_MOST_PATH:]}:{frame.line} in {frame.function[:_MOST_PATH]}"
+        if frame
+        else ""
+    )
+    return words + named + at
+
+
+def _unclear(evidence: RankEvidence, frames: tuple[_Frame, ...]) -> str:
+    if frames and frames[0].file.endswith(_BACKWARD):
+        return "runs backward"
+    if _SLEEP.search(evidence.kernel_function):
+        return "sleeps"
+    return "runs" if evidence.process_state == "R" else RankActivity.UNCLEAR.value

@@ -1,0 +1,1 @@
+"""Stragglers: from collectives to steps, votes, verdicts and exclusions. Pure."""

@@ -1,0 +1,346 @@
+"""The master process put together: core, loop, services, server; its life from open to exit.
+
+Belongs here: wiring, start and end. Does not belong here: the work of any part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from holdfast_master.evidence.store import EvidenceStore
+from holdfast_master.inputs import JournalNoted, OperatorMessage, PeerRefused
+from holdfast_master.instructions import (
+    CloseSession,
+    Finished,
+    KeepEvidence,
+    Record,
+    Refuse,
+    Reply,
+    Send,
+    StepDown,
+    Tell,
+)
+from holdfast_master.journal.reader import History
+from holdfast_master.journal.successor_watch import Lookout
+from holdfast_master.journal.writer import Journal
+from holdfast_master.loop.loop import Effect, MasterLoop, now
+from holdfast_master.loop.ports import Decider
+from holdfast_master.process import os_process
+from holdfast_master.process.settings import MasterConfig
+from holdfast_master.server import agent_service, job_service, operator_service, reflection
+from holdfast_master.server.agent_service import AgentService
+from holdfast_master.server.authz import RoleGate
+from holdfast_master.server.connections import ConnectionCounter
+from holdfast_master.server.job_service import JobService, Views
+from holdfast_master.server.operator_service import OperatorService
+from holdfast_master.server.pending_requests import Questions
+from holdfast_master.server.rpc import CallCounters
+from holdfast_master.server.sessions import SessionTable
+from holdfast_master.server.watch_service import WatchService
+from holdfast_wire import channel
+from holdfast_wire.messages import Fence, SpecAccepted
+from holdfast_wire.reasons import EventReason
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 1.0
+"""Calls that are under way when the server stops may take this long to end."""
+HANDSHAKE_MS = 30_000
+"""A connection that has not shown a certificate after this long is closed; gRPC's own 120 s let a
+silent client hold a file four times as long."""
+_HEALTH_NAMES = ("", agent_service.SERVICE, operator_service.SERVICE, job_service.SERVICE)
+
+
+class ServeError(Exception):
+    """The server cannot be started: names what is in the way and the remedy."""
+
+
+class ProcessEnd(enum.Enum):
+    """Ways in which the process's work ends."""
+
+    FINISHED = "finished"
+    """The job has ended and was shown for a while."""
+    STOPPED = "stopped"
+    """A signal asked for it; the job goes on without a master."""
+    STEPPED_DOWN = "stepped down"
+    """A newer master exists."""
+    FAILED = "failed"
+    """The loop broke."""
+
+
+class ServedCore(Decider, Views, Protocol):
+    """The served core: its decisions and its views."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Services:
+    """The gRPC services of one master, and what they share."""
+
+    sessions: SessionTable
+    questions: Questions
+    agents: AgentService
+    operator: OperatorService
+    watch: WatchService
+    jobs: JobService
+
+
+class Master:
+    """One master process of one job."""
+
+    def __init__(
+        self,
+        config: MasterConfig,
+        core: ServedCore,
+        journal: Journal | None,
+        history: History,
+        decider: Decider | None = None,
+        evidence: EvidenceStore | None = None,
+    ) -> None:
+        """Wire the parts; needs a running event loop. Nothing is started yet.
+
+        Args:
+            config: settings.
+            core: what is served.
+            journal: takes the records; None: nothing is recorded.
+            history: what earlier masters wrote.
+            decider: the core as the loop is to use it; None: as it is.
+            evidence: keeps that of incidents; None: in memory.
+        """
+        self._config, self._journal, self._notes = config, journal, history.notes
+        self.counters = CallCounters()
+        """Counts of refused calls."""
+        self.connections = ConnectionCounter()
+        self._finished, self._stop = asyncio.Event(), asyncio.Event()
+        self._file_limit = os_process.raise_file_limit()
+        self._loop = MasterLoop(decider or core, journal, self.after_batch)
+        self._loop.lookout = _lookout(config)
+        self.after_records: Callable[[], None] = _nothing
+        """Called once a batch's records are written and shown."""
+        self._evidence = evidence or EvidenceStore(None)
+        self._services = _services(config, core, history, self._loop, self.counters, self._evidence)
+        self.sessions, self.watch = self._services.sessions, self._services.watch
+        self._health = health.aio.HealthServicer()
+        self._loop.effects = self._effects()
+
+    def _effects(self) -> dict[type, Effect]:
+        services = self._services
+        return {
+            Send: services.sessions.send,
+            CloseSession: services.sessions.close,
+            Tell: services.operator.tell,
+            Reply: services.questions.reply,
+            Refuse: services.questions.refuse,
+            KeepEvidence: self._evidence.keep,
+            Finished: self._note_finished,
+            StepDown: self._note_step_down,
+        }
+
+    async def run(self) -> ProcessEnd:
+        """Serve until the job's end, a signal or a newer master.
+
+        Raises:
+            ServeError: the port cannot be had.
+        """
+        server, port = self._server()
+        running = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            running.add_signal_handler(number, self.stop)
+        loop_task = asyncio.create_task(self._loop.run(), name="loop")
+        waits = [asyncio.create_task(self._begin(server, port)), loop_task]
+        beside = asyncio.create_task(self.connections.run(), name="connections")
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not loop_task.done():
+                waits[0].result()
+                return await self._until_end(server, loop_task)
+            return _ending_of(loop_task)
+        finally:
+            for task in (*waits, beside):
+                task.cancel()
+            await server.stop(0)
+            await asyncio.gather(*waits, beside, return_exceptions=True)
+            await asyncio.to_thread(self._evidence.close)
+
+    def stop(self) -> None:
+        """Ask for an orderly end, as SIGTERM does: agents train on without a master."""
+        self._stop.set()
+
+    def summary(self) -> dict[str, object]:
+        """Return what was counted, for the last line of the log."""
+        return {
+            **dataclasses.asdict(self._loop.counters),
+            "refused": dict(self.counters.refused),
+            "newer": self.counters.newer,
+            "unidentified": self.connections.unidentified,
+            "cut_off": self.sessions.cut_off,
+        }
+
+    def _server(self) -> tuple[grpc.aio.Server, int]:
+        config = self._config
+        server = grpc.aio.server(
+            interceptors=[RoleGate(config.job_uid, self.counters, self.connections, self._report)],
+            options=[
+                *channel.MASTER_SERVER_OPTIONS,
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ],
+        )
+        parts = self._services
+        services = (parts.agents, parts.operator, parts.jobs)
+        handlers = [service.handlers() for service in services]
+        server.add_generic_rpc_handlers((*handlers, *reflection.handlers()))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        address = f"{config.bind_host}:{config.port}"
+        try:
+            credentials = channel.server_credentials(config.tls_dir, self.connections.begun)
+            port = server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ServeError(
+                f"bind_host and port are {address}, which cannot be listened on ({error}); "
+                "name a free port, or 0 for any"
+            ) from error
+        return server, port
+
+    async def _begin(self, server: grpc.aio.Server, port: int) -> None:
+        await self._loop.opened.wait()
+        if self._journal is not None and self._journal.trouble:
+            self._loop.push(JournalNoted(EventReason.JOURNAL_TROUBLED, self._journal.trouble))
+        for note in self._notes:
+            self._loop.push(JournalNoted(EventReason.JOURNAL_DAMAGED, note))
+        if self._config.initial_spec is not None:
+            self._loop.push(OperatorMessage(self._config.initial_spec))
+        await server.start()
+        await self._set_health(serving=True)
+        self._write_endpoint(port)
+        log.info(
+            "serving",
+            extra={
+                "host": self._config.bind_host,
+                "port": port,
+                "job": self._config.job_name,
+                "epoch": self._config.epoch,
+                "incarnation": self._config.incarnation,
+                "open_files": self._file_limit,
+            },
+        )
+
+    async def _until_end(
+        self, server: grpc.aio.Server, loop_task: asyncio.Task[None]
+    ) -> ProcessEnd:
+        stop = asyncio.create_task(self._stop.wait())
+        finished = asyncio.create_task(self._finished.wait())
+        try:
+            waits = (stop, finished, loop_task)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if loop_task.done():
+                return _ending_of(loop_task)
+            if self._finished.is_set() and not self._stop.is_set():
+                linger = self._config.exit_when_finished
+                await asyncio.wait((stop, loop_task), timeout=linger, return_when="FIRST_COMPLETED")
+            await self._say_farewell(server)
+            return ProcessEnd.FINISHED if self._finished.is_set() else ProcessEnd.STOPPED
+        finally:
+            stop.cancel()
+            finished.cancel()
+
+    async def _say_farewell(self, server: grpc.aio.Server) -> None:
+        await self._set_health(serving=False)
+        self.watch.finish()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._services.operator.drained()
+        except TimeoutError:
+            log.warning("the operator did not read its last messages")
+        await server.stop(STOP_SECONDS if self._finished.is_set() else 0.1)
+
+    async def _set_health(self, *, serving: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        state = states.SERVING if serving else states.NOT_SERVING
+        for name in _HEALTH_NAMES:
+            await self._health.set(name, state)
+
+    def _write_endpoint(self, port: int) -> None:
+        config = self._config
+        if config.endpoint_file is None:
+            return
+        host = config.advertised_host or config.bind_host
+        if host in ("0.0.0.0", "[::]", "::"):  # noqa: S104 - compared, not bound
+            host = "127.0.0.1"
+        os_process.write_private_json(
+            config.endpoint_file,
+            {"host": host, "port": port, "pid": os_process.own_pid(), "epoch": config.epoch},
+        )
+
+    def note_journal(self, reason: str, text: str) -> None:
+        """Take news of the journal from the loop's own thread; it becomes an event."""
+        self._loop.push(JournalNoted(reason, text))
+
+    def after_batch(self, records: Sequence[Record]) -> None:
+        """Show watchers what a batch recorded, and look at what a new spec needs."""
+        self.watch.publish(records)
+        for record in records:
+            fact = record.fact
+            if isinstance(fact, SpecAccepted) and fact.spec is not None:
+                os_process.warn_of_file_limit(self._file_limit, fact.spec.max_replicas)
+        self.after_records()
+
+    def _report(self, text: str) -> None:
+        self._loop.push(PeerRefused(text))
+
+    def _note_finished(self, instruction: Finished) -> None:
+        log.info(
+            "the job has ended",
+            extra={"succeeded": instruction.succeeded, "reason": instruction.reason},
+        )
+        self._finished.set()
+
+    def _note_step_down(self, instruction: StepDown) -> None:
+        log.error("stepping down: %s", instruction.text)
+
+
+def _lookout(config: MasterConfig) -> Lookout | None:
+    return None if config.journal_dir is None else Lookout(config.journal_dir, config.epoch)
+
+
+def _services(
+    config: MasterConfig,
+    core: ServedCore,
+    history: History,
+    loop: MasterLoop,
+    counters: CallCounters,
+    evidence: EvidenceStore,
+) -> _Services:
+    own = (config.epoch, config.incarnation)
+    fence = Fence(epoch=config.epoch, incarnation=config.incarnation)
+    ancestors = {(past.epoch, past.incarnation): past.newest_event for past in history.masters}
+    ancestors.pop(own, None)
+    put, push = loop.put, loop.push
+    sessions, questions = SessionTable(), Questions(put)
+    watch = WatchService(core, own, ancestors, now, counters)
+    return _Services(
+        sessions=sessions,
+        questions=questions,
+        agents=AgentService(config.job_uid, sessions, put, push, counters),
+        operator=OperatorService(put, push, lambda: core.status(now()), fence, counters),
+        watch=watch,
+        jobs=JobService(core, questions, watch, now, counters, loop.on_disk, evidence),
+    )
+
+
+def _nothing() -> None:
+    """Nothing is to be done after a batch."""
+
+
+def _ending_of(loop_task: asyncio.Task[None]) -> ProcessEnd:
+    if loop_task.exception() is None:
+        return ProcessEnd.STEPPED_DOWN
+    log.critical("the loop broke", exc_info=loop_task.exception())
+    return ProcessEnd.FAILED

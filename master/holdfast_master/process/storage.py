@@ -1,0 +1,104 @@
+"""Storage of a master on disk: journal, bases, recording.
+
+Belongs here: putting the three together from the configuration. Does not belong here: any of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+from holdfast_master.evidence.store import EvidenceStore
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.journal.compaction import Retention
+from holdfast_master.journal.compaction_policy import CompactionPolicy, Housekeeper, Note
+from holdfast_master.journal.reader import History, read_history
+from holdfast_master.journal.segments import FORMAT
+from holdfast_master.journal.writer import Journal
+from holdfast_master.loop.ports import Decider
+from holdfast_master.process.settings import MasterConfig
+from holdfast_master.replay.files import FORMAT as RECORDING_FORMAT
+from holdfast_master.replay.recorder import InputRecorder, RecordableCore, RecordedCore
+from holdfast_wire import __version__, evidence_file
+from holdfast_wire.messages import RecordingOpened, SegmentOpened
+
+
+@dataclasses.dataclass(slots=True)
+class Storage:
+    """The storage of one master; all parts None: it keeps nothing."""
+
+    history: History = dataclasses.field(default_factory=History)
+    journal: Journal | None = None
+    housekeeper: Housekeeper | None = None
+    recorder: InputRecorder | None = None
+    evidence: EvidenceStore | None = None
+
+    def decider(self, core: RecordableCore) -> Decider:
+        """Return the core as the loop is to use it: recorded, where that is wanted."""
+        return core if self.recorder is None else RecordedCore(core, self.recorder)
+
+    def after_batch(self, state: Callable[[], JobState], note: Note) -> None:
+        """Compact where it is time; called between batches, on the loop's thread."""
+        if self.housekeeper is not None and self.journal is not None:
+            self.housekeeper.after_batch(self.journal, state, note)
+
+    def close(self) -> None:
+        """Write what waits; blocks."""
+        if self.recorder is not None:
+            self.recorder.close()
+        if self.housekeeper is not None:
+            self.housekeeper.wait(5.0)
+        if self.journal is not None:
+            self.journal.close()
+
+
+def open_storage(config: MasterConfig) -> Storage:
+    """Take this master's place in the journal, and read what earlier ones wrote.
+
+    Raises:
+        EpochRefusedError: another master has this epoch or a newer one.
+        JournalError: the journal is a newer release's, another job's, or cannot be read.
+    """
+    directory = config.journal_dir
+    if directory is None:
+        return Storage()
+    # The lock first: nobody else writes the segment that is read.
+    journal = Journal(directory, config.epoch, config.incarnation)
+    history = read_history(directory, config.job_uid, own_epoch=config.epoch)
+    habits = CompactionPolicy(
+        directory=directory,
+        segment_bytes=config.journal_segment_bytes,
+        retention=Retention(
+            seconds=config.journal_keep_hours * 3600.0, limit_bytes=config.journal_keep_bytes
+        ),
+    )
+    housekeeper = Housekeeper(habits, _head(config), history.masters, history.tail_bytes)
+    evidence = EvidenceStore(directory / evidence_file.DIRECTORY, config.incarnation)
+    return Storage(history, journal, housekeeper, _recorder(config), evidence)
+
+
+def _head(config: MasterConfig) -> SegmentOpened:
+    return SegmentOpened(
+        format=FORMAT,
+        epoch=config.epoch,
+        incarnation=config.incarnation,
+        job_name=config.job_name,
+        job_uid=config.job_uid,
+        version=__version__,
+    )
+
+
+def _recorder(config: MasterConfig) -> InputRecorder | None:
+    if config.journal_dir is None or not config.recording_bytes:
+        return None
+    head = RecordingOpened(
+        format=RECORDING_FORMAT,
+        epoch=config.epoch,
+        incarnation=config.incarnation,
+        job_name=config.job_name,
+        job_uid=config.job_uid,
+        version=__version__,
+        settings=json.dumps(dataclasses.asdict(config.core)),
+    )
+    return InputRecorder(config.journal_dir, head, config.recording_bytes)

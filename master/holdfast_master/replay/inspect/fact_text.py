@@ -1,0 +1,281 @@
+"""Facts and inputs in words, and as plain values for JSON. Pure.
+
+Belongs here: one line for each kind. Does not belong here: the choice of lines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from holdfast_master.inputs import (
+    Connected,
+    Disconnected,
+    Input,
+    JournalNoted,
+    OperatorConnected,
+    OperatorDisconnected,
+    OperatorMessage,
+    PeerRefused,
+    Received,
+    Stalled,
+    Ticked,
+    UserCall,
+)
+from holdfast_master.instructions import Instruction, Refuse, Reply, Send, Tell
+from holdfast_master.policies.counts import counted, verb
+from holdfast_wire.messages import (
+    BudgetCharge,
+    CheckpointCommitted,
+    ClusterStrikes,
+    CommandFinished,
+    CommandIssued,
+    EventRecorded,
+    GoodputMarked,
+    Incident,
+    JobFolded,
+    JournalRecord,
+    MasterSpec,
+    NodeExcluded,
+    NodeGone,
+    NodeJoined,
+    NodeMarked,
+    PhaseChanged,
+    PodListDone,
+    PodObservation,
+    ScaleResult,
+    ScheduleConfirmed,
+    SegmentOpened,
+    SpecAccepted,
+    StopRequest,
+    StopRequested,
+    WorldDecided,
+    WorldEnded,
+    WorldTraining,
+)
+from holdfast_wire.tiers import by_tier, word
+
+
+def clock(unix_time: float) -> str:
+    """Return local date and time to the millisecond."""
+    when = dt.datetime.fromtimestamp(unix_time, tz=dt.UTC).astimezone()
+    return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{when.microsecond // 1000:03d}"
+
+
+def kind_of(record: JournalRecord) -> str:
+    """Return the name of the fact."""
+    return type(record.fact).__name__ if record.fact is not None else "Nothing"
+
+
+def fact_line(record: JournalRecord) -> str:
+    """Return sequence, time, kind and what the fact says."""
+    head = f"{record.sequence:>8}  {clock(record.unix_time)}  {kind_of(record):<16}"
+    return f"{head}  {says(record)}".rstrip()
+
+
+def says(record: JournalRecord) -> str:
+    """Return what the fact says, with its reason where it has one."""
+    return _FACTS[type(record.fact)](record.fact) if record.fact is not None else ""
+
+
+def round_of(record: JournalRecord) -> int | None:
+    """Return the round that a fact is about; None: it is about none."""
+    fact: Any = record.fact
+    if isinstance(fact, WorldDecided | WorldTraining | WorldEnded):
+        return fact.round
+    if isinstance(fact, EventRecorded) and fact.event is not None:
+        return fact.event.round
+    return fact.from_round if isinstance(fact, Incident) else None
+
+
+def incident_of(record: JournalRecord) -> str:
+    """Return the incident that a fact belongs to; empty: none."""
+    fact: Any = record.fact
+    if isinstance(fact, Incident):
+        return fact.id
+    if isinstance(fact, EventRecorded) and fact.event is not None:
+        return fact.event.incident_id
+    return fact.incident_id if isinstance(fact, BudgetCharge) else ""
+
+
+def _step(fact: WorldTraining) -> str:
+    return "a step was guessed" if fact.guessed else f"step {fact.step}"
+
+
+def _last(fact: WorldEnded) -> str:
+    return "no guessed step" if fact.stepless else f"step {fact.step}"
+
+
+def plain(value: Any) -> Any:
+    """Return a message as values that JSON knows; enums by name."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _opened(fact: SegmentOpened) -> str:
+    what = "base of" if fact.base else f"part {fact.part} of" if fact.part else "begins"
+    name = f"{fact.job_name} ({fact.job_uid})"
+    return f"{what} epoch {fact.epoch}, master {fact.incarnation}, job {name}, {fact.version}"
+
+
+def _spec(fact: SpecAccepted) -> str:
+    spec = fact.spec
+    if spec is None:
+        return "no spec"
+    size = f"replicas {spec.replicas} (min {spec.min_replicas}, max {spec.max_replicas})"
+    return f"generation {spec.generation}: {size}{', suspend' if spec.suspend else ''}"
+
+
+def _joined(fact: NodeJoined) -> str:
+    where = f"{fact.host or fact.address}, {counted(fact.local_world_size, 'rank')}"
+    return f"node {fact.node_rank} agent {fact.agent_id} pod {fact.pod_uid or '-'} ({where})"
+
+
+def _decided(fact: WorldDecided) -> str:
+    ranks = ",".join(str(member.node_rank) for member in fact.members)
+    store = f", store {fact.store_host}:{fact.store_port}" if fact.store_port else ", no store yet"
+    nodes = verb(len(fact.members), "node", "nodes")
+    return f"round {fact.round} of {nodes} {ranks}{store}: {fact.reason}"
+
+
+def _incident(fact: Incident) -> str:
+    culprit = f" node {fact.culprit_node}" if fact.culprit_node else ""
+    charged = f"charged to {fact.charged.name}" if fact.charged else "no budget charged"
+    state = "open" if fact.open else f"closed, {charged}"
+    rounds = f"round {fact.from_round} -> {fact.to_round or '?'}"
+    return f"{fact.id} {state}: {fact.cause}{culprit}, {rounds}: {fact.text}"
+
+
+def _event(fact: EventRecorded) -> str:
+    event = fact.event
+    if event is None:
+        return ""
+    node = f"node {event.node}: " if event.node else ""
+    incident = f" [{event.incident_id}]" if event.incident_id else ""
+    return f"{event.reason}  {node}{event.text}{incident}"
+
+
+def _marked(fact: NodeMarked) -> str:
+    return f"node {fact.node_rank} agent {fact.agent_id} {'' if fact.value else 'not '}{fact.mark}"
+
+
+def _stop(fact: StopRequested) -> str:
+    how = "now" if fact.now else "at a barrier"
+    return f"{'success' if fact.succeeded else 'failure'}, {how}: {fact.reason}"
+
+
+def _checkpoint(fact: CheckpointCommitted) -> str:
+    step = f"step {fact.version.step} of lineage {fact.version.lineage}" if fact.version else "?"
+    return f"{step}, {counted(fact.world_size, 'rank')}, in {fact.root}"
+
+
+def _schedule(fact: ScheduleConfirmed) -> str:
+    every = by_tier(fact.intervals).items()
+    often = ", ".join(f"{word(tier)} every {steps}" for tier, steps in every)
+    return f"from step {fact.step} of round {fact.round} on {often}"
+
+
+_FACTS: dict[type, Callable[[Any], str]] = {
+    SegmentOpened: _opened,
+    SpecAccepted: _spec,
+    NodeJoined: _joined,
+    NodeGone: lambda fact: f"node {fact.node_rank} agent {fact.agent_id}: {fact.reason}",
+    NodeMarked: _marked,
+    NodeExcluded: lambda fact: f"{fact.node}: {fact.reason}",
+    WorldDecided: _decided,
+    WorldTraining: lambda fact: f"round {fact.round} trains, {_step(fact)}",
+    WorldEnded: lambda fact: f"round {fact.round} ended after {_last(fact)}: {fact.reason}",
+    Incident: _incident,
+    BudgetCharge: lambda fact: f"{fact.kind.name} [{fact.incident_id}]",
+    EventRecorded: _event,
+    PhaseChanged: lambda fact: f"{fact.phase.name}  {fact.reason}: {fact.text}",
+    CommandIssued: lambda fact: f"{fact.command_id} {fact.kind} to node {fact.node_rank}",
+    CommandFinished: lambda fact: f"{fact.command_id} {'done' if fact.ok else 'failed'}",
+    GoodputMarked: lambda fact: f"accounts of {counted(len(fact.nodes), 'node')}",
+    StopRequested: _stop,
+    CheckpointCommitted: _checkpoint,
+    ScheduleConfirmed: _schedule,
+    JobFolded: lambda fact: f"state of epoch {fact.epoch}" if fact.first else "more of the state",
+}
+
+
+def order_lines(orders: Iterable[Instruction]) -> list[str]:
+    """Return what was to be done, a line for each kind of message with the streams it goes to."""
+    streams: dict[str, list[int]] = {}
+    others: list[str] = []
+    for order in orders:
+        if isinstance(order, Send):
+            name = type(order.response.message).__name__
+            streams.setdefault(name, []).append(order.session)
+        elif isinstance(order, Tell):
+            others.append(f"{_short(order.response.message)} to the operator")
+        elif isinstance(order, Reply | Refuse):
+            others.append(f"{type(order).__name__} to request {order.request_id}")
+        else:
+            others.append(_short(order))
+    sent = [f"{name} to stream {_numbers(found)}" for name, found in streams.items()]
+    return sent + others
+
+
+def _numbers(found: list[int]) -> str:
+    shown = ", ".join(map(str, sorted(found)[:8]))
+    return shown if len(found) <= 8 else f"{shown} and {len(found) - 8} more"
+
+
+def input_line(event: Input | None) -> str:
+    """Return what the core was told; None: its own beginning."""
+    return "the master begins" if event is None else _INPUTS[type(event)](event)
+
+
+def _received(event: Received) -> str:
+    return f"stream {event.session}: {_short(event.message)}"
+
+
+def _short(message: Any) -> str:
+    shown = ", ".join(
+        f"{field.name}={_value(getattr(message, field.name))}"
+        for field in dataclasses.fields(message)
+        if getattr(message, field.name)
+    )
+    return f"{type(message).__name__}({shown})"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = f"{len(value)} items" if isinstance(value, tuple) else str(plain(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_INPUTS: dict[type, Callable[[Any], str]] = {
+    Connected: lambda e: f"stream {e.session}: node {e.hello.node_rank} says hello",
+    Received: _received,
+    Disconnected: lambda e: f"stream {e.session} ended: {e.cause.value}",
+    OperatorConnected: lambda _: "the operator connected",
+    OperatorDisconnected: lambda _: "the operator's stream ended",
+    OperatorMessage: lambda e: _OPERATOR[type(e.message)](e.message),
+    UserCall: lambda e: f"{e.who} asks {_short(e.request)}",
+    PeerRefused: lambda e: f"a peer was refused: {e.text}",
+    JournalNoted: lambda e: f"{e.reason}: {e.text}",
+    Ticked: lambda _: "a deadline came",
+    Stalled: lambda e: f"the master stood still for {e.seconds:.1f} s",
+}
+_OPERATOR: dict[type, Callable[[Any], str]] = {
+    MasterSpec: lambda spec: f"spec of generation {spec.generation}",
+    PodObservation: lambda pod: f"pod {_short(pod)}",
+    PodListDone: lambda _: "every pod was named",
+    ScaleResult: lambda result: f"the operator answers {_short(result)}",
+    StopRequest: lambda wish: f"the operator wants the end: {wish.reason}",
+    ClusterStrikes: lambda told: f"strikes of other jobs on the job's hosts: {len(told.strikes)}",
+}

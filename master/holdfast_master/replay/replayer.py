@@ -1,0 +1,191 @@
+"""Deciding a master's inputs again with the code of today, and comparing.
+
+Belongs here: setting a core up as it was when its master began, feeding it, and the first
+difference. Does not belong here: reading files (see `journal.reader`, `files`), and text for people
+(see `inspect`).
+
+A core is deterministic: the same code gives the same facts. So a difference is the work of changed
+code, of a changed setting, or a defect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from holdfast_master.core import Core
+from holdfast_master.inputs import Input, Moment
+from holdfast_master.instructions import Instruction, Record
+from holdfast_master.replay.codec import from_message
+from holdfast_master.replay.typed_json import TypedJsonError, read_dataclass
+from holdfast_master.settings import CoreIdentity, CoreSettings
+from holdfast_wire.messages import InputRecorded, JobFolded, JournalRecord, RecordingOpened
+
+
+class ReplayError(Exception):
+    """It cannot be decided again: says what is missing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedInput:
+    """One input, and what today's code made of it."""
+
+    number: int
+    """0: the master's own beginning."""
+    moment: Moment
+    event: Input | None
+    """None: the master's own beginning."""
+    records: tuple[JournalRecord, ...]
+    """What today's code decided."""
+    orders: tuple[Instruction, ...]
+    """What today's code wants done because of it."""
+    recorded: tuple[JournalRecord, ...]
+    """What was decided then, as far as the journal tells."""
+    difference: str = ""
+    """How the two differ, for people; empty: they do not."""
+
+
+def redecide(
+    opened: RecordingOpened,
+    inputs: Iterable[InputRecorded],
+    before: Sequence[JournalRecord],
+    facts: Mapping[int, JournalRecord],
+) -> Iterator[ReplayedInput]:
+    """Feed what was recorded into a core of today; ends after the first difference.
+
+    Args:
+        opened: the recording's head.
+        inputs: what followed it.
+        before: the journal up to the recording's beginning, in order.
+        facts: the journal after it, by sequence; what is missing is not compared.
+
+    Raises:
+        ReplayError: the core cannot be set up as it was.
+    """
+    core = _restore(opened, before)
+    moment = Moment(opened.mono, opened.unix_time)
+    step = _opening(moment, core.open(moment), facts)
+    yield step
+    if step.difference:
+        return
+    newest = core.newest_record()
+    for number, recorded in enumerate(inputs, start=1):
+        moment = Moment(recorded.mono, recorded.unix_time)
+        step = _again(core, number, moment, recorded, facts, newest)
+        newest = core.newest_record()
+        yield step
+        if step.difference:
+            return
+
+
+def _restore(opened: RecordingOpened, before: Sequence[JournalRecord]) -> Core:
+    newest = before[-1].sequence if before else 0
+    if newest != opened.sequence:
+        raise ReplayError(
+            f"the recording begins after record {opened.sequence}, the journal before it can be "
+            f"read up to {newest}; `holdfast journal verify` says why"
+        )
+    identity = CoreIdentity(
+        job_name=opened.job_name,
+        job_uid=opened.job_uid,
+        epoch=opened.epoch,
+        incarnation=opened.incarnation,
+        version=opened.version,
+    )
+    try:
+        settings = read_dataclass(CoreSettings, json.loads(opened.settings or "{}"))
+    except (TypedJsonError, ValueError) as error:
+        raise ReplayError(
+            f"the recording was made with settings that this release does not know ({error}); "
+            f"replay it with holdfast {opened.version}"
+        ) from error
+    return Core.restore(before, identity, settings)
+
+
+def _again(
+    core: Core,
+    number: int,
+    moment: Moment,
+    recorded: InputRecorded,
+    facts: Mapping[int, JournalRecord],
+    newest: int,
+) -> ReplayedInput:
+    event = from_message(recorded)
+    then = tuple(
+        facts[sequence]
+        for sequence in range(newest + 1, recorded.sequence + 1)
+        if sequence in facts
+    )
+    try:
+        batch = core.handle(event, moment)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        text = "" if recorded.failed else f"today's code fails: {type(error).__name__}: {error}"
+        return _made((number, moment, event), (), then, text)
+    records = _facts_of(batch)
+    others = len(batch) - len(records)
+    text = compare(records, then)
+    if not text and core.newest_record() != recorded.sequence:
+        count = max(0, recorded.sequence - newest)
+        text = f"{count} facts followed then, {len(records)} follow today"
+    if not text and others != recorded.instructions:
+        text = f"{recorded.instructions} instructions followed then, {others} follow today"
+    if not text and recorded.failed:
+        text = "the code of then failed, today's does not"
+    return _made((number, moment, event), batch, then, text)
+
+
+def _opening(
+    moment: Moment, batch: Sequence[Instruction], facts: Mapping[int, JournalRecord]
+) -> ReplayedInput:
+    records = _facts_of(batch)
+    then = tuple(facts[item.sequence] for item in records if item.sequence in facts)
+    return _made((0, moment, None), batch, then, compare(records, then))
+
+
+def _made(
+    place: tuple[int, Moment, Input | None],
+    batch: Sequence[Instruction],
+    recorded: tuple[JournalRecord, ...],
+    difference: str,
+) -> ReplayedInput:
+    number, moment, event = place
+    return ReplayedInput(
+        number=number,
+        moment=moment,
+        event=event,
+        records=_facts_of(batch),
+        orders=tuple(item for item in batch if not isinstance(item, Record)),
+        recorded=recorded,
+        difference=difference,
+    )
+
+
+def _facts_of(batch: Sequence[Instruction]) -> tuple[JournalRecord, ...]:
+    return tuple(item.journal() for item in batch if isinstance(item, Record))
+
+
+def compare(today: Sequence[JournalRecord], then: Sequence[JournalRecord]) -> str:
+    """Return how the facts of today differ from those that the journal has of then."""
+    by_sequence = {record.sequence: record for record in today}
+    for record in then:
+        other = by_sequence.get(record.sequence)
+        if other is None:
+            return f"record {record.sequence} was written then, and is not today"
+        # Where a decision ends, older journals do not say.
+        if dataclasses.replace(other, more=record.more) != record:
+            return f"record {record.sequence} is another one today"
+    return ""
+
+
+def split(
+    records: Sequence[JournalRecord], sequence: int
+) -> tuple[list[JournalRecord], dict[int, JournalRecord]]:
+    """Return the part of a history that leads to `sequence`, and the facts after it."""
+    before = [record for record in records if record.sequence <= sequence]
+    after = {
+        record.sequence: record
+        for record in records
+        if record.sequence > sequence and not isinstance(record.fact, JobFolded)
+    }
+    return before, after

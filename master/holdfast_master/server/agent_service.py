@@ -1,0 +1,217 @@
+"""AgentService: the agents' streams between gRPC and the loop.
+
+Belongs here: the first message and its identity check, reading, writing, ending. Does not belong
+here: the meaning of a message (the core decides).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+
+from holdfast_master.inputs import Connected, DisconnectCause, Disconnected, Input, Received
+from holdfast_master.loop.loop import DeferredInput
+from holdfast_master.server import rpc
+from holdfast_master.server.close_connection import finish_writing
+from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
+from holdfast_master.server.sessions import AgentStream, SessionTable, StreamEnd
+from holdfast_wire import codec
+from holdfast_wire.errors import Refusal
+from holdfast_wire.identity import Identity
+from holdfast_wire.messages import Hello, SessionRequest
+
+log = logging.getLogger(__name__)
+
+SERVICE = "holdfast.v1.AgentService"
+HELLO_SECONDS = 10.0
+"""A stream that has not said hello after this long is ended: it holds memory for nobody."""
+RESET_SECONDS = 0.005
+"""After the end of the requests, a broken transport shows itself within this long; a half-closed
+stream stays as it is."""
+
+
+class AgentService:
+    """Serves `AgentStream` to the agents of one job."""
+
+    def __init__(
+        self,
+        job_uid: str,
+        table: SessionTable,
+        put: Callable[[Input | DeferredInput], Awaitable[None]],
+        push: Callable[[Input], None],
+        counters: CallCounters,
+    ) -> None:
+        """Make the service.
+
+        Args:
+            job_uid: the job whose agents are served.
+            table: where sessions are kept for the loop.
+            put: hands an input to the loop, waiting while that is full.
+            push: hands it over at once.
+            counters: takes what is refused.
+        """
+        self._job_uid = job_uid
+        self._table = table
+        self._put = put
+        self._push = push
+        self._counters = counters
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return what a server registers. Messages stay bytes, so that decoding errors are ours."""
+        method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._serve
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Session": method})
+
+    async def _serve(self, _requests: object, context: Context) -> None:
+        try:
+            request, raw = await self._first(context)
+            hello = _checked_hello(request, rpc.caller(context), self._job_uid)
+        except CallRefusedError as error:
+            await rpc.refuse(context, error.refusal, self._counters)
+        session = self._table.open()
+        session.outbox.on_item = writer = _Writer(self._table, session, context)
+        ending = StreamEnd(DisconnectCause.RESET)
+        try:
+            await self._put(Connected(session.number, hello, request.fence, raw))
+            ending = await self._listen(session, context)
+        except asyncio.CancelledError:
+            writer.cancel()
+            raise
+        finally:
+            self._table.remove(session)
+            if ending.tell_core:
+                self._push(Disconnected(session.number, ending.cause))
+        session.outbox.on_item = None
+        session.outbox.discard()
+        if writer.task is not None:
+            await finish_writing(writer.task, context)
+        if ending.refusal is not None:
+            await rpc.refuse(context, ending.refusal, self._counters)
+
+    async def _first(self, context: Context) -> tuple[SessionRequest, bytes]:
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                data = await context.read()
+        except TimeoutError as error:
+            text = f"no hello within {HELLO_SECONDS} s"
+            refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "NO_HELLO", text)
+            raise CallRefusedError(refusal) from error
+        if data is grpc.aio.EOF:
+            raise rpc.malformed("the stream ended before its hello")
+        return rpc.decode(SessionRequest, data), data
+
+    async def _listen(self, session: AgentStream, context: Context) -> StreamEnd:
+        read = asyncio.create_task(self._read(session, context))
+        try:
+            read.add_done_callback(session.end_on_error)
+            return await session.ended
+        finally:
+            read.cancel()
+
+    async def _read(self, session: AgentStream, context: Context) -> None:
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                event = _taken(session, data, self._counters)
+                if event is not None:
+                    await self._put(event)
+        except CallRefusedError as error:
+            session.end(StreamEnd(DisconnectCause.REFUSED, error.refusal))
+        except grpc.aio.BaseError:
+            session.end(StreamEnd(DisconnectCause.RESET))
+        else:
+            # A dead peer looks like an orderly end; the cancellation of the call follows at once.
+            await asyncio.sleep(RESET_SECONDS)
+            session.end_after_queue(StreamEnd(DisconnectCause.CLOSED))
+
+
+class _Writer:
+    """Writes what is queued for one agent, in a task that exists while something is.
+
+    Agents are told something once a round: ten thousand tasks that wait for it take 12 MB.
+    """
+
+    def __init__(self, table: SessionTable, session: AgentStream, context: Context) -> None:
+        self._table = table
+        self._session = session
+        self._context = context
+        self.task: asyncio.Task[None] | None = None
+        """Not None: under way."""
+
+    def __call__(self) -> None:
+        """Something has been queued, or nothing more will be."""
+        if self.task is None:
+            self.task = asyncio.create_task(self._write())
+            self.task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """Write nothing more; what is under way is given up."""
+        self._session.outbox.on_item = None
+        if self.task is not None:
+            self.task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.task = None
+        session = self._session
+        session.end_on_error(task)
+        # Between the task's last look at the queue and this call something may have come.
+        closing = session.after_queue is not None and not session.ended.done()
+        if not task.cancelled() and (len(session.outbox) or closing):
+            self()
+
+    async def _write(self) -> None:
+        session = self._session
+        while (response := session.outbox.pop()) is not None:
+            try:
+                await self._context.write(codec.encode(response))
+            except grpc.aio.BaseError:
+                session.end(StreamEnd(DisconnectCause.RESET))
+                return
+            self._table.written(session)
+        if session.after_queue is not None:
+            session.end(session.after_queue)
+
+
+def _taken(
+    session: AgentStream, data: bytes, counters: CallCounters
+) -> Received | DeferredInput | None:
+    proto = rpc.parse(SessionRequest, data)
+    if proto.WhichOneof("message") == "heartbeat":
+        return DeferredInput(partial(_received, session, proto, data, counters))
+    return _received(session, proto, data, counters)
+
+
+def _received(
+    session: AgentStream, proto: Any, data: bytes, counters: CallCounters
+) -> Received | None:
+    request: SessionRequest | None = rpc.understood(proto, counters)
+    if request is None or request.message is None:
+        return None
+    if isinstance(request.message, Hello):
+        raise rpc.malformed("SessionRequest.hello came twice; open a new stream instead")
+    return Received(session.number, request.fence, request.message, data)
+
+
+def _checked_hello(request: SessionRequest, peer: Identity, job_uid: str) -> Hello:
+    hello: Any = request.message
+    if not isinstance(hello, Hello):
+        kind = "nothing" if hello is None else type(hello).__name__
+        raise rpc.malformed(f"the first SessionRequest must be a Hello, it is {kind}")
+    if hello.job_uid != job_uid:
+        text = f"Hello.job_uid is {hello.job_uid!r}, this master serves {job_uid!r}"
+        raise _denied("OTHER_JOB", text)
+    if hello.node_rank != peer.index:
+        text = f"Hello.node_rank is {hello.node_rank}, the certificate is of {peer.describe()}"
+        raise _denied("RANK_MISMATCH", text)
+    if not hello.agent_id:
+        raise rpc.malformed("Hello.agent_id is empty; it must be a random id of the process")
+    return hello
+
+
+def _denied(reason: str, text: str) -> CallRefusedError:
+    return CallRefusedError(Refusal(grpc.StatusCode.PERMISSION_DENIED, reason, text))

@@ -1,0 +1,69 @@
+"""Cache of the newest object of each job, from the watch. Touches nothing outside.
+
+The watch delivers the events of one object in order, but those of two objects with the same name in
+any order. After a gap it reports no deletions. So each object counts, by its uid, until it is
+reported gone. If a name seems to have two objects, the API server has to be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast_operator.state.job_state import Key
+
+Body = Mapping[str, Any]
+
+
+class JobCache:
+    """Objects by name and uid of their job."""
+
+    def __init__(self) -> None:
+        """Begin without objects."""
+        self._bodies: dict[Key, dict[str, Body]] = {}
+
+    def newest(self, key: Key) -> Body | None:
+        """Return the newest known object of a name; of two, the one made later."""
+        bodies = list(self._bodies.get(key, {}).values())
+        # If two are equal, `max` takes the first.
+        return max(reversed(bodies), key=_created, default=None)
+
+    def bodies(self, key: Key) -> dict[str, Body]:
+        """Return all known objects of a name by uid; several: all but one of them are gone."""
+        return dict(self._bodies.get(key, {}))
+
+    def add(self, key: Key, body: Body) -> None:
+        """Note an object that was seen; a late event of an older version changes nothing."""
+        of_name = self._bodies.setdefault(key, {})
+        known = of_name.get(_uid(body))
+        if known is None or _version(body) >= _version(known):
+            of_name[_uid(body)] = body
+
+    def update(self, key: Key, body: Body, before: Body) -> None:
+        """Note the answer to a request on an object; an object that came meanwhile is newer."""
+        if self._bodies.get(key, {}).get(_uid(body)) is before:
+            self.add(key, body)
+
+    def delete(self, key: Key, uid: str) -> None:
+        """Note that an object is gone."""
+        of_name = self._bodies.get(key, {})
+        of_name.pop(uid, None)
+        if not of_name:
+            self._bodies.pop(key, None)
+
+
+def _uid(body: Body) -> str:
+    uid: str = body["metadata"]["uid"]
+    return uid
+
+
+def _version(body: Body) -> tuple[int, int]:
+    """Return numbers that grow with an object's versions, as far as they are numbers."""
+    metadata = body["metadata"]
+    version = str(metadata.get("resourceVersion", ""))
+    return int(metadata.get("generation", 0)), int(version) if version.isdecimal() else 0
+
+
+def _created(body: Body) -> str:
+    created: str = body["metadata"]["creationTimestamp"]  # RFC 3339 in UTC: sorts by time
+    return created

@@ -1,0 +1,157 @@
+"""Inputs of one plan as one frozen value, and the steps that the parts of a plan yield.
+
+The parts (`fill`, `shrink`, `finish`) each yield steps: actions for now, and wakes for later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from holdfast_operator.plan.actions import Action, DeletePod, DeleteReason
+from holdfast_operator.plan.api_refusals import Refusals
+from holdfast_operator.plan.history import History, SlotHistory
+from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role
+from holdfast_operator.plan.view import MasterView
+from holdfast_operator.spec.job import JobSpec
+
+SHORTEST_GRACE_SECONDS: Final = 1
+"""Grace of a pod that is not needed any more. Not 0: Kubernetes would forget a running pod."""
+DEFAULT_GRACE_SECONDS: Final = 30
+"""Grace that Kubernetes gives a pod whose template sets none."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """The job to plan, from `JobState` or the runner."""
+
+    name: str
+    uid: str
+    generation: int
+    """Generation of the spec; grows with each change."""
+    spec: JobSpec
+    status: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Status subresource as last written; empty before the first plan."""
+    history: History = dataclasses.field(default_factory=dict)
+    """History that the last plan returned; empty if there was none."""
+    refused: Refusals = dataclasses.field(default_factory=dict)
+    """Places whose pods the API server refused at the last try."""
+    stopping: bool = False
+    """True: the job is to end (deletion, Ctrl-C), so no pod is made any more."""
+    held: bool | None = None
+    """True: our finalizer holds its object; None: there are no finalizers (locally)."""
+    deleted_at: float = 0.0
+    """Time of its deletion, Unix time, s; only meaningful while it is stopping and held."""
+    first_seen_at: float = 0.0
+    """Time at which this planner first saw it, Unix time, s; 0: unknown, as if long ago."""
+    cut_off: bool = False
+    """True: rather this side reaches no master, so silence proves nothing."""
+    unreachable: frozenset[str] = frozenset()
+    """Nodes that answer nothing while others do."""
+    struck_nodes: tuple[str, ...] = ()
+    """Nodes that new pods avoid for what several jobs met there, the worst first."""
+    master_endpoint: str = ""
+    """host:port of the master; empty: not known."""
+
+    @property
+    def ended_at(self) -> str | None:
+        """Time of Complete or Failed in the status (RFC 3339); None while the job goes on."""
+        return self.status.get("completionTime")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wake:
+    """Plan again at this time, even if nothing happens."""
+
+    at: float
+    """Unix time, s."""
+
+
+Steps = Iterator[Action | Wake]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """One look at a job."""
+
+    job: PlannedJob
+    pods: Mapping[PodSlot, tuple[ObservedPod, ...]]
+    """Existing pods, of each place the oldest first."""
+    master: MasterView
+    history: History
+    """History up to and including this look."""
+    now: float
+    """Unix time, s."""
+
+    def entry(self, slot: PodSlot) -> SlotHistory:
+        """Return the memory of a place."""
+        return self.history.get(slot, SlotHistory())
+
+    def live(self, *roles: Role) -> list[ObservedPod]:
+        """Return the living pods of these roles, in order."""
+        return [
+            pod
+            for slot in sorted(self.pods)
+            for pod in self.pods[slot]
+            if slot.role in roles and pod.live
+        ]
+
+    def lingering(self, *roles: Role) -> list[ObservedPod]:
+        """Return the pods of these roles of which only other containers run, in order."""
+        return [
+            pod
+            for slot in sorted(self.pods)
+            for pod in self.pods[slot]
+            if slot.role in roles and pod.lingers and not pod.lost
+        ]
+
+    @property
+    def avoided(self) -> tuple[str, ...]:
+        """Return the Kubernetes nodes that the job's master excludes, the newest last.
+
+        Before the master's first message: those of the last status.
+        """
+        spec, master = self.job.spec, self.master
+        if not spec.exclude_failed_nodes or spec.max_excluded_nodes == 0:
+            return ()
+        named = master.excluded
+        if not named and master.status is None:
+            named = tuple(self.job.status.get("excludedNodes", ()))
+        return named[-spec.max_excluded_nodes :]
+
+    @property
+    def off_limits(self) -> tuple[str, ...]:
+        """Return all Kubernetes nodes that new pods avoid: the job's own, then other jobs'."""
+        return tuple(dict.fromkeys([*self.avoided, *self.job.struck_nodes]))
+
+    def grace_s(self, slot: PodSlot) -> int:
+        """Return the seconds between SIGTERM and SIGKILL for a place's pods."""
+        return grace_of(self.template(slot))
+
+    def template(self, slot: PodSlot) -> Mapping[str, Any] | None:
+        """Return the pod template of a place; None: the operator's own."""
+        if slot.role is Role.WORKER:
+            return self.job.spec.worker_template
+        if slot.role is Role.MASTER:
+            return self.job.spec.master_template
+        roles = self.job.spec.extra_roles
+        return next((role.template for role in roles if role.name == slot.name), None)
+
+
+def grace_of(template: Mapping[str, Any] | None) -> int:
+    """Return `terminationGracePeriodSeconds` of a pod template, or Kubernetes' default."""
+    given = (template or {}).get("spec", {}).get("terminationGracePeriodSeconds")
+    return max(SHORTEST_GRACE_SECONDS, given) if isinstance(given, int) else DEFAULT_GRACE_SECONDS
+
+
+def delete(pod: ObservedPod, reason: DeleteReason, grace_s: int) -> Iterator[DeletePod]:
+    """Yield the deletion of a pod, unless one is under way."""
+    if not pod.deleting:
+        yield DeletePod(
+            slot=pod.slot,
+            name=pod.name,
+            uid=pod.uid,
+            grace_s=grace_s,
+            reason=reason,
+        )

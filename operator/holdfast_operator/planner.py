@@ -1,0 +1,133 @@
+"""The plan of one job: which pods to make and delete now, and whether the job is over.
+
+Level-triggered: a plan follows from the present state, not from events. So it can be made again at
+any time, even by a planner that was just started. The master decides about training; the plan
+carries that out. The local runner and the operator share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from holdfast_operator.deadline import deadline_at
+from holdfast_operator.finish import after_end, end, outcome_of
+from holdfast_operator.plan.actions import (
+    Action,
+    AskToStop,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    FinishJob,
+    Hold,
+    LetGo,
+    Plan,
+    ScaleJob,
+)
+from holdfast_operator.plan.fill import fill
+from holdfast_operator.plan.finalizer import depart, hold
+from holdfast_operator.plan.history import observe
+from holdfast_operator.plan.inputs import PlannedJob, Situation, Steps, Wake
+from holdfast_operator.plan.master_lost import AGAIN_SECONDS, judged, verdict_at
+from holdfast_operator.plan.pods import (
+    MASTER_SLOT,
+    ObservedPod,
+    PodSlot,
+    by_slot,
+    overdue,
+    wanted_slots,
+)
+from holdfast_operator.plan.shrink import suspend, trim
+from holdfast_operator.plan.view import MasterView
+from holdfast_operator.status.report import report
+from holdfast_operator.status.world import kept_until
+
+_ORDER: Final[Mapping[type[Action], int]] = {
+    kind: at
+    for at, kind in enumerate(
+        (Hold, AskToStop, DeletePod, CreatePod, ScaleJob, FinishJob, DeleteJob, LetGo)
+    )
+}
+
+
+def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: float) -> Plan:
+    """Decide on the actions for one job.
+
+    Making a plan twice from the same inputs gives the same plan; carrying one out and looking
+    again leads to a plan without actions.
+
+    Args:
+        job: The job, with the status and the history of its last plan.
+        pods: All its existing pods. A pod of an earlier look that is missing has vanished.
+        master: Last messages of its master.
+        now: Unix time, s.
+    """
+    seen = tuple(pods)
+    existing = by_slot(judged(overdue(seen, now), job, master, now))
+    wanted = tuple(_wanted(job))
+    situation = Situation(
+        job=job,
+        pods=existing,
+        master=master,
+        history=observe(job.history, existing, wanted, job.generation, now),
+        now=now,
+    )
+    actions: list[Action] = []
+    wakes: list[float] = []
+    for step in _steps(situation):
+        if isinstance(step, Wake):
+            wakes.append(step.at)
+        else:
+            actions.append(step)
+    wakes += _verdicts(seen, job, master, now)
+    kept = kept_until(situation)
+    if kept is not None:
+        wakes.append(kept)
+    actions.sort(key=lambda action: _ORDER[type(action)])
+    finished = any(isinstance(action, FinishJob) for action in actions)
+    return Plan(
+        actions=tuple(actions),
+        status=report(situation, outcome_of(situation), finished=finished),
+        history=situation.history,
+        requeue_after=max(0.0, min(wakes) - now) if wakes else None,
+    )
+
+
+def _verdicts(
+    pods: Iterable[ObservedPod], job: PlannedJob, master: MasterView, now: float
+) -> Iterator[float]:
+    """Yield the times at which an unreachable master may have to be judged."""
+    for at in (verdict_at(pod, job, master) for pod in pods):
+        if at is not None and (at > now or job.cut_off):
+            yield max(at, now + AGAIN_SECONDS) if job.cut_off else at
+
+
+def _wanted(job: PlannedJob) -> Iterable[PodSlot]:
+    return (MASTER_SLOT,) if job.spec.suspend else wanted_slots(job.spec)
+
+
+def _steps(situation: Situation) -> Steps:
+    job = situation.job
+    if job.stopping and job.held:
+        yield from depart(situation)
+        return
+    yield from hold(situation)
+    if job.ended_at is not None:
+        yield from after_end(situation, job.ended_at)
+        return
+    outcome = outcome_of(situation)
+    if outcome is not None:
+        yield from end(situation, outcome)
+        return
+    deadline = deadline_at(situation)
+    if deadline is not None:
+        yield Wake(deadline)
+    scale = situation.master.scale
+    if scale is not None:
+        yield ScaleJob(decision_id=scale.decision_id, replicas=scale.replicas, reason=scale.reason)
+    if job.spec.suspend:
+        yield from suspend(situation)
+        return
+    yield from trim(situation)
+    for slot in wanted_slots(job.spec):
+        yield from fill(situation, slot)

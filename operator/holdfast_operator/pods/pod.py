@@ -1,0 +1,264 @@
+"""Pods of a job from its templates: the operator's additions and overrides. Pure."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.inputs import grace_of
+from holdfast_operator.plan.node_affinity import HOSTNAME, REQUIRED
+from holdfast_operator.plan.pods import WORKER, PodSlot, Role
+from holdfast_operator.pods.environment import RESERVED, PodIdentity, contract
+from holdfast_operator.pods.memory_request import raise_memory
+from holdfast_operator.pods.memory_volume import keep_arenas
+from holdfast_operator.pods.names import Owner
+from holdfast_operator.pods.template import main_container
+from holdfast_operator.spec.job import JobSpec
+from holdfast_wire import keys
+
+TLS_DIR: Final = "/var/run/holdfast/tls"
+JOURNAL_DIR: Final = "/var/run/holdfast/journal"
+STARTS_DIR: Final = "/var/run/holdfast/starts"
+EPOCHS_PER_POD: Final = 1000
+"""Epochs of one master pod: a container that is started again in its pod needs an epoch of its own,
+and cannot ask for it."""
+_MARGIN_SECONDS: Final = 5.0
+"""Part of the pod's grace that an agent leaves: for its last messages, and for a slow node."""
+_TLS_VOLUME: Final = "holdfast-tls"
+_JOURNAL_VOLUME: Final = "holdfast-journal"
+_STARTS_VOLUME: Final = "holdfast-starts"
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+_HEAVIEST: Final = 100
+"""Greatest weight of a preference."""
+_LONGEST_LABEL: Final = 63
+"""DNS limit for a label, and so for a host name."""
+_UID: Final = {"fieldRef": {"fieldPath": "metadata.uid"}}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodSource:
+    """Common source of a job's pods."""
+
+    owner: Owner
+    spec: JobSpec
+    body: Mapping[str, Any]
+    """The whole object: fields that only pods need are read from it."""
+    image: str
+    """Image of the master, if the job has no template for it."""
+    starts_again: bool = False
+    """True: the cluster can restart one container in a pod whose restartPolicy is Never."""
+
+    @property
+    def master(self) -> str:
+        """host:port of the job master."""
+        return f"{self.owner.master_host}:{self.spec.master_port}"
+
+
+def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
+    """Return the pod of a worker or of an extra role."""
+    slot = action.slot
+    template = _template(source.spec, slot)
+    pod = _begin(source, template, action)
+    spec = pod["spec"]
+    # The agent restarts processes, the operator replaces pods; for a killed agent see
+    # `memory_volume`.
+    spec["restartPolicy"] = "Never"
+    main = spec["containers"][main_container(spec)]
+    is_worker = slot.role is Role.WORKER
+    raise_memory(main, action.memory_limit)
+    ours = _variables(source, slot, action.name)
+    _add_variables(main, [*ours, *(_grace(main, grace_of(template)) if is_worker else ())])
+    if is_worker:
+        cert, key = (f"worker-{slot.index}.{name}" for name in (keys.CERT_FILE, keys.KEY_FILE))
+        items = {keys.CA_FILE: keys.CA_FILE, cert: keys.CERT_FILE, key: keys.KEY_FILE}
+        _mount_secret(spec, main, source.owner.worker_secret(slot.index), items)
+        if source.starts_again:
+            keep_arenas(spec, main)
+    return pod
+
+
+def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, Any]:
+    """Return the pod of the job master.
+
+    Args:
+        source: The job.
+        action: Action of the plan.
+        epoch: First epoch that this pod owns.
+    """
+    template = source.spec.master_template or _own_master(source.image)
+    pod = _begin(source, template, action)
+    spec = pod["spec"]
+    spec["restartPolicy"] = "Always"
+    main = spec["containers"][main_container(spec)]
+    variables = {
+        keys.ENV_JOB: source.owner.name,
+        keys.ENV_JOB_UID: source.owner.uid,
+        keys.ENV_TLS_DIR: TLS_DIR,
+        keys.ENV_MASTER: f"0.0.0.0:{source.spec.master_port}",
+        keys.ENV_EPOCH: str(epoch),
+    }
+    variables |= _keep_books(spec, main, source.body["spec"]["master"]["journal"])
+    _add_variables(main, [{"name": name, "value": text} for name, text in variables.items()])
+    _mount_secret(spec, main, source.owner.master_secret, None)
+    if not action.shun_nodes:  # with two preferences neither would win
+        _keep_apart(spec, source.owner)
+    return pod
+
+
+def _keep_books(
+    spec: dict[str, Any], main: dict[str, Any], journal: Mapping[str, Any]
+) -> dict[str, str]:
+    """Give a master a volume for its journal; return the variable that names it.
+
+    Without a journal it still has to count the starts of its container: with its predecessor's
+    epoch it would take itself for outdated as soon as an agent says hello.
+    """
+    volume: dict[str, Any] = {"name": _JOURNAL_VOLUME, "emptyDir": {}}
+    name, path = keys.ENV_JOURNAL_DIR, JOURNAL_DIR
+    if journal["mode"] == "PersistentVolumeClaim":
+        claim = {"claimName": journal["claimName"]}
+        volume = {"name": _JOURNAL_VOLUME, "persistentVolumeClaim": claim}
+    elif journal["mode"] == "None":
+        name, path = keys.ENV_STARTS_DIR, STARTS_DIR
+        volume["name"] = _STARTS_VOLUME
+    _append(spec, "volumes", volume)
+    _append(main, "volumeMounts", {"name": volume["name"], "mountPath": path})
+    return {name: path}
+
+
+def _own_master(image: str) -> dict[str, Any]:
+    security = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    container = {
+        "name": "master",
+        "image": image,
+        "command": ["holdfast-master", "--in-pod"],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "securityContext": security,
+    }
+    pod_security = {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "fsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return {"spec": {"containers": [container], "securityContext": pod_security}}
+
+
+def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) -> dict[str, Any]:
+    owner, slot = source.owner, action.slot
+    metadata = owner.metadata(action.name)
+    given = template.get("metadata") or {}
+    metadata["labels"] = {
+        **(given.get("labels") or {}),
+        **owner.pod_labels(slot, action.incarnation),
+    }
+    if given.get("annotations"):
+        metadata["annotations"] = dict(given["annotations"])
+    spec = copy.deepcopy(dict(template["spec"]))
+    hostname = f"{owner.name}-{slot.name}-{slot.index}"
+    if len(hostname) <= _LONGEST_LABEL:  # an extra role's may be longer: no one looks it up
+        spec["hostname"], spec["subdomain"] = hostname, owner.name
+    spec.setdefault("automountServiceAccountToken", False)
+    priority = source.body["spec"]["scheduling"].get("priorityClassName")
+    if priority:
+        spec.setdefault("priorityClassName", priority)
+    if action.avoid_nodes:
+        _avoid(spec, action.avoid_nodes)
+    if action.shun_nodes:
+        _shun(spec, action.shun_nodes)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _template(spec: JobSpec, slot: PodSlot) -> Mapping[str, Any]:
+    if slot.role is Role.WORKER:
+        return spec.worker_template
+    return next(role.template for role in spec.extra_roles if role.name == slot.name)
+
+
+def _variables(source: PodSource, slot: PodSlot, name: str) -> list[dict[str, Any]]:
+    who = PodIdentity(
+        job=source.owner.name,
+        namespace=source.owner.namespace,
+        job_uid=source.owner.uid,
+        slot=slot,
+        pod_name=name,
+        pod_uid="",
+        master=source.master,
+        tls_dir=TLS_DIR,
+    )
+    texts = contract(source.spec, who)
+    del texts[keys.ENV_POD_UID]
+    known = [{"name": name, "value": text} for name, text in texts.items()]
+    return [{"name": keys.ENV_POD_UID, "valueFrom": _UID}, *known]
+
+
+def _add_variables(container: dict[str, Any], ours: list[dict[str, Any]]) -> None:
+    """Add our variables before the template's, which may refer to ours but not replace them."""
+    names = RESERVED | {one["name"] for one in ours}
+    theirs = [one for one in container.get("env") or () if one.get("name") not in names]
+    container["env"] = [*ours, *theirs]
+
+
+def _grace(container: dict[str, Any], grace_s: int) -> list[dict[str, Any]]:
+    """Return the agent's grace: a little less than its pod's, unless the template sets one."""
+    if any(one.get("name") == keys.ENV_GRACE for one in container.get("env") or ()):
+        return []
+    return [{"name": keys.ENV_GRACE, "value": f"{max(grace_s - _MARGIN_SECONDS, grace_s / 2):g}"}]
+
+
+def _mount_secret(
+    spec: dict[str, Any], container: dict[str, Any], name: str, items: dict[str, str] | None
+) -> None:
+    secret: dict[str, Any] = {"secretName": name, "defaultMode": 0o444}
+    if items is not None:
+        secret["items"] = [{"key": key, "path": path} for key, path in items.items()]
+    _append(spec, "volumes", {"name": _TLS_VOLUME, "secret": secret})
+    mount = {"name": _TLS_VOLUME, "mountPath": TLS_DIR, "readOnly": True}
+    _append(container, "volumeMounts", mount)
+
+
+def _append(place: dict[str, Any], name: str, one: dict[str, Any]) -> None:
+    """Add to a list of a template, in which null counts as absent."""
+    place[name] = [*(place.get(name) or ()), one]
+
+
+def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Add nodes to avoid to every alternative of the template's own node affinity."""
+    wish = {"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    required = _inside(_inside(_inside(spec, "affinity"), "nodeAffinity"), REQUIRED)
+    required["nodeSelectorTerms"] = required.get("nodeSelectorTerms") or [{}]
+    for term in required["nodeSelectorTerms"]:
+        _append(term, "matchExpressions", wish)
+
+
+def _shun(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Add nodes that are the last choice to the template's own preferences."""
+    wish = {"key": HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    affinity = _inside(_inside(spec, "affinity"), "nodeAffinity")
+    one = {"weight": _HEAVIEST, "preference": {"matchExpressions": [wish]}}
+    _append(affinity, _PREFERRED, one)
+
+
+def _keep_apart(spec: dict[str, Any], owner: Owner) -> None:
+    """Prefer a node without a worker of the job: two workers are then not lost with one node.
+
+    The scheduler applies it to later workers, too.
+    """
+    affinity = _inside(_inside(spec, "affinity"), "podAntiAffinity")
+    workers = {"matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER}}
+    term = {"labelSelector": workers, "topologyKey": HOSTNAME}
+    _append(affinity, _PREFERRED, {"weight": _HEAVIEST, "podAffinityTerm": term})
+
+
+def _inside(place: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a group of a template, made if it is missing or null."""
+    found: dict[str, Any] = place.get(name) or {}
+    place[name] = found
+    return found

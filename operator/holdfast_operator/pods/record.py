@@ -1,0 +1,385 @@
+"""Record of a pod: a dozen values from six kilobytes. Pure.
+
+A worker's pod ends with its training container: the run time and the end of other containers say
+nothing about the training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from holdfast_operator.plan.node_affinity import avoided_by
+from holdfast_operator.plan.node_reachability import ProbeTarget
+from holdfast_operator.plan.pods import MASTER, UNSCHEDULABLE, ObservedPod, PodSlot
+from holdfast_operator.pods.container_starts import not_started
+from holdfast_operator.pods.memory_request import limit_of
+from holdfast_operator.pods.names import LABEL_INCARNATION
+from holdfast_operator.pods.template import main_container
+from holdfast_wire import keys
+from holdfast_wire.messages import NoticeReceived, PodObservation, PodPhase
+
+_PHASES: Final[Mapping[str, PodPhase]] = {
+    "Pending": PodPhase.PENDING,
+    "Running": PodPhase.RUNNING,
+    "Succeeded": PodPhase.SUCCEEDED,
+    "Failed": PodPhase.FAILED,
+}
+_WAITS: Final[Mapping[str, str]] = {
+    "ErrImagePull": "ImagePullFailed",
+    "ImagePullBackOff": "ImagePullFailed",
+    "ImageInspectError": "ImagePullFailed",
+    "InvalidImageName": "ImagePullFailed",
+    "ErrImageNeverPull": "ImagePullFailed",
+    "RegistryUnavailable": "ImagePullFailed",
+    "CreateContainerConfigError": "ContainerNotStarted",
+    "CreateContainerError": "ContainerNotStarted",
+    "RunContainerError": "ContainerNotStarted",
+    "CrashLoopBackOff": "ContainerNotStarted",
+}
+"""Texts of a kubelet about a container that it cannot start → one word for each kind."""
+_DISRUPTED: Final = "DisruptionTarget"
+_SIGNALLED: Final = 128
+_OUT_OF_MEMORY: Final = "OOMKilled"
+_NODE_LOST: Final = "NodeLost"
+_INIT_FAILED: Final = "InitContainerFailed"
+"""Reason of a pod whose training container never ran."""
+_OVER: Final = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """One pod of a job, as last seen."""
+
+    namespace: str
+    job: str
+    name: str
+    uid: str
+    slot: PodSlot
+    incarnation: int
+    owner: str
+    """Uid of the job that made it."""
+    phase: PodPhase
+    """Phase by its training container, if that has ended for good."""
+    lingers: bool
+    """True: other containers of it run on, and are not ended: a kubelet ends only restartable init
+    containers."""
+    exit_code: int | None
+    """Exit code of the main container; -N for signal N; None while it lives, or if it never ran."""
+    reason: str
+    text: str
+    """Last message of its main container."""
+    deleting: bool
+    gone_by: float | None
+    """Time at which its deletion should be over; Unix time, s."""
+    ready: bool
+    unheard: bool
+    """True: the cluster has taken Ready from it, because it hears nothing of its node."""
+    node: str
+    avoids: tuple[str, ...]
+    """Nodes that it was made to avoid."""
+    address: str
+    """Its IP; empty before it has one."""
+    conditions: tuple[str, ...]
+    """True conditions, as Type=Status."""
+    created_at: float
+    ended_at: float | None
+    ends: int
+    """Ends of its main container, after which its node starts it again."""
+    last_end: tuple[int, str, str]
+    """Exit code (-N for signal N), reason and text of the newest of them."""
+    memory_limit: int
+    """Of its main container, bytes; 0: it has none."""
+    waiting: tuple[str, str]
+    """Reason and text why it cannot begin; empty: no obstacle is known."""
+    not_started: str
+    """Obstacle to the start of its main container, be it only time; empty: it has started."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name of its job."""
+        return self.namespace, self.job
+
+    @property
+    def serving(self) -> bool:
+        """True if all its containers were ready when its node was last heard of."""
+        return "ContainersReady=True" in self.conditions
+
+    @property
+    def lost(self) -> bool:
+        """True if its node does not answer."""
+        return self.reason == _NODE_LOST
+
+    def observed(self, *, ready: bool, proven: bool) -> ObservedPod:
+        """Return the pod in a planner's form."""
+        return ObservedPod(
+            slot=self.slot,
+            incarnation=self.incarnation,
+            name=self.name,
+            uid=self.uid,
+            phase=self.phase,
+            lingers=self.lingers,
+            exit_code=self.exit_code,
+            reason=self.reason,
+            deleting=self.deleting,
+            gone_by=self.gone_by,
+            lost=self.lost,
+            ready=ready,
+            proven=proven,
+            serving=self.serving,
+            unheard=self.unheard,
+            node=self.node,
+            avoids=self.avoids,
+            created_at=self.created_at,
+            ended_at=self.ended_at,
+            memory_limit=self.memory_limit,
+            ran_out_of_memory=_OUT_OF_MEMORY in (self.reason, self.last_end[1]),
+            waiting=self.waiting[0],
+            waiting_text=self.waiting[1],
+            not_started=self.not_started,
+        )
+
+    @property
+    def probe_target(self) -> ProbeTarget:
+        """Address for the probe of the pod's node."""
+        is_master = self.slot.name == MASTER
+        return ProbeTarget(self.node, self.address, self.uid, self.phase, is_master)
+
+    def observation(
+        self,
+        *,
+        wanted: bool,
+        unreachable: bool = False,
+        phase: PodPhase | None = None,
+        notice: NoticeReceived | None = None,
+    ) -> PodObservation:
+        """Return the pod in its master's form.
+
+        Args:
+            wanted: True: the operator itself deletes it.
+            unreachable: True: its node answers nothing.
+            phase: Instead of its own: GONE for a pod that does not exist any more.
+            notice: Announcement of its node's end.
+        """
+        runs = phase is None and self.phase is PodPhase.RUNNING and self.ends > 0
+        ended = self.last_end if runs else (self.exit_code or 0, self.reason, self.text)
+        return PodObservation(
+            node_rank=self.slot.index,
+            pod_uid=self.uid,
+            name=self.name,
+            phase=self.phase if phase is None else phase,
+            exit_code=ended[0],
+            reason=ended[1],
+            conditions=self.conditions,
+            node=self.node,
+            terminating=self.deleting,
+            wanted=wanted,
+            text=ended[2],
+            ends=self.ends,
+            unreachable=unreachable,
+            notice=notice,
+        )
+
+
+def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
+    """Return the record of a pod object; None if the pod is not of our making."""
+    metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    labels = metadata.get("labels") or {}
+    try:
+        slot = PodSlot(labels[keys.LABEL_ROLE], int(labels[keys.LABEL_INDEX]))
+        incarnation = int(labels[LABEL_INCARNATION])
+        job = labels[keys.LABEL_JOB]
+    except (KeyError, ValueError):
+        return None
+    owners = metadata.get("ownerReferences") or ()
+    said = _PHASES.get(status.get("phase", ""), PodPhase.UNSPECIFIED)
+    phase = _judged(said, spec, status)
+    conditions = status.get("conditions") or ()
+    ended = _ended(spec, status) if phase in _OVER else {}
+    lost = "deletionTimestamp" in metadata and _unreachable(conditions)
+    ends, last_end = _ends(spec, status)
+    return PodRecord(
+        namespace=metadata["namespace"],
+        job=job,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        slot=slot,
+        incarnation=incarnation,
+        owner=next((one["uid"] for one in owners if one.get("controller")), ""),
+        phase=phase,
+        lingers=phase in _OVER and said not in _OVER and _others_run(spec, status),
+        exit_code=_exit_code(phase, ended),
+        reason=_NODE_LOST if lost else status.get("reason") or ended.get("reason", ""),
+        text=(ended.get("message") or status.get("message") or "")[: keys.MAX_TEXT_BYTES],
+        deleting="deletionTimestamp" in metadata,
+        gone_by=_unix(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
+        ready=_is_true(conditions, "Ready"),
+        unheard=_unheard(conditions),
+        node=spec.get("nodeName", ""),
+        avoids=avoided_by(spec),
+        address=status.get("podIP", ""),
+        conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
+        created_at=_unix(metadata["creationTimestamp"]),
+        ended_at=_unix(ended["finishedAt"]) if ended.get("finishedAt") else None,
+        ends=ends,
+        last_end=last_end,
+        memory_limit=limit_of(spec["containers"][main_container(spec)]),
+        waiting=_waiting(status),
+        not_started="" if phase in _OVER else not_started(spec, status),
+    )
+
+
+def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+    for one in status.get("conditions") or ():
+        if one["type"] == "PodScheduled" and one.get("reason") == UNSCHEDULABLE:
+            return UNSCHEDULABLE, one.get("message", "")
+    kinds = ("initContainerStatuses", "containerStatuses")
+    for one in (one for kind in kinds for one in status.get(kind) or ()):
+        state = (one.get("state") or {}).get("waiting") or {}
+        kind = _WAITS.get(state.get("reason", ""))
+        if kind is not None:
+            said = state.get("message") or state["reason"]
+            return kind, f"container {one['name']}, image {one['image']}: {said}"
+    return "", ""
+
+
+def _judged(said: PodPhase, spec: Mapping[str, Any], status: Mapping[str, Any]) -> PodPhase:
+    """Return a pod's phase by its training container.
+
+    While another container runs, Kubernetes calls the pod Running; if another one failed, it calls
+    the pod Failed. A phase that the node set (Evicted, a shutdown) stands: a process that was told
+    to leave may well end with 0.
+    """
+    states = _main_status(spec, status).get("state") or {}
+    ended = states.get("terminated")
+    if ended is None or said is PodPhase.SUCCEEDED:
+        return said
+    if said is not PodPhase.FAILED and (
+        spec.get("restartPolicy") != "Never" or _again(spec, states)
+    ):
+        return said
+    taken = status.get("reason") or _is_true(status.get("conditions") or (), _DISRUPTED)
+    return PodPhase.FAILED if ended.get("exitCode", 1) or taken else PodPhase.SUCCEEDED
+
+
+def _others_run(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Return whether a container beside the main one, no init container, has not ended."""
+    stated = status.get("containerStatuses") or ()
+    over = {one["name"] for one in stated if (one.get("state") or {}).get("terminated")}
+    main = spec["containers"][main_container(spec)]["name"]
+    return any(one["name"] not in {main, *over} for one in spec["containers"])
+
+
+def _ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the end of the main container.
+
+    If it never ran: the failure of an init container, without an exit code, which would be taken
+    for the training's; empty if nothing ran (evicted before).
+    """
+    states = _main_status(spec, status).get("state") or {}
+    ended: Mapping[str, Any] | None = states.get("terminated")
+    return _failed_init(spec, status) if ended is None else ended
+
+
+def _failed_init(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    inits = spec.get("initContainers") or ()
+    steps = {one["name"] for one in inits if one.get("restartPolicy") != "Always"}
+    for one in status.get("initContainerStatuses") or ():
+        if one["name"] not in steps:
+            continue
+        ended = (one.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            words = f"init container {one['name']} ended with exit code {ended['exitCode']}"
+            told = f"{words}: {ended['message']}" if ended.get("message") else words
+            when = ended.get("finishedAt")
+            return {"reason": _INIT_FAILED, "message": told, "exitCode": None, "finishedAt": when}
+    return {}
+
+
+def _main_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = spec["containers"][main_container(spec)]["name"]
+    found = (one for one in status.get("containerStatuses") or () if one["name"] == name)
+    return next(found, {})
+
+
+def _ends(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[int, tuple[int, str, str]]:
+    """Return the number of ends after which the main container starts again, and the last end.
+
+    It counts from the end on, not from the next start, for which a kubelet may wait minutes.
+    """
+    main = _main_status(spec, status)
+    states = main.get("state") or {}
+    before = (main.get("lastState") or {}).get("terminated")
+    now = states.get("terminated") if _again(spec, states) else None
+    waits = "waiting" in states and before is not None
+    ended = now or before
+    if ended is None:
+        return 0, (0, "", "")
+    code, text = _signed(int(ended.get("exitCode", 1))), ended.get("message") or ""
+    count = int(main.get("restartCount", 0)) + (now is not None or waits)
+    return count, (code, ended.get("reason", ""), text[: keys.MAX_TEXT_BYTES])
+
+
+def _again(spec: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
+    """Return whether the container's own rule restarts it after such an end."""
+    code = (states.get("terminated") or {}).get("exitCode")
+    if code is None:
+        return False
+    main = spec["containers"][main_container(spec)]
+    for rule in main.get("restartPolicyRules") or ():
+        codes = rule.get("exitCodes") or {}
+        if (code in codes.get("values", ())) is (codes.get("operator", "In") == "In"):
+            return True
+    if main.get("restartPolicy") == "OnFailure":
+        return bool(code)
+    return bool(main.get("restartPolicy") == "Always")
+
+
+def _signed(code: int) -> int:
+    return _SIGNALLED - code if code > _SIGNALLED else code
+
+
+def _exit_code(phase: PodPhase, ended: Mapping[str, Any]) -> int | None:
+    if phase is PodPhase.SUCCEEDED:
+        return 0
+    if phase is not PodPhase.FAILED:
+        return None
+    code = ended.get("exitCode", 1)
+    return None if code is None else _signed(int(code)) or 1
+
+
+def _is_true(conditions: Any, kind: str) -> bool:
+    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+
+
+def _unreachable(conditions: Any) -> bool:
+    """Return whether the node's own controller has given the pod up."""
+    return any(
+        one["type"] == _DISRUPTED
+        and one["status"] == "True"
+        and one.get("reason") == "DeletionByTaintManager"
+        for one in conditions
+    ) and not _is_true(conditions, "Ready")
+
+
+def _unheard(conditions: Any) -> bool:
+    """Return whether the node controller has taken Ready away.
+
+    It gives no reason. A kubelet does, and takes it from the containers too, unless a readiness
+    gate is missing, which it names.
+    """
+    return _is_true(conditions, "ContainersReady") and any(
+        one["type"] == "Ready" and one["status"] == "False" and not one.get("reason")
+        for one in conditions
+    )
+
+
+def _unix(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def is_master(record: PodRecord) -> bool:
+    """Return whether the pod is a job master's."""
+    return record.slot.name == MASTER

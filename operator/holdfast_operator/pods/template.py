@@ -1,0 +1,180 @@
+"""Checks a pod template for the process backend: every fault, every field left out.
+
+The CRD passes templates through to the API server, which knows core/v1. Without an API server only
+this module checks them. Faults come before anything starts; an unused field is a notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+from holdfast_operator.pods import template_fields
+from holdfast_operator.pods.command import check_command
+from holdfast_operator.pods.environment import RESERVED
+from holdfast_operator.spec.problems import (
+    Path,
+    Problem,
+    ProblemKind,
+    nearest,
+    show_path,
+    show_value,
+)
+
+NAMED: Final = "worker"
+"""Name of the container that trains; without it, the first one does."""
+
+
+def main_container(pod: Mapping[str, Any]) -> int:
+    """Return the index of the container to start: the one named `worker`, else the first."""
+    names = [container.get("name") for container in pod["containers"]]
+    return names.index(NAMED) if NAMED in names else 0
+
+
+def check_template(template: Mapping[str, Any], path: Path) -> Iterator[Problem]:
+    """Yield every fault of a template whose main container is to become a process.
+
+    Args:
+        template: A pod template that the CRD's schema accepts.
+        path: Path of the template in the job.
+    """
+    pod, path = template["spec"], (*path, "spec")
+    yield from _unknown(pod, template_fields.POD, path)
+    grace = pod.get("terminationGracePeriodSeconds")
+    if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool) or grace < 0):
+        where = (*path, "terminationGracePeriodSeconds")
+        yield _wrong(where, grace, "is not a number of seconds", "use a whole number from 0")
+    main = main_container(pod)
+    for at, container in enumerate(pod["containers"]):
+        where = (*path, "containers", at)
+        yield from _unknown(container, template_fields.CONTAINER, where)
+        if at == main:
+            yield from _check_main(container, where)
+
+
+def notices(template: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """Yield notices about settings of a template that a process does not use."""
+    pod, path = template["spec"], (*path, "spec")
+    main = main_container(pod)
+    container = pod["containers"][main]
+    yield from _unused(pod, template_fields.POD_IGNORED, path)
+    yield from _unused(container, template_fields.CONTAINER_IGNORED, (*path, "containers", main))
+    for at, other in enumerate(pod["containers"]):
+        if at != main:
+            where = show_path((*path, "containers", at))
+            yield f"{where}: container {other['name']} is not started on this machine"
+
+
+def _unused(value: Mapping[str, Any], ignored: Collection[str], path: Path) -> Iterator[str]:
+    found = sorted(value.keys() & ignored)
+    if found:
+        yield f"{show_path(path)}: not used on this machine: {', '.join(found)}"
+
+
+def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> Iterator[Problem]:
+    for name in value:
+        if name not in known:
+            near = nearest(name, known)
+            yield Problem(
+                path=(*path, name),
+                kind=ProblemKind.UNKNOWN,
+                fault="is not a known field",
+                remedy=f"did you mean {near}?" if near else "remove it",
+            )
+
+
+def _check_main(container: Mapping[str, Any], path: Path) -> Iterator[Problem]:
+    if not container.get("command"):
+        yield Problem(
+            path=(*path, "command"),
+            kind=ProblemKind.REQUIRED,
+            fault="must be set",
+            remedy="without an image, nobody else knows what to start",
+        )
+    faults = [
+        fault
+        for name in ("command", "args")
+        for fault in _check_words(container.get(name), (*path, name))
+    ]
+    yield from faults
+    if not faults:
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        yield from check_command(words, path)
+    where = container.get("workingDir")
+    if where is not None and not isinstance(where, str):
+        yield _wrong((*path, "workingDir"), where, "is not a text", "write it in quotes")
+    if container.get("envFrom"):
+        yield Problem(
+            path=(*path, "envFrom"),
+            kind=ProblemKind.UNAVAILABLE,
+            fault="needs a cluster",
+            remedy="list the variables under env, each with its value",
+        )
+    yield from _check_env(container.get("env"), (*path, "env"))
+
+
+def _check_words(words: Any, path: Path) -> Iterator[Problem]:
+    if words is None:
+        return
+    if not isinstance(words, list):
+        yield _wrong(path, words, "is not a list", "write one word per item, in [ ]")
+        return
+    for at, word in enumerate(words):
+        if not isinstance(word, str):
+            yield _wrong((*path, at), word, "is not a text", "write it in quotes")
+        elif "\0" in word:
+            yield _wrong((*path, at), word, "has a NUL character", "remove it")
+
+
+def _check_env(env: Any, path: Path) -> Iterator[Problem]:
+    if env is None:
+        return
+    if not isinstance(env, list):
+        yield _wrong(path, env, "is not a list", "write items with name and value")
+        return
+    for at, variable in enumerate(env):
+        where = (*path, at)
+        if isinstance(variable, dict):
+            yield from _check_variable(variable, where)
+        else:
+            yield _wrong(where, variable, "is not a mapping", "write a name and a value")
+
+
+def _check_variable(variable: Mapping[str, Any], path: Path) -> Iterator[Problem]:
+    yield from _unknown(variable, template_fields.ENV, path)
+    name, value, source = (variable.get(key) for key in ("name", "value", "valueFrom"))
+    if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+        where = (*path, "name")
+        yield _wrong(where, name, "is not a variable's name", "use letters, digits and _")
+    elif name in RESERVED:
+        yield _wrong((*path, "name"), name, "is set by Holdfast itself", "remove it")
+    if value is not None and (not isinstance(value, str) or "\0" in value):
+        yield _wrong((*path, "value"), value, "is not a text", "write it in quotes")
+    if source is not None and value is not None:
+        yield _wrong(path, variable, "has both value and valueFrom", "remove one")
+    elif source is not None:
+        yield from _check_source(source, (*path, "valueFrom"))
+
+
+def _check_source(source: Any, path: Path) -> Iterator[Problem]:
+    fieldref = source.get("fieldRef") if isinstance(source, dict) and len(source) == 1 else None
+    wanted = fieldref.get("fieldPath") if isinstance(fieldref, dict) else None
+    if wanted in template_fields.FIELD_REFS:
+        return
+    if wanted is not None:
+        path, shown = (*path, "fieldRef", "fieldPath"), show_value(wanted)
+    else:
+        shown = ", ".join(sorted(source)) if isinstance(source, dict) else show_value(source)
+    yield Problem(
+        path=path,
+        kind=ProblemKind.UNAVAILABLE,
+        value=shown,
+        fault="needs a cluster",
+        remedy=f"write a value, or take it from fieldRef {', '.join(template_fields.FIELD_REFS)}",
+    )
+
+
+def _wrong(path: Path, value: Any, fault: str, remedy: str) -> Problem:
+    return Problem(
+        path=path, kind=ProblemKind.TYPE, value=show_value(value), fault=fault, remedy=remedy
+    )

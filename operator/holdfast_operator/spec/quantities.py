@@ -1,0 +1,37 @@
+"""Kubernetes' quantities of memory: texts such as 12Gi to bytes, and back.
+
+Does not belong here: what is done with them (`plan.memory_raise`).
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any, Final
+
+MEBIBYTE: Final = 2**20
+_FORM: Final = re.compile(
+    r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)(?:([eE][-+]?[0-9]{1,2})|(m|k|[MGTPE]|[KMGTPE]i))?"
+)
+_SUFFIXES: Final = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{name: Decimal(1000) ** power for power, name in enumerate("kMGTPE", start=1)},
+    **{f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", start=1)},
+}
+
+
+def to_bytes(quantity: Any) -> int | None:
+    """Return a quantity of memory in bytes; None: it is none."""
+    if isinstance(quantity, int) and not isinstance(quantity, bool):
+        return quantity if quantity >= 0 else None
+    found = _FORM.fullmatch(quantity) if isinstance(quantity, str) else None
+    if found is None:
+        return None
+    number, exponent, suffix = found.groups()
+    return int(Decimal(f"{number}{exponent or ''}") * _SUFFIXES[suffix or ""])
+
+
+def in_mebibytes(size: int) -> str:
+    """Return bytes as a quantity, rounded up to whole MiB."""
+    return f"{-(-size // MEBIBYTE)}Mi"

@@ -1,0 +1,65 @@
+"""Reasons of pods that do not run: not made, not placed, not started.
+
+The texts for a condition's reason and message. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast_operator.plan.inputs import Situation
+from holdfast_operator.plan.pods import Role, wanted_slots
+
+QUOTA_EXCEEDED: Final = "QuotaExceeded"
+"""A ResourceQuota of the namespace is used up."""
+PODS_REFUSED: Final = "PodsRefused"
+"""An admission policy refuses the pods, or a right to make them is missing."""
+_QUOTA_WORDS: Final = "exceeded quota"
+"""Text of the API server; its status has no code for it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Obstacle of a pod, in the words of its source."""
+
+    reason: str
+    """CamelCase."""
+    text: str
+
+
+def obstacle(situation: Situation, role: Role) -> Obstacle | None:
+    """Return the first known obstacle of a role's pods; None: none is known."""
+    found = [*_refused(situation, role), *_waiting(situation, role)]
+    if not found:
+        return None
+    others = f" ({len(found)} pods wait)" if len(found) > 1 else ""
+    return dataclasses.replace(found[0], text=found[0].text + others)
+
+
+def awaited(situation: Situation, role: Role) -> str:
+    """Say what pods of a role wait for, be it only for time; empty: nothing is known."""
+    waits = [pod for pod in situation.live(role) if pod.not_started]
+    if not waits:
+        return ""
+    first = waits[0]
+    name = first.slot.pod_name(situation.job.name, first.incarnation)
+    others = f" ({len(waits)} pods wait)" if len(waits) > 1 else ""
+    return f"{name}: {first.not_started}{others}"
+
+
+def _refused(situation: Situation, role: Role) -> Iterator[Obstacle]:
+    wanted = set(wanted_slots(situation.job.spec))
+    filled = {pod.slot for pod in situation.live(role)}
+    for slot, refusal in sorted(situation.job.refused.items()):
+        if slot.role is role and slot in wanted - filled:
+            reason = QUOTA_EXCEEDED if _QUOTA_WORDS in refusal.text else PODS_REFUSED
+            yield Obstacle(reason, refusal.text)
+
+
+def _waiting(situation: Situation, role: Role) -> Iterator[Obstacle]:
+    for pod in situation.live(role):
+        if pod.waiting:
+            name = pod.slot.pod_name(situation.job.name, pod.incarnation)
+            yield Obstacle(pod.waiting, f"{name}: {pod.waiting_text}")

@@ -1,0 +1,85 @@
+"""Real gloo ranks that hang: the agent's evidence and the master's verdict name rank and cause."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from campaigns.hang_ranks import HANGS
+from campaigns.hangs import EXPECTED, Worlds
+from holdfast_agent.health.evidence import TOTAL_SECONDS
+from holdfast_master.policies.hang import HangKind
+
+pytestmark = pytest.mark.train
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    """A process that has imported torch, and forks worlds."""
+    folder = Path(tempfile.mkdtemp(prefix="hang", dir="/tmp"))  # the path of a socket is short
+    with Worlds(folder) as started:
+        yield started
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", sorted(HANGS))
+async def test_the_odd_rank_and_the_cause_are_named(worlds: Worlds, name: str) -> None:
+    """One rank of three hangs; the first look at all of them tells which one, and why."""
+    outcome = await worlds.hang(name, ranks=3, odd=1, step=4)
+    assert outcome.wrong == ""
+    assert outcome.verdict.reason
+    assert not outcome.verdict.silent
+
+
+@pytest.mark.parametrize("name", ["sleep", "loop", "gil", "stop"])
+async def test_of_two_ranks_the_odd_one_is_named(worlds: Worlds, name: str) -> None:
+    """With two ranks there is no majority: numbers and the rank's own state decide."""
+    assert (await worlds.hang(name, ranks=2, odd=0, step=0)).wrong == ""
+
+
+async def test_a_stopped_rank_costs_no_more_time_than_one_that_answers(worlds: Worlds) -> None:
+    """A rank that answers nothing is waited for no longer than the observation lasts."""
+    outcome = await worlds.hang("stop", ranks=3, odd=2, step=1)
+    assert outcome.evidence[2].process_state == "T"
+    assert not outcome.evidence[2].server_answered
+    assert outcome.collected_seconds < TOTAL_SECONDS + 1
+
+
+async def test_the_stack_of_a_rank_without_a_free_gil_comes_from_faulthandler(
+    worlds: Worlds,
+) -> None:
+    """The recorder answers, the dump does not; a signal handler needs no GIL."""
+    odd = (await worlds.hang("gil", ranks=2, odd=1, step=2)).evidence[1]
+    assert odd.server_answered
+    assert not odd.gil_free
+    assert "hang_ranks.py" in odd.stack
+    assert [tail.sequence for tail in odd.groups] == [2]
+
+
+async def test_a_rank_in_uninterruptible_sleep_still_has_a_server(worlds: Worlds) -> None:
+    """Only its main thread sleeps: the others answer, and the dump shows where."""
+    odd = (await worlds.hang("vfork", ranks=2, odd=0, step=1)).evidence[0]
+    assert (odd.process_state, odd.server_answered, odd.gil_free) == ("D", True, True)
+    assert "_uninterruptible" in odd.stack
+
+
+async def test_the_newest_collective_of_each_group_is_reported(worlds: Worlds) -> None:
+    """Group, number, operation, sizes and dtypes come from the recorder, the age from its time."""
+    outcome = await worlds.hang("other-order", ranks=2, odd=1, step=3)
+    tails = {tail.group: tail for tail in outcome.evidence[0].groups}
+    assert sorted(tails) == ["0", "1", "2"]
+    assert tails["0"].ranks == (0, 1)
+    first = tails["1"]
+    assert (first.sequence, first.operation, first.sizes) == (2, "gloo:all_reduce", "[[1]]")
+    assert first.dtypes == "['Float']"
+    assert 0 < first.age_seconds < 60
+
+
+def test_each_planted_hang_has_an_expected_verdict() -> None:
+    """A hang that nobody judges proves nothing; every cause but the unknown one is planted."""
+    assert EXPECTED.keys() == HANGS.keys()
+    assert set(EXPECTED.values()) == set(HangKind) - {HangKind.UNKNOWN}

@@ -1,0 +1,178 @@
+"""An agent that is frozen loses its workers in time, and may start again when it wakes up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agents.daemons import STAY
+from agents.zygote_driver import Driver, agent, ready
+from holdfast.page import DEFAULT_LEASE_LIMIT_NS
+from holdfast_agent.zygote import Failure, LeaseExpired, RoundDead, WorkerExitedEvent
+from holdfast_agent.zygote.protocol import Spawn, SpawnRound
+
+STEPPING = """
+    import time, holdfast
+    job = holdfast.init()
+    n = 0
+    print("up", flush=True)
+    while True:
+        n += 1
+        job.step(n)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers_stopped", [False, True], ids=["running", "stopped"])
+def test_workers_of_a_frozen_agent_are_dead_after_the_lease(
+    tmp_path: Path, *, workers_stopped: bool
+) -> None:
+    """SIGSTOP of the agent: all its workers and their daemons are dead 4.0 to 4.6 s later."""
+    with agent(tmp_path, lease_limit_s=DEFAULT_LEASE_LIMIT_NS / 1e9) as driver:
+        ready(driver)
+        _freeze_and_wait(driver, workers_stopped=workers_stopped)
+
+
+def _freeze_and_wait(driver: Driver, *, workers_stopped: bool) -> None:
+    driver.start(STAY)
+    if workers_stopped:
+        for pid in driver.family():
+            os.kill(pid, signal.SIGSTOP)
+    os.kill(driver.process.pid, signal.SIGSTOP)
+    frozen = time.monotonic_ns()
+    renewed = frozen - (driver.page.lease_age_ns(frozen) or 0)
+    driver.until(lambda: not driver.family(), "the workers' death", 10.0)
+    assert 4.0 <= (time.monotonic_ns() - renewed) / 1e9 < 4.6
+    os.kill(driver.process.pid, signal.SIGCONT)
+    assert driver.wait(LeaseExpired).rounds == (1,)
+    assert driver.wait(WorkerExitedEvent).signal == signal.SIGKILL
+    driver.wait(RoundDead)
+
+
+def test_a_woken_agent_starts_again_after_a_new_lease(tmp_path: Path) -> None:
+    """Until it begins a lease its spawns are refused with the reason; then the next round runs."""
+    with agent(tmp_path, lease_limit_s=2.0) as driver:
+        ready(driver)
+        driver.start(STAY)
+        os.kill(driver.process.pid, signal.SIGSTOP)
+        driver.until(lambda: not driver.family(), "the workers' death", 5.0)
+        os.kill(driver.process.pid, signal.SIGCONT)
+        driver.wait(LeaseExpired)
+        driver.wait(RoundDead)
+        rank = driver.rank(argv=(driver.script("print('again')"),))
+        driver.send(Spawn(SpawnRound(round=2, ranks=(rank,))))
+        assert "lease has expired" in driver.wait(Failure).text
+        assert driver.wait(RoundDead).round == 2
+        driver.send("begin-lease")
+        driver.round = 2
+        assert driver.run("print('again')").out == "again\n"
+
+
+def test_a_silent_agent_is_as_good_as_frozen(tmp_path: Path) -> None:
+    """An agent whose loop is stuck, so that it renews nothing, loses its workers as well."""
+    with agent(tmp_path, lease_limit_s=2.0) as driver:
+        ready(driver)
+        driver.start(STAY)
+        driver.send("stop-renewing")
+        assert driver.wait(LeaseExpired).age_s >= 2.0
+        driver.wait(RoundDead)
+        assert driver.family() == []
+
+
+def test_a_node_frozen_whole_wakes_up_without_its_workers(tmp_path: Path) -> None:
+    """Agent, zygote and workers stopped, then continued: no worker completes many more steps.
+
+    Nobody could kill anybody during the freeze. Whoever wakes first, the lease stays stale: the
+    worker's next step or the zygote's next look ends it.
+    """
+    with agent(tmp_path, lease_limit_s=2.0) as driver:
+        ready(driver)
+        for freeze in range(1, 4):
+            driver.start(STEPPING)
+            driver.until(lambda: driver.page.read(0).step > 0, "steps")
+            everybody = driver.alive()
+            for pid in everybody:
+                os.kill(pid, signal.SIGSTOP)
+            before = driver.page.read(0).step
+            time.sleep(2.2)  # the freeze itself
+            for pid in everybody:  # the agent first: it must not renew
+                with suppress(ProcessLookupError):  # the zygote woke, and was quicker
+                    os.kill(pid, signal.SIGCONT)
+            driver.wait(LeaseExpired)
+            driver.wait(RoundDead, round=freeze)
+            assert driver.page.read(0).step <= before + 1
+            driver.send("begin-lease")
+            driver.until(lambda: not driver.page.lease_is_stale(time.monotonic_ns()), "a new lease")
+
+
+def test_a_worker_kills_itself_when_its_zygote_cannot(tmp_path: Path) -> None:
+    """With the zygote stopped for good, the next step under a stale lease is the last."""
+    with agent(tmp_path, lease_limit_s=2.0) as driver:
+        ready(driver)
+        driver.start(STEPPING)
+        zygote = driver.zygote()
+        os.kill(zygote, signal.SIGSTOP)
+        driver.send("stop-renewing")
+        worker = driver.page.read(0).pid
+        driver.until(lambda: _state(worker) == "Z", "the worker's end", 5.0)
+        os.kill(zygote, signal.SIGCONT)
+        assert driver.wait(WorkerExitedEvent).signal == signal.SIGKILL
+
+
+RENEWED_IN_BETWEEN = """
+    import os, select, sys, time
+    from holdfast.page import Page
+    from holdfast_agent.zygote import ZygoteSettings, protocol
+    from holdfast_agent.zygote.loop import live
+    from holdfast_agent.zygote.store_processes import StoreProcesses
+
+    page = Page.create(1, 60_000_000_000)
+    page.begin_lease(time.monotonic_ns() - 600_000_000_000)
+    ours, theirs = protocol.pair()
+    agent = os.getpid()
+    if os.fork() == 0:
+        def held_up(self, read=StoreProcesses.read_reports):
+            read(self)
+            while page.lease_is_stale(time.monotonic_ns()):
+                select.select([theirs], [], [], 0.001)
+        StoreProcesses.read_reports = held_up
+        live(theirs, page, ZygoteSettings(local_world_size=1, preload=()), agent, "")
+    rank = protocol.SpawnRank(local_rank=0, slot=0, argv=(sys.argv[1],))
+    ended = False
+    while not ended:
+        select.select([ours], [], [])
+        for event in ours.receive():
+            print(type(event).__name__, flush=True)
+            if isinstance(event, protocol.Ready):
+                ours.send(protocol.ReleaseStore("none"))
+            if isinstance(event, protocol.LeaseExpired):
+                page.reset(0, 1)
+                ours.send(protocol.Spawn(protocol.SpawnRound(round=1, ranks=(rank,))))
+                page.begin_lease(time.monotonic_ns())
+            ended |= isinstance(event, protocol.RoundDead)
+"""
+
+
+def test_a_round_that_is_ordered_under_a_new_lease_starts(tmp_path: Path) -> None:
+    """The agent renewed the lease between the zygote's look at it and at the order."""
+    script = tmp_path / "script.py"
+    script.write_text("print('it ran', flush=True)")
+    command = [sys.executable, "-c", textwrap.dedent(RENEWED_IN_BETWEEN), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    seen = done.stdout.splitlines()
+    assert seen[:2] == ["Ready", "LeaseExpired"], done.stderr
+    assert "it ran" in seen
+    assert "Failure" not in seen
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

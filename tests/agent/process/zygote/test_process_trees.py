@@ -1,0 +1,408 @@
+"""No process outlives what it belongs to: round, zygote, agent; however it has detached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from agents.daemons import DAEMON, DAEMONS, STAY
+from agents.zygote_driver import Driver
+from holdfast_agent.zygote import (
+    Failure,
+    RoundDead,
+    ScriptMode,
+    SpawnRank,
+    WorkerExitedEvent,
+    ZygoteExited,
+    process_tree,
+)
+from holdfast_agent.zygote.protocol import KillRound, Shutdown, Spawn, SpawnRound
+
+
+def test_a_killed_round_takes_its_daemons_along(driver: Driver) -> None:
+    """Children that changed session and parent die too; RoundDead comes after the last."""
+    driver.start(STAY)
+    assert len(driver.family()) == 1 + DAEMONS
+    driver.kill()
+    exited = driver.wait(WorkerExitedEvent)
+    assert (exited.signal, exited.exit_code) == (signal.SIGKILL, None)
+    driver.wait(RoundDead)
+    assert driver.family() == []
+
+
+def test_a_round_is_not_dead_while_a_daemon_lives(driver: Driver) -> None:
+    """Daemons left by workers that have ended still belong to the round."""
+    driver.start(DAEMON)
+    assert driver.wait(WorkerExitedEvent).exit_code == 0
+    assert len(driver.family()) == DAEMONS
+    assert not any(isinstance(event, RoundDead) for event in driver.unread)
+    driver.kill()
+    driver.wait(RoundDead)
+    assert driver.family() == []
+
+
+def test_stopped_processes_die_too(driver: Driver) -> None:
+    """SIGKILL does not wait for SIGCONT, and neither do we."""
+    driver.start(STAY)
+    for pid in driver.family():
+        os.kill(pid, signal.SIGSTOP)
+    driver.kill()
+    driver.wait(RoundDead)
+    assert driver.family() == []
+
+
+def test_a_forking_process_cannot_outrun_the_kill(driver: Driver) -> None:
+    """A tree that forks all the time is gone in the end: each pass finds what the last missed."""
+    driver.start(
+        """
+        import os, time
+        print("up", flush=True)
+        for _ in range(2):
+            os.fork()
+        while True:
+            if not os.fork():
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+                time.sleep(0.5)
+                os._exit(0)
+            os.wait()
+        """
+    )
+    driver.kill()
+    driver.wait(RoundDead)
+    assert driver.family() == []
+
+
+def test_nothing_is_left_a_second_after_the_agent_is_killed(driver: Driver) -> None:
+    """SIGKILL of the agent: zygote, workers, daemons are gone within a second."""
+    driver.start(STAY)
+    driver.process.kill()
+    took = driver.until(lambda: not driver.alive(), "an empty house", 5.0)
+    assert took < 1.0
+
+
+def test_nothing_is_left_when_agent_and_workers_are_stopped_and_the_agent_is_killed(
+    driver: Driver,
+) -> None:
+    """Stopped workers hold nothing up."""
+    driver.start(STAY)
+    for pid in [driver.process.pid, *driver.family()]:
+        os.kill(pid, signal.SIGSTOP)
+    driver.process.kill()
+    assert driver.until(lambda: not driver.alive(), "an empty house", 5.0) < 1.0
+
+
+def test_an_agent_that_closes_its_end_ends_everything(driver: Driver) -> None:
+    """An agent that exits in order, without a shutdown, leaves nothing either."""
+    driver.start(STAY)
+    assert driver.process.stdin is not None
+    driver.process.stdin.close()
+    assert driver.until(lambda: not driver.alive(), "an empty house", 5.0) < 1.0
+
+
+def test_workers_die_with_a_killed_zygote(driver: Driver) -> None:
+    """The parent-death signal reaches the workers, and the agent hears of the zygote's end."""
+    (worker,) = [driver.start(STAY).pid]
+    os.kill(driver.zygote(), signal.SIGKILL)
+    exited = driver.wait(ZygoteExited)
+    assert (exited.exit_code, exited.signal) == (None, signal.SIGKILL)
+    driver.until(lambda: worker not in driver.alive(), "the worker's death", 1.0)
+    for pid in driver.family():  # this agent does not call kill_orphans; the next test does
+        os.kill(pid, signal.SIGKILL)
+
+
+ORPHANS = """
+import os, select, signal, sys, time
+from holdfast.page import Page
+from holdfast_agent.zygote import *
+page = Page.create(1)
+zygote = Zygote()
+zygote.start(ZygoteSettings(local_world_size=1, preload=()), page)
+bystander = os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "60")
+def wait(kind):
+    while True:
+        select.select([zygote], [], [])
+        if any(isinstance(event, kind) for event in zygote.receive()):
+            return
+wait(Ready)
+out = sys.argv[2]
+zygote.spawn(SpawnRound(round=0, ranks=(
+    SpawnRank(local_rank=0, slot=0, argv=(sys.argv[1],), stdout=out),)))
+while not os.path.exists(out) or "up" not in open(out).read():
+    time.sleep(0.01)
+os.kill(zygote.pid, signal.SIGKILL)
+wait(ZygoteExited)
+found = zygote.kill_orphans(spare=[bystander])
+left = [pid for pid in os.listdir("/proc") if pid.isdigit() and os.path.exists(f"/proc/{pid}/stat")
+        and open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1] == str(os.getpid())]
+print(found, left == [str(bystander)])
+os.kill(bystander, signal.SIGKILL)
+"""
+
+
+def test_the_agent_kills_what_a_killed_zygote_left(driver: Driver) -> None:
+    """Daemons of dead workers come to the agent, which kills them and spares its other children."""
+    script = driver.script(STAY)
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANS, script, str(driver.folder / "orphans.out")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    found, spared = done.stdout.split()
+    assert int(found) >= DAEMONS, done.stderr
+    assert spared == "True"
+
+
+def test_shutdown_leaves_nothing_and_says_so(driver: Driver) -> None:
+    """Exits are reported, then the zygote's own."""
+    driver.start(STAY)
+    driver.send(Shutdown())
+    assert driver.wait(WorkerExitedEvent).signal == signal.SIGKILL
+    driver.wait(RoundDead)
+    assert driver.wait(ZygoteExited).exit_code == 0
+    assert driver.family() == []
+
+
+# --- signals, grace, order -------------------------------------------------------------------
+
+POLITE = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(21))
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+DEAF = """
+    import signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_polite_worker_ends_within_its_grace(driver: Driver) -> None:
+    """SIGTERM first; a worker that obeys ends by its own status, long before the grace is over."""
+    driver.start(POLITE)
+    begun = time.monotonic()
+    driver.kill(signal.SIGTERM, grace_s=20.0)
+    assert driver.wait(WorkerExitedEvent).exit_code == 21
+    driver.wait(RoundDead)
+    assert time.monotonic() - begun < 5.0
+
+
+def test_a_deaf_worker_is_killed_after_its_grace(driver: Driver) -> None:
+    """SIGKILL follows when the grace is over, not before."""
+    driver.start(DEAF)
+    begun = time.monotonic()
+    driver.kill(signal.SIGTERM, grace_s=0.6)
+    assert driver.wait(WorkerExitedEvent).signal == signal.SIGKILL
+    assert 0.6 <= time.monotonic() - begun < 1.6
+    driver.wait(RoundDead)
+
+
+def test_a_kill_cuts_a_grace_short(driver: Driver) -> None:
+    """Whoever has no time any more says SIGKILL."""
+    driver.start(DEAF)
+    driver.kill(signal.SIGTERM, grace_s=60.0)
+    driver.kill(signal.SIGKILL)
+    driver.wait(RoundDead, timeout_s=5.0)
+
+
+def test_a_grace_is_never_lengthened(driver: Driver) -> None:
+    """The earliest deadline holds: a drain that becomes a stop does not start anew."""
+    driver.start(DEAF)
+    begun = time.monotonic()
+    driver.kill(signal.SIGTERM, grace_s=0.5)
+    driver.kill(signal.SIGTERM, grace_s=60.0)
+    driver.wait(RoundDead)
+    assert time.monotonic() - begun < 3.0
+
+
+SAVES_WITH_HELPERS = """
+    import os, signal, subprocess, sys, time
+    helper = subprocess.Popen(["sleep", "600"])
+    def save(*_):
+        time.sleep(0.3)
+        print("saved with", "a living" if helper.poll() is None else "no", "helper", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_workers_helpers_live_while_it_saves(driver: Driver) -> None:
+    """The signal is for the worker alone: data loaders of its process group die after it."""
+    driver.start(SAVES_WITH_HELPERS)
+    driver.kill(signal.SIGTERM, grace_s=20.0)
+    assert driver.wait(WorkerExitedEvent).exit_code == 0
+    driver.wait(RoundDead, timeout_s=5.0)  # the helper got the signal once the worker was gone
+    assert "saved with a living helper" in (driver.folder / "stdout0").read_text()
+
+
+def test_a_program_in_a_shell_hears_of_the_end_too(driver: Driver) -> None:
+    """The shell is the worker and goes at once; what it leaves behind gets the signal then."""
+    script = driver.script(SAVES_WITH_HELPERS)
+    command = f"cd /; {sys.executable} -u {script}; echo after"
+    rank = driver.rank(argv=("sh", "-c", command), mode=ScriptMode.BINARY)
+    driver.spawn(rank)
+    out = driver.folder / "stdout0"
+    driver.until(lambda: out.exists() and "up" in out.read_text(), "the script")
+    driver.kill(signal.SIGTERM, grace_s=20.0)
+    driver.wait(RoundDead, timeout_s=10.0)
+    assert "saved with a living helper" in out.read_text()
+
+
+UPLOADER = """
+    import subprocess, sys
+    subprocess.Popen(["sleep", "601"], start_new_session=True)
+    subprocess.Popen(["sleep", "0.05"], start_new_session=True)
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_script_leaves_behind_after_success_is_named_when_it_is_ended(
+    driver: Driver, sig: signal.Signals
+) -> None:
+    """Pid and command, on the agent's stderr: it may be an upload; what ends by itself is not."""
+    driver.spawn(driver.rank(argv=(driver.script(UPLOADER), "0")))
+    assert driver.wait(WorkerExitedEvent).exit_code == 0
+    (pid,) = [pid for pid in driver.family() if process_tree.command_line(pid) == "sleep 601"]
+    driver.kill(sig, grace_s=5.0)
+    driver.wait(RoundDead, timeout_s=5.0)
+    log = (driver.folder / "agent.err").read_text()
+    expected = f"process {pid} (sleep 601) was left behind by a script that succeeded: {sig.name}"
+    assert log.count("left behind") == 1
+    assert expected in log
+
+
+def test_what_a_failed_script_leaves_behind_is_no_news(driver: Driver) -> None:
+    """A failure's helpers go with it, as always."""
+    driver.spawn(driver.rank(argv=(driver.script(UPLOADER), "3")))
+    assert driver.wait(WorkerExitedEvent).exit_code == 3
+    driver.kill()
+    driver.wait(RoundDead, timeout_s=5.0)
+    assert "left behind" not in (driver.folder / "agent.err").read_text()
+
+
+def test_a_command_is_shown_on_one_short_line() -> None:
+    """Neither newlines nor a thousand arguments reach the log; a process that is gone has none."""
+    argument = "a\nb" + "c" * 1000
+    command = [sys.executable, "-c", "import time; time.sleep(600)", argument]
+    with subprocess.Popen(command) as process:
+        try:
+            deadline = time.monotonic() + 20
+            while not (
+                shown := process_tree.command_line(process.pid)
+            ):  # exec sets it at its very end
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+        finally:
+            process.kill()
+    assert "sleep(600) a bccc" in shown
+    assert len(shown) <= 200
+    assert shown.isprintable()
+    assert process_tree.command_line(2**22 + 1) == ""
+
+
+def test_a_term_right_after_the_fork_is_not_lost(driver: Driver) -> None:
+    """The signal waits until the worker has python's own handlers, and then ends it."""
+    for _ in range(20):
+        number = driver.round = driver.round + 1
+        driver.page.reset(0, number)
+        rank = driver.rank(argv=(driver.script("import time; time.sleep(600)"),))
+        driver.send(Spawn(SpawnRound(round=number, ranks=(rank,))))
+        driver.send(KillRound(number, signal.SIGTERM, 20.0))
+        assert driver.wait(WorkerExitedEvent, round=number, timeout_s=5.0).signal == signal.SIGTERM
+        driver.wait(RoundDead, round=number)
+
+
+def test_a_round_of_nobody_is_dead_at_once(driver: Driver) -> None:
+    """Killing an unknown round, or spawning one without ranks, is answered all the same."""
+    driver.round = 41
+    driver.kill()
+    assert driver.wait(RoundDead).round == 41
+    driver.spawn()
+    assert driver.wait(RoundDead).round == 42
+
+
+def test_two_rounds_never_run_together(driver: Driver) -> None:
+    """A second round is refused with the reason while the first has processes."""
+    driver.start(STAY)
+    rank = driver.rank(1, argv=("x.py",))
+    driver.send(Spawn(SpawnRound(round=2, ranks=(rank,))))
+    failure = driver.wait(Failure)
+    assert (failure.round, failure.text) == (2, "spawn of round 2: round 1 still has processes")
+    assert driver.wait(RoundDead).round == 2
+    driver.kill()
+    assert driver.wait(RoundDead).round == 1
+
+
+def test_all_ranks_of_a_round_are_told_apart(driver: Driver) -> None:
+    """Each exit names its rank, and the round is dead after the last."""
+    ranks = [
+        driver.rank(n, argv=(driver.script(f"import sys; sys.exit({10 + n})", f"{n}.py"),))
+        for n in range(2)
+    ]
+    driver.spawn(*ranks)
+    statuses = {event.local_rank: event.exit_code for event in _exits(driver, 2)}
+    assert statuses == {0: 10, 1: 11}
+    driver.wait(RoundDead)
+
+
+def _exits(driver: Driver, count: int) -> list[WorkerExitedEvent]:
+    return [driver.wait(WorkerExitedEvent) for _ in range(count)]
+
+
+def test_a_round_with_a_huge_environment_starts(driver: Driver) -> None:
+    """A description too long for a datagram travels all the same."""
+    ended = driver.run(
+        "import os; print(len(os.environ['BIG'] + os.environ['BIGGER']))",
+        env={"BIG": "x" * 100_000, "BIGGER": "y" * 100_000},
+    )
+    assert ended.out == "200000\n"
+
+
+def test_the_kill_is_fast(driver: Driver) -> None:
+    """From the command to RoundDead takes milliseconds for small processes (the median of 10)."""
+    took = []
+    for _ in range(10):
+        driver.start("print('up', flush=True)\nimport time; time.sleep(600)")
+        begun = time.monotonic()
+        driver.kill()
+        driver.wait(RoundDead, round=driver.round)
+        took.append(time.monotonic() - begun)
+    assert sorted(took)[5] < 0.1
+
+
+@pytest.mark.parametrize("files", [True, False], ids=["children-files", "stat-scan"])
+def test_children_are_found_either_way(monkeypatch: pytest.MonkeyPatch, *, files: bool) -> None:
+    """With the kernel's list of children, and without it."""
+    monkeypatch.setattr(process_tree, "_CHILDREN_FILES", files)
+    with subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as shell:
+        try:
+            deadline = time.monotonic() + 5
+            while not (below := process_tree.children(shell.pid)) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert shell.pid in process_tree.children(os.getpid())
+            assert process_tree.descendants([shell.pid]) == [shell.pid, *below]
+            assert len(below) == 1
+        finally:
+            process_tree.kill_below(shell.pid)
+            shell.kill()
+    assert process_tree.children(shell.pid) == []
+
+
+def test_rank_description_defaults_are_pythons() -> None:
+    """A rank is a script with inherited streams unless it says otherwise."""
+    rank = SpawnRank(local_rank=0, slot=0, argv=("x.py",))
+    assert (rank.mode.value, rank.stdout, rank.cwd, rank.numa) == ("script", None, None, None)

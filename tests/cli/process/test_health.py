@@ -1,0 +1,64 @@
+"""`holdfast health` of a job that has ended, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast_cli import final_state
+from holdfast_cli.job_directory import JobHome, JobRecord
+from holdfast_wire.messages import GetJobResponse, JobPhase, JobStatus
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which the job "gpt" has ended."""
+    home = JobHome(tmp_path / "jobs" / "gpt")
+    home.create()
+    record = JobRecord(name="gpt", uid="u", runner_pid=os.getpid(), runner_started=1, job_file="/x")
+    home.write_record(record)
+    status = JobStatus(name="gpt", phase=JobPhase.SUCCEEDED)
+    final_state.write(home, final_state.FinalState(job=GetJobResponse(status=status)))
+    return {**os.environ, "HOLDFAST_HOME": str(tmp_path)}
+
+
+def _health(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast_cli.main", "health", "gpt", *words]
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_it_answers_for_a_job_that_has_ended(environ: dict[str, str]) -> None:
+    """One line, and no traceback."""
+    done = _health(environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "Nobody is judged: the job has ended, and no world runs\n"
+
+
+def test_a_watch_ends_with_the_job_and_separates_its_screens(environ: dict[str, str]) -> None:
+    """A pipe gets a line with the time before each screen; JSON is a line each."""
+    done = _health(environ, "--watch")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0].startswith("--- ")
+    line = _health(environ, "--watch", "-o", "json").stdout
+    assert len(line.splitlines()) == 1
+    assert json.loads(line)["not_judged"].startswith("the job has ended")
+
+
+def test_a_watch_on_a_terminal_clears_it(environ: dict[str, str]) -> None:
+    """Each screen takes the place of the one before."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "holdfast_cli.main", "health", "gpt", "--watch"]
+    subprocess.run(command, env=environ, stdout=theirs, timeout=60, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 10_000)
+    os.close(ours)
+    assert shown.startswith(b"\x1b[2J")
+    assert b"---" not in shown

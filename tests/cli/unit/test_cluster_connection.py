@@ -1,0 +1,117 @@
+"""API servers that the command line meets: tokens end, servers are away."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast_cli.cluster.connection import Connection
+from holdfast_cli.cluster.find import connect
+from holdfast_cli.cluster.kubeconfig import Where
+from holdfast_cli.errors import JobNotFoundError, MasterUnreachableError
+from holdfast_cli.main import main
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Knows one token, and answers by the path."""
+
+    token = "new"
+
+    def do_GET(self) -> None:
+        """Answer."""
+        known = self.headers["Authorization"] == f"Bearer {self.token}"
+        code = int(self.path.removeprefix("/")) if known else 401
+        data = json.dumps({"message": "why", "path": self.path}).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """A server of this machine; its address."""
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{made.server_port}"
+    made.shutdown()
+    made.server_close()
+    thread.join(10)
+
+
+def _environ(tmp_path: Path, server: str, token: str) -> dict[str, str]:
+    (tmp_path / "token").write_text(token)
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"tokenFile": "token"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    return {"KUBECONFIG": str(tmp_path / "config")}
+
+
+@pytest.fixture
+def connection(tmp_path: Path, server: str) -> Iterator[Connection]:
+    """A connection whose token the server does not know."""
+    made = connect(_environ(tmp_path, server, "old"), Where())
+    yield made
+    made.close()
+
+
+def test_a_token_that_has_ended_is_read_again(tmp_path: Path, connection: Connection) -> None:
+    """A watcher outlives the tokens of clouds, an hour each."""
+    (tmp_path / "token").write_text("new")
+    assert connection.get("/200")["path"] == "/200"
+
+
+def test_a_token_that_is_not_known_is_tried_once_more_only(connection: Connection) -> None:
+    """Then the person hears it."""
+    with pytest.raises(MasterUnreachableError, match="log in to it again"):
+        connection.get("/200")
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        (404, JobNotFoundError, "why"),
+        (403, MasterUnreachableError, "the namespace's role `edit`"),
+        (500, MasterUnreachableError, "why"),
+    ],
+)
+def test_each_answer_has_its_error(
+    tmp_path: Path, connection: Connection, code: int, error: type[Exception], said: str
+) -> None:
+    """The code of an answer decides the error. The error's text names the cluster."""
+    (tmp_path / "token").write_text("new")
+    with pytest.raises(error, match=said) as caught:
+        connection.get(f"/{code}")
+    assert "cluster c (http://127.0.0.1:" in str(caught.value)
+
+
+def test_a_misspelt_job_is_not_found_where_the_cluster_is_away(tmp_path: Path) -> None:
+    """Here it is not, and there nobody answers: one sentence says both."""
+    environ = _environ(tmp_path, "http://127.0.0.1:1", "t") | {"HOLDFAST_HOME": str(tmp_path)}
+    done = CliRunner().invoke(main, ["status", "gtp"], env=environ)
+    assert done.exit_code == 3
+    assert "no job called 'gtp'" in done.output
+    assert "cluster c (http://127.0.0.1:1)" in done.output
+
+
+def test_a_chosen_cluster_that_is_away_is_said(tmp_path: Path) -> None:
+    """Whoever names a namespace means the cluster."""
+    environ = _environ(tmp_path, "http://127.0.0.1:1", "t") | {"HOLDFAST_HOME": str(tmp_path)}
+    for words in (["status", "gpt", "-n", "team"], ["status", "-n", "team"]):
+        done = CliRunner().invoke(main, words, env=environ)
+        assert done.exit_code == 4, done.output
+        assert "cluster c (http://127.0.0.1:1)" in done.output

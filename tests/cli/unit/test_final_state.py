@@ -1,0 +1,162 @@
+"""An ended job can be asked: what its master said last is kept, whole and for its owner only."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast_cli import final_state, live_view
+from holdfast_cli.client import JobClient
+from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
+from holdfast_cli.job_directory import JobHome, JobRecord
+from holdfast_cli.runner import final_snapshot
+from holdfast_wire import messages
+from holdfast_wire.messages import (
+    METHODS,
+    DrainNodeRequest,
+    DumpStacksRequest,
+    GetGoodputRequest,
+    GetGoodputResponse,
+    GetHealthRequest,
+    GetIncidentRequest,
+    GetJobRequest,
+    GetJobResponse,
+    JobEvent,
+    JobPhase,
+    JobStatus,
+    ListEventsRequest,
+    ListEventsResponse,
+    ListIncidentsRequest,
+    ListNodesRequest,
+    ListNodesResponse,
+    NodeInfo,
+    RestartWorkerRequest,
+    ScaleRequest,
+    StopJobRequest,
+    TriggerCheckpointRequest,
+    WatchJobRequest,
+)
+
+ENDING = final_state.FinalState(
+    job=GetJobResponse(
+        status=JobStatus(
+            name="gpt", phase=JobPhase.FAILED, reason="NoProgress", loss=float("nan"), has_loss=True
+        )
+    ),
+    nodes=ListNodesResponse(nodes=(NodeInfo(node_rank=1, host="h"),)),
+    events=ListEventsResponse(
+        events=tuple(JobEvent(sequence=n, reason="NodeLost", text=f"e{n}") for n in (1, 2, 3)),
+        newest_sequence=3,
+    ),
+    goodput=GetGoodputResponse(node_seconds=2.5, goodput=0.5),
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> JobHome:
+    """Return the home of a job whose runner is gone."""
+    home = JobHome(tmp_path / "gpt")
+    home.create()
+    home.write_record(
+        JobRecord(name="gpt", uid="u", runner_pid=os.getpid(), runner_started=1, job_file="/x")
+    )
+    return home
+
+
+def test_what_was_written_answers(home: JobHome) -> None:
+    """Every question about the past gets the last answer; the file is 0600."""
+    final_state.write(home, ENDING)
+    assert stat.S_IMODE((home.path / "ended.json").stat().st_mode) == 0o600
+    with JobClient(home) as client:
+        assert repr(client.call(GetJobRequest())) == repr(ENDING.job)
+        assert client.call(ListNodesRequest()) == ENDING.nodes
+        assert client.call(GetGoodputRequest()) == ENDING.goodput
+        later = client.call(ListEventsRequest(after_sequence=1, limit=1))
+        assert [event.text for event in later.events] == ["e2"]
+        assert [event.text for event in client.events(most=2).events] == ["e2", "e3"]
+        assert [event.text for event in client.events(after=2, most=2).events] == ["e3"]
+        assert client.call(StopJobRequest()) is not None
+        with pytest.raises(MasterRefusedError, match="gpt has ended, and `holdfast scale` needs"):
+            client.call(ScaleRequest(replicas=2))
+
+
+@pytest.mark.parametrize(
+    ("request_", "command"),
+    [
+        (ScaleRequest(), "scale"),
+        (DrainNodeRequest(), "drain"),
+        (RestartWorkerRequest(), "restart"),
+        (TriggerCheckpointRequest(), "checkpoint"),
+        (DumpStacksRequest(), "stacks"),
+    ],
+)
+def test_a_refusal_names_the_command_that_needs_a_running_job(
+    request_: object, command: str
+) -> None:
+    """People typed a command, and know no name of the wire."""
+    with pytest.raises(MasterRefusedError, match=f"`holdfast {command}` needs a running one"):
+        ENDING.answer(request_)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if "JobService" in name])
+def test_every_request_is_answered_or_refused(method: str) -> None:
+    """A command about a job that has ended gives one line at the worst, never a traceback."""
+    request = getattr(messages, METHODS[method][0])
+    if request is WatchJobRequest:
+        return  # `snapshot` answers it
+    with contextlib.suppress(MasterRefusedError):
+        assert ENDING.answer(request()) is not None
+
+
+@pytest.mark.parametrize("request_", [ListIncidentsRequest(), GetIncidentRequest()])
+def test_the_incidents_of_an_ended_job_of_a_cluster_are_refused_with_what_is_left(
+    request_: object,
+) -> None:
+    """They ended with the master; the words say what the cluster keeps."""
+    there = dataclasses.replace(ENDING, goodput=None)
+    with pytest.raises(MasterRefusedError, match="the cluster keeps its status"):
+        there.answer(request_)
+
+
+def test_the_health_of_an_ended_job_says_that_no_world_runs() -> None:
+    """It is no fault to ask: the screen says why there is nothing to see."""
+    assert ENDING.answer(GetHealthRequest()).not_judged == "the job has ended, and no world runs"
+
+
+def test_a_watch_of_an_ended_job_ends_at_once(home: JobHome) -> None:
+    """Its events and its last status are shown."""
+    final_state.write(home, ENDING)
+    lines: list[str] = []
+    began = time.monotonic()
+    last = live_view.Follower(home, live_view.PlainView(lines.append)).run()
+    assert time.monotonic() - began < 5
+    assert (last.phase, last.reason) == (JobPhase.FAILED, "NoProgress")
+    assert [line for line in lines if "e3" in line]
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"job": 1}', '{"job": {"status": 7}}'])
+def test_a_job_that_left_no_word_is_unreachable_at_once(home: JobHome, text: str | None) -> None:
+    """Its runner was killed, or the file is damaged: no half a minute of tries."""
+    if text is not None:
+        (home.path / "ended.json").write_text(text)
+    began = time.monotonic()
+    with pytest.raises(MasterUnreachableError, match="not running any more"):
+        live_view.Follower(home, live_view.PlainView(print)).run()
+    assert time.monotonic() - began < 5
+
+
+def test_an_end_that_the_master_did_not_see_is_made_final() -> None:
+    """Interrupted twice, or a master that could not be started."""
+    left = final_snapshot.silent("gpt", "u", JobStatus(phase=JobPhase.TRAINING, step=7))
+    loss = JobStatus(loss=0.5, has_loss=True)
+    cut = final_snapshot.with_end(left, None, loss).status
+    assert (cut.phase, cut.reason, cut.step, cut.loss) == (JobPhase.FAILED, "Interrupted", 7, 0.5)
+    lost = JobStatus(phase=JobPhase.FAILED, reason="MasterLost", text="it ended at once")
+    assert final_snapshot.with_end(left, lost, JobStatus()).status.reason == "MasterLost"
+    assert final_snapshot.with_end(ENDING, lost, JobStatus()).status.reason == "NoProgress"

@@ -1,0 +1,358 @@
+"""Committed steps to and from files of others, and compared with each other."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from checkpoints.sample_shards import sample_step
+from checkpoints.small_models import same, state_of, train
+from holdfast.flash.storage.commit import Attempt, commit, open_attempt, write_shard
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.tools import convert, diff
+from holdfast.flash.tools.contents import Contents
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
+Print = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="torch")
+        warnings.filterwarnings(
+            "ignore", message="rng of rank 0 begins anew: the checkpoint has none"
+        )
+        yield
+
+
+def _plain(seed: int) -> dict[str, Any]:
+    model, optimizer = state_of(seed)
+    return {"model": model, "optimizer": optimizer}
+
+
+def _pipeline(seed: int) -> dict[str, Any]:
+    """Two stages, each with its optimizer."""
+    pairs = [state_of(seed), state_of(seed + 100)]
+    return {"model": [one for one, _ in pairs], "optimizer": [one for _, one in pairs]}
+
+
+def _odd(seed: int) -> dict[str, Any]:
+    """A state of its own in a module, tied and frozen weights, odd types, a scheduler, extras."""
+    import torch
+    from torch import nn
+
+    class Counting(nn.Linear):
+        seen: Any = ()
+
+        def get_extra_state(self) -> Any:
+            return {"seen": list(self.seen), "at": {"epoch": 3}}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.seen = tuple(state["seen"])
+
+    torch.manual_seed(seed)
+    half = nn.Linear(6, 6, dtype=torch.bfloat16)
+    model: Any = nn.Sequential(Counting(6, 6), half, nn.Linear(6, 6))
+    model[2].weight = model[0].weight
+    model[0].seen = (seed, 2)
+    model.register_buffer("scalar", torch.tensor(float(seed)))
+    model.register_buffer("none", torch.empty(0, 3))
+    model[1].requires_grad_(requires_grad=False)
+    groups: list[dict[str, Any]] = [
+        {"params": model[0].parameters()},
+        {"params": [model[2].bias], "lr": 0.5},
+    ]
+    optimizer = torch.optim.AdamW(groups, amsgrad=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    extra = {"scheduler": scheduler, "data": {"epoch": seed, "of": [1, (2, 3)]}, "t": torch.ones(3)}
+    return {"model": model, "optimizer": optimizer, "extra": extra}
+
+
+KINDS = pytest.mark.parametrize("kind", [_plain, _pipeline, _odd])
+
+
+def _train(state: dict[str, Any]) -> None:
+    import torch
+
+    models, optimizers = (
+        one if isinstance(one, list) else [one] for one in (state["model"], state["optimizer"])
+    )
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+
+def _saved(root: Path, state: dict[str, Any], step: int = 3) -> str:
+    _train(state)
+    with holdfast.Checkpointer(root, **state) as flash:
+        flash.save(step)
+    return str(root / f"step_{step}")
+
+
+@KINDS
+def test_what_was_exported_and_imported_is_the_same_state(
+    kind: Any, tmp_path: Path, capsys: Print
+) -> None:
+    """Every tensor and value, under its own name; and a fresh state loads it."""
+    import torch
+
+    state = kind(1)
+    step, file = _saved(tmp_path / "ck", state), str(tmp_path / "state.pt")
+    assert convert.main(["export", step, file]) == 0
+    assert convert.main(["import", file, str(tmp_path / "again"), "--step", "7"]) == 0
+    assert diff.main([step, str(tmp_path / "again" / "step_7")]) == 0
+    assert capsys.readouterr().out.endswith("are the same, bit for bit\n")
+    fresh = kind(2)
+    _train(fresh)
+    with holdfast.Checkpointer(tmp_path / "again", **fresh) as flash:
+        assert flash.load() == 7
+    for one, other in zip(_flat(state["model"]), _flat(fresh["model"]), strict=True):
+        assert same(one.state_dict(), other.state_dict())
+    for one, other in zip(_flat(state["optimizer"]), _flat(fresh["optimizer"]), strict=True):
+        assert same(one.state_dict(), other.state_dict())
+    assert isinstance(torch.load(file, weights_only=True), dict)
+
+
+def _flat(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
+
+
+def test_parts_of_several_ranks_become_one_tensor(tmp_path: Path) -> None:
+    """One under the other, as the ranks had them."""
+    disk, root = PosixDisk(), str(tmp_path / "ck")
+    disk.make_dir(root)
+    manifest, images = sample_step(10, random.Random(1))
+    attempt = Attempt(version=manifest.version, number="a")
+    opened = open_attempt(disk, root, attempt)
+    for shard, image in zip(manifest.shards, images, strict=True):
+        write_shard(disk, opened, shard, image)
+    commit(disk, root, attempt, manifest.shards)
+    parts = [
+        bytes(image[item.payload : item.payload + item.size])
+        for shard, image in zip(manifest.shards, images, strict=True)
+        for item in shard.table.tensors
+    ]
+    found = Contents(f"{root}/step_10").tensor("model.weight")
+    assert found.shape == (200, 30)
+    assert found.numpy().tobytes() == b"".join(parts)
+
+
+def test_a_models_weights_alone_are_a_plain_state_dict(tmp_path: Path) -> None:
+    """The exported weights load in another program without Holdfast."""
+    import torch
+
+    state = _plain(1)
+    file = str(tmp_path / "weights.pt")
+    assert convert.main(["export", _saved(tmp_path / "ck", state), file, "--model"]) == 0
+    other, _ = state_of(9)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert same(other.state_dict(), state["model"].state_dict())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ck", "weights.pt"]
+
+
+def test_a_models_file_begins_a_training(tmp_path: Path) -> None:
+    """With partial=True, for it has no optimizer; without, what is missing is named."""
+    import torch
+
+    model, _ = state_of(5)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    root = tmp_path / "ck"
+    assert convert.main(["import", str(tmp_path / "weights.pt"), str(root), "--step", "1"]) == 0
+    other, optimizer = state_of(6)
+    train(other, optimizer)
+    with holdfast.Checkpointer(root, model=other, optimizer=optimizer) as flash:
+        with pytest.raises(holdfast.flash.trainer.restore.RestoreError, match="param_groups"):
+            flash.load()
+        assert flash.load(partial=True) == 1
+        train(other, optimizer)
+        flash.save(2)
+    assert same(Contents(str(root / "step_1")).tensor("model.0.weight"), model[0].weight)
+
+
+def test_what_torchs_own_checkpoint_has_is_taken_over(tmp_path: Path) -> None:
+    """Model, optimizer by parameter names, and extras."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model, optimizer = state_of(3)
+    train(model, optimizer, 2)
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments, "extra": {"data": {"epoch": 4}}}
+    dcp.save(state, checkpoint_id=tmp_path / "torchs", no_dist=True)
+    root = tmp_path / "ck"
+    assert convert.main(["import", str(tmp_path / "torchs"), str(root), "--step", "2"]) == 0
+    other, fresh = state_of(4)
+    train(other, fresh)
+    extra: dict[str, Any] = {"data": {"epoch": 0}}
+    with holdfast.Checkpointer(root, model=other, optimizer=fresh, extra=extra) as flash:
+        assert flash.load() == 2
+    assert same(other.state_dict(), model.state_dict())
+    assert same(fresh.state_dict(), optimizer.state_dict())
+    assert extra == {"data": {"epoch": 4}}
+
+
+class Evil:
+    """Would make a file, were it unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> Any:
+        return (os.mkdir, (str(self._file),))
+
+
+def test_a_file_is_loaded_as_data_only(tmp_path: Path, capsys: Print) -> None:
+    """A program in it does not run; nothing is written."""
+    import torch
+
+    torch.save({"model": {"weight": Evil(tmp_path / "run")}}, tmp_path / "evil.pt")
+    words = ("import", str(tmp_path / "evil.pt"), str(tmp_path / "ck"), "--step", "1")
+    assert "is no file of plain tensors" in _refused(capsys, *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["evil.pt"]
+
+
+def _refused(capsys: Print, *words: str) -> str:
+    assert convert.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("holdfast: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path, capsys: Print) -> None:
+    """A file is never replaced, half a file never left."""
+    step = _saved(tmp_path / "ck", _plain(1))
+    there = tmp_path / "there.pt"
+    there.write_text("precious")
+    assert "is there already: name a new file" in _refused(capsys, "export", step, str(there))
+    assert there.read_text() == "precious"
+    nowhere = str(tmp_path / "nowhere" / "x.pt")
+    assert "is in no directory" in _refused(capsys, "export", step, nowhere)
+    assert "holdfast.json" in _refused(capsys, "export", str(tmp_path / "ck"), f"{tmp_path}/x.pt")
+    (file,) = Path(step).glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert str(file) in _refused(capsys, "export", step, f"{tmp_path}/x.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ck", "there.pt"]
+
+
+def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, capsys: Print) -> None:
+    """And no directory is made for it."""
+    import torch
+
+    step, root = _saved(tmp_path / "ck", _plain(1)), str(tmp_path / "new")
+    file = tmp_path / "state.pt"
+
+    def refused(source: Any, *more: str, into: str = root) -> str:
+        return _refused(capsys, "import", str(source), into, "--step", *(more or ("1",)))
+
+    assert "No such file" in refused(tmp_path / "missing.pt")
+    file.write_text("no tensors")
+    assert "is no file of plain tensors" in refused(file)
+    for content, text in (
+        ([1, 2], "holds list, not a state_dict"),
+        ({}, "holds dict, not a state_dict"),
+        ({"model": {"w": torch.ones(2)}, "optim": {}}, "has 'optim' beside model, optimizer"),
+    ):
+        torch.save(content, file)
+        assert text in refused(file)
+    assert "is Holdfast's own" in refused(step)
+    assert "has no .metadata" in refused(tmp_path)
+    torch.save({"w": torch.ones(2)}, file)
+    assert "has checkpoints" in refused(file, into=str(tmp_path / "ck"))
+    assert "--step=0: steps count from 1" in refused(file, "0")
+    torch.save({"w": torch.ones(4, 4).to_sparse()}, file)
+    assert "w" in refused(file)
+    assert not Path(root).exists() or not list(Path(root).glob("step_*"))
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_damaged_checkpoint_of_torchs_is_refused(
+    tmp_path: Path, capsys: Print, name: str, *, gone: bool
+) -> None:
+    """In a line, whichever of its files it is."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model": {"w": torch.ones(9)}}, checkpoint_id=tmp_path / "torchs", no_dist=True)
+    file = tmp_path / "torchs" / name
+    content = file.read_bytes()
+    file.unlink()
+    if not gone:
+        file.write_bytes(content[: len(content) // 2])
+    words = ("import", str(tmp_path / "torchs"), str(tmp_path / "ck"), "--step", "1")
+    assert str(tmp_path / "torchs") in _refused(capsys, *words)
+    assert not list(tmp_path.glob("ck/*"))
+
+
+def test_the_commands_exit_codes_are_the_tools(tmp_path: Path) -> None:
+    """`holdfast checkpoint diff`: 0 the same, 9 not."""
+    one, other = (_saved(tmp_path / str(seed), _plain(seed)) for seed in (1, 2))
+    for words, code in (
+        (("diff", one, one), 0),
+        (("diff", one, other), 9),
+        (("export", one, str(tmp_path / "x.pt")), 0),
+        (("export", one, str(tmp_path / "x.pt")), 2),
+        (("import", str(tmp_path / "x.pt"), str(tmp_path / "c"), "--step", "4"), 0),
+        (("import", str(tmp_path / "x.pt"), str(tmp_path / "c"), "--step", "0"), 2),
+    ):
+        command = [sys.executable, "-m", "holdfast_cli.main", "checkpoint", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == code, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_each_kind_of_difference_is_a_line(tmp_path: Path, capsys: Print) -> None:
+    """Names, types, shapes, values and tensors; a NaN is equal to itself; exit code 9."""
+    import torch
+
+    def step(name: str, **content: Any) -> str:
+        file = tmp_path / f"{name}.pt"
+        torch.save({"model": content.pop("model"), "extra": content}, file)
+        return convert.take_in(str(file), str(tmp_path / name), 1)
+
+    nan = torch.tensor([float("nan"), 1.0, 2.0])
+    weights = {"nan": nan, "same": torch.ones(2), "c": torch.tensor([1 + 1j, 2])}
+    one = step(
+        "a",
+        model={**weights, "shape": torch.ones(2, 3), "type": torch.ones(2), "mine": torch.ones(1)},
+        data={"epoch": 1, "nan": float("nan")},
+        same={"t": torch.ones(2), "l": [1, (2, None)], "nan": float("nan")},
+        kind=1,
+    )
+    changed = {
+        **weights,
+        "nan": nan + torch.tensor([0.0, 0.0, 0.5]),
+        "c": torch.tensor([1 + 1j, 4]),
+    }
+    other = step(
+        "b",
+        model={**changed, "shape": torch.ones(3, 2), "type": torch.ones(2, dtype=torch.bfloat16)},
+        data={"epoch": 2, "nan": float("nan")},
+        same={"t": torch.ones(2), "l": [1, (2, None)], "nan": float("nan")},
+        kind=True,
+    )
+    assert diff.main([one, other]) == 9
+    assert capsys.readouterr().out.splitlines() == [
+        f"model.mine: only in {one}",
+        "extra.data: {'epoch': 1, 'nan': nan}, {'epoch': 2, 'nan': nan}",
+        "extra.kind: 1, True",
+        "model.c: 1 of 2 elements differ, the most by 2",
+        "model.nan: 1 of 3 elements differ, the most by 0.5",
+        "model.shape: float32 2x3, float32 3x2",
+        "model.type: float32 2, bfloat16 2",
+    ]
+    assert diff.main([one, str(tmp_path / "nothing")]) == 2
+    assert "nothing" in capsys.readouterr().err

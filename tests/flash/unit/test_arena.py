@@ -1,0 +1,219 @@
+"""The arena: its layout, its words, what a reader sees when its writer stops anywhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from checkpoints.sample_shards import sample_shard
+from holdfast.flash.memory.arena import PAGE, Arena, ArenaError, ArenaWord, geometry_of, in_memory
+from holdfast.flash.memory.memory_budget import Room
+from holdfast.flash.memory.shard_table import TableError, decode, encode, holes
+from holdfast.flash.memory.slots import Move, SlotError, SlotState, Version
+from holdfast.flash.server.arena_store import ArenaStore, KeeperError
+from holdfast.flash.server.protocol import Layout, TrainerHello
+from holdfast_wire.messages.spec import CheckpointPolicy
+
+ROOM = 64 * 1024
+
+
+def _layout(rank: int = 0, world: int = 1) -> Layout:
+    table = sample_shard(rank, world, random.Random(0))[0].table
+    return Layout(table=encode(table).decode(), bytes_room=ROOM, slots=3)
+
+
+@contextmanager
+def _arena() -> Iterator[Arena]:
+    body = _layout().table.encode()
+    fd = in_memory(body, geometry_of(decode(body), len(body), 3, ROOM))
+    arena = Arena(fd)
+    try:
+        yield arena
+    finally:
+        arena.close()
+        os.close(fd)
+
+
+def _keeper() -> ArenaStore:
+    keeper = ArenaStore()
+    keeper.join(
+        TrainerHello(
+            rank=0, world=1, kept=1, lineage=1, root="", policy=CheckpointPolicy(keep_last=1)
+        )
+    )
+    return keeper
+
+
+def _write(arena: Arena, index: int, step: int) -> None:
+    slot = arena.slots[index]
+    slot.begin_write(Version(1, step), rank=0, world=1, layout=arena.layout)
+    slot.image[:] = bytes([step]) * len(slot.image)
+    slot.commit([step])
+
+
+def test_slots_neither_overlap_nor_touch_the_table() -> None:
+    """A write to one slot changes no other slot. Every image begins on a page."""
+    with _arena() as arena:
+        for index, step in enumerate((1, 2, 3)):
+            _write(arena, index, step)
+        for slot, step in zip(arena.slots, (1, 2, 3), strict=True):
+            assert bytes(slot.image) == bytes([step]) * len(slot.image)
+            assert slot.version == Version(1, step)
+            assert list(slot.lengths) == [step]
+            assert slot.image_begin % PAGE == 0
+        assert decode(arena.body) == arena.table
+
+
+def test_a_slot_is_written_by_its_owner_only() -> None:
+    """A VALID slot refuses the trainer, an EMPTY one the agent."""
+    with _arena() as arena:
+        _write(arena, 0, 1)
+        with pytest.raises(SlotError, match="trainer may not begin a slot that is VALID"):
+            arena.slots[0].begin_write(Version(1, 2), rank=0, world=1, layout=0)
+        with pytest.raises(SlotError, match="agent may not release a slot that is EMPTY"):
+            arena.slots[1].give_back(Move.RELEASE)
+
+
+def test_a_reader_without_ownership_sees_that_its_copy_is_void() -> None:
+    """The sequence lock changes with every write, also with one that is not done."""
+    with _arena() as arena:
+        slot = arena.slots[0]
+        _write(arena, 0, 1)
+        sequence = slot.words[2]
+        assert not slot.changed_since(sequence)
+        slot.give_back(Move.RELEASE)
+        slot.begin_write(Version(1, 2), rank=0, world=1, layout=0)
+        assert slot.changed_since(sequence)
+        assert slot.changed_since(slot.words[2])
+
+
+def test_a_memory_arena_cannot_change_its_size() -> None:
+    """It is sealed: a smaller one would kill its readers with SIGBUS."""
+    body = _layout().table.encode()
+    fd = in_memory(body, geometry_of(decode(body), len(body), 3, ROOM))
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, PAGE)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "word", [ArenaWord.MAGIC, ArenaWord.FORMAT, ArenaWord.BYTES_ROOM, ArenaWord.TABLE_HASH]
+)
+def test_a_damaged_arena_is_refused(word: ArenaWord) -> None:
+    """A foreign magic, a newer format, a table that is not the one it was: all are named."""
+    body = _layout().table.encode()
+    fd = in_memory(body, geometry_of(decode(body), len(body), 3, ROOM))
+    try:
+        os.pwrite(fd, b"\x55" * 8, 8 * word)
+        with pytest.raises(ArenaError, match="descriptor"):
+            Arena(fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        (b"{", "no JSON"),
+        (b'{"format": 99}', "format=99"),
+        (b'{"format": 1, "rank": 0}', "lacks or misstates"),
+        (b"[]", "format="),
+    ],
+)
+def test_a_table_that_is_none_is_refused(body: bytes, match: str) -> None:
+    """The error says what is wrong with it."""
+    with pytest.raises(TableError, match=match):
+        decode(body)
+
+
+def test_tables_with_a_hole_or_an_overlap_are_told() -> None:
+    """A missing rank leaves a hole; the names and numbers are in the text."""
+    tables = [sample_shard(rank, 3, random.Random(0))[0].table for rank in range(3)]
+    assert holes(tables) == []
+    assert holes(tables[:2]) == ["model.weight: 6000 of 9000 elements are there"]
+
+
+def test_an_arena_without_room_is_refused_before_it_is_made() -> None:
+    """The keeper asks for what is left first; nothing was allocated."""
+    keeper = ArenaStore(room=lambda: Room(available=1, source="a test"))
+    with pytest.raises(KeeperError, match="are left by a test"):
+        keeper.grant(0, _layout())
+    assert keeper.held.ranks == []
+
+
+def test_the_same_layout_gets_the_same_arena_and_another_one_a_new() -> None:
+    """A restarted trainer finds what was saved; with a new layout the old one stays until then."""
+    keeper = _keeper()
+    try:
+        first = keeper.grant(0, _layout())
+        _write(first.arena, 0, 7)
+        keeper.saved(0, Version(1, 7), work=False)
+        assert keeper.grant(0, _layout()) is first
+        second = keeper.grant(0, _layout(0, 2))
+        assert second is not first
+        assert keeper.held.find(0, Version(1, 7)) == (first, first.arena.slots[0])
+    finally:
+        keeper.close()
+
+
+def test_an_old_arena_goes_once_a_newer_version_is_complete() -> None:
+    """It is freed by the first save to the new one, and not before."""
+    keeper = _keeper()
+    try:
+        first = keeper.grant(0, _layout())
+        _write(first.arena, 0, 7)
+        keeper.saved(0, Version(1, 7), work=False)
+        bigger = Layout(table=_layout().table, bytes_room=2 * ROOM, slots=3)
+        second = keeper.grant(0, bigger)
+        _write(second.arena, 0, 8)
+        keeper.saved(0, Version(1, 8), work=False)
+        assert keeper.complete == Version(1, 8)
+        assert keeper.held.versions(0) == {Version(1, 8)}
+        assert keeper.held.find(0, Version(1, 7)) is None
+    finally:
+        keeper.close()
+
+
+def test_a_damaged_slot_is_passed_over_in_memory() -> None:
+    """A bit that flips after hashing is found before anything is restored from the slot."""
+    from holdfast.flash.storage.writer import hashed
+
+    keeper = _keeper()
+    try:
+        held = keeper.grant(0, _layout())
+        _write(held.arena, 0, 7)
+        job = keeper.saved(0, Version(1, 7))
+        assert job is not None
+        hashed(job)
+        keeper.done(job)
+        assert keeper.offer.drop_damaged(Version(1, 7)) == []
+        held.arena.slots[0].image[100] ^= 1
+        (note,) = keeper.offer.drop_damaged(Version(1, 7))
+        assert "slot 0 in memory is damaged" in note
+        assert held.arena.slots[0].state is SlotState.EMPTY
+    finally:
+        keeper.close()
+
+
+def test_an_arena_that_cannot_be_faulted_in_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor is closed, and the trainer hears why."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    keeper = ArenaStore()
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    with monkeypatch.context() as broken:
+        broken.setattr(Arena, "populate", fail)
+        with pytest.raises(KeeperError, match=r"rank 0: .*Cannot allocate memory"):
+            keeper.grant(0, _layout())
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+    assert keeper.held.ranks == []
+    keeper.close()

@@ -1,0 +1,336 @@
+"""Commits on a disk that forgets: an announced step is there, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import random
+
+import pytest
+
+from checkpoints.forgetful_disk import ForgetfulDisk, PowerCut
+from checkpoints.sample_shards import sample_step
+from holdfast.flash.memory.hashes import hash64
+from holdfast.flash.memory.shard_table import Box, ShardTable, TensorItem, decode, encode, lacking
+from holdfast.flash.memory.slots import Version
+from holdfast.flash.storage.commit import (
+    Attempt,
+    CommitError,
+    commit,
+    delete_steps,
+    open_attempt,
+    read_manifest,
+    steps,
+    sweep,
+    write_shard,
+)
+from holdfast.flash.storage.filesystem import Disk
+from holdfast.flash.storage.manifest import (
+    FormatError,
+    Manifest,
+    ManifestError,
+    decode_manifest,
+    encode_manifest,
+)
+from holdfast.flash.storage.reader import committed, newest, verify
+
+ROOT = "ck"
+
+
+def _save(disk: Disk, manifest: Manifest, images: list[memoryview], number: str = "a") -> None:
+    attempt = Attempt(version=manifest.version, number=number)
+    folder = open_attempt(disk, ROOT, attempt)
+    for shard, image in zip(manifest.shards, images, strict=True):
+        write_shard(disk, folder, shard, image)
+    commit(disk, ROOT, attempt, manifest.shards)
+
+
+def _life(disk: ForgetfulDisk, rng: random.Random) -> tuple[dict[int, Manifest], list[int]]:
+    """Save four steps, deleting old ones and a dead attempt on the way, until the power fails.
+
+    Returns what was announced, and what retention has begun to delete.
+    """
+    announced: dict[int, Manifest] = {}
+    deleting: list[int] = []
+    with contextlib.suppress(PowerCut):
+        disk.make_dir(ROOT)
+        disk.sync_dir("")
+        for step in (10, 20, 30, 40):
+            manifest, images = sample_step(step, rng)
+            if step == 30:  # one that died before it
+                folder = open_attempt(disk, ROOT, Attempt(version=Version(0, 30), number="dead"))
+                write_shard(disk, folder, manifest.shards[0], images[0])
+                sweep(disk, ROOT, lambda attempt: attempt.number == "a")
+            _save(disk, manifest, images)
+            announced[step] = manifest
+            if step >= 30:
+                deleting.append(step - 20)
+                delete_steps(disk, ROOT, [step - 20])
+    return announced, deleting
+
+
+def _judge(disk: Disk, announced: dict[int, Manifest], deleting: list[int]) -> list[str]:
+    """Return which promises the disk breaks."""
+    wrong = []
+    there = steps(disk, ROOT) if announced else []
+    for step in there:
+        try:
+            manifest = verify(disk, f"{ROOT}/step_{step}")
+        except ManifestError as error:
+            wrong.append(f"step {step} looks committed, but {error}")
+        else:
+            if step in announced and manifest != announced[step]:
+                wrong.append(f"step {step} is another one")
+    wrong += [
+        f"step {step} was announced and is gone"
+        for step in announced
+        if step not in there and step not in deleting
+    ]
+    return wrong
+
+
+def _operations() -> int:
+    disk = ForgetfulDisk()
+    _life(disk, random.Random(0))
+    return disk.operations
+
+
+@pytest.mark.parametrize("round_number", range(6))
+def test_a_power_cut_at_any_operation_breaks_no_promise(round_number: int) -> None:
+    """At each operation of saving, deleting and sweeping: announced steps load, no half does."""
+    seed = random.randrange(2**32)
+    for cut in range(1, _operations() + 2):
+        rng = random.Random(f"{seed}/{round_number}/{cut}")
+        disk = ForgetfulDisk()
+        disk.cut_at = cut
+        announced, deleting = _life(disk, random.Random(0))
+        wrong = _judge(disk.after_power_cut(rng), announced, deleting)
+        assert wrong == [], f"seed {seed}, round {round_number}, operation {cut}"
+
+
+@pytest.mark.parametrize("forgotten", ["forget_sync", "forget_sync_dir"])
+def test_the_disk_finds_a_missing_fsync(forgotten: str) -> None:
+    """With fsync of files, or of directories, left out, some crash breaks a promise."""
+    for cut in range(1, _operations() + 2):
+        for draw in range(4):
+            disk = ForgetfulDisk()
+            setattr(disk, forgotten, True)
+            disk.cut_at = cut
+            announced, deleting = _life(disk, random.Random(0))
+            found = disk.after_power_cut(random.Random(f"{cut}/{draw}"))
+            if announced and (_missing_root(found) or _judge(found, announced, deleting)):
+                return
+    pytest.fail("nothing broke")
+
+
+def _missing_root(disk: ForgetfulDisk) -> bool:
+    return ROOT not in disk.names("")
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_a_failing_operation_costs_at_most_its_own_step(code: int) -> None:
+    """Whichever operation fails: the step is committed or refused, older ones are untouched."""
+    first, second = sample_step(10, random.Random(1)), sample_step(20, random.Random(2))
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    _save(disk, *first)
+    begin = disk.operations
+    _save(disk, *second)
+    for number in range(begin + 1, disk.operations + 1):
+        tried = ForgetfulDisk()
+        tried.make_dir(ROOT)
+        _save(tried, *first)
+        tried.fail_at = {number: code}
+        announced = {10: first[0]}
+        with contextlib.suppress(CommitError, OSError):
+            _save(tried, *second)
+            announced[20] = second[0]
+        assert _judge(tried, announced, []) == [], f"operation {number}"
+
+
+def test_after_an_error_of_fsync_the_shard_is_written_to_a_new_file() -> None:
+    """A second fsync on the same file would call lost pages durable."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    left = [errno.EIO]
+    disk.refuse = lambda name: left.pop() if name == "sync" and left else 0
+    manifest, images = sample_step(10, random.Random(3))
+    _save(disk, manifest, images)
+    assert left == []
+    assert verify(disk, f"{ROOT}/step_10") == manifest
+
+
+def test_a_full_disk_is_named_and_leaves_no_file() -> None:
+    """ENOSPC is not tried again; what was half written is removed."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    manifest, images = sample_step(10, random.Random(3))
+    folder = open_attempt(disk, ROOT, Attempt(version=manifest.version))
+    disk.refuse = lambda name: errno.ENOSPC if name == "write" else 0
+    with pytest.raises(CommitError, match="No space left on device"):
+        write_shard(disk, folder, manifest.shards[0], images[0])
+    assert disk.names(folder) == []
+
+
+def test_a_vanished_directory_is_an_error_of_that_step() -> None:
+    """Somebody deleted the attempt: the save fails, by name, without going round for ever."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    manifest, images = sample_step(10, random.Random(3))
+    folder = open_attempt(disk, ROOT, Attempt(version=manifest.version))
+    disk.remove_tree(folder)
+    with pytest.raises(CommitError, match="__0_0"):
+        write_shard(disk, folder, manifest.shards[0], images[0])
+
+
+def test_a_bit_that_flips_is_found_and_the_step_before_is_taken() -> None:
+    """Each bit drawn from every file of the newest step: it is passed over, with a note."""
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    for _ in range(60):
+        disk = ForgetfulDisk()
+        disk.make_dir(ROOT)
+        older, newer = sample_step(10, rng), sample_step(20, rng)
+        _save(disk, *older)
+        _save(disk, *newer)
+        shard = rng.choice(newer[0].shards)
+        path, size = f"{ROOT}/step_20/{shard.file}", shard.bytes
+        if rng.random() < 0.5:
+            path = f"{ROOT}/step_20/holdfast.json"
+            size = disk.size(path)
+        disk.flip(path, rng.randrange(8 * size))
+        found, notes = newest(disk, ROOT)
+        if found is not None and found.path.endswith("step_20"):
+            assert verify(disk, found.path) == newer[0], f"seed {seed}"  # white space, say
+            continue
+        assert found is not None, f"seed {seed}"
+        assert found.manifest == older[0], f"seed {seed}"
+        assert "step 20 was passed over" in notes[0]
+
+
+def _reads(content: bytes) -> str:
+    """Return the kind of the error that reading a manifest ends with, and what it says."""
+    with pytest.raises(ManifestError) as caught:
+        decode_manifest(content, "F")
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_newer_format_is_told_apart_from_damage() -> None:
+    """With the right hash or another: newer; what one flipped bit makes of the number: damaged."""
+    content = encode_manifest(sample_step(10, random.Random(3))[0])
+    fields = json.loads(content)
+    number, begin = b'"format":1,"lineage"', content.index(b'"format":1,"lineage"')
+    for newer in (2, 4, 17, 99):
+        found = content.replace(number, b'"format":%d,"lineage"' % newer)
+        assert f"FormatError: F: format={newer}, this Holdfast reads 1" in _reads(found)
+    for bit in range(8):
+        flipped = bytearray(content)
+        flipped[begin + len(b'"format":')] ^= 1 << bit
+        assert _reads(bytes(flipped)).startswith("ManifestError: F is damaged"), bit
+    fields["checkpoint"]["shards"][0]["table"]["format"] = 2
+    body = json.dumps(fields["checkpoint"], separators=(",", ":"), sort_keys=True).encode()
+    found = b'{"hash":"%016x","checkpoint":%s}' % (hash64(body), body)
+    assert "FormatError: F: format=2" in _reads(found)
+
+
+def test_a_step_of_a_newer_format_is_never_passed_over_or_replaced() -> None:
+    """Neither for an older step nor for a new one of the same number."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    older, newer = sample_step(10, random.Random(3)), sample_step(20, random.Random(4))
+    _save(disk, *older)
+    _save(disk, *newer)
+    path = f"{ROOT}/step_20/holdfast.json"
+    content = disk.read(path).replace(b'"format":1,"lineage"', b'"format":2,"lineage"')
+    handle = disk.create(f"{path}.new", direct=False)
+    disk.write(handle, memoryview(content))
+    disk.close(handle)
+    disk.rename(f"{path}.new", path)
+    for read in (lambda: newest(disk, ROOT), lambda: committed(disk, ROOT, 16)):
+        with pytest.raises(FormatError, match=r"step_20/holdfast.json: format=2"):
+            read()
+    with pytest.raises(CommitError, match=r"step_20/holdfast.json: format=2"):
+        _save(disk, *newer)
+    assert disk.read(path) == content
+
+
+def test_a_coordinator_that_was_thought_dead_commits_nothing() -> None:
+    """The new one has renamed the directory: the old one's rename finds nothing."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    manifest, images = sample_step(10, random.Random(3))
+    attempt = Attempt(version=manifest.version, number="a")
+    folder = open_attempt(disk, ROOT, attempt)
+    for shard, image in zip(manifest.shards, images, strict=True):
+        write_shard(disk, folder, shard, image)
+    disk.rename(folder, f"{ROOT}/{Attempt(version=manifest.version, number='new').folder}")
+    with pytest.raises(CommitError, match="was not committed"):
+        commit(disk, ROOT, attempt, manifest.shards, own="old")
+    assert steps(disk, ROOT) == []
+
+
+def test_a_step_that_lacks_a_shard_is_never_committed() -> None:
+    """A missing rank, and tables that do not tile the tensor, are refused by name."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    manifest, _ = sample_step(10, random.Random(3))
+    attempt = Attempt(version=manifest.version)
+    with pytest.raises(CommitError, match=r"ranks \[0\] are no world"):
+        commit(disk, ROOT, attempt, manifest.shards[:1])
+    with pytest.raises(CommitError, match=r"ranks \[0, 0\] are no world"):
+        commit(disk, ROOT, attempt, [manifest.shards[0]] * 2)
+
+
+def test_committing_twice_is_committing_once() -> None:
+    """An answer that was lost is asked for again."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    manifest, images = sample_step(10, random.Random(3))
+    _save(disk, manifest, images, "a")
+    _save(disk, manifest, images, "b")
+    assert read_manifest(disk, f"{ROOT}/step_10") == manifest
+    assert disk.names(ROOT) == ["step_10"]
+
+
+def test_a_step_of_an_abandoned_lineage_is_replaced_at_once() -> None:
+    """The world went back behind step 20 and trained it again: the new one stands."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    _save(disk, *sample_step(20, random.Random(3), lineage=1))
+    again, images = sample_step(20, random.Random(4), lineage=2)
+    _save(disk, again, images)
+    assert read_manifest(disk, f"{ROOT}/step_20") == again
+    assert disk.names(ROOT) == ["step_20"]
+
+
+def _piece(rank: int, begin: int, rows: int, needs: dict[str, Box]) -> ShardTable:
+    """Return the table of a rank that stores rows of a tensor of four."""
+    item = TensorItem(
+        name="w", dtype="uint8", shape=(4,), offsets=(begin,), sizes=(rows,),
+        at=0, length=rows, payload=0, size=rows,
+    )  # fmt: skip
+    paths = {"w": ("w",)}
+    return ShardTable(
+        rank=rank, world=4, tensor_bytes=4096, tensors=(item,), paths=paths, needs=needs
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "missing"),
+    [
+        ([(0, 2, (0, 2))], []),  # its own shard, whole
+        ([(0, 2, (0, 4)), (2, 2, (0, 4))], []),  # two ranks of a node share what both have
+        ([(0, 1, (0, 2)), (2, 1, (2, 2))], ["w"]),  # the other rows are on another node
+        ([(0, 2, (0, 4)), (0, 2, (0, 4))], ["w"]),  # the same piece twice is one piece
+    ],
+)
+def test_a_node_starts_from_its_memory_only_with_all_that_its_ranks_need(
+    pieces: list[tuple[int, int, tuple[int, int]]], missing: list[str]
+) -> None:
+    """A value held alike may lie in pieces with ranks of other nodes. The node then lacks it."""
+    tables = [
+        decode(encode(_piece(rank, begin, rows, {"w": ((start,), (size,))})))
+        for rank, (begin, rows, (start, size)) in enumerate(pieces)
+    ]
+    assert lacking(tables) == missing

@@ -1,0 +1,158 @@
+"""Report on a directory of checkpoints: its contents, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoints.sample_shards import sample_step
+from holdfast.flash.storage.commit import Attempt, commit, open_attempt, write_shard
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.tools.inspect import main
+
+Print = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory with the steps 10 and 20 of two ranks, and one that was never finished."""
+    disk, root = PosixDisk(), str(tmp_path / "ck")
+    disk.make_dir(root)
+    for step in (10, 20, 30):
+        manifest, images = sample_step(step, random.Random(step))
+        attempt = Attempt(version=manifest.version, number="a")
+        opened = open_attempt(disk, root, attempt)
+        for shard, image in zip(manifest.shards, images, strict=True):
+            write_shard(disk, opened, shard, image)
+        if step < 30:
+            commit(disk, root, attempt, manifest.shards)
+    return tmp_path / "ck"
+
+
+def test_each_step_is_a_line(folder: Path, capsys: Print) -> None:
+    """With who saved it and how much it is; what was not finished is no step."""
+    assert main(["inspect", str(folder)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert f"{folder}/step_10: step 10, saved by 2 ranks" in first
+    assert "step_20" in second
+    assert "1 tensor, 2 other values" in second
+
+
+def test_of_one_step_every_item_is_shown(folder: Path, capsys: Print) -> None:
+    """With its type, its whole shape, its size over all ranks, and the ranks that have a part."""
+    assert main(["inspect", str(folder / "step_10")]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["model.weight", "float32", "200x30", "23.4", "KiB", "0,1"] in rows
+    assert main(["inspect", str(folder / "step_10"), "--json"]) == 0
+    [step] = json.loads(capsys.readouterr().out)
+    weight = next(item for item in step["items"] if item["name"] == "model.weight")
+    assert weight["shape"] == [200, 30]
+    assert weight["bytes"] == 200 * 30 * 4
+
+
+def test_whole_steps_verify(folder: Path, capsys: Print) -> None:
+    """Exit code 0, and each says so."""
+    assert main(["verify", str(folder)]) == 0
+    assert capsys.readouterr().out.count("every hash is right") == 2
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[1000] ^= 1
+    file.write_bytes(content)
+
+
+def _shorten(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [_flip, _shorten, Path.unlink])
+def test_a_damaged_step_is_named_beside_whole_ones(
+    folder: Path, damage: Callable[[Path], None], capsys: Print
+) -> None:
+    """By its file and item; the others are verified all the same. Exit code 7."""
+    damage(folder / "step_10" / "__1_0.distcp")
+    assert main(["verify", str(folder)]) == 7
+    wrong, right = capsys.readouterr().out.splitlines()
+    assert f"{folder}/step_10: NOT WHOLE: " in wrong
+    assert "__1_0.distcp" in wrong
+    assert "every hash is right" in right
+
+
+def _flip_first(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+@pytest.mark.parametrize("damage", [_flip_first, _shorten, Path.unlink])
+def test_what_only_torch_reads_is_compared_too(
+    folder: Path, damage: Callable[[Path], None], capsys: Print
+) -> None:
+    """`.metadata` has no hash; without it `dcp.load` finds no checkpoint."""
+    damage(folder / "step_10" / ".metadata")
+    assert main(["verify", str(folder)]) == 7
+    wrong, right = capsys.readouterr().out.splitlines()
+    assert f"NOT WHOLE: {folder}/step_10/.metadata" in wrong
+    assert "every hash is right" in right
+
+
+def test_a_directory_of_steps_may_be_named_like_one_and_have_a_slash(
+    folder: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """A directory's contents tell what it is. An empty `step_6` is a step that is not whole."""
+    root = folder.rename(tmp_path / "step_5")
+    assert main(["verify", f"{root}/"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [f"{root}/step_10", f"{root}/step_20"]
+    (tmp_path / "step_6").mkdir()
+    assert main(["verify", str(tmp_path / "step_6")]) == 7
+    assert "step_6: NOT WHOLE" in capsys.readouterr().out
+
+
+def test_a_flipped_bit_is_seen_by_verify_only(folder: Path) -> None:
+    """Inspect reads no data, and does not say that any is right."""
+    _flip(folder / "step_10" / "__1_0.distcp")
+    assert main(["inspect", str(folder)]) == 0
+
+
+def test_what_is_no_checkpoint_is_said_with_what_to_do(
+    folder: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """Nothing there, a file, an empty directory, only attempts, one of DCP: exit code 2."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / ".metadata").write_text("")
+    (tmp_path / "begun").mkdir()
+    [begun] = folder.glob("step_30.tmp.*")
+    begun.rename(tmp_path / "begun" / begun.name)
+    said = {
+        "nothing": "does not exist: name a step's directory",
+        "file": "is a file, not a directory",
+        "empty": "holds no checkpoint: no step_N directory",
+        "begun": "only 1 that were never finished",
+        "theirs": "torch.distributed.checkpoint wrote it",
+    }
+    for name, text in said.items():
+        assert main(["verify", str(tmp_path / name)]) == 2
+        assert text in capsys.readouterr().err, name
+
+
+@pytest.mark.parametrize("tool", ["inspect", "verify"])
+def test_the_command_line_passes_words_and_exit_code_on(folder: Path, tool: str) -> None:
+    """`holdfast checkpoint inspect|verify PATH -o json`."""
+    (folder / "step_10" / "__1_0.distcp").unlink()
+    command = [sys.executable, "-m", "holdfast_cli.main", "checkpoint", tool, str(folder)]
+    done = subprocess.run(
+        [*command, "-o", "json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    wrong, right = json.loads(done.stdout)
+    assert "__1_0.distcp" in wrong["wrong"]
+    assert (right["step"], right["ranks"]) == (20, 2)

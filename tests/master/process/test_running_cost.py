@@ -1,0 +1,66 @@
+"""Size of a master of ten thousand agents: the poller, malloc, the garbage collector."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+from holdfast_master.process import grpc_environment, os_process
+
+
+def test_a_poller_that_the_user_chose_stays() -> None:
+    """Ours is only a default."""
+    chosen: dict[str, str] = {}
+    grpc_environment.choose_poller(chosen)
+    assert chosen == {grpc_environment.EXPERIMENTS: grpc_environment.POLLER}
+    own = {grpc_environment.EXPERIMENTS: "something"}
+    grpc_environment.choose_poller(own)
+    assert own == {grpc_environment.EXPERIMENTS: "something"}
+
+
+def test_grpc_knows_the_poller() -> None:
+    """A release that has dropped the choice would only say so in its log."""
+    code = "import grpc; grpc.insecure_channel('localhost:1').close()"
+
+    def said(experiments: str) -> str:
+        environment = {
+            **os.environ,
+            grpc_environment.EXPERIMENTS: experiments,
+            "GRPC_VERBOSITY": "INFO",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stderr.lower()
+
+    assert "unknown experiment" in said("no_such_thing")
+    assert "unknown experiment" not in said(grpc_environment.POLLER)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="malloc has no options here")
+def test_malloc_is_told() -> None:
+    """In a process of its own: it cannot be taken back."""
+    code = "from holdfast_master.process import os_process; assert os_process.spread_large_blocks()"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_garbage_is_looked_for_less_often() -> None:
+    """And never among what was there before."""
+    before = gc.get_threshold()
+    try:
+        os_process.collect_rarely()
+        assert gc.get_threshold() == os_process.COLLECT_AFTER
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

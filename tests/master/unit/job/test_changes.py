@@ -1,0 +1,120 @@
+"""Changes: why the master looked at its decisions again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from holdfast_master.inputs import OperatorMessage, Received
+from holdfast_master.job.state.changes import Change, PendingChanges
+from holdfast_wire.messages import (
+    CheckpointPolicy,
+    Fence,
+    Heartbeat,
+    MasterSpec,
+    RankProgress,
+    WorkerExited,
+)
+from simulation.steered.job import SteeredJob
+
+Start = Callable[..., SteeredJob]
+
+
+def _beat(job: SteeredJob) -> None:
+    session = job.agents[0].session
+    assert session is not None
+    ranks = (RankProgress(round=1, step=5, step_seconds=0.1, has_sdk=True),)
+    job.take(Received(session, Fence(epoch=1, incarnation="m1", round=1), Heartbeat(ranks=ranks)))
+
+
+def test_a_batch_names_the_changes_that_led_to_another_look(training: Start) -> None:
+    """The end of a stream breaks no world; a lost pod does, and each cause is named."""
+    job = training(2)
+    session = job.agents[1].session
+    assert session is not None
+    job.agents[1].cut_off()
+    job.time.run(job.time.now + 30.0, lambda: Change.NODE_GONE in job.core.reasons())
+    assert list(job.core.reasons()) == [
+        Change.NODE_GONE,
+        Change.WORLD_BROKEN,
+        Change.INCIDENT_JUDGED,
+    ]
+    assert job.core.inspect().worlds.broken
+
+
+def test_a_heartbeat_of_a_world_that_trains_leads_to_no_look(training: Start) -> None:
+    """The reasons of the batch before are not shown for one that had none."""
+    job = training(2)
+    job.change(checkpoint=CheckpointPolicy(keep_last=9))
+    assert "a spec arrived" in job.core.reasons()
+    _beat(job)
+    assert job.core.reasons() == ()
+
+
+def test_a_master_that_stepped_down_looks_no_more(training: Start) -> None:
+    """A master that stepped down does not look at what it still hears."""
+    job = training(2)
+    context = job.core.inspect()
+    session = job.agents[0].session
+    assert session is not None
+    job.core.handle(Received(session, Fence(epoch=9, incarnation="m9"), Heartbeat()), job.moment())
+    assert context.stepped_down
+    job.core.handle(OperatorMessage(MasterSpec(generation=50, replicas=1)), job.moment())
+    assert job.core.reasons() == ()
+
+
+def test_every_change_that_waits_is_kept_once_and_in_order() -> None:
+    """The number of reasons bounds a batch, however many deadlines it holds."""
+    changes = PendingChanges()
+    for _ in range(3):
+        changes.add(Change.POD_SEEN)
+        changes.add(Change.NODE_GONE)
+        assert changes.waiting == [Change.POD_SEEN, Change.NODE_GONE]
+        changes.take()
+    assert changes.waiting == []
+    assert changes.batch == [Change.POD_SEEN, Change.NODE_GONE]
+    changes.begin()
+    assert changes.batch == []
+
+
+_IDLE_AT_A_DEATH = {
+    "checkpoints.commits",
+    "checkpoints.on_demand",
+    "checkpoints.restore",
+    "nodes.eligibility",
+    "nodes.liveness",
+    "nodes.rule_actions",
+    "rescale.rescale",
+    "takeover.adoption",
+    "worlds.flush",
+}
+"""Modules of the job that have nothing to do when a worker dies and its nodes stay."""
+
+
+def test_a_look_enters_no_policy_that_has_nothing_to_do(training: Start) -> None:
+    """From the end of a worker to the assignments of the next round only what acts is called."""
+    job = training(2)
+    session = job.agents[1].session
+    assert session is not None
+    death = Received(
+        session, Fence(epoch=1, incarnation="m1", round=1), WorkerExited(rank=1, exit_code=-9)
+    )
+    entered: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if event == "call" and name.startswith("holdfast_master.job."):
+            entered.add(name.removeprefix("holdfast_master.job."))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        job.core.handle(death, job.moment())
+    finally:
+        sys.setprofile(before)
+    world = job.core.inspect().worlds.newest
+    assert world is not None
+    assert (world.round, world.assigned) == (2, True)
+    assert {"incidents.incidents", "worlds.rounds", "worlds.assignment"} <= entered
+    assert entered.isdisjoint(_IDLE_AT_A_DEATH)

@@ -1,0 +1,242 @@
+"""Hangs of a running world: from silence to the evidence of all ranks to an event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_master.instructions import KeepEvidence
+from holdfast_wire.messages import (
+    CollectEvidence,
+    HangPolicy,
+    HealthMode,
+    HealthPolicy,
+    HealthReason,
+    Incident,
+    IncidentEvidence,
+    JobPhase,
+    StopJobRequest,
+)
+from holdfast_wire.reasons import Cause, EventReason
+from simulation.steered.job import SteeredJob
+from simulation.steered.without_sdk import without_sdk
+
+Start = Callable[..., SteeredJob]
+
+HEALTH = HealthPolicy(
+    hang=HangPolicy(
+        mode=HealthMode.REPORT, step_time_factor=10.0, min_seconds=8.0, first_step_seconds=60.0
+    )
+)
+
+
+def _told(job: SteeredJob, reason: str) -> list[str]:
+    return [event.text for event in job.core.events_after(0, 100_000) if event.reason == reason]
+
+
+def _asked(job: SteeredJob) -> list[tuple[int, CollectEvidence]]:
+    return [(node, sent) for node, sent in job.sent if isinstance(sent, CollectEvidence)]
+
+
+def test_a_world_that_trains_does_not_hang(training: Start) -> None:
+    """Nobody is asked, however long it trains."""
+    job = training(3, health=HEALTH)
+    job.run(120.0)
+    assert not _asked(job)
+
+
+def test_a_world_without_progress_is_asked_once_and_named(training: Start) -> None:
+    """After the limit that its own pace has taught; every member gives its evidence."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    job.agents[0].workers.pause(paused=True)
+    job.run(7.0)
+    assert not _asked(job)
+    job.run(6.0)
+    assert sorted(node for node, _ in _asked(job)) == [0, 1, 2]
+    (text,) = _told(job, EventReason.HANG_FOUND)
+    assert "no progress for" in text
+    assert job.core.inspect().state.phase is JobPhase.TRAINING
+    job.run(30.0)
+    assert len(_told(job, EventReason.HANG_FOUND)) == 1
+    job.agents[0].workers.pause(paused=False)
+    job.run(5.0)
+    assert len(_told(job, EventReason.HANG_OVER)) == 1
+
+
+def test_the_hang_that_holds_is_in_the_health_of_the_job(training: Start) -> None:
+    """With the time since it was seen; it is gone once the ranks go on."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    assert job.core.health(job.moment()).hang is None
+    job.agents[0].workers.pause(paused=True)
+    job.run(20.0)
+    first = job.core.health(job.moment()).hang
+    job.run(5.0)
+    hang = job.core.health(job.moment()).hang
+    assert first is not None
+    assert hang is not None
+    assert hang.cause
+    assert hang.seconds == pytest.approx(first.seconds + 5.0, abs=0.1)
+    job.agents[0].workers.pause(paused=False)
+    job.run(5.0)
+    assert job.core.health(job.moment()).hang is None
+
+
+def _hangs(job: SteeredJob) -> list[Incident]:
+    listed = job.core.incidents(job.moment())
+    return [one for one in listed if one.cause == Cause.HANG]
+
+
+def _kept(job: SteeredJob) -> list[IncidentEvidence]:
+    return [one.evidence for one in job.instructions if isinstance(one, KeepEvidence)]
+
+
+def test_a_hang_is_an_incident_that_keeps_its_evidence(training: Start) -> None:
+    """It is closed when the ranks go on, spends no budget, and has the stacks of all ranks."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    job.agents[0].workers.pause(paused=True)
+    job.run(20.0)
+    (hang,) = _hangs(job)
+    assert (hang.open, hang.reported_only, hang.from_round) == (True, True, 1)
+    (kept,) = _kept(job)
+    assert kept.incident_id == hang.id
+    assert [one.rank for one in kept.ranks] == [0, 1, 2]
+    job.agents[0].workers.pause(paused=False)
+    job.run(5.0)
+    (over,) = _hangs(job)
+    assert not over.open
+    assert over.first_step_seconds > 0
+    assert not job.charges()
+
+
+def test_a_successor_goes_on_with_the_hang_that_it_finds(training: Start) -> None:
+    """Neither the incident nor its event is doubled; the first progress closes it."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    job.agents[0].workers.pause(paused=True)
+    job.run(20.0)
+    job.kill_master()
+    job.start_master()
+    job.run(2.0)
+    assert [one.open for one in _hangs(job)] == [True]
+    job.run(70.0)
+    assert len(_kept(job)) == 2
+    assert {one.incident_id for one in _kept(job)} == {_hangs(job)[0].id}
+    assert len(_told(job, EventReason.HANG_FOUND)) == 1
+    job.agents[0].workers.pause(paused=False)
+    job.run(5.0)
+    assert [one.open for one in _hangs(job)] == [False]
+    assert len(_told(job, EventReason.HANG_OVER)) == 1
+
+
+def test_a_successor_closes_a_hang_that_ended_while_there_was_no_master(training: Start) -> None:
+    """It sees the ranks make progress."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    job.agents[0].workers.pause(paused=True)
+    job.run(20.0)
+    job.kill_master()
+    job.agents[0].workers.pause(paused=False)
+    job.start_master()
+    job.run(5.0)
+    assert [one.open for one in _hangs(job)] == [False]
+    assert len(_told(job, EventReason.HANG_OVER)) == 1
+
+
+def test_the_status_sums_the_health_up(training: Start) -> None:
+    """Not judged before a world runs; as expected, a hang, and as expected again."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    assert job.core.status(job.moment()).health is HealthReason.AS_EXPECTED
+    job.agents[0].workers.pause(paused=True)
+    job.run(20.0)
+    status = job.core.status(job.moment())
+    assert status.health is HealthReason.HANG
+    assert status.health_text == _hangs(job)[0].text
+    job.agents[0].workers.pause(paused=False)
+    job.run(5.0)
+    assert job.core.status(job.moment()).health is HealthReason.AS_EXPECTED
+    job.ask(StopJobRequest(now=True))
+    job.run(5.0)
+    assert job.core.status(job.moment()).health is HealthReason.NOT_JUDGED
+
+
+def test_a_hang_ends_with_its_world(training: Start) -> None:
+    """A person restarts the round: the hang is closed, and the ranks never went on."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    job.agents[0].workers.pause(paused=True)
+    job.run(20.0)
+    job.ask(StopJobRequest(now=True))
+    job.run(5.0)
+    (hang,) = _hangs(job)
+    assert (hang.open, hang.first_step_seconds) == (False, 0.0)
+    assert hang.decided_seconds > 0
+    assert not job.core.inspect().health.open_incident
+
+
+def test_nobody_is_asked_where_hangs_are_not_looked_for(training: Start) -> None:
+    """Mode Disabled, or a spec of an older operator."""
+    for health in (None, HealthPolicy(hang=HangPolicy(mode=HealthMode.DISABLED, min_seconds=5.0))):
+        job = training(2, health=health)
+        job.agents[0].workers.pause(paused=True)
+        job.run(60.0)
+        assert not _asked(job)
+
+
+def _pause(job: SteeredJob, *, paused: bool) -> None:
+    job.agents[0].workers.pause(paused=paused)
+
+
+def test_a_first_evaluation_without_the_sdk_is_no_hang(
+    training: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks compute, are looked at once a minute, and are named when a first step would be."""
+    without_sdk(monkeypatch)
+    hang = HangPolicy(
+        mode=HealthMode.REPORT, step_time_factor=10.0, min_seconds=8.0, first_step_seconds=200.0
+    )
+    job = training(3, health=HealthPolicy(hang=hang))
+    job.run(10.0)
+    _pause(job, paused=True)
+    job.run(150.0)
+    assert not _told(job, EventReason.HANG_FOUND)
+    assert len(_asked(job)) == 3 * 3
+    job.run(120.0)
+    (text,) = _told(job, EventReason.HANG_FOUND)
+    assert "linear.py" in text or "train.py" in text
+    _pause(job, paused=False)
+    job.run(5.0)
+    assert len(_told(job, EventReason.HANG_OVER)) == 1
+
+
+def test_an_evaluation_that_ended_is_learned_without_a_word(
+    training: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one of its length is not even asked about."""
+    without_sdk(monkeypatch)
+    job = training(3, health=HEALTH)
+    job.run(10.0)
+    for _ in range(2):
+        _pause(job, paused=True)
+        job.run(30.0)
+        _pause(job, paused=False)
+        job.run(10.0)
+    assert not _told(job, EventReason.HANG_FOUND)
+    assert not _told(job, EventReason.HANG_OVER)
+    assert len(_asked(job)) == 3
+
+
+def test_a_loop_of_the_script_is_a_hang_at_its_learned_limit(
+    training: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that spins in its own code does not evaluate."""
+    without_sdk(monkeypatch, '  File "/job/train.py", line 9 in spin\n')
+    job = training(3, health=HEALTH)
+    job.run(10.0)
+    _pause(job, paused=True)
+    job.run(20.0)
+    assert len(_told(job, EventReason.HANG_FOUND)) == 1

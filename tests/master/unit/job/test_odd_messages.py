@@ -1,0 +1,359 @@
+"""Messages that come twice, too late, or from where nobody expected them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_master.inputs import Connected, Received
+from holdfast_master.instructions import Refuse, Send
+from holdfast_master.job.state.world import World
+from holdfast_wire.messages import (
+    BarrierReached,
+    BudgetKind,
+    CommandDone,
+    DrainNodeRequest,
+    Fence,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Leave,
+    LeaveOutcome,
+    RankProgress,
+    RestartWorkerRequest,
+    RoundStarted,
+    RoundStopped,
+    StopJobRequest,
+    StorePrepared,
+    Warmed,
+    WorkerExited,
+)
+from simulation.steered.job import SteeredJob, job_spec
+
+Start = Callable[..., SteeredJob]
+
+
+def say(job: SteeredJob, rank: int, message: object, number: int = 1) -> None:
+    """A message of an agent about a round."""
+    session = job.agents[rank].session
+    assert session is not None
+    fence = Fence(epoch=1, incarnation="m1", round=number)
+    job.take(Received(session, fence, message))  # type: ignore[arg-type]
+
+
+def test_messages_about_other_rounds_change_nothing(training: Start) -> None:
+    """Late ones of older rounds, early ones of rounds that do not exist."""
+    job = training(2)
+    before = job.core.newest_event()
+    for number in (0, 7):
+        say(job, 0, RoundStarted(first_step=True, step=99), number)
+        say(job, 0, RoundStopped(), number)
+        say(job, 0, WorkerExited(exit_code=1), number)
+        say(job, 0, WorkerExited(exit_code=0), number)
+        say(job, 0, Heartbeat(ranks=(RankProgress(round=number, step=10**6),)), number)
+    say(job, 0, Heartbeat())
+    say(job, 0, WorkerExited(exit_code=0, local_rank=5))
+    say(job, 0, Warmed())
+    job.run(3.0)
+    assert job.core.newest_event() == before
+    assert job.core.status(job.moment()).step < 1000
+
+
+def test_processes_that_stop_without_an_order_are_missed(training: Start) -> None:
+    """RoundStopped of the running round, and a second later no word why."""
+    job = training(2)
+    say(job, 1, RoundStopped())
+    job.run(1.5)
+    assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkersMissing"]
+
+
+def test_processes_that_stop_after_an_exit_are_not_missed(training: Start) -> None:
+    """The exit is the incident; a word later changes nothing."""
+    job = training(2)
+    say(job, 1, RoundStopped())
+    say(job, 1, WorkerExited(exit_code=-9, step=5))
+    job.run(12.0)
+    assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkerCrashed"]
+
+
+def test_a_first_step_that_is_told_again_explains_no_missing_process(training: Start) -> None:
+    """An agent repeats it after a reconnect, when its hello has shown that nothing runs."""
+    job = training(2)
+    say(job, 1, RoundStopped())
+    job.run(0.5)
+    say(job, 1, RoundStarted(first_step=True, step=1))
+    job.run(1.0)
+    assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkersMissing"]
+
+
+def test_processes_that_began_after_the_hello_are_not_missed(training: Start) -> None:
+    """Nor those of a torchrun, whose hello can never show them."""
+    job = training(2)
+    say(job, 1, RoundStopped())
+    job.run(0.5)
+    say(job, 1, RoundStarted())
+    job.run(3.0)
+    assert job.core.goodput(job.moment()).incidents == ()
+
+
+@pytest.mark.parametrize("exits", [1, 2])
+def test_each_process_that_stopped_needs_a_reason(exits: int) -> None:
+    """One of two ranks ended well, which says nothing of the other."""
+    job = SteeredJob(job_spec(replicas=2))
+    job.add_agents(2, local=2)
+    job.run_until("TRAINING")
+    for local_rank in range(exits):
+        say(job, 1, WorkerExited(local_rank=local_rank, exit_code=0))
+        say(job, 1, RoundStopped())
+    job.run(1.5)
+    causes = [i.cause for i in job.core.goodput(job.moment()).incidents]
+    assert causes == ["WorkersMissing"][exits - 1 :]
+
+
+def test_ranks_that_stopped_at_a_barrier_nobody_knows_of_are_missed(training: Start) -> None:
+    """A master without the end of its predecessor's journal hears of it, in the usual order."""
+    job = training(2)
+    say(job, 1, BarrierReached(barrier_id=7, step=3))
+    say(job, 1, WorkerExited(exit_code=0, barrier=True))
+    job.run(1.5)
+    assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkersMissing"]
+
+
+def test_a_reason_that_is_owed_for_one_round_is_not_asked_of_the_next(training: Start) -> None:
+    """Another node's failure ended the round; the next one's processes take long to begin."""
+    job = training(2)
+    job.agents[1].drag = 3.0
+    say(job, 1, RoundStopped())
+    job.agents[0].crash_worker()
+    job.run(0.2)
+    assert not job.is_in("TRAINING")
+    job.run_until("TRAINING")
+    assert job.core.status(job.moment()).round == 2
+    assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkerCrashed"]
+
+
+def test_the_end_of_the_running_rounds_store_is_told(training: Start) -> None:
+    """Training goes on; only new groups would fail."""
+    job = training(2)
+    world = job.core.inspect().worlds.newest
+    assert world is not None
+    say(job, 0, StorePrepared(store_id=world.store_id, error="killed"))
+    say(job, 0, StorePrepared(store_id=world.store_id, host="h", port=9))
+    say(job, 0, StorePrepared(store_id="nobody asked", host="h", port=9))
+    assert job.reasons()[-1] == "StoreMissing"
+    assert job.is_in("TRAINING")
+
+
+def _until_assigned(job: SteeredJob, number: int) -> World:
+    """Let time pass until this round is assigned, whose ranks do not step for a while."""
+
+    def found() -> World | None:
+        world = job.core.inspect().worlds.running()
+        return world if world is not None and world.round == number else None
+
+    job.time.run(job.time.now + 60.0, lambda: found() is not None)
+    world = found()
+    assert world is not None
+    assert not world.training
+    return world
+
+
+def test_a_store_that_ends_before_its_round_trains_interrupts_the_round() -> None:
+    """Its ranks would try to connect for many minutes."""
+    job = SteeredJob(job_spec(replicas=2))
+    job.add_agents(2)
+    world = _until_assigned(job, 1)
+    say(job, 1, StorePrepared(store_id="another", error="killed"))
+    assert job.members == [0, 1]
+    say(job, 0, StorePrepared(store_id=world.store_id, error="the zygote ended"))
+    assert job.members == []
+    [case] = job.core.goodput(job.moment()).incidents
+    assert case.cause == "StoreLost"
+    assert "the store of round 1 ended: the zygote ended" in case.text
+    job.run_until("TRAINING")
+    assert job.core.status(job.moment()).round == 2
+
+
+def test_a_store_that_ended_with_the_round_before_is_no_second_incident(training: Start) -> None:
+    """A peer's report was faster than that of the node whose zygote ended."""
+    job = training(2)
+    say(job, 1, WorkerExited(rank=1, exit_code=1, error_type="RuntimeError"))
+    world = _until_assigned(job, 2)
+    host = world.fact.members[0].node_rank
+    say(job, host, WorkerExited(rank=0, exit_code=-9, age_seconds=0.1), 1)
+    say(job, host, StorePrepared(store_id=world.store_id, error="the zygote ended"), 2)
+    job.run_until("TRAINING")
+    job.run(15.0)
+    assert job.core.status(job.moment()).round == 3
+    assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkerCrashed"]
+    assert len(job.charges()) == 1
+
+
+def test_cold_starts_are_told_once(training: Start) -> None:
+    """Shown with the node."""
+    job = training(2)
+    say(job, 0, RoundStarted(cold_reason="a thread is running"))
+    say(job, 0, RoundStarted(cold_reason="a thread is running"))
+    assert job.reasons().count("NodeCold") == 1
+    assert job.core.nodes(job.moment())[0].cold_reason == "a thread is running"
+    job.add_agent(2)
+    job.time.run(job.time.now + 1.0, lambda: 2 in job.core.inspect().membership.nodes)
+    say(job, 2, Warmed(cold_reason="no fork"))
+    assert job.core.nodes(job.moment())[2].cold_reason == "no fork"
+
+
+def test_answers_to_commands_are_noted(training: Start) -> None:
+    """Unknown ids are nobody's."""
+    job = training(2, min_replicas=2)
+    job.replaces = False
+    job.agents[1].crash()
+    job.run(1.0)
+    assert not job.core.inspect().state.commands or all(
+        command.kind == "replace" for command in job.core.inspect().state.commands.values()
+    )
+    say(job, 0, CommandDone(command_id=12345, ok=True))
+
+
+def test_a_released_agent_says_goodbye(training: Start) -> None:
+    """It left as it was told: no incident; one that comes back is told again."""
+    job = training(3)
+    agent = job.agents[2]
+    agent.ignores += (Leave,)
+    job.ask(DrainNodeRequest(node_rank=2))
+    job.time.run(job.time.now + 5.0, lambda: 2 in job.core.inspect().state.released)
+    job.sent.clear()
+    agent.stream = None
+    agent.dial()
+    job.run(0.1)
+    assert isinstance([message for rank, message in job.sent if rank == 2][-1], Leave)
+    say(job, 2, Goodbye(reason="bye"))
+    job.run(15.0)
+    assert job.charges() == []
+    assert job.members == [0, 1]
+
+
+def test_an_agent_that_was_released_does_not_come_back(training: Start) -> None:
+    """A hello after it was told to leave and left."""
+    job = training(3)
+    hello = job.agents[2].hello()
+    job.ask(DrainNodeRequest(node_rank=2))
+    job.run(5.0)
+    batch = job.take(Connected(9999, hello))
+    told = [i.response.message for i in batch if isinstance(i, Send)]
+    assert [type(message) for message in told] == [Leave]
+    assert told[0].outcome is LeaveOutcome.RELEASED  # type: ignore[union-attr]
+    job.ask(StopJobRequest(now=True))
+    job.run(1.0)
+    batch = job.take(Connected(10000, hello))
+    told = [i.response.message for i in batch if isinstance(i, Send)]
+    assert told[0].outcome is LeaveOutcome.RELEASED  # type: ignore[union-attr]
+
+
+def test_a_script_that_shows_its_steps_late(training: Start) -> None:
+    """Taken for one without the SDK at first; its first step corrects that."""
+    del training
+    job = SteeredJob(job_spec(replicas=2))
+    job.add_agents(2, sdk=False)
+    job.run_until("TRAINING")
+    assert job.core.status(job.moment()).degraded_progress
+    for rank in (0, 1):
+        say(job, rank, RoundStarted(first_step=True, step=41))
+    assert job.core.inspect().state.best_step == 41
+
+
+def test_restart_is_asked_while_an_incident_is_open(training: Start) -> None:
+    """The failure is charged, the restart is free."""
+    job = training(2)
+    job.agents[0].crash_worker()
+    job.time.run(job.time.now + 1.0, lambda: job.is_in("STARTING"))
+    job.ask(RestartWorkerRequest())
+    job.run(15.0)
+    assert job.charges() == [BudgetKind.FAILURES]
+    causes = [item.cause for item in job.core.goodput(job.moment()).incidents]
+    assert causes[-1] == "RestartAsked"
+
+
+def test_events_are_served_from_any_point(training: Start) -> None:
+    """Oldest first, at most as many as asked for."""
+    job = training(2)
+    core, newest = job.core, job.core.newest_event()
+    every = core.events_after(0, 1000)
+    assert [event.sequence for event in every] == list(range(1, newest + 1))
+    assert core.events_after(newest - 2, 1) == every[-2:-1]
+    assert core.events_after(newest, 10) == ()
+    assert core.events_after(0, 3) == every[:3]
+    assert core.events_after(0, 1)[0].sequence == 1
+
+
+def test_only_the_newest_events_and_incidents_are_kept() -> None:
+    """Old ones make room."""
+    settings = type(SteeredJob(job_spec()).settings)(event_limit=20, incident_limit=2)
+    job = SteeredJob(job_spec(replicas=2), settings=settings)
+    job.add_agents(2)
+    job.run_until("TRAINING")
+    for _ in range(4):
+        job.agents[0].crash_worker()
+        job.run(1.0)
+    assert len(job.core.events_after(0, 1000)) == 20
+    assert len(job.core.goodput(job.moment()).incidents) == 2
+    job.run(15.0)
+
+
+def test_nodes_before_the_first_world_are_ready_or_warming() -> None:
+    """And draining ones say so."""
+    job = SteeredJob(job_spec())
+    job.add_agent(0)
+    job.run(0.03)
+    assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["WARMING"]
+    job.run(1.0)
+    assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["READY"]
+    job.agents[0].ignores += (Leave,)
+    job.ask(DrainNodeRequest(node_rank=0))
+    assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["DRAINING"]
+    assert not isinstance(job.answers.popitem()[1], Refuse)
+
+
+def test_two_drains_of_one_node_are_one(training: Start) -> None:
+    """The first reason stands."""
+    job = training(3)
+    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(DrainNodeRequest(node_rank=1))
+    job.evict(1)
+    job.run(20.0)
+    assert job.charges() == []
+    assert job.reasons().count("NodeDraining") == 1
+
+
+def test_a_drained_node_that_dies_first_explains_the_others(training: Start) -> None:
+    """Whoever raises because of it is not blamed: a person wanted it out."""
+    job = training(3)
+    job.replaces = False
+    job.raises = 1.0
+    job.ask(DrainNodeRequest(node_rank=1))
+    job.run(0.1)
+    job.agents[1].crash()
+    job.run(15.0)
+    assert job.charges() == []
+    assert job.members == [0, 2]
+
+
+def test_a_claim_counts_only_while_the_job_waits() -> None:
+    """An agent of an older life comes when the first world is being formed."""
+    job = SteeredJob(job_spec(replicas=2))
+    job.store_failures = 1.0
+    job.add_agents(2)
+    job.time.run(5.0, lambda: job.is_in("FORMING"))
+    other = job.add_agent(2)
+    other.alive = False
+    hello = Hello(
+        job_uid="uid-1",
+        node_rank=3,
+        agent_id="z",
+        pod_uid="z",
+        local_world_size=1,
+        round=9,
+        workers=other.hello().workers,
+    )
+    job.take(Connected(8888, hello))
+    assert not job.core.inspect().claims.hellos

@@ -1,0 +1,158 @@
+"""Stragglers of a running world: from samples of collectives to an event."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from holdfast_master.job.health import stragglers
+from holdfast_master.job.state.health import GroupHistory
+from holdfast_wire.messages import (
+    ClockProbe,
+    ClockReply,
+    CollectiveSamples,
+    GroupCollectives,
+    HealthMode,
+    HealthPolicy,
+    RankCollectives,
+    StragglerPolicy,
+)
+from holdfast_wire.reasons import EventReason
+from simulation.steered.job import SteeredJob
+from simulation.steered.samples import Sampler
+
+Start = Callable[..., SteeredJob]
+
+POLICY = StragglerPolicy(
+    mode=HealthMode.REPORT, slowdown_percent=10, window_steps=5, votes=3, votes_out_of=5
+)
+
+
+def _judged(group: GroupHistory) -> set[int]:
+    """The ranks of the newest window."""
+    return set(group.window.ranks) if group.window is not None else set()
+
+
+def _health(**changes: object) -> HealthPolicy:
+    return HealthPolicy(straggler=dataclasses.replace(POLICY, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_node_that_becomes_slow_is_named_and_later_cleared(training: Start, nodes: int) -> None:
+    """Within 20 steps at these thresholds; clocks that differ by minutes do not matter."""
+    sampled = Sampler(training(nodes, health=_health()))
+    sampled.offsets = {1: 200.0, 0: -55.0}
+    for _ in range(10):
+        sampled.steps(20)
+    assert not sampled.told(EventReason.STRAGGLER_FOUND)
+    sampled.steps(20, {1: 0.03})
+    (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
+    assert "1" in text
+    for _ in range(6):
+        sampled.steps(20)
+    assert len(sampled.told(EventReason.STRAGGLER_GONE)) == 1
+
+
+def test_a_large_world_is_judged_in_slices_with_the_same_result(
+    training: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples that come between two slices change nothing of the look that is under way."""
+    monkeypatch.setattr(stragglers, "AT_ONCE_RANKS", 1)
+    sampled = Sampler(training(4, health=_health()))
+    for _ in range(10):
+        sampled.steps(20, wait=0.015)
+    assert sampled.job.core.inspect().health.groups["0"].judgement is not None
+    sampled.job.run(3.0)
+    assert not sampled.told(EventReason.STRAGGLER_FOUND)
+    sampled.steps(20, {1: 0.03}, wait=3.0)
+    (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
+    assert "node 1" in text
+    assert sampled.job.core.inspect().health.groups["0"].steps == 215
+
+
+def test_a_group_that_is_made_anew_ends_the_look_at_the_old_one(
+    training: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers begin again, and steps of both are never one window."""
+    monkeypatch.setattr(stragglers, "AT_ONCE_RANKS", 1)
+    sampled = Sampler(training(2, health=_health()))
+    sampled.steps(20, wait=0.015)
+    sampled.first = 1
+    sampled.steps(20, wait=3.0)
+    group = sampled.job.core.inspect().health.groups["0"]
+    assert group.judgement is None
+    assert 0 < group.aligned <= 20
+
+
+def test_a_look_waits_for_all_ranks_of_the_world(training: Start) -> None:
+    """Two of four ranks are no group; a rank that never samples is waited for for a minute."""
+    sampled = Sampler(training(4, health=_health()))
+    assert not _judged(sampled.only(0, 1))
+    sampled.steps(20)
+    assert _judged(sampled.only(0, 1, 2, 3)) == {0, 1, 2, 3}
+    late = Sampler(training(4, health=_health()))
+    assert not _judged(late.only(0, 1, 2))
+    late.job.run(stragglers.GATHER_SECONDS)
+    assert _judged(late.only(0, 1, 2)) == {0, 1, 2}
+
+
+def test_a_rank_that_samples_no_more_is_left_out_after_a_while(training: Start) -> None:
+    """The others are judged without it, and with it once it is back."""
+    sampled = Sampler(training(3, health=_health()))
+    sampled.steps(20)
+    sampled.only(0, 1)
+    sampled.job.run(stragglers.SILENT_SECONDS)
+    assert _judged(sampled.only(0, 1)) == {0, 1}
+    sampled.steps(20)
+    assert _judged(sampled.only(0, 1, 2)) == {0, 1, 2}
+
+
+def test_nobody_is_judged_where_the_mode_says_so(training: Start) -> None:
+    """Nor where a spec of an older operator has no health at all."""
+    for health in (_health(mode=HealthMode.DISABLED), None):
+        sampled = Sampler(training(2, health=health))
+        for _ in range(10):
+            sampled.steps(20)
+        sampled.steps(40, {1: 0.05})
+        assert not sampled.told(EventReason.STRAGGLER_FOUND)
+
+
+def test_samples_of_another_round_and_of_ranks_that_are_not_there_are_dropped(
+    training: Start,
+) -> None:
+    """A stream may deliver late, and a peer may say anything."""
+    job = training(2, health=_health())
+    agent = job.agents[1]
+    group = GroupCollectives(group="0", first_sequence=1, signatures=(1,), issued_us=(5,))
+    alien = CollectiveSamples(ranks=(RankCollectives(local_rank=7, groups=(group,)),))
+    agent.report(alien, agent.accepted.round)
+    own = CollectiveSamples(ranks=(RankCollectives(local_rank=0, groups=(group,)),))
+    agent.report(own, agent.accepted.round - 1)
+    broken = dataclasses.replace(own, clock_offset_seconds=float("nan"))
+    agent.report(broken, agent.accepted.round)
+    job.run(0.5)
+    assert not job.core.inspect().health.groups
+
+
+def test_a_clock_probe_is_answered_with_the_masters_time(training: Start) -> None:
+    """So that agents can place their moments on one clock."""
+    job = training(2)
+    job.agents[0].report(ClockProbe(probe_id=4), 0)
+    job.run(0.2)
+    (reply,) = [message for _, message in job.sent if isinstance(message, ClockReply)]
+    assert reply.probe_id == 4
+    assert abs(reply.master_unix - job.moment().unix) < 0.2
+
+
+def test_a_master_whose_clock_is_set_goes_on_with_the_old_time(training: Start) -> None:
+    """Else nodes that heard before and after would seem to be apart by that much."""
+    job = training(2)
+    job.agents[0].report(ClockProbe(probe_id=4), 0)
+    job.run(0.2)
+    job.master.wall += 0.05
+    job.agents[1].report(ClockProbe(probe_id=5), 0)
+    job.run(0.2)
+    before, after = [message for _, message in job.sent if isinstance(message, ClockReply)]
+    assert after.master_unix - before.master_unix == pytest.approx(0.2, abs=0.02)

@@ -1,0 +1,194 @@
+"""Recorded inputs are decided again: the same code, the same facts; other code, the difference."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from holdfast_master.core import Core
+from holdfast_master.inputs import Input, Moment
+from holdfast_master.instructions import Instruction, Record
+from holdfast_master.job.worlds import rounds
+from holdfast_master.replay import replayer
+from holdfast_master.replay.codec import to_message
+from holdfast_master.replay.files import FORMAT
+from holdfast_master.replay.replayer import ReplayError, redecide
+from holdfast_wire.messages import (
+    DrainNodeRequest,
+    DumpStacksRequest,
+    InputRecorded,
+    JournalRecord,
+    MasterSpec,
+    NoticeKind,
+    NoticeReceived,
+    RecordingOpened,
+    RestartWorkerRequest,
+    ScaleRequest,
+    WorldDecided,
+)
+from simulation.steered.job import JOB_UID, SteeredJob, job_spec
+
+HEAD = RecordingOpened(
+    format=FORMAT,
+    epoch=1,
+    incarnation="m1",
+    job_name="job",
+    job_uid=JOB_UID,
+    version="0.1.0",
+    settings="{}",
+)
+
+
+class RecordedJob(SteeredJob):
+    """A simulated job whose inputs are recorded."""
+
+    def __init__(self, spec: MasterSpec, **more: Any) -> None:
+        self.told: list[InputRecorded] = []
+        super().__init__(spec, **more)
+        self.head = dataclasses.replace(HEAD, mono=self.master.mono, unix_time=self.master.wall)
+
+    def decide(self, core: Core, event: Input, moment: Moment) -> list[Instruction]:
+        """Record an input as the shell does."""
+        batch = super().decide(core, event, moment)
+        self.told.append(
+            InputRecorded(
+                mono=moment.mono,
+                unix_time=moment.unix,
+                sequence=self.core.newest_record(),
+                instructions=sum(not isinstance(item, Record) for item in batch),
+                input=to_message(event),
+            )
+        )
+        return batch
+
+    def facts(self, sequence: int) -> tuple[list[JournalRecord], Mapping[int, JournalRecord]]:
+        """Return the journal up to a record and after it."""
+        return replayer.split(self.records, sequence)
+
+
+def troubled(seed: int, **more: Any) -> RecordedJob:
+    """Return a job that has had faults of every kind, drawn from the seed."""
+    job = RecordedJob(job_spec(replicas=4, standbys=1), seed=seed, **more)
+    job.add_agents(5)
+    chance = random.Random(seed)
+    kinds: tuple[Callable[[], object], ...] = (
+        lambda: job.agents[chance.randrange(3)].crash(-9),
+        lambda: job.evict(chance.randrange(3)),
+        lambda: job.change(replicas=chance.randrange(2, 5)),
+        lambda: job.ask(DrainNodeRequest(node_rank=chance.randrange(3), reason="test")),
+        lambda: job.ask(RestartWorkerRequest(reason="test")),
+        lambda: job.ask(DumpStacksRequest()),
+        lambda: job.ask(ScaleRequest(replicas=3)),
+        lambda: job.stall_master(2.0),
+        job.operator_leaves,
+        job.operator_returns,
+    )
+    for _ in range(12):
+        job.run(chance.uniform(0.5, 12.0))
+        chance.choice(kinds)()
+    job.run(30.0)
+    return job
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_code_decides_the_same(seed: int) -> None:
+    """Every fact and the number of instructions of a whole job with faults."""
+    job = troubled(seed)
+    before, facts = job.facts(0)
+    steps = list(redecide(job.head, job.told, before, facts))
+    assert [step.difference for step in steps if step.difference] == [], f"seed {seed}"
+    assert len(steps) == len(job.told) + 1, f"seed {seed}"
+    again = [record for step in steps for record in step.records]
+    assert again == job.records, f"seed {seed}"
+
+
+def test_a_departure_that_was_announced_is_decided_the_same() -> None:
+    """By an agent, and by the operator of a node that has a taint."""
+    job = RecordedJob(job_spec(replicas=4, standbys=1))
+    job.add_agents(5)
+    job.run(5.0)
+    spot = NoticeReceived(kind=NoticeKind.PREEMPTION, source="file", text="spot", seconds_left=9.0)
+    job.agents[1].report(spot)
+    job.run(15.0)
+    job.pods[2] = dataclasses.replace(job.pods[2], notice=dataclasses.replace(spot, source="node"))
+    job.tell_pod(2)
+    job.run(30.0)
+    before, facts = job.facts(0)
+    steps = list(redecide(job.head, job.told, before, facts))
+    assert [step.difference for step in steps if step.difference] == []
+    assert [record for step in steps for record in step.records] == job.records
+    assert job.reasons().count("NodeDraining") == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_successor_s_recording_is_decided_the_same(seed: int) -> None:
+    """It begins with its own master: the journal up to there is all that it needs."""
+    job = troubled(seed)
+    job.kill_master()
+    job.run(1.0)
+    begun, first = len(job.records), len(job.told)
+    job.start_master()
+    identity, now = job.master.identity, job.master.moment()
+    opened = dataclasses.replace(
+        HEAD,
+        epoch=identity.epoch,
+        incarnation=identity.incarnation,
+        mono=now.mono,
+        unix_time=now.unix,
+        sequence=begun,
+    )
+    job.run(30.0)
+    before, facts = job.facts(begun)
+    steps = list(redecide(opened, job.told[first:], before, facts))
+    assert [step.difference for step in steps if step.difference] == [], f"seed {seed}"
+    assert [record for step in steps for record in step.records] == job.records[begun:]
+
+
+def test_changed_code_shows_at_its_first_other_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The difference names the record; nothing is decided after it."""
+    job = troubled(3)
+    before, facts = job.facts(0)
+    real = WorldDecided
+
+    def other(**fields: Any) -> object:
+        return real(**{**fields, "reason": "for another reason"})
+
+    monkeypatch.setattr(rounds, "WorldDecided", other)
+    steps = list(redecide(job.head, job.told, before, facts))
+    last = steps[-1]
+    first = next(r for r in job.records if type(r.fact).__name__ == "WorldDecided")
+    assert last.difference == f"record {first.sequence} is another one today"
+    assert [step for step in steps[:-1] if step.difference] == []
+    assert first in last.recorded
+    assert len(steps) < len(job.told)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"sequence": 10**6}, "was written then, and is not today"),
+        ({"sequence": 0}, "0 facts followed then"),
+        ({"instructions": 77}, "77 instructions followed then"),
+        ({"failed": True}, "the code of then failed, today's does not"),
+    ],
+)
+def test_what_followed_is_compared_as_well(change: dict[str, Any], text: str) -> None:
+    """More or fewer facts, more or fewer instructions, a fault of the core."""
+    job = troubled(1)
+    before, facts = job.facts(0)
+    told = [*job.told[:20], dataclasses.replace(job.told[20], **change), *job.told[21:]]
+    steps = list(redecide(job.head, told, before, facts))
+    assert len(steps) == 22
+    assert text in steps[-1].difference
+
+
+def test_a_journal_that_does_not_reach_the_recording_is_said() -> None:
+    """Without the state that it began with nothing can be decided again."""
+    job = troubled(2)
+    opened = dataclasses.replace(HEAD, epoch=2, sequence=50)
+    with pytest.raises(ReplayError, match="the journal before it can be read up to 3"):
+        list(redecide(opened, job.told, job.records[:3], {}))

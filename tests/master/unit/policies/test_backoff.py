@@ -1,0 +1,45 @@
+"""Wait before a restart without progress."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_master.policies.backoff import BackoffSchedule, decide
+
+USUAL = BackoffSchedule(first=1.0, longest=30.0)
+
+
+@pytest.mark.parametrize(
+    ("in_a_row", "seconds"),
+    [
+        (0, 0.0),
+        (1, 0.0),
+        (2, 1.0),
+        (3, 2.0),
+        (4, 4.0),
+        (5, 8.0),
+        (6, 16.0),
+        (7, 30.0),
+        (9999, 30.0),
+    ],
+)
+def test_the_pause_doubles_up_to_its_bound(in_a_row: int, seconds: float) -> None:
+    """The first restart is at once; the reason names number and time."""
+    pause = decide(in_a_row, USUAL)
+    assert pause.seconds == seconds
+    if seconds:
+        assert f"restart {in_a_row} in a row" in pause.reason
+        assert f"{seconds:g} s" in pause.reason
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 10.0), st.floats(10.0, 100.0))
+def test_it_never_shrinks_and_never_exceeds_its_bound(
+    in_a_row: int, first: float, longest: float
+) -> None:
+    """Whatever the schedule is; and it is the same each time that it is asked for."""
+    schedule = BackoffSchedule(first=first, longest=longest)
+    pause, following = decide(in_a_row, schedule), decide(in_a_row + 1, schedule)
+    assert 0 <= pause.seconds <= following.seconds <= longest
+    assert pause == decide(in_a_row, schedule)

@@ -1,0 +1,70 @@
+"""Responses to hangs: ranks, agents or nodes, and the bound where nobody is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from holdfast_master.policies.hang import HangKind, HangVerdict, OddRank, Remedy, remedy_of
+from holdfast_master.policies.hang_response import HangAction, decide
+
+NODES = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}
+"""Two ranks on each of three nodes."""
+
+
+def verdict(odd: Mapping[int, HangKind], remedy: Remedy | None = None) -> HangVerdict:
+    """A verdict that names these ranks; of several kinds the first in the order of kinds counts."""
+    order = list(HangKind)
+    kind = min(odd.values(), key=order.index, default=HangKind.NETWORK)
+    return HangVerdict(
+        kind=kind,
+        ranks=tuple(OddRank(rank=rank, kind=odd[rank], reason="stands") for rank in sorted(odd)),
+        reason=kind.value,
+        remedy=remedy or remedy_of(kind),
+    )
+
+
+CASES: list[tuple[dict[int, HangKind], HangAction, tuple[int, ...]]] = [
+    ({3: HangKind.ABSENT}, HangAction.RESTART_ROUND, ()),
+    ({3: HangKind.NATIVE_GIL, 4: HangKind.LOCK}, HangAction.RESTART_ROUND, ()),
+    ({2: HangKind.STOPPED}, HangAction.RESTART_ROUND, ()),
+    ({2: HangKind.COMPILATION}, HangAction.RESTART_ROUND, ()),
+    ({5: HangKind.PROCESS_GONE}, HangAction.REPLACE_AGENTS, (2,)),
+    ({3: HangKind.UNINTERRUPTIBLE}, HangAction.LEAVE_NODES, (1,)),
+    # one that is only stopped can be ended: its node stays
+    ({0: HangKind.STOPPED, 3: HangKind.UNINTERRUPTIBLE}, HangAction.LEAVE_NODES, (1,)),
+    ({1: HangKind.STORAGE, 4: HangKind.STORAGE}, HangAction.LEAVE_NODES, (0, 2)),
+    # a new node would meet the same
+    (dict.fromkeys((1, 2, 4), HangKind.UNINTERRUPTIBLE), HangAction.NOTHING, ()),
+]
+
+
+@pytest.mark.parametrize(("odd", "action", "nodes"), CASES)
+def test_the_smallest_thing_that_helps_is_done(
+    odd: dict[int, HangKind], action: HangAction, nodes: tuple[int, ...]
+) -> None:
+    """Only nodes that cannot stay leave, and never all of them."""
+    for tried in (False, True):
+        found = decide(verdict(odd), NODES, tried=tried)
+        assert (found.action, found.nodes) == (action, nodes)
+        assert found.reason
+
+
+def test_the_only_node_of_a_job_is_left_as_well() -> None:
+    """Another one may do better."""
+    found = decide(verdict({0: HangKind.UNINTERRUPTIBLE}), {0: 0}, tried=False)
+    assert (found.action, found.nodes) == (HangAction.LEAVE_NODES, (0,))
+
+
+def test_storage_that_all_wait_for_is_left_alone() -> None:
+    """The verdict says that nothing helps."""
+    odd = dict.fromkeys(NODES, HangKind.STORAGE)
+    assert decide(verdict(odd, Remedy.NOTHING), NODES, tried=False).action is HangAction.NOTHING
+
+
+@pytest.mark.parametrize("remedy", [Remedy.NOTHING, Remedy.RESTART_RANK])
+def test_a_hang_of_nobody_is_answered_by_one_restart(remedy: Remedy) -> None:
+    """The network, or missing evidence: the second time people have to look."""
+    found = [decide(verdict({}, remedy), NODES, tried=tried).action for tried in (False, True)]
+    assert found == [HangAction.RESTART_ROUND, HangAction.NOTHING]

@@ -1,0 +1,69 @@
+"""Ranks at work beside ranks that hang, told apart by the duration of their pause."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_master.policies.hang import classify
+from holdfast_wire.messages import RankEvidence
+from messages.hang_evidence import (
+    COMPILES,
+    LIB,
+    RUNS,
+    SAVES,
+    SLEEPS,
+    TORCH,
+    USER,
+    rank,
+    stack,
+    tail,
+    with_two,
+)
+
+FORWARD = stack((f"{TORCH}/nn/modules/linear.py", "forward"), ("/job/train.py", "evaluate"))
+POLLS = stack((f"{LIB}/genericpath.py", "exists"), ("/job/train.py", "wait"))
+AT_WORK = [
+    ("evaluation", rank(1, stack=FORWARD, **RUNS), True),
+    ("between two calls", rank(1, stack=USER, later_stacks=(FORWARD,), **RUNS), True),
+    ("loop that polls", rank(1, stack=POLLS, later_stacks=(USER,), **RUNS), False),
+    ("evaluation that sleeps", rank(1, stack=FORWARD, **SLEEPS), False),
+    ("half a core", rank(1, stack=FORWARD, **{**RUNS, "cpu_seconds": 0.4}), False),
+    ("not observed", rank(1, stack=FORWARD, **{**RUNS, "observed_seconds": 0.0}), False),
+    ("loop of the script", rank(1, stack=USER, **RUNS), False),
+    ("torch.save", rank(1, stack=SAVES, **RUNS), True),
+    ("torch.save that waits", rank(1, stack=SAVES, kernel_function="nfs_wait"), False),
+    ("compiler's child works", rank(1, stack=COMPILES, kernel_function="do_wait"), True),
+    ("GIL", rank(1, gil_free=False, stack=FORWARD, **RUNS), False),
+    (
+        "another operation",
+        rank(1, stack=FORWARD, **RUNS, groups=(tail(6, operation="gloo:barrier", sizes="[]"),)),
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("odd", "may_be_work"), [pytest.param(odd, is_work, id=name) for name, odd, is_work in AT_WORK]
+)
+def test_a_rank_that_computes_in_a_library_may_be_at_work(
+    odd: RankEvidence,
+    may_be_work: bool,  # noqa: FBT001 - a parameter of the table
+) -> None:
+    """An evaluation, a save, a compilation: only their duration tells them from a hang."""
+    assert classify(with_two(odd), world_size=3).may_be_work is may_be_work
+
+
+def test_on_a_device_a_busy_rank_may_as_well_wait() -> None:
+    """A wait for the device keeps a core busy, so it excuses nobody."""
+    there = (tail(5, operation="nccl:all_reduce", ranks=(0, 1, 2)),)
+    odd = rank(1, stack=FORWARD, groups=there, **RUNS)
+    assert not classify(with_two(odd), world_size=3).may_be_work
+
+
+def test_one_odd_rank_that_does_not_compute_is_no_work() -> None:
+    """Whatever the other odd rank does."""
+    evaluates = rank(1, 5, stack=FORWARD, **RUNS)
+    both = classify([rank(0, 6), evaluates, rank(2, 5, stack=FORWARD, **RUNS)], world_size=3)
+    assert both.may_be_work
+    sleeps = rank(2, 5, stack=FORWARD, **SLEEPS)
+    assert not classify([rank(0, 6), evaluates, sleeps], world_size=3).may_be_work

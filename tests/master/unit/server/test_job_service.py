@@ -1,0 +1,216 @@
+"""JobService's questions: answered from views, or by the core, always in time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from holdfast_master.inputs import UserCall
+from holdfast_master.instructions import Instruction, RefusalCode, Refuse, Reply
+from holdfast_master.server import pending_requests
+from holdfast_wire import codec
+from holdfast_wire.messages import (
+    DrainNodeRequest,
+    DrainNodeResponse,
+    DumpStacksRequest,
+    DumpStacksResponse,
+    GetGoodputRequest,
+    GetJobRequest,
+    JobPhase,
+    JobSnapshot,
+    ListEventsRequest,
+    ListNodesRequest,
+    RestartWorkerRequest,
+    RestartWorkerResponse,
+    ScaleRequest,
+    ScaleResponse,
+    StopJobRequest,
+    StopJobResponse,
+    WatchJobRequest,
+    WatchJobResponse,
+)
+from masters.scripted_core import ScriptedCore
+from masters.served import OPERATOR, USER, Served, refusal_of, serve
+
+
+def answer_all(event: Any, _now: Any) -> list[Instruction]:
+    """Answer every request with something that tells which request it was."""
+    if not isinstance(event, UserCall):
+        return []
+    request: Any = event.request
+    response: Any = {
+        ScaleRequest: lambda: ScaleResponse(generation=request.replicas),
+        RestartWorkerRequest: lambda: RestartWorkerResponse(round=5),
+        DumpStacksRequest: DumpStacksResponse,
+        DrainNodeRequest: lambda: DrainNodeResponse(text=f"node {request.node_rank}"),
+        StopJobRequest: StopJobResponse,
+    }[type(request)]()
+    return [Reply(event.request_id, response)]
+
+
+async def test_questions_and_watches_wait_for_the_disk(tmp_path: Path) -> None:
+    """Answers and a watch's first message wait until their facts are on disk."""
+    core = ScriptedCore()
+    async with serve(tmp_path, core) as served:
+        assert served.master is not None
+        written = served.master._loop._on_disk
+        written.clear()
+        asked = asyncio.create_task(served.ask("GetJob", GetJobRequest()))
+        open_watch: Any = served.channel(USER).unary_stream("/holdfast.v1.JobService/WatchJob")
+        watch = open_watch(codec.encode(WatchJobRequest()), timeout=10.0)
+        first = asyncio.create_task(watch.read())
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        assert not first.done()
+        written.set()
+        assert (await asked).status.phase is JobPhase.TRAINING
+        response = codec.decode(WatchJobResponse, await first)
+        assert isinstance(response.message, JobSnapshot)
+        watch.cancel()
+
+
+async def test_views_are_served(tmp_path: Path) -> None:
+    """GetJob, ListNodes, ListEvents and GetGoodput show what the core shows."""
+    core = ScriptedCore()
+    for text in "abcdef":
+        core.event(text)
+    async with serve(tmp_path, core) as served:
+        job = await served.ask("GetJob", GetJobRequest())
+        assert (job.status.phase, job.spec.generation) == (JobPhase.TRAINING, 7)
+        nodes = await served.ask("ListNodes", ListNodesRequest())
+        assert [node.node_rank for node in nodes.nodes] == [0, 1]
+        events = await served.ask("ListEvents", ListEventsRequest(after_sequence=2, limit=3))
+        assert [event.text for event in events.events] == ["c", "d", "e"]
+        assert events.newest_sequence == 6
+        everything = await served.ask("ListEvents", ListEventsRequest())
+        assert len(everything.events) == 6
+        assert (await served.ask("GetGoodput", GetGoodputRequest())).goodput == 0.5
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "response"),
+    [
+        ("Scale", ScaleRequest(replicas=3), ScaleResponse(generation=3)),
+        ("RestartWorker", RestartWorkerRequest(node_rank=0), RestartWorkerResponse(round=5)),
+        ("RestartWorker", RestartWorkerRequest(), RestartWorkerResponse(round=5)),
+        ("DumpStacks", DumpStacksRequest(), DumpStacksResponse()),
+        ("DrainNode", DrainNodeRequest(node_rank=1), DrainNodeResponse(text="node 1")),
+        ("StopJob", StopJobRequest(now=True), StopJobResponse()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("who", [USER, OPERATOR], ids=["user", "operator"])
+async def test_a_wish_is_put_to_the_core_under_the_callers_name(
+    tmp_path: Path, method: str, request_: Any, response: Any, who: Any
+) -> None:
+    """The core hears the request as it was sent, and who sent it."""
+    async with serve(tmp_path, ScriptedCore(answer_all)) as served:
+        assert await served.ask(method, request_, who) == response
+        (asked,) = await served.told(UserCall)
+        assert isinstance(asked, UserCall)
+        assert (asked.request, asked.who) == (request_, who.role)
+
+
+async def test_answers_find_their_callers(tmp_path: Path) -> None:
+    """Fifty requests at once, answered in the wrong order."""
+    waiting: list[UserCall] = []
+
+    def react(event: Any, _now: Any) -> list[Instruction]:
+        if not isinstance(event, UserCall):
+            return []
+        waiting.append(event)
+        if len(waiting) < 50:
+            return []
+        return [item for asked in reversed(waiting) for item in answer_all(asked, None)]
+
+    async with serve(tmp_path, ScriptedCore(react)) as served:
+        stub: Any = served.channel(USER).unary_unary("/holdfast.v1.JobService/Scale")
+        calls = [stub(codec.encode(ScaleRequest(replicas=at)), timeout=10) for at in range(1, 51)]
+        answers = [codec.decode(ScaleResponse, await call) for call in calls]
+        assert [answer.generation for answer in answers] == list(range(1, 51))
+
+
+@pytest.mark.parametrize("code", RefusalCode)
+async def test_a_refusal_carries_its_reason(tmp_path: Path, code: RefusalCode) -> None:
+    """Status, ErrorInfo and text are the core's."""
+
+    def react(event: Any, _now: Any) -> list[Instruction]:
+        if isinstance(event, UserCall):
+            return [Refuse(event.request_id, code, "NO_OPERATOR", "nobody can scale")]
+        return []
+
+    async with serve(tmp_path, ScriptedCore(react)) as served:
+        refusal = await refusal_of(served.ask("Scale", ScaleRequest()))
+        assert refusal.code.name == code.value
+        assert (refusal.reason, refusal.text) == ("NO_OPERATOR", "nobody can scale")
+
+
+async def _unanswered(served: Served, timeout: float | None) -> Any:
+    call: Any = served.channel(USER).unary_unary("/holdfast.v1.JobService/Scale")
+    return await refusal_of(call(codec.encode(ScaleRequest()), timeout=timeout))
+
+
+async def test_a_caller_never_waits_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a deadline of its own or without one: DEADLINE_EXCEEDED, and nothing is kept."""
+    monkeypatch.setattr("holdfast_master.server.job_service.ANSWER_SECONDS", 0.05)
+    async with serve(tmp_path, ScriptedCore()) as served:
+        without = await _unanswered(served, None)
+        assert (without.code, without.reason) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "NO_ANSWER",
+        )
+        assert (await _unanswered(served, 0.05)).code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_an_answer_that_comes_too_late_hurts_nobody(tmp_path: Path) -> None:
+    """The caller has gone; the next one gets its own answer."""
+
+    def react(event: Any, now: Any) -> list[Instruction]:
+        late = [item for item in core.inputs if isinstance(item, UserCall)]
+        return [item for asked in late for item in answer_all(asked, now)] if len(late) > 1 else []
+
+    core = ScriptedCore(react)
+    async with serve(tmp_path, core) as served:
+        await _unanswered(served, 0.1)
+        assert await served.ask("Scale", ScaleRequest(replicas=9)) == ScaleResponse(generation=9)
+
+
+async def test_requests_that_wait_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the bound a request is refused at once."""
+    monkeypatch.setattr(pending_requests, "WAITING_LIMIT", 2)
+    async with serve(tmp_path, ScriptedCore()) as served:
+        stub: Any = served.channel(USER).unary_unary("/holdfast.v1.JobService/Scale")
+        waiting = [stub(codec.encode(ScaleRequest()), timeout=5) for _ in range(2)]
+        await served.told(UserCall, 2)
+        assert (await refusal_of(served.ask("Scale", ScaleRequest()))).reason == "BUSY"
+        for call in waiting:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_request_that_is_no_protobuf_is_refused(tmp_path: Path) -> None:
+    """Unary methods say the same about wrong bytes as streams do."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        call: Any = served.channel(USER).unary_unary("/holdfast.v1.JobService/Scale")
+        refusal = await refusal_of(call(b"\xff\xff", timeout=5))
+        assert (refusal.code.name, refusal.reason) == ("INVALID_ARGUMENT", "MALFORMED_MESSAGE")
+
+
+async def test_health_names_every_service(tmp_path: Path) -> None:
+    """SERVING while the master serves; a service that does not exist is NOT_FOUND."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        check: Any = served.channel(USER).unary_unary("/grpc.health.v1.Health/Check")
+        for name in ("", "holdfast.v1.AgentService", "holdfast.v1.JobService"):
+            request = b"\x0a" + bytes([len(name)]) + name.encode() if name else b""
+            assert await check(request, timeout=5) == b"\x08\x01"
+        with pytest.raises(grpc.RpcError) as caught:
+            await check(b"\x0a\x04none", timeout=5)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,288 @@
+"""The operator's stream: what it brings, what it gets, and which of two counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from holdfast_master.inputs import OperatorConnected, OperatorDisconnected, OperatorMessage
+from holdfast_master.instructions import Instruction, Tell
+from holdfast_master.server import operator_service
+from holdfast_wire.messages import (
+    CheckpointPolicy,
+    Fence,
+    FinishDecision,
+    JobStatus,
+    MasterSpec,
+    PodListDone,
+    PodObservation,
+    ReplaceDecision,
+    ScaleResult,
+    StopRequest,
+    SyncResponse,
+    Tier,
+    TierInterval,
+)
+from masters.scripted_core import ScriptedCore
+from masters.served import eventually, refusal_of, serve
+
+SPEC = MasterSpec(generation=1, replicas=2, min_replicas=1, max_replicas=2, node_unit=1)
+
+
+def _said(event: Any) -> Any:
+    """Return what the operator said with this input; None: it is another one."""
+    return event.message if isinstance(event, OperatorMessage) else None
+
+
+async def test_everything_that_the_operator_says_reaches_the_core_in_order(
+    tmp_path: Path,
+) -> None:
+    """A spec first, then pods, answers and wishes."""
+    sent: list[Any] = [
+        SPEC,
+        PodObservation(node_rank=1, pod_uid="p"),
+        PodListDone(),
+        ScaleResult(decision_id=3, ok=True),
+        StopRequest(reason="deleted"),
+    ]
+    async with serve(tmp_path, ScriptedCore()) as served:
+        stream = served.sync_stream()
+        for message in sent:
+            await stream.send(message)
+        await served.told(StopRequest)
+        assert served.core.inputs == [
+            OperatorConnected(),
+            OperatorMessage(SPEC),
+            OperatorMessage(sent[1]),
+            OperatorMessage(PodListDone()),
+            OperatorMessage(sent[3]),
+            OperatorMessage(sent[4]),
+        ]
+        await stream.call.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+        await served.told(OperatorDisconnected)
+
+
+async def test_a_later_stream_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    """The old one is told; the core hears of no disconnection, and nothing more of the old one."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        first, second = served.sync_stream(), served.sync_stream()
+        await first.send(SPEC)
+        await served.told(OperatorConnected)
+        await second.send(SPEC)
+        refusal = await refusal_of(first.read())
+        assert (refusal.code.name, refusal.reason) == ("ABORTED", "REPLACED")
+        await served.told(MasterSpec, 2)
+        assert not [item for item in served.core.inputs if isinstance(item, OperatorDisconnected)]
+        await second.channel.close()
+        await served.told(OperatorDisconnected)
+
+
+def _with(intervals: tuple[TierInterval, ...]) -> MasterSpec:
+    policy = CheckpointPolicy(intervals=intervals)
+    return MasterSpec(min_replicas=1, max_replicas=2, node_unit=1, checkpoint=policy)
+
+
+OFTEN = TierInterval(tier=Tier.MEMORY, every=3)
+WRONG_INTERVALS = (
+    ((TierInterval(every=3),), "checkpoint.intervals[0] has no tier; it must be memory or storage"),
+    ((OFTEN, OFTEN), "checkpoint.intervals[1] names memory again"),
+    (
+        (OFTEN, TierInterval(tier=Tier.STORAGE, every=2**31)),
+        "checkpoint.intervals[1], storage, is every 2147483648; it must be 0 (computed) to",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason", "text"),
+    [
+        (StopRequest(), "MALFORMED_MESSAGE", "must carry a spec"),
+        (None, "MALFORMED_MESSAGE", "must carry a spec"),
+        (MasterSpec(min_replicas=3, max_replicas=2), "WRONG_SPEC", "min_replicas is 3"),
+        (MasterSpec(min_replicas=1, max_replicas=2), "WRONG_SPEC", "node_unit is 0"),
+        (
+            MasterSpec(min_replicas=2, max_replicas=5, node_unit=2),
+            "WRONG_SPEC",
+            "must be multiples of it",
+        ),
+        (
+            MasterSpec(min_replicas=1, max_replicas=2, replicas=3, node_unit=1),
+            "WRONG_SPEC",
+            "replicas is 3",
+        ),
+        (
+            MasterSpec(
+                min_replicas=1, max_replicas=2, node_unit=1, join_window_seconds=float("nan")
+            ),
+            "WRONG_SPEC",
+            "join_window_seconds is nan",
+        ),
+        *((_with(intervals), "WRONG_SPEC", words) for intervals, words in WRONG_INTERVALS),
+    ],
+    ids=[
+        *("a wish", "nothing", "min above max", "no unit", "unit", "replicas", "nan"),
+        *("no tier", "tier twice", "rare"),
+    ],
+)
+async def test_a_stream_that_begins_wrong_is_refused(
+    tmp_path: Path, first: Any, reason: str, text: str
+) -> None:
+    """Field, value and remedy come back; the core hears nothing."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        stream = served.sync_stream()
+        await stream.send(first)
+        refusal = await refusal_of(stream.read())
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+        assert text in refusal.text
+        assert served.core.inputs == []
+
+
+async def test_a_wrong_message_later_ends_the_stream(tmp_path: Path) -> None:
+    """The core is told that the operator is gone."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        await stream.write(b"\xff\xff")
+        assert (await refusal_of(stream.read())).reason == "MALFORMED_MESSAGE"
+        await served.told(OperatorDisconnected)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xba\x06\x00", b"\x12\x02\x20\x63"], ids=["another message", "another phase"]
+)
+async def test_what_only_a_newer_operator_says_is_passed_over(tmp_path: Path, data: bytes) -> None:
+    """Its stream would only come back and say the same again."""
+    async with serve(tmp_path, ScriptedCore()) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        await stream.write(data)
+        await stream.send(PodListDone())
+        await served.told(PodListDone)
+        assert not [item for item in served.core.inputs if isinstance(_said(item), PodObservation)]
+        assert served.master is not None
+        assert served.master.counters.newer == 1
+
+
+async def test_an_operator_that_brings_no_spec_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current stream stays current until another has proved itself."""
+    monkeypatch.setattr(operator_service, "FIRST_SECONDS", 0.05)
+    async with serve(tmp_path, ScriptedCore()) as served:
+        good = served.sync_stream()
+        await good.send(SPEC)
+        await served.told(OperatorConnected)
+        silent = served.sync_stream()
+        assert (await refusal_of(silent.read())).reason == "NO_SPEC"
+        await good.send(PodListDone())
+        await served.told(PodListDone)
+
+
+async def test_decisions_come_in_order_and_only_the_newest_status(tmp_path: Path) -> None:
+    """A status that waits is replaced; a decision never is."""
+
+    def react(event: Any, _now: Any) -> list[Instruction]:
+        if not isinstance(_said(event), PodListDone):
+            return []
+        told: list[Any] = [
+            JobStatus(step=1),
+            ReplaceDecision(decision_id=1),
+            JobStatus(step=2),
+            ReplaceDecision(decision_id=2),
+        ]
+        return [Tell(SyncResponse(message=message)) for message in told]
+
+    async with serve(tmp_path, ScriptedCore(react)) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        await stream.send(PodListDone())
+        got = [(await stream.receive()).message for _ in range(3)]
+        assert got == [
+            ReplaceDecision(decision_id=1),
+            JobStatus(step=2),
+            ReplaceDecision(decision_id=2),
+        ]
+
+
+async def test_the_operator_is_told_the_status_while_the_core_says_nothing(
+    tmp_path: Path,
+) -> None:
+    """Once at the beginning, then at every change; never again while it stays the same."""
+    core = ScriptedCore()
+    async with serve(tmp_path, core) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        for step in (core.step, core.step + 1):
+            core.step = step
+            response = await stream.receive()
+            said = response.message
+            assert isinstance(said, JobStatus)
+            assert response.fence == Fence(epoch=1, incarnation="m1")
+            assert said.step == step
+
+
+async def test_without_an_operator_what_it_is_told_is_dropped(tmp_path: Path) -> None:
+    """The core repeats what is still wanted; nothing piles up here."""
+
+    def react(event: Any, _now: Any) -> list[Instruction]:
+        return [Tell(SyncResponse(message=JobStatus(step=len(core.inputs))))]
+
+    core = ScriptedCore(react)
+    async with serve(tmp_path, core) as served:
+        agent = served.agent_stream(0)
+        await agent.hello()
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        first = (await stream.receive()).message
+        assert isinstance(first, JobStatus)
+        assert first.step >= 2
+
+
+async def test_an_operator_that_does_not_read_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decisions are bounded too; the core repeats what is still wanted to the next stream."""
+    monkeypatch.setattr(operator_service, "OUTBOX_LIMIT", 5)
+
+    def react(event: Any, _now: Any) -> list[Instruction]:
+        if not isinstance(_said(event), PodListDone):
+            return []
+        return [Tell(SyncResponse(message=ReplaceDecision(decision_id=at))) for at in range(6)]
+
+    async with serve(tmp_path, ScriptedCore(react)) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        await stream.send(PodListDone())
+        refusal = await refusal_of(stream.drain())
+        assert (refusal.code.name, refusal.reason) == ("RESOURCE_EXHAUSTED", "SLOW_READER")
+        await served.told(OperatorDisconnected)
+
+
+async def test_the_operator_reads_the_finish_before_the_master_goes(tmp_path: Path) -> None:
+    """The operator reads all messages queued at a stop. Then the stream ends in order."""
+
+    def react(event: Any, _now: Any) -> list[Instruction]:
+        if not isinstance(_said(event), StopRequest):
+            return []
+        decisions: list[Any] = [ReplaceDecision(decision_id=at) for at in range(200)]
+        return [
+            Tell(SyncResponse(message=message))
+            for message in (*decisions, FinishDecision(decision_id=200, reason="Stopped"))
+        ]
+
+    async with serve(tmp_path, ScriptedCore(react)) as served:
+        stream = served.sync_stream()
+        await stream.send(SPEC)
+        await stream.send(StopRequest())
+        await served.told(StopRequest)
+        assert served.master is not None
+        served.master.stop()
+        got = [(await stream.receive()).message for _ in range(202)]
+        assert isinstance(got[-2], JobStatus)
+        assert got[-1] == FinishDecision(decision_id=200, reason="Stopped")
+        assert await stream.read() is grpc.aio.EOF
+        await eventually(stream.call.done, bool)

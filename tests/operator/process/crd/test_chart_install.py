@@ -1,0 +1,147 @@
+"""The life of a release with the real helm: install, upgrade, uninstall, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.audit import uses
+from cluster.control_plane import ControlPlane
+from cluster.kubectl import CommandFailedError, Kubectl
+from cluster.nodes import Nodes
+from cluster.release import Release
+from cluster.rights import needs_pods
+
+pytestmark = [
+    pytest.mark.kube,
+    needs_pods,
+]
+_CRD = ("get", "crd", "elasticjobs.holdfast.dev")
+_JOB = {
+    "apiVersion": "holdfast.dev/v1alpha1",
+    "kind": "ElasticJob",
+    "metadata": {"name": "kept"},
+    "spec": {
+        "replicas": 1,
+        "suspend": True,
+        "worker": {"template": {"spec": {"containers": [{"name": "worker", "image": "i"}]}}},
+    },
+}
+
+
+@pytest.fixture
+def release(plane: ControlPlane, nodes: Nodes, namespace: str) -> Iterator[Release]:
+    """A release in the test's own namespace, which looks after that only; not installed yet."""
+    made = Release(plane.kubeconfig, "try", namespace)
+    yield made
+    made.kubectl.try_run("delete", "deploy", "--all", "--wait=false")
+
+
+def test_a_release_comes_changes_and_goes(release: Release, kubectl: Kubectl) -> None:
+    """Install waits until it is ready, an upgrade changes the pod, uninstall leaves nothing."""
+    scope = f"watchNamespace={release.kubectl.namespace}"
+    release.install(scope, "replicas=1")
+    names = ("-l", "app.kubernetes.io/instance=try", "-o", "name")
+    leases = kubectl.run("get", "lease", "-o", "jsonpath={.items[*].metadata.name}")
+    assert leases == "try-holdfast-operator"
+    release.upgrade(scope, "replicas=2", "logLevel=debug")
+    deployment = kubectl.json("get", "deploy", "try-holdfast-operator")
+    assert deployment["status"]["readyReplicas"] == 2
+    release.uninstall()
+    assert kubectl.run("get", "deploy,sa,role,rolebinding,clusterrole", *names) == ""
+
+
+def test_one_namespace_is_looked_after_with_rights_there_only(
+    plane: ControlPlane, release: Release, kubectl: Kubectl
+) -> None:
+    """The operator works with a Role; it asks for nothing beyond, and a job elsewhere waits."""
+    namespace = release.kubectl.namespace
+    release.install(f"watchNamespace={namespace}", "rbac.aggregate=false")
+    Kubectl(plane.kubeconfig).run("create", "-f", "-", stdin=_JOB)
+    kubectl.run("create", "-f", "-", stdin=_JOB)
+    phase = ("get", "ej", "kept", "-o", "jsonpath={.status.phase}")
+    plane.until("the phase", lambda: kubectl.run(*phase) == "Suspended")
+    assert Kubectl(plane.kubeconfig).run(*phase) == ""
+    Kubectl(plane.kubeconfig).run("delete", "ej", "kept")
+    account = f"system:serviceaccount:{namespace}:try-holdfast-operator"
+    used = list(uses(plane.audit_log, account))
+    assert used
+    assert [one.uri for one in used if one.refused] == []
+    assert {one.namespace for one in used if one.resource} == {namespace}
+    release.uninstall()
+
+
+def test_a_second_operator_over_a_namespace_is_refused(
+    release: Release, plane: ControlPlane
+) -> None:
+    """Over that one or over all: named with where it is and the remedy, before anything is made."""
+    namespace = release.kubectl.namespace
+    scope = (f"watchNamespace={namespace}", "replicas=0")
+    release.install(*scope)
+    second = Release(plane.kubeconfig, "second", namespace)
+    words = rf"try-holdfast-operator in namespace {namespace} looks after {namespace} already"
+    for values in (scope, ("replicas=0",)):
+        with pytest.raises(CommandFailedError, match=words):
+            second.install(*values)
+    assert second.kubectl.run("get", "deploy", "-o", "name").split() == [
+        "deployment.apps/try-holdfast-operator"
+    ]
+    release.upgrade("replicas=0")  # its own scope may change
+    with pytest.raises(CommandFailedError, match="looks after every namespace already"):
+        second.install(*scope)
+    release.uninstall()
+    second.install(*scope)
+    second.uninstall()
+
+
+def test_the_crd_and_its_jobs_stay_when_the_release_goes(
+    plane: ControlPlane, release: Release, kubectl: Kubectl
+) -> None:
+    """A CRD of kubectl's is taken over; uninstalled or switched off, it stays with every job."""
+    scope = (f"watchNamespace={release.kubectl.namespace}", "replicas=0")
+    kubectl.run("create", "-f", "-", stdin=_JOB)
+    with pytest.raises(CommandFailedError, match="invalid ownership metadata"):
+        release.install(*scope, "crds.enabled=true")
+    release.install(*scope, "crds.enabled=true", flags=("--take-ownership", "--force-conflicts"))
+    release.upgrade(*scope, "crds.enabled=false")
+    assert kubectl.run(*_CRD, "-o", "name")
+    release.upgrade(*scope, "crds.enabled=true", flags=("--take-ownership",))
+    release.uninstall()
+    assert kubectl.run("get", "ej", "kept", "-o", "name")
+
+
+def test_a_deployment_that_was_scaled_by_hand_is_upgraded_when_forced(
+    release: Release, kubectl: Kubectl
+) -> None:
+    """Helm says whose field it is; --force-conflicts takes it back."""
+    scope = f"watchNamespace={release.kubectl.namespace}"
+    release.install(scope, "replicas=0")
+    kubectl.run("scale", "deploy/try-holdfast-operator", "--replicas=1")
+    with pytest.raises(CommandFailedError, match=r"spec\.replicas"):
+        release.upgrade(scope, "replicas=2")
+    release.upgrade(scope, "replicas=0", flags=("--force-conflicts",))
+    assert kubectl.json("get", "deploy", "try-holdfast-operator")["spec"]["replicas"] == 0
+    release.uninstall()
+
+
+def test_people_may_do_with_jobs_what_they_may_do_in_the_namespace(
+    plane: ControlPlane, release: Release, kubectl: Kubectl
+) -> None:
+    """An editor of a namespace edits its jobs. A viewer only sees them."""
+    release.install(f"watchNamespace={release.kubectl.namespace}", "replicas=0")
+    for role in ("edit", "view"):
+        kubectl.run("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}")
+
+    def may(who: str, verb: str, part: str = "") -> bool:
+        words = ("auth", "can-i", verb, "elasticjobs.holdfast.dev", f"--subresource={part}")
+        done = kubectl.try_run(*words, f"--as={who}")
+        return done.stdout.strip() == "yes"
+
+    plane.until("the aggregated roles", lambda: may("view", "list"))
+    plane.until("the aggregated roles", lambda: may("edit", "create"))
+    assert may("edit", "update", "scale")
+    assert not may("edit", "update", "status")
+    assert not may("view", "create")
+    assert not may("view", "update", "scale")
+    release.uninstall()

@@ -1,0 +1,174 @@
+"""Strikes against Kubernetes nodes: kept by the operator from one job to the next."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.loop_script import loop_script
+from cluster.commands import Commands
+from cluster.control_plane import ControlPlane
+from cluster.jobs import SHARED, Job, container, manifest
+from cluster.kubectl import Kubectl
+from cluster.nodes import Nodes
+from cluster.release import HISTORY, Release
+from cluster.rights import needs_pods
+from holdfast_operator.plan.node_affinity import avoided_by
+from holdfast_operator.plan.node_strikes import NodeStrike, from_data, to_data
+from holdfast_wire.strikes import NODE_SOURCE, StrikeCause
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
+Make = Callable[[str], Job]
+
+
+def _job(folder: Path, *flags: str, **spec: Any) -> dict[str, Any]:
+    """A job of processes that take steps, whose pods share a folder."""
+    words = loop_script(folder, "--steps=100000", *flags)
+    body = manifest("holdfast-run", "--nproc-per-node=1", *words, **spec)
+    pod = body["spec"]["worker"]["template"]["spec"]
+    pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
+    container(body)["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
+    return body
+
+
+def _kept(release: Release) -> tuple[NodeStrike, ...]:
+    """Return the strikes in the operator's ConfigMap; none without one."""
+    found = release.kubectl.try_run("get", "configmap", HISTORY)
+    if found.returncode:
+        return ()
+    return from_data(release.kubectl.json("get", "configmap", HISTORY)["data"])
+
+
+def test_a_later_job_knows_what_an_earlier_one_met_on_its_nodes(
+    make_job: Make,
+    plane: ControlPlane,
+    release: Release,
+    kubectl: Kubectl,
+    namespace: str,
+    tmp_path: Path,
+) -> None:
+    """Also when the job is gone, and with it its master, and the operator is another one."""
+    first = make_job("first")
+    first.create(_job(tmp_path, f"--exit-once=137:0:{SHARED}/exited"))
+    first.until(
+        "its strike", lambda: any(one.job == f"{namespace}/first" for one in _kept(release))
+    )
+    (strike,) = (one for one in _kept(release) if one.job == f"{namespace}/first")
+    assert strike.cause is StrikeCause.FAILURE
+    assert strike.host == first.pods()[0]["spec"]["nodeName"]
+    first.delete()
+    _restart(release)
+    second = make_job("second")
+    second.create(_job(tmp_path, replicas=2))
+    second.until_training(2)
+    holdfast = Commands(plane.kubeconfig, tmp_path, namespace)
+
+    def told() -> list[dict[str, Any]]:
+        hosts = holdfast.json("nodes", "second", "--history")
+        return [one for host in hosts if host["host"] == strike.host for one in host["strikes"]]
+
+    second.until("the first job's strike", lambda: bool(told()))
+    assert [(one["job"], one["cause"]) for one in told()] == [(f"{namespace}/first", "Failure")]
+    assert f"{namespace}/first" in holdfast.run("nodes", "second", "--history")
+    second.delete()
+
+
+def _restart(release: Release) -> None:
+    release.kubectl.run("rollout", "restart", "deploy/holdfast-operator")
+    release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=50s")
+
+
+def _remember(release: Release, host: str, *jobs: str) -> None:
+    """Have the next operator find a fresh straggler of each job on a node, and nothing else."""
+    strikes = [
+        NodeStrike(
+            host=host,
+            cause=StrikeCause.STRAGGLER,
+            at=time.time(),
+            job=f"team/{name}",
+            job_uid=name,
+            node_rank=0,
+            text="rank 0 was slow",
+        )
+        for name in jobs
+    ]
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": HISTORY},
+        "data": to_data(strikes),
+    }
+    scale = ("scale", "deploy/holdfast-operator")
+    release.kubectl.run(*scale, "--replicas=0")  # else it would merge its own into it
+    release.kubectl.try_run("wait", "pod", "--all", "--for=delete", "--timeout=50s")
+    release.kubectl.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=body)
+    release.kubectl.run(*scale, "--replicas=1")
+    release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=50s")
+
+
+def _workers(*jobs: Job) -> list[tuple[str, dict[str, Any]]]:
+    return [(pod["metadata"]["name"], pod) for job in jobs for pod in job.pods()]
+
+
+def test_a_job_keeps_away_from_a_node_on_which_two_jobs_had_trouble(
+    make_job: Make, plane: ControlPlane, release: Release, namespace: str, tmp_path: Path
+) -> None:
+    """It is told so; a job that needs every node of the cluster takes that one, too."""
+    names = sorted(one["metadata"]["name"] for one in plane.api.get("/api/v1/nodes").body["items"])
+    bad, good = names
+    _remember(release, bad, "one", "two")
+    careful = make_job("careful")
+    careful.create(_job(tmp_path))
+    careful.until_training(1)
+    assert careful.pods()[0]["spec"]["nodeName"] == good
+    careful.until("the event", lambda: "NodeAvoided" in careful.events())
+    holdfast = Commands(plane.kubeconfig, tmp_path, namespace)
+    (host,) = holdfast.json("nodes", "careful", "--history")
+    assert (host["host"], host["avoided"]) == (
+        bad,
+        "Straggler 1 in team/one; Straggler 1 in team/two",
+    )
+    whole = make_job("whole")
+    whole.create(_job(tmp_path, replicas=2))
+    whole.until_training(2)
+    avoided = {name: avoided_by(pod["spec"]) for name, pod in _workers(careful, whole)}
+    assert avoided == {"careful-worker-0-0": (bad,), "whole-worker-0-0": (), "whole-worker-1-0": ()}
+    for job in (careful, whole):
+        job.delete()
+
+
+def _set_condition(kubectl: Kubectl, node: str, status: str, began: str) -> None:
+    condition = {
+        "type": "GpuMemWatch",
+        "status": status,
+        "reason": "GpuMemWatchIsNotHealthy",
+        "message": "as NVSentinel says it",
+        "lastTransitionTime": began,
+    }
+    patch = json.dumps({"status": {"conditions": [condition]}})
+    kubectl.run("patch", "node", node, "--subresource=status", "-p", patch)
+
+
+def test_what_a_node_shows_is_kept_too(
+    plane: ControlPlane, nodes: Nodes, release: Release, kubectl: Kubectl
+) -> None:
+    """Once, whatever happens to the operator: it counts from the time when it began."""
+    name = plane.api.get("/api/v1/nodes").body["items"][0]["metadata"]["name"]
+    began = dt.datetime.now(dt.UTC).replace(microsecond=0)
+    _set_condition(kubectl, name, "True", began.isoformat())
+
+    def shown() -> list[tuple[str, str, float]]:
+        mine = (one for one in _kept(release) if one.job == NODE_SOURCE)
+        return [(one.host, one.cause.value, one.at) for one in mine]
+
+    wanted = [(name, "Condition", began.timestamp())]
+    plane.until("the strike", lambda: shown() == wanted)
+    _restart(release)
+    _set_condition(kubectl, name, "False", dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
+    assert shown() == wanted

@@ -1,0 +1,28 @@
+"""The sample job for a cluster, applied as README says, through the loss of a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from cluster.jobs import Job
+from cluster.kubectl import Kubectl
+from cluster.rights import needs_pods
+from house.repository import ROOT
+
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(420), needs_pods]
+
+
+def test_the_sample_for_a_cluster_runs_as_it_stands(
+    kubectl: Kubectl, make_job: Callable[[str], Job]
+) -> None:
+    """It trains, goes on without a deleted pod from memory, and succeeds."""
+    job = make_job("cluster")
+    kubectl.run("apply", "-f", str(ROOT / "examples" / "11-cluster.yaml"))
+    job.until_training(2)
+    job.until_steps()
+    kubectl.run("delete", "pod", "-l", "holdfast.dev/job=cluster,holdfast.dev/index=1")
+    with job.awaited("Complete", seconds=300):
+        pass
+    assert "CheckpointRestored" in job.events(), job.seen()

@@ -1,0 +1,87 @@
+"""Requests to an API server in trouble: a small HTTP server that refuses as long as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.errors import ApiRefusedError
+
+
+class Trouble:
+    """Refuses the first `refuses` requests with 503."""
+
+    def __init__(self) -> None:
+        self.refuses = 0
+        self.asked = 0
+
+    async def answer(self, _request: web.Request) -> web.Response:
+        """Answer one request."""
+        self.asked += 1
+        if self.asked <= self.refuses:
+            return web.json_response({"reason": "ServiceUnavailable"}, status=503)
+        return web.json_response({"metadata": {}})
+
+
+@pytest.fixture
+async def trouble() -> AsyncIterator[tuple[Trouble, str]]:
+    """A server and its address."""
+    made = Trouble()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    yield made, f"http://{host}:{port}"
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client(
+    trouble: tuple[Trouble, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[KubeClient]:
+    """A client of that server."""
+    file = tmp_path / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {"server": trouble[1]}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+    }
+    file.write_text(yaml.safe_dump(config))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    made = KubeClient(1000.0, 1000)
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def test_a_request_is_repeated_while_the_api_server_is_in_trouble(
+    client: KubeClient, trouble: tuple[Trouble, str]
+) -> None:
+    """The answer after the trouble is the answer."""
+    server, _ = trouble
+    server.refuses = 1
+    assert await client.call("POST", "/api/v1/namespaces/n/pods", {}) == {"metadata": {}}
+    assert server.asked == 2
+
+
+async def test_a_request_that_may_not_be_done_twice_is_not_repeated(
+    client: KubeClient, trouble: tuple[Trouble, str]
+) -> None:
+    """What was refused may have been done all the same."""
+    server, _ = trouble
+    server.refuses = 1
+    with pytest.raises(ApiRefusedError, match="503"):
+        await client.call("POST", "/api/v1/namespaces/n/pods", {}, may_repeat=False)
+    assert server.asked == 1

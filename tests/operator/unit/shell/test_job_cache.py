@@ -1,0 +1,66 @@
+"""Objects by a job's name, as far as the watch has told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast_operator.job_cache import JobCache
+
+KEY = ("team", "t")
+
+
+def _body(uid: str, second: int = 0, version: int = 1) -> dict[str, Any]:
+    created = f"2026-01-01T00:00:{second:02}Z"
+    return {"metadata": {"uid": uid, "creationTimestamp": created, "resourceVersion": version}}
+
+
+def test_the_end_of_an_older_object_leaves_the_newer_one() -> None:
+    """It may be told last: each object's events come by themselves."""
+    jobs = JobCache()
+    jobs.add(KEY, _body("old"))
+    jobs.add(KEY, _body("new", 5))
+    jobs.add(KEY, _body("old", version=2))
+    assert jobs.newest(KEY) == _body("new", 5)
+    jobs.delete(KEY, "old")
+    assert jobs.newest(KEY) == _body("new", 5)
+    jobs.delete(KEY, "new")
+    assert jobs.newest(KEY) is None
+    assert jobs.bodies(KEY) == {}
+
+
+def test_of_two_made_in_one_second_the_later_seen_counts() -> None:
+    """Times of the API server are whole seconds; both are known until one is said to be gone."""
+    jobs = JobCache()
+    jobs.add(KEY, _body("old"))
+    jobs.add(KEY, _body("new"))
+    jobs.add(KEY, _body("old", version=2))
+    assert jobs.newest(KEY) == _body("new")
+    assert set(jobs.bodies(KEY)) == {"old", "new"}
+    jobs.delete(KEY, "new")
+    assert jobs.newest(KEY) == _body("old", version=2)
+
+
+def test_an_answer_that_comes_after_the_end_brings_nothing_back() -> None:
+    """The watch can be faster than the answer to a request."""
+    jobs = JobCache()
+    first, second = _body("a"), _body("a", version=2)
+    jobs.add(KEY, first)
+    jobs.update(KEY, second, first)
+    assert jobs.newest(KEY) == second
+    edited = _body("a", version=4)
+    jobs.add(KEY, edited)
+    jobs.update(KEY, _body("a", version=3), second)
+    assert jobs.newest(KEY) == edited
+    jobs.delete(KEY, "a")
+    jobs.update(KEY, _body("a", version=5), edited)
+    assert jobs.newest(KEY) is None
+
+
+def test_a_late_event_of_an_older_version_changes_nothing() -> None:
+    """Answers to requests come ahead of the watch."""
+    jobs = JobCache()
+    new = {"metadata": {"uid": "u", "generation": 2, "resourceVersion": "12"}}
+    old = {"metadata": {"uid": "u", "generation": 1, "resourceVersion": "9"}}
+    jobs.add(KEY, new)
+    jobs.add(KEY, old)
+    assert jobs.bodies(KEY) == {"u": new}

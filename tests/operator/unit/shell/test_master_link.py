@@ -1,0 +1,167 @@
+"""The streams to a job's master, as the operator hears them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from holdfast_operator.master_link import LINK_ERRORS, Downward, MasterLink, Upward
+from holdfast_wire import channel, codec
+from holdfast_wire.identity import Identity
+from holdfast_wire.messages import (
+    JobEvent,
+    PodListDone,
+    PodObservation,
+    ReleaseDecision,
+    SyncRequest,
+    SyncResponse,
+    WatchJobResponse,
+)
+from masters.served import eventually
+from messages import certificates
+
+JOB = "j1"
+Handlers = dict[str, "grpc.RpcMethodHandler[bytes, bytes]"]
+RELEASE = ReleaseDecision(decision_id=1, node_ranks=(2,))
+EVENT = JobEvent(reason="WorldTraining")
+ANOTHER_MESSAGE = b"\xba\x06\x00"
+ANOTHER_PHASE = b"\x0a\x02\x18\x63"
+"""A JobStatus whose phase is 99."""
+
+
+TOLD: list[bytes] = []
+"""What the master was told."""
+
+
+async def _sync(_requests: object, context: Any) -> AsyncIterator[bytes]:
+    TOLD.append(await context.read())
+    for data in (ANOTHER_MESSAGE, ANOTHER_PHASE, codec.encode(SyncResponse(message=RELEASE))):
+        yield data
+    await asyncio.Event().wait()
+
+
+async def _watch(_request: bytes, _context: object) -> AsyncIterator[bytes]:
+    for data in (ANOTHER_MESSAGE, ANOTHER_PHASE, codec.encode(WatchJobResponse(message=EVENT))):
+        yield data
+    await asyncio.Event().wait()
+
+
+def _newer_master() -> grpc.aio.Server:
+    server = grpc.aio.server()
+    sync: Handlers = {"Sync": grpc.stream_stream_rpc_method_handler(_sync)}
+    watch: Handlers = {"WatchJob": grpc.unary_stream_rpc_method_handler(_watch)}
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler("holdfast.v1.OperatorService", sync),
+            grpc.method_handlers_generic_handler("holdfast.v1.JobService", watch),
+        )
+    )
+    return server
+
+
+@contextlib.asynccontextmanager
+async def _linked(
+    folder: Path,
+    heard: Callable[[Downward | None], None],
+    told: Callable[[Sequence[JobEvent]], None] = lambda _: None,
+    first: Callable[[], Iterable[Upward]] = lambda: [PodListDone()],
+) -> AsyncIterator[MasterLink]:
+    """A link to a master of the next release."""
+    TOLD.clear()
+    server = _newer_master()
+    tls = certificates.issue(folder, Identity(JOB, "master"))
+    port = server.add_secure_port("127.0.0.1:0", channel.server_credentials(tls))
+    await server.start()
+    link = MasterLink(
+        where=lambda: f"127.0.0.1:{port}",
+        job_uid=JOB,
+        tls=lambda: certificates.issue(folder, Identity(JOB, "operator")),
+        first=first,
+        heard=heard,
+        told=told,
+        refusal=lambda _: "",
+    )
+    try:
+        yield link
+    finally:
+        await link.close()
+        await server.stop(0)
+
+
+async def test_what_only_a_newer_master_says_is_passed_over(tmp_path: Path) -> None:
+    """Its decisions and events are still heard: the stream is not given up."""
+    said: list[Downward | None] = []
+    events: list[JobEvent] = []
+    async with _linked(tmp_path, said.append, events.extend):
+        await eventually(lambda: (said, events), all)
+        assert said == [RELEASE]
+        assert events == [EVENT]
+
+
+async def test_a_fault_of_our_own_does_not_silence_the_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged and counted, and the next stream is heard."""
+    said: list[Downward | None] = []
+
+    def heard(word: Downward | None) -> None:
+        said.append(word)
+        if len(said) == 1:
+            raise RuntimeError("a mistake")
+
+    before = LINK_ERRORS._value.get()
+    async with _linked(tmp_path, heard):
+        await eventually(lambda: said.count(RELEASE), lambda count: count > 1)
+    assert LINK_ERRORS._value.get() == before + 1
+    assert "a mistake" in caplog.text
+
+
+async def test_what_cannot_be_said_to_a_master_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A label that somebody edited gives a rank which the wire does not take; the rest is said."""
+    said: list[Downward | None] = []
+    unsayable = PodObservation(node_rank=5_000_000_000, pod_uid="p", name="t-worker-1-0")
+    before = LINK_ERRORS._value.get()
+    async with _linked(tmp_path, said.append, first=lambda: [unsayable, PodListDone()]):
+        await eventually(lambda: said, bool)
+    assert said == [RELEASE]
+    assert codec.decode(SyncRequest, TOLD[0]).message == PodListDone()
+    assert LINK_ERRORS._value.get() == before + 1
+    assert "PodObservation cannot be encoded" in caplog.text
+
+
+async def test_a_stream_that_could_not_begin_is_opened_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call is cancelled by gRPC, which must not be taken for the end of the link."""
+    said: list[Downward | None] = []
+    tries: list[int] = []
+
+    def first() -> Iterable[Upward]:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise RuntimeError("a mistake")
+        return [PodListDone()]
+
+    before = LINK_ERRORS._value.get()
+    async with _linked(tmp_path, said.append, first=first):
+        await eventually(lambda: said, bool)
+    assert said == [RELEASE]
+    assert LINK_ERRORS._value.get() == before + 1
+    assert "a mistake" in caplog.text
+
+
+async def test_a_link_ends_when_it_is_closed(tmp_path: Path) -> None:
+    """Its own cancellation is no fault of the stream."""
+    said: list[Downward | None] = []
+    async with _linked(tmp_path, said.append) as link:
+        await eventually(lambda: said, bool)
+        await asyncio.wait_for(link.close(), 5.0)
+        assert link._task.cancelled()

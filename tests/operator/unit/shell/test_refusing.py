@@ -1,0 +1,127 @@
+"""A job that asks for what this version does not have, under the real reconciler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from holdfast_operator.events.aggregation import NewsItem
+from holdfast_operator.events.recorder import Reporter
+from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.errors import KubeError, UnreachableError
+from holdfast_operator.kube.pod_reflector import PodReflector
+from holdfast_operator.pods.names import Owner
+from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.settings import OperatorSettings
+from jobs.job_files import job, read
+
+KEY = ("team", "t")
+
+
+class StatusOnly(KubeClient):
+    """An API server that takes nothing but a status, and knows what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(1000.0, 1000)
+        self.written: list[dict[str, Any]] = []
+
+    async def call(
+        self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
+    ) -> Any:
+        """Take a status, and say how old it is."""
+        if path == "/version":
+            return {"major": "1", "minor": "36"}
+        if "/status?" not in path:
+            raise UnreachableError(f"{method} {path}")
+        self.written.append(body["status"])
+        return _object(job(), **body["status"])
+
+
+class Told(Reporter):
+    """Keeps what it was told."""
+
+    def __init__(self, client: KubeClient) -> None:
+        super().__init__(client, "me")
+        self.happened: list[NewsItem] = []
+
+    def tell(self, owner: Owner, happenings: Iterable[NewsItem]) -> None:
+        """Take note."""
+        self.happened += happenings
+
+
+def _reconciler() -> tuple[Reconciler, StatusOnly, Told]:
+    server = StatusOnly()
+    told = Told(server)
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
+    pods = PodReflector(server, "", lambda *_: None)
+    return Reconciler(settings, server, pods, told, bytes(32), lambda _: None), server, told
+
+
+def _object(body: dict[str, Any], **status: Any) -> dict[str, Any]:
+    """The object as the API server has it, with its defaults."""
+    metadata = {"name": "t", "namespace": "team", "uid": "u-1", "generation": 1}
+    metadata["resourceVersion"] = "1"
+    metadata["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    return {**read(body).body, "metadata": metadata, "status": status}
+
+
+async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_made() -> None:
+    """The condition names each field, its value and the remedy; nothing else is written."""
+    reconciler, server, told = _reconciler()
+    body = _object(job())
+    body["spec"]["scheduling"]["gang"]["backend"] = "Volcano"
+    body["spec"]["checkpoint"]["memory"]["copies"] = 3
+    reconciler.seen(KEY, body, gone=False)
+    await reconciler.look(KEY)
+    (status,) = server.written
+    (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "NotSupported")
+    assert "spec.checkpoint.memory.copies: 3 asks for copies of checkpoints" in failed["message"]
+    assert 'spec.scheduling.gang.backend: "Volcano" asks for gang' in failed["message"]
+    assert "write None or leave it out" in failed["message"]
+    assert status["phase"] == "Failed"
+    assert "completionTime" in status
+    assert [one.reason for one in told.happened] == ["NotSupported"]
+    await reconciler.close()
+
+
+async def test_a_job_that_asks_for_nothing_but_defaults_goes_on() -> None:
+    """Its next step is to have the API server check its pods."""
+    reconciler, server, told = _reconciler()
+    reconciler.seen(KEY, _object(job()), gone=False)
+    with pytest.raises(KubeError, match=r"/pods\?dryRun"):
+        await reconciler.look(KEY)
+    assert (server.written, told.happened) == ([], [])
+    await reconciler.close()
+
+
+async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
+    """An edit, or another version of the operator, ends no training; it is told once."""
+    reconciler, server, told = _reconciler()
+    body = _object(job(), templateRevision="t-1")
+    body["spec"]["scheduling"]["queue"] = "q"
+    reconciler.seen(KEY, body, gone=False)
+    for _ in range(2):
+        with pytest.raises(KubeError, match="controllerrevisions"):
+            await reconciler.look(KEY)
+    (one,) = told.happened
+    assert (one.reason, one.warning) == ("NotSupported", True)
+    assert one.text.startswith('ignored: spec.scheduling.queue: "q" asks for gang scheduling')
+    assert server.written == []
+    await reconciler.close()
+
+
+async def test_the_status_of_a_job_that_is_over_is_written_once() -> None:
+    """And never with the notes that have requests of their own: a late one would take them back."""
+    reconciler, server, _ = _reconciler()
+    over = {"completionTime": "2026-01-01T01:00:00Z", "phase": "Succeeded", "conditions": []}
+    body = _object(job(), **over, masterPods=2, templateRevision="t-1")
+    reconciler.seen(KEY, body, gone=False)
+    for _ in range(3):
+        await reconciler.look(KEY)
+    (status,) = server.written
+    assert status["phase"] == "Succeeded"
+    assert not {"masterPods", "templateRevision"} & set(status)
+    await reconciler.close()

@@ -1,0 +1,95 @@
+"""The work queue, the token bucket and the settings."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast_operator.kube.rate_limit import TokenBucket
+from holdfast_operator.settings import SettingsError, read_settings
+from holdfast_operator.work_queue import WorkQueue
+
+NEEDED = {
+    "HOLDFAST_OPERATOR_NAMESPACE": "holdfast",
+    "HOLDFAST_OPERATOR_IDENTITY": "a",
+    "HOLDFAST_OPERATOR_IMAGE": "holdfast:1",
+}
+
+
+async def test_a_key_waits_once_however_often_it_is_added() -> None:
+    """Ten events are one look."""
+    queue: WorkQueue[str] = WorkQueue()
+    for _ in range(10):
+        queue.add("a")
+    assert await queue.take() == "a"
+    assert queue.depth == 0
+
+
+async def test_a_key_that_changes_while_it_is_looked_at_comes_again() -> None:
+    """Never two looks at once, and no event lost."""
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    await queue.take()
+    queue.add("a")
+    assert queue.depth == 0
+    queue.done("a")
+    assert queue.depth == 1
+
+
+async def test_failures_wait_longer_and_longer() -> None:
+    """A job that cannot be looked at does not keep the API server busy."""
+    queue: WorkQueue[str] = WorkQueue()
+    waits = []
+    for _ in range(20):
+        queue.add("a")
+        await queue.take()
+        waits.append(queue.failed("a"))
+    assert waits[0] < 0.2
+    assert waits[6] > 3
+    assert max(waits) <= 75
+    queue.forget("a")
+
+
+async def test_the_sooner_of_two_delays_counts() -> None:
+    """A look that is due soon is not put off by one that is due later."""
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_after("a", 60.0)
+    queue.add_after("a", 0.0)
+    queue.add_after("a", 60.0)
+    assert await asyncio.wait_for(queue.take(), 5.0) == "a"
+    queue.forget("a")
+
+
+def test_a_burst_is_free_and_then_the_rate_holds() -> None:
+    """After the burst each request waits a little longer."""
+    bucket = TokenBucket(rate=10.0, burst=2.0, tokens=2.0)
+    waits = [bucket.take(0.0) for _ in range(4)]
+    assert waits == pytest.approx([0.0, 0.0, 0.1, 0.2])
+    assert bucket.take(1.0) == 0.0
+
+
+def test_settings_are_read_with_their_defaults() -> None:
+    """The environment gives the required settings. The others have defaults."""
+    settings = read_settings({**NEEDED, "HOLDFAST_OPERATOR_WORKERS": "3", "PATH": "/bin"})
+    assert (settings.namespace, settings.workers, settings.watch_namespace) == ("holdfast", 3, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"HOLDFAST_OPERATOR_WORKERS": "many"}, "is no int"),
+        ({"HOLDFAST_OPERATOR_LOG_LEVEL": "loud"}, "one of debug, info, warning, error"),
+        ({"HOLDFAST_OPERATOR_WORKER": "3"}, "HOLDFAST_OPERATOR_WORKERS"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(change: dict[str, str], said: str) -> None:
+    """A misspelt variable would otherwise be ignored for ever."""
+    with pytest.raises(SettingsError, match=said):
+        read_settings({**NEEDED, **change})
+
+
+def test_a_missing_setting_is_named() -> None:
+    """The error says which."""
+    with pytest.raises(SettingsError, match="HOLDFAST_OPERATOR_IMAGE"):
+        read_settings({k: v for k, v in NEEDED.items() if not k.endswith("IMAGE")})

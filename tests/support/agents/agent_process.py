@@ -1,0 +1,138 @@
+"""`holdfast-run` as a process under test, and what a test wants to know of its family."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from holdfast_wire import keys
+from masters.scripted_master import Identities
+
+RUN = (
+    sys.executable,
+    "-c",
+    (
+        "import sys; from holdfast_agent.zygote.process_tree import die_with_parent;"
+        "die_with_parent(int(sys.argv.pop(1))); from holdfast_agent.main import main; main()"
+    ),
+    str(os.getpid()),
+)
+"""holdfast-run without needing the console script on PATH; it dies with the test run."""
+
+
+def environment(identities: Identities, endpoint: str, node_rank: int = 0) -> dict[str, str]:
+    """Return the environment that an operator gives an agent."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_", "COVERAGE_"))
+        and name not in ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")
+    }
+    return {
+        **clean,
+        keys.ENV_MASTER: endpoint,
+        keys.ENV_JOB: "job",
+        keys.ENV_JOB_UID: identities.job_uid,
+        keys.ENV_NODE_RANK: str(node_rank),
+        keys.ENV_TLS_DIR: str(identities.files(keys.ROLE_AGENT, node_rank)),
+    }
+
+
+class AgentProcess:
+    """One running agent."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        folder: Path,
+        name: str = "agent",
+        wrap: Sequence[str] = (),
+    ) -> None:
+        """Start it; wrap: a command that becomes the agent by exec of its arguments."""
+        self.stdout = folder / f"{name}.out"
+        self.stderr = folder / f"{name}.err"
+        with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*wrap, *RUN, *args],
+                env=dict(env),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+
+    def family(self) -> list[psutil.Process]:
+        """Return the living descendants."""
+        try:
+            return psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def send(self, sig: int) -> None:
+        """Signal the agent."""
+        os.kill(self.pid, sig)
+
+    def wait(self, within: float = 60.0) -> int:
+        """Return the exit code."""
+        return self.process.wait(within)
+
+    def errors(self) -> str:
+        """Return what it wrote to stderr."""
+        return self.stderr.read_text(errors="replace")
+
+    def output(self) -> str:
+        """Return what it and its workers wrote to stdout."""
+        return self.stdout.read_text(errors="replace")
+
+    def end(self) -> None:
+        """End it and everything below it, for a test's teardown."""
+        family = self.family()
+        if self.process.poll() is None:
+            self.send(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+        for process in family:
+            try:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+
+async def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
+    """Return what `look` gives once it is true; fail at the deadline with what it gave last."""
+    deadline = time.monotonic() + within
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"still {seen!r} after {within} s"
+        await asyncio.sleep(0.02)
+    return seen
+
+
+def wait_gone(processes: Iterable[psutil.Process], within: float) -> list[psutil.Process]:
+    """Wait until processes are gone; return those that are not (zombies count as gone)."""
+    deadline = time.monotonic() + within
+    left = list(processes)
+    while left and time.monotonic() < deadline:
+        left = [process for process in left if is_alive(process)]
+        time.sleep(0.01)
+    return left
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process runs (or is stopped), and is no zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

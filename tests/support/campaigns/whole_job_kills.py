@@ -1,0 +1,292 @@
+"""Kills ranks, agents and masters of a real job at random instants; judges what it resumes from.
+
+Run as a script (`--seed`, `--kills`); prints what it did as JSON, and what went wrong with the
+number of the kill. Every number of the training state is the step that made it, so a state that is
+mixed from two steps, ranks or lineages shows in the first rank that looks; ranks look after each
+restore. The job trains on gloo over two nodes and saves each step to memory, each fifth to storage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import textwrap
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from campaigns.kill_records import record
+from holdfast_wire.messages import JobPhase, JobStatus
+from jobs.local_job import RunningJob, elastic_job, loss_lines
+
+SAVE_EVERY = 5
+_VICTIMS = (*("rank 0", "rank 1") * 3, "agent 0", "agent 1", *("master",) * 2)
+"""Ranks most; an agent seldom, because the next one needs ten seconds."""
+_PLENTY = 100_000
+_SCRIPT = '''
+    """Counts: every number of its state is the step; says what it has found after each restore."""
+    import argparse, json, os, time
+    import torch, torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    import holdfast
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parallel", choices=["ddp", "fsdp2"], required=True)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--overlap", action="store_true")
+    args = parser.parse_args()
+
+    class Value:
+        """A value that is no tensor."""
+        value = 0
+
+        def state_dict(self):
+            return {"value": self.value}
+
+        def load_state_dict(self, state):
+            self.value = state["value"]
+
+    class Own(Value):
+        """A value of each rank's own."""
+
+        @staticmethod
+        def reshard(states, rank, world):
+            return {"value": [states[0]["value"][0], rank]}
+
+    torch.set_num_threads(1)
+    dist.init_process_group("cpu:gloo,cuda:gloo" if args.device == "cuda" else "gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
+    model.to(args.device)
+    if args.parallel == "fsdp2":
+        fully_shard(model, mesh=dist.init_device_mesh(args.device, (world,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    own, count = Own(), Value()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # so that there are moments
+
+    def local(tensor):
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+    def tensors():
+        for parameter in model.parameters():
+            yield local(parameter.data)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                yield local(optimizer.state[parameter][moment])
+
+    flash = holdfast.Checkpointer(
+        f"{args.folder}/checkpoints", model=model, optimizer=optimizer,
+        extra={"count": count}, per_rank={"own": own}, overlap=args.overlap,
+        schedule=holdfast.Schedule(memory_every=1, storage_every=SAVE_EVERY),
+    )
+    start = flash.load()
+    seen = {float(x) for t in tensors() for x in t.unique()} if start else {0.0}
+    found = {"round": int(os.environ["HOLDFAST_ROUND"]), "rank": rank, "world": world,
+             "start": start, "seen": sorted(seen), "count": count.value, "own": own.value}
+    with open(f"{args.folder}/starts.jsonl", "a") as log:
+        log.write(json.dumps(found) + "\\n")
+    step = start
+    while True:
+        step += 1
+        time.sleep(0.005)
+        mine = torch.tensor([float(step)], device=args.device)
+        dist.all_reduce(mine)
+        flash.join()  # what follows writes to parameters, and is no optimizer's step
+        for tensor in tensors():
+            tensor.fill_(step)
+        count.value = step
+        own.value = [step, rank]
+        if flash.step(step, samples=1, loss=0.0) is holdfast.SAVE_AND_STOP:
+            break
+    flash.close()
+    dist.destroy_process_group()
+'''
+
+
+def _in_files(folder: str) -> list[str]:
+    """Return what begins a command whose agent keeps arenas in a directory of its node."""
+    here = f"{folder}/$HOLDFAST_NODE_RANK"
+    return ["sh", "-c", f'mkdir -p {here}; HOLDFAST_ARENA_DIR={here} exec "$@"', "in-files"]
+
+
+class Campaign:
+    """One job, killed again and again."""
+
+    def __init__(
+        self, seed: int, folder: Path, device: str = "cpu", *, files: bool, overlap: bool
+    ) -> None:
+        """Start the job."""
+        self._rng = random.Random(seed)
+        self._folder = folder
+        self.parallel = self._rng.choice(["ddp", "fsdp2"])
+        script = folder / "count.py"
+        script.write_text(textwrap.dedent(_SCRIPT).replace("SAVE_EVERY", str(SAVE_EVERY)))
+        words = [str(script), f"--parallel={self.parallel}", f"--folder={folder}"]
+        words += [f"--device={device}", *(["--overlap"] if overlap else [])]
+        limits = {"limit": _PLENTY, "windowSeconds": 1}
+        spec: dict[str, Any] = {
+            "failurePolicy": {"budgets": {"failures": limits, "noProgressRestarts": limits}},
+            "elasticPolicy": {"joinWindowSeconds": 0},
+        }
+        job = elastic_job("kills", words, **spec)
+        # Not on a disk: a mapping's writes would wait for it.
+        self._arenas = tempfile.mkdtemp(dir="/dev/shm") if files else ""
+        if files:
+            [container] = job["spec"]["worker"]["template"]["spec"]["containers"]
+            container["command"] = [*_in_files(self._arenas), *container["command"]]
+        self.job = RunningJob(job, folder)
+        self.kills: Counter[str] = Counter()
+        self.resumed: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._seen = 0
+        """Number of the newest event that was looked at."""
+        self._started: dict[int, int] = {}
+        """What each round was said to start from. A new master says it again of the round that it
+        finds, and by then later steps of that round may have been announced."""
+
+    def round(self, number: int) -> None:
+        """Let it train, kill one process, see what the job goes on from."""
+        before = self._trains()
+        time.sleep(self._rng.random() * 0.3)
+        victim = self._rng.choice(_VICTIMS)
+        before = self.job.wait_for("the state", self.job.status)
+        name = f"kill {number}: {victim} of round {before.round} at step {before.step}"
+        self._look("before " + name, 0)
+        pid, kind = self._pid(victim), victim.partition(" ")[0]
+        if not pid:
+            return  # a new master may not have heard of it yet
+        os.kill(pid, signal.SIGKILL)
+        self.kills[kind] += 1
+        self._until_felt(kind, before)
+        after = self._trains()
+        self._look(name, before.stored_step)
+        if after.stored_step < before.stored_step:
+            self.wrong.append(f"{name}: {before.stored_step} was announced, {after.stored_step} is")
+
+    def _trains(self) -> JobStatus:
+        def steps() -> JobStatus | None:
+            status = self.job.status()
+            return status if status.phase is JobPhase.TRAINING and status.step else None
+
+        status = self.job.wait_for("a world that trains", steps)
+        assert status is not None
+        return status
+
+    def _pid(self, victim: str) -> int:
+        """Return the victim's process; 0 where there is none at this moment."""
+        kind, _, index = victim.partition(" ")
+        if kind == "master":
+            endpoint = self.job.home.endpoint()
+            return endpoint.pid if endpoint is not None else 0
+        nodes = sorted(self.job.nodes().values(), key=lambda node: node.node_rank)
+        if kind == "agent":
+            found = [node.agent_pid for node in nodes if node.agent_pid]
+        else:
+            found = [rank.pid for node in nodes for rank in node.ranks if rank.pid]
+        return found[int(index) % len(found)] if found else 0
+
+    def _until_felt(self, kind: str, before: JobStatus) -> None:
+        """Wait until the job has noticed: a new round, or a new master."""
+
+        def felt() -> bool:
+            status = self.job.status()
+            if kind == "master":
+                return status.epoch > before.epoch
+            return status.round > before.round
+
+        self.job.wait_for(f"the death of a {kind}", felt)
+
+    def _look(self, name: str, announced: int) -> None:
+        """Judge every start of a world since the last look."""
+        events = self.job.wait_for("the events", lambda: (True, self.job.events(self._seen)))[1]
+        for event in events:
+            if event.reason != "CheckpointRestored":
+                continue
+            words = event.text.split()
+            step, tier = int(words[words.index("step") + 1]), words[words.index("in") + 1]
+            number = int(words[words.index("round") + 1])
+            if number in self._started:
+                if self._started[number] != step:
+                    self.wrong.append(f"{name}: {event.text}; it was step {self._started[number]}")
+                continue
+            self._started[number] = step
+            self.resumed[tier] += 1
+            if step < announced:
+                self.wrong.append(f"{name}: {announced} was announced; {event.text}")
+        lost = [one.text for one in events if one.reason == "CheckpointLost"]
+        self.wrong += [f"{name}: {text}" for text in lost if text not in " ".join(self.wrong)]
+        self._seen = max([self._seen, *(event.sequence for event in events)])
+
+    def end(self) -> None:
+        """Stop the job; judge what its ranks have found, and what is left on storage."""
+        self.job.cli("stop", self.job.name)
+        self.job.finish()
+        rounds: defaultdict[int, set[int]] = defaultdict(set)
+        for line in loss_lines(self._folder / "starts.jsonl"):
+            rounds[line["round"]].add(line["start"])
+            self._judge(line)
+        apart = {number: starts for number, starts in rounds.items() if len(starts) > 1}
+        self.wrong += [f"ranks of round {n} started from {s}" for n, s in apart.items()]
+        left = [path.name for path in (self._folder / "checkpoints").iterdir()]
+        left.remove("owners")
+        self.wrong += [f"{n} is left" for n in left if not n.removeprefix("step_").isdecimal()]
+        if self._arenas:
+            self.wrong += [f"{path} is left" for path in Path(self._arenas).rglob("arena-*")]
+            shutil.rmtree(self._arenas)
+
+    def _judge(self, found: dict[str, Any]) -> None:
+        start = found["start"]
+        own = [start, found["rank"]] if start else 0
+        if (found["seen"], found["count"], found["own"]) != ([float(start)], start, own):
+            self.wrong.append(f"a state that is not of step {start}: {found}")
+
+
+def main() -> int:
+    """Run a campaign."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--kills", type=int, required=True)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the state")
+    parser.add_argument("--files", action="store_true", help="arenas lie in files")
+    parser.add_argument("--overlap", action="store_true", help="copies run beside training")
+    parser.add_argument("--record", default="", help="file to add a line to")
+    arguments = parser.parse_args()
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        campaign = Campaign(
+            arguments.seed, Path(folder), arguments.device,
+            files=arguments.files, overlap=arguments.overlap,
+        )  # fmt: skip
+        with campaign.job:
+            number = 0
+            while campaign.kills.total() < arguments.kills and not campaign.wrong:
+                campaign.round(number)
+                number += 1
+            campaign.end()
+    said = {
+        "seed": arguments.seed,
+        "device": arguments.device,
+        "parallel": campaign.parallel,
+        "files": arguments.files,
+        "overlap": arguments.overlap,
+        "kills": campaign.kills,
+        "resumed": campaign.resumed,
+        "seconds": round(time.monotonic() - begin, 1),
+        "wrong": campaign.wrong,
+    }
+    sys.stdout.write(json.dumps(said) + "\n")
+    record(arguments.record, "whole jobs", said)
+    return bool(campaign.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

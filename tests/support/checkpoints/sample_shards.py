@@ -1,0 +1,50 @@
+"""Shards with random content, made without torch: what commits are tested with."""
+
+from __future__ import annotations
+
+import random
+
+from holdfast.flash.memory.hashes import hash_items
+from holdfast.flash.memory.shard_table import ByteItem, ShardTable, TensorItem
+from holdfast.flash.memory.slots import Version
+from holdfast.flash.storage.manifest import Manifest, Shard
+
+
+def sample_shard(rank: int, world: int, rng: random.Random) -> tuple[Shard, memoryview]:
+    """Return a rank's shard of a tensor cut into rows, and one value; with its image."""
+    rows, columns = 100, 30
+    size = rows * columns * 4
+    item = TensorItem(
+        name="model.weight",
+        dtype="float32",
+        shape=(rows * world, columns),
+        offsets=(rows * rank, 0),
+        sizes=(rows, columns),
+        at=0,
+        length=size + 128,
+        payload=64,
+        size=size,
+    )
+    table = ShardTable(
+        rank=rank,
+        world=world,
+        tensor_bytes=size + 128,
+        tensors=(item,),
+        byte_items=(ByteItem(name=f"rank_{rank}.rng"),),
+        paths={"model.weight": ("model", "weight"), f"rank_{rank}.rng": (f"rank_{rank}", "rng")},
+    )
+    lengths = (rng.randrange(1, 900),)
+    image = memoryview(rng.randbytes(5 * 4096))
+    return (
+        Shard(table=table, lengths=lengths, hashes=hash_items(image, table.spans(lengths))),
+        image,
+    )
+
+
+def sample_step(
+    step: int, rng: random.Random, *, world: int = 2, lineage: int = 1
+) -> tuple[Manifest, list[memoryview]]:
+    """Return the manifest of a whole step, and its images."""
+    pairs = [sample_shard(rank, world, rng) for rank in range(world)]
+    manifest = Manifest(version=Version(lineage, step), shards=tuple(shard for shard, _ in pairs))
+    return manifest, [image for _, image in pairs]

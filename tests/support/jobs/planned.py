@@ -1,0 +1,223 @@
+"""A job under a planner: its pods, its master's word and its clock, changed by hand.
+
+`World` carries plans out as a perfect cluster would. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from holdfast_operator.plan.actions import (
+    Action,
+    AskToStop,
+    CreatePod,
+    DeletePod,
+    FinishJob,
+    Hold,
+    LetGo,
+    Plan,
+    ScaleJob,
+)
+from holdfast_operator.plan.api_refusals import ApiRefusal
+from holdfast_operator.plan.history import History
+from holdfast_operator.plan.inputs import PlannedJob
+from holdfast_operator.plan.pods import MASTER, MASTER_SLOT, WORKER, ObservedPod, PodSlot
+from holdfast_operator.plan.view import MasterView, Said
+from holdfast_operator.planner import plan
+from holdfast_operator.spec.admission import change_job
+from holdfast_wire.messages import PodPhase
+from jobs.job_files import CRD, job, read
+
+NOW = 1_700_000_000.0
+
+
+def worker(rank: int) -> PodSlot:
+    """The place of a worker."""
+    return PodSlot(WORKER, rank)
+
+
+@dataclasses.dataclass
+class World:
+    """One job with its pods; `look` plans, `carry_out` applies what was planned."""
+
+    fields: dataclasses.InitVar[dict[str, Any]]
+    now: float = NOW
+    pods: dict[str, ObservedPod] = dataclasses.field(default_factory=dict)
+    master: MasterView = dataclasses.field(default_factory=MasterView)
+    generation: int = 1
+    history: History = dataclasses.field(default_factory=dict)
+    status: dict[str, Any] = dataclasses.field(default_factory=dict)
+    refused: dict[PodSlot, ApiRefusal] = dataclasses.field(default_factory=dict)
+    stopping: bool = False
+    held: bool | None = None
+    """None: nothing can hold it, as locally."""
+    deleted_at: float = 0.0
+    first_seen_at: float = 0.0
+    """0: long ago."""
+    cut_off: bool = False
+    unreachable: frozenset[str] = frozenset()
+    struck: tuple[str, ...] = ()
+    named: int = 0
+    """Pods made so far, for their uids."""
+
+    def __post_init__(self, fields: dict[str, Any]) -> None:
+        self.job = read(job(**fields))
+
+    def look(self) -> Plan:
+        """Return the planner's next plan. Keep its history and status."""
+        made = plan(self._job(), self.pods.values(), self.master, self.now)
+        self.history, self.status = made.history, dict(made.status)
+        return made
+
+    def look_again(self) -> Plan:
+        """The same look once more, without consequences."""
+        return plan(self._job(), self.pods.values(), self.master, self.now)
+
+    def _job(self) -> PlannedJob:
+        return PlannedJob(
+            name="t",
+            uid="u",
+            generation=self.generation,
+            spec=self.job.spec,
+            status=self.status,
+            history=self.history,
+            refused=self.refused,
+            stopping=self.stopping,
+            held=self.held,
+            deleted_at=self.deleted_at,
+            first_seen_at=self.first_seen_at,
+            cut_off=self.cut_off,
+            unreachable=self.unreachable,
+            struck_nodes=self.struck,
+        )
+
+    def carry_out(self, action: Action) -> None:
+        """Does one action at once and completely, but deletions with a grace only begin."""
+        match action:
+            case CreatePod():
+                self.make(action.slot, action.incarnation, action.avoid_nodes)
+            case DeletePod() if action.grace_s == 0:
+                del self.pods[action.name]
+            case DeletePod():
+                self.change(action.name, deleting=True)
+            case ScaleJob():
+                self.master = self.master.answered(action.decision_id)
+                self.scale(action.replicas)
+            case Hold() | LetGo():
+                self.held = isinstance(action, Hold)
+            case FinishJob() | AskToStop():
+                pass  # it stands in the status; the master is the test's affair
+            case _:
+                self.pods.clear()
+
+    def settle(self, rounds: int = 20) -> Plan:
+        """Plans and carries out until nothing is left to do; every pod gets ready or goes."""
+        made = self.look()
+        for _ in range(rounds):
+            for action in made.actions:
+                self.carry_out(action)
+            self.finish_deletions()
+            for name, pod in list(self.pods.items()):
+                if pod.live:
+                    self.change(name, phase=PodPhase.RUNNING, ready=True)
+            made = self.look()
+            if not made.actions:
+                return made
+        raise AssertionError(f"no rest after {rounds} plans: {made.actions}")
+
+    def make(
+        self, slot: PodSlot, incarnation: int = 0, avoids: tuple[str, ...] = ()
+    ) -> ObservedPod:
+        """A new pod, Pending."""
+        self.named += 1
+        pod = ObservedPod(
+            slot=slot,
+            incarnation=incarnation,
+            name=slot.pod_name("t", incarnation),
+            uid=f"uid-{self.named}",
+            phase=PodPhase.PENDING,
+            created_at=self.now,
+            node=f"node-{slot.index}",
+            avoids=avoids,
+        )
+        self.pods[slot.pod_name("t", incarnation)] = pod
+        return pod
+
+    def change(self, name: str, **fields: Any) -> ObservedPod:
+        """Changes what is seen of a pod."""
+        self.pods[name] = dataclasses.replace(self.pods[name], **fields)
+        return self.pods[name]
+
+    def end(self, name: str, exit_code: int = 1, **fields: Any) -> None:
+        """Ends a pod's process now."""
+        phase = PodPhase.FAILED if exit_code else PodPhase.SUCCEEDED
+        ended = {"phase": phase, "exit_code": exit_code, "ended_at": self.now, "ready": False}
+        self.change(name, **{**ended, **fields})
+
+    def finish_deletions(self) -> None:
+        """Every pod that is being deleted is gone; those on lost nodes stay."""
+        for name, pod in list(self.pods.items()):
+            if pod.deleting and not pod.lost:
+                del self.pods[name]
+
+    def scale(self, replicas: int) -> None:
+        """Changes the wanted number of workers, where the CRD allows it."""
+        spec = self.job.spec
+        least = 1 if spec.min_replicas is None else spec.min_replicas
+        most = 10_000 if spec.max_replicas is None else spec.max_replicas
+        if not least <= replicas <= most:
+            change_job(self.job, CRD, replicas=replicas)  # says why not
+        self._respecify(replicas=replicas)
+
+    def suspend(self, wanted: bool) -> None:  # noqa: FBT001
+        """Suspends or resumes the job."""
+        self._respecify(suspend=wanted)
+
+    def _respecify(self, **fields: Any) -> None:
+        # Not by `change_job`, whose check of the whole object takes most of a property's time.
+        spec = dataclasses.replace(self.job.spec, **fields)
+        self.job = dataclasses.replace(self.job, spec=spec)
+        self.generation += 1
+
+    def hear(self, said: Said) -> None:
+        """The master says something."""
+        self.master = self.master.hear(said, now=self.now, generation=self.generation)
+
+    def live(self, name: str = WORKER) -> list[int]:
+        """Indices of the living pods of a role."""
+        return sorted(
+            pod.slot.index for pod in self.pods.values() if pod.live and pod.slot.name == name
+        )
+
+
+def running(**fields: Any) -> World:
+    """A job whose pods all run and are ready."""
+    world = World(fields)
+    world.settle()
+    return world
+
+
+def creates(made: Plan) -> list[str]:
+    """Names of the pods to make."""
+    return [action.name for action in made.actions if isinstance(action, CreatePod)]
+
+
+def deletes(made: Plan) -> dict[str, str]:
+    """Names of the pods to delete, with the reasons."""
+    return {
+        action.name: action.reason.value for action in made.actions if isinstance(action, DeletePod)
+    }
+
+
+__all__ = [
+    "MASTER",
+    "MASTER_SLOT",
+    "NOW",
+    "WORKER",
+    "World",
+    "creates",
+    "deletes",
+    "running",
+    "worker",
+]

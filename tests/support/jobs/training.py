@@ -1,0 +1,58 @@
+"""Runs of the example's training script without an agent, and the loss curves they leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from house.repository import ROOT
+
+SCRIPT = ROOT / "examples" / "train_gpt.py"
+TOLERANCE = 2e-5
+"""Nats. Other world sizes add floats up in another order; measured: 2e-6 over 700 steps."""
+_PATIENCE_SECONDS = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that has ended."""
+
+    code: int
+    output: str
+
+
+def train(*flags: str | Path, ranks: int = 0) -> Ended:
+    """Run the script alone (0 ranks), or under torchrun on this machine."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [sys.executable, *(torchrun if ranks else []), SCRIPT, *flags],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_PATIENCE_SECONDS,
+    )
+    return Ended(done.returncode, done.stdout)
+
+
+def steps_in(log: Path) -> list[dict[str, float]]:
+    """Return the lines of a loss log, as they were written."""
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def assert_follows(log: Path, unbroken: Path) -> None:
+    """Every step, those done twice too, saw the unbroken run's samples and came to its loss."""
+    wanted = {line["step"]: line for line in steps_in(unbroken)}
+    found = steps_in(log)
+    assert {line["step"] for line in found} == set(wanted)
+    wrong = [
+        (line, wanted[line["step"]])
+        for line in found
+        if abs(line["loss"] - wanted[line["step"]]["loss"]) > TOLERANCE
+        or line["fingerprint"] != wanted[line["step"]]["fingerprint"]
+        or line["samples"] != wanted[line["step"]]["samples"]
+    ]
+    assert wrong == []

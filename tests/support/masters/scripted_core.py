@@ -1,0 +1,96 @@
+"""A core that answers from a script, for tests of the shell around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast_master.inputs import Connected, Input, Moment
+from holdfast_master.instructions import Fact, Instruction, Record, Send
+from holdfast_wire.messages import (
+    EventRecorded,
+    Fence,
+    GetGoodputResponse,
+    GetHealthResponse,
+    HostHistory,
+    Incident,
+    JobEvent,
+    JobPhase,
+    JobStatus,
+    MasterSpec,
+    NodeInfo,
+    SessionResponse,
+    Welcome,
+)
+
+React = Callable[[Input, Moment], list[Instruction]]
+
+
+class ScriptedCore:
+    """Welcomes agents, remembers what it was told, and does what `react` returns."""
+
+    def __init__(self, react: React | None = None) -> None:
+        self.inputs: list[Input] = []
+        self.events: list[JobEvent] = []
+        self.deadline: float | None = None
+        self.step = 0
+        self.why: tuple[str, ...] = ()
+        """Reasons that the newest call is to give."""
+        self._react = react or (lambda _event, _now: [])
+        self._records = 0
+
+    def open(self, now: Moment) -> list[Instruction]:
+        return []
+
+    def handle(self, event: Input, now: Moment) -> list[Instruction]:
+        self.inputs.append(event)
+        answer: list[Instruction] = []
+        if isinstance(event, Connected):
+            answer.append(Send(event.session, self.response(Welcome(job_name="job"))))
+        return answer + self._react(event, now)
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+    def reasons(self) -> tuple[str, ...]:
+        return self.why
+
+    def response(self, message: Welcome) -> SessionResponse:
+        return SessionResponse(fence=Fence(epoch=1, incarnation="i"), message=message)
+
+    def record(self, fact: Fact, *, durable: bool = False) -> Record:
+        self._records += 1
+        return Record(fact, durable, self._records, 0.0, 0.0)
+
+    def event(self, text: str) -> Record:
+        """Make an event with the next sequence."""
+        event = JobEvent(sequence=len(self.events) + 1, reason="Test", text=text)
+        self.events.append(event)
+        return self.record(EventRecorded(event=event))
+
+    def status(self, now: Moment) -> JobStatus:
+        return JobStatus(name="job", phase=JobPhase.TRAINING, step=self.step)
+
+    def history(self, now: Moment) -> tuple[HostHistory, ...]:
+        """Nothing spoke against any host."""
+        return ()
+
+    def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:
+        return (NodeInfo(node_rank=0), NodeInfo(node_rank=1))
+
+    def events_after(self, sequence: int, limit: int) -> tuple[JobEvent, ...]:
+        return tuple(self.events[sequence : sequence + limit])
+
+    def newest_event(self) -> int:
+        return len(self.events)
+
+    def goodput(self, now: Moment) -> GetGoodputResponse:
+        return GetGoodputResponse(goodput=0.5)
+
+    def incidents(self, now: Moment) -> tuple[Incident, ...]:
+        return (Incident(id="i1.1"), Incident(id="i1.2", cause="Hang"))
+
+    def health(self, now: Moment) -> GetHealthResponse:
+        return GetHealthResponse(round=7)
+
+    def spec(self) -> MasterSpec | None:
+        return MasterSpec(generation=7)

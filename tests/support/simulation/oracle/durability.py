@@ -1,0 +1,89 @@
+"""Records that must be on the disk before a master's words go out.
+
+Belongs here: the table of words and the records that they follow from, and which of those are not
+synced yet. Does not belong here: the disk itself (`disk`).
+
+Words that are not in the table may go first. A successor that lacks the record of a ReplaceDecision
+or a ScaleDecision asks again, under a number of its own, and the operator compares pods; a grant to
+commit has a name that no other master gives out; a barrier is told by the ranks that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast_master.instructions import Record
+from holdfast_master.job.state.job_state import DRAINING, RELEASED, RENEW, REPLACED
+from holdfast_wire.messages import (
+    CheckpointCommitted,
+    CommandIssued,
+    CommitAnnounced,
+    DrainNodeResponse,
+    ExcludeDecision,
+    FinishDecision,
+    Incident,
+    Leave,
+    NodeExcluded,
+    NodeMarked,
+    ReleaseDecision,
+    RestartWorkerResponse,
+    ScaleResponse,
+    ScheduleConfirmed,
+    SetSchedule,
+    SpecAccepted,
+    StopJobResponse,
+    StopRequested,
+    StopRound,
+    WorldAssignment,
+    WorldDecided,
+    WorldEnded,
+)
+from holdfast_wire.reasons import Cause
+from simulation.oracle.invariants import require
+
+Key = tuple[type, str]
+_KINDS = ("mark", "kind", "cause")
+"""Fields that tell records of one type apart."""
+
+_STOP, _ENDED = (StopRequested, ""), (WorldEnded, "")
+_RESTART = (Incident, Cause.RESTART_ASKED)
+"""Another one's incident may follow: a node's own loss is no part of what was granted."""
+_DRAINING, _RELEASED = (NodeMarked, DRAINING), (NodeMarked, RELEASED)
+NEEDED: Mapping[type, tuple[Key, ...]] = {
+    WorldAssignment: ((WorldDecided, ""),),
+    StopRound: (_ENDED,),
+    Leave: (_RELEASED, (NodeMarked, REPLACED), _STOP),
+    CommitAnnounced: ((CheckpointCommitted, ""),),
+    SetSchedule: ((ScheduleConfirmed, ""),),
+    ReleaseDecision: (_RELEASED,),
+    ExcludeDecision: ((NodeExcluded, ""),),
+    FinishDecision: (_STOP,),
+    RestartWorkerResponse: (_ENDED, _RESTART, _DRAINING, (CommandIssued, RENEW)),
+    DrainNodeResponse: (_DRAINING,),
+    StopJobResponse: (_STOP,),
+    ScaleResponse: ((SpecAccepted, ""),),
+}
+"""What a master says, to the records that a successor must have once that was heard."""
+
+
+class Unsynced:
+    """The records of one master that a power cut would take."""
+
+    def __init__(self) -> None:
+        self._keys: set[Key] = set()
+
+    def written(self, records: Sequence[Record], *, safe: bool) -> None:
+        """Records are written. `safe`: they and all before them are on the disk, or cannot be."""
+        if safe:
+            self._keys.clear()
+            return
+        for record in records:
+            fact = record.fact
+            kind = next(filter(None, (getattr(fact, name, "") for name in _KINDS)), "")
+            self._keys.add((type(fact), kind if isinstance(kind, str) else ""))
+
+    def said(self, message: object) -> None:
+        """A message, an answer or a decision goes out."""
+        early = self._keys.intersection(NEEDED.get(type(message), ()))
+        text = f"{type(message).__name__} went out before {sorted(map(str, early))} was durable"
+        require(not early, "effect_after_record", text)

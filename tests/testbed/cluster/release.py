@@ -1,0 +1,56 @@
+"""The operator in a test cluster, as people install it: a release of the chart by real helm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from cluster.kubectl import Kubectl
+
+CHART: Final = Path(__file__).resolve().parents[3] / "charts" / "holdfast"
+NAMESPACE: Final = "holdfast-system"
+ACCOUNT: Final = f"system:serviceaccount:{NAMESPACE}:holdfast-operator"
+HISTORY: Final = "holdfast-operator-node-history"
+"""The operator's ConfigMap with strikes against nodes."""
+_WAIT: Final = ("--wait", "--timeout=50s")
+
+
+class Release:
+    """One release; the CRD is the cluster's own unless `crds.enabled` is among the values."""
+
+    def __init__(
+        self, kubeconfig: Path, name: str = "holdfast", namespace: str = NAMESPACE
+    ) -> None:
+        self.name = name
+        self.kubectl = Kubectl(kubeconfig, namespace)
+
+    def install(self, *values: str, flags: tuple[str, ...] = ()) -> None:
+        """Install it, and wait until the operator is ready; `values` are KEY=VALUE."""
+        chosen = self._values(values)
+        self.kubectl.helm(
+            "install", self.name, str(CHART), "--create-namespace", *_WAIT, *flags, *chosen
+        )
+
+    def upgrade(self, *values: str, flags: tuple[str, ...] = ()) -> None:
+        """Change its values, and wait until the operator is ready again."""
+        chosen = self._values(values)
+        self.kubectl.helm("upgrade", self.name, str(CHART), *_WAIT, *flags, *chosen)
+
+    def uninstall(self) -> None:
+        """Take it away."""
+        self.kubectl.helm("uninstall", self.name, *_WAIT)
+
+    def remove(self) -> None:
+        """Take it away, the pod first: without its rights it would ask for what it may not."""
+        names = ("delete", "deploy", "--all", "--cascade=foreground", "--timeout=50s")
+        self.kubectl.run(*names)
+        self.uninstall()
+
+    def operator_log(self) -> str:
+        """The last lines of the operator's log."""
+        names = self.kubectl.run("get", "deploy", "-o", "name").split()
+        done = [self.kubectl.try_run("logs", name, "--tail=60") for name in names]
+        return "\n".join(one.stdout + one.stderr for one in done)
+
+    def _values(self, values: tuple[str, ...]) -> list[str]:
+        return [f"--set={value}" for value in ("crds.enabled=false", *values)]

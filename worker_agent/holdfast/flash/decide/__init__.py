@@ -1,1 +1,0 @@
-"""Decisions of the flash checkpoint: pure functions, no clock, no file, no torch."""

@@ -1,0 +1,453 @@
+"""The arena store: makes the arenas of a node's ranks, and keeps the versions saved to them.
+
+Belongs here: making, taking over and freeing arenas; giving slots back to trainers; the versions
+that the arenas can serve, and the worlds that can use them. Does not belong here: the use of a
+version (the commit policies, `peer_parts`).
+
+One store is used by one thread, of an agent or of the process that replaces an agent (`main`). It
+owns every VALID slot. It hands out slow work (hashing, writing) as `SlotWork`, which any thread may
+do; `done` gives the slot back to the store. No torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.flash.ids import unique
+from holdfast.flash.memory.arena import (
+    Arena,
+    ArenaError,
+    ArenaSlot,
+    Geometry,
+    SlotWord,
+    geometry_of,
+    in_memory,
+)
+from holdfast.flash.memory.free_memory import memory_left
+from holdfast.flash.memory.hashes import hash_items
+from holdfast.flash.memory.memory_budget import Room, RoomSettings, refusal
+from holdfast.flash.memory.recovery import ArenaBackend, PlaceError
+from holdfast.flash.memory.shard_table import TableError, decode, lacking, whole
+from holdfast.flash.memory.slots import (
+    Move,
+    SlotState,
+    Version,
+    newest_complete,
+    outdated,
+    passed_over,
+    releasable,
+)
+from holdfast.flash.server.protocol import Layout, TrainerHello
+from holdfast.flash.storage.manifest import Manifest, Shard
+from holdfast.flash.storage.slot_work import RankArena, SlotWork
+from holdfast_wire.messages import Tier
+
+_NEVER: Final = Version(-1, -1)
+_FAULTING: Final = min(4, max(1, len(os.sched_getaffinity(0)) // 2))
+"""Threads that fault an arena in: the ranks need the other cores."""
+
+
+class KeeperError(Exception):
+    """The store cannot give a trainer what it asked for; the text is for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An arena to be made."""
+
+    rank: int
+    body: bytes
+    geometry: Geometry
+
+
+class ArenaStore:
+    """Arenas by rank, and the newest complete version in them."""
+
+    def __init__(
+        self,
+        room: Callable[[], Room] = memory_left,
+        settings: RoomSettings = RoomSettings(),  # noqa: B008 - frozen
+        *,
+        led: bool = False,
+        volume: ArenaBackend | None = None,
+    ) -> None:
+        """Take the reader of the free memory; led: the master says which version is complete.
+
+        volume: Backend of new arenas; None: memory that is gone with the processes that map it.
+        """
+        self.held = ArenaSet()
+        self.led = led
+        self._volume = volume
+        self._lineage = -1
+        self.here: set[int] = set()
+        """Ranks of the newest world that have connected."""
+        self._passed_over: frozenset[Version] = frozenset()
+        self.room = room
+        self._settings = settings
+        self.world = 0
+        """Number of ranks in the world."""
+        self.kept = 0
+        """Number of the world's ranks that this store serves."""
+        self.asked: set[tuple[int, Version, Tier]] = set()
+        """Versions of ranks queued for another tier and not yet being written."""
+        self.listen: Callable[[], None] = lambda: None
+        """Completes `asked` with all that ranks have sent so far. Called before a slot is given
+        back: a slot that turned VALID later may have been announced earlier."""
+        self.token = unique()
+        self.offer = AvailableVersions(self.held)
+        """Versions that these arenas can serve."""
+        self.complete: Version | None = None
+        """Newest version that is VALID on every rank here."""
+
+    def join(self, hello: TrainerHello) -> None:
+        """Note a rank that has connected; a world of another size changes what is complete."""
+        if hello.lineage != self._lineage:
+            self._lineage, self.here = hello.lineage, set()
+        self.here.add(hello.rank)
+        self.world, self.kept = hello.world, hello.kept
+
+    @property
+    def lineage(self) -> int:
+        """Round of the newest world whose ranks have connected; -1: none has."""
+        return self._lineage
+
+    def grant(self, rank: int, layout: Layout) -> RankArena:
+        """Return an arena for the layout: the existing one, or a new one, faulted in.
+
+        Raises `KeeperError` if there is no room, before any allocation.
+        """
+        wanted = self.look_up(rank, layout)
+        return wanted if isinstance(wanted, RankArena) else self.adopt(self.make(wanted))
+
+    def look_up(self, rank: int, layout: Layout) -> RankArena | Wanted:
+        """Return the arena that exists for a layout, or the description of the one to make.
+
+        Raises `KeeperError` if the layout is not valid.
+        """
+        body = layout.table.encode()
+        for held in self.held.by_rank.get(rank, ()):
+            if held.arena.body == body and held.arena.geometry.bytes_room >= layout.bytes_room:
+                return held
+        try:
+            geometry = geometry_of(decode(body), len(body), layout.slots, layout.bytes_room)
+        except TableError as error:
+            raise KeeperError(f"rank {rank}: {error}") from error
+        self.release()
+        return Wanted(rank=rank, body=body, geometry=geometry)
+
+    def make(self, wanted: Wanted) -> RankArena:
+        """Make an arena, faulted in, on any thread; one at a time, as each checks the free memory.
+
+        The store does not change until `adopt`. Raises `KeeperError` if there is no room, before
+        any allocation, or if the arena cannot be made.
+        """
+        rank, geometry = wanted.rank, wanted.geometry
+        reason = refusal(geometry.total, self.room(), self._settings)
+        if reason is not None:
+            raise KeeperError(f"rank {rank}: {reason}")
+        try:
+            fd, path = (
+                (in_memory(wanted.body, geometry), "")
+                if self._volume is None
+                else self._volume.make(wanted.body, geometry)
+            )
+        except (PlaceError, ArenaError, OSError) as error:
+            raise KeeperError(f"rank {rank}: {error}") from error
+        held = RankArena(rank, fd, Arena(fd), path)
+        try:
+            held.arena.populate(write=True, threads=_FAULTING, enlarge=True)
+        except OSError as error:
+            self._free([held])
+            raise KeeperError(f"rank {rank}: {error}") from error
+        return held
+
+    def adopt(self, held: RankArena) -> RankArena:
+        """Take up an arena that was made; the rank's older ones go once they are empty."""
+        self.held.add(held)
+        return held
+
+    def take_over(self) -> list[str]:
+        """Take up the arenas of a dead agent; return a sentence for each arena given up.
+
+        Call it first. The arenas then count as if this store had made them.
+        """
+        if self._volume is None:
+            return []
+        found, notes = self._volume.take_over()
+        for one in found:
+            self.held.add(RankArena(one.arena.table.rank, one.fd, one.arena, one.path))
+        return notes
+
+    def saved(
+        self, rank: int, version: Version, tier: Tier = Tier.MEMORY, *, work: bool = True
+    ) -> SlotWork | None:
+        """Note a VALID slot; return the work on it, if it is to be written and still there."""
+        found = self.held.find(rank, version)
+        self._look_for_complete()
+        if found is None or not work:
+            self.release()
+            return None
+        held, slot = found
+        held.reading.append(slot.index)
+        self.release()
+        return SlotWork(held=held, slot=slot, version=version, tier=tier)
+
+    def done(self, job: SlotWork) -> None:
+        """Release a slot that a job has read."""
+        job.held.reading.remove(job.slot.index)
+        self.release()
+
+    def _look_for_complete(self) -> None:
+        if self.led and self.kept != self.world:
+            return  # only the master knows the versions of other nodes
+        ranks = range(self.world) if self.kept == self.world else self.held.ranks
+        if len(ranks) < self.kept:
+            return  # a rank that has no arena yet has no version in common with the others
+        versions = {rank: self.held.versions(rank) for rank in self.held.by_rank}
+        found = newest_complete(versions, ranks)
+        if found is not None and found > (self.complete or _NEVER):
+            self.complete = found
+
+    def release(self) -> None:
+        """Give back the slots, and free the arenas, that are not needed any more."""
+        self.listen()
+        versions = {rank: self.held.versions(rank) for rank in self.held.by_rank}
+        hopeless = passed_over(versions, complete=self.complete) | self._passed_over
+        for rank, arenas in self.held.by_rank.items():
+            for held in arenas:
+                for index in releasable(
+                    held.arena.views(),
+                    complete=self.complete,
+                    read=self._read(held),
+                    hopeless=hopeless,
+                ):
+                    held.arena.slots[index].give_back(Move.RELEASE)
+            outside = len(self.here) >= self.kept > 0 and rank not in self.here
+            old = [held for held in (arenas if outside else arenas[:-1]) if _is_empty(held)]
+            self.held.by_rank[rank] = [held for held in arenas if held not in old]
+            self._free(old)
+
+    def _read(self, held: RankArena) -> frozenset[int]:
+        """Return the slots with a reader, or with one to come."""
+        asked = {version for rank, version, _ in self.asked if rank == held.rank}
+        awaited = {slot.index for slot in held.arena.slots if asked and slot.version in asked}
+        return frozenset(held.reading) | awaited
+
+    def note_complete(self, complete: Version | None, hopeless: frozenset[Version]) -> None:
+        """Take from the master the version that all nodes have, and those they never will."""
+        if complete is not None and complete > (self.complete or _NEVER):
+            self.complete = complete
+        self._passed_over = hopeless
+        self.release()
+
+    def resume_from(self, version: Version | None) -> None:
+        """Resume from a version in memory: empty newer or unfinished slots.
+
+        None: from another tier, or from nothing. Call it when no trainer of an older world lives.
+        """
+        for arenas in self.held.by_rank.values():
+            for held in arenas:
+                for index in outdated(held.arena.views(), resume=version):
+                    slot = held.arena.slots[index]
+                    valid = slot.state is SlotState.VALID
+                    slot.give_back(Move.RELEASE if valid else Move.ABANDON)
+        self.complete, self._passed_over = version, frozenset()
+        self.release()  # older slots that a dead server, or a lost message, has left
+
+    def close(self) -> None:
+        """Free all arenas, and their files."""
+        for arenas in self.held.by_rank.values():
+            self._free(arenas)
+        self.held.by_rank.clear()
+        if self._volume is not None:
+            self._volume.close()
+
+    def _free(self, arenas: Iterable[RankArena]) -> None:
+        for held in arenas:
+            if self._volume is not None:
+                self._volume.remove(held.path)
+            held.arena.close()
+            os.close(held.fd)
+
+
+def _is_empty(held: RankArena) -> bool:
+    return not held.reading and all(slot.state is SlotState.EMPTY for slot in held.arena.slots)
+
+
+class ArenaSet:
+    """Arenas of a node by rank, the newest of each last, and the slots in which a version lies."""
+
+    def __init__(self) -> None:
+        """Begin without arenas."""
+        self.by_rank: dict[int, list[RankArena]] = {}
+
+    def add(self, held: RankArena) -> None:
+        """Add an arena, as the newest of its rank."""
+        self.by_rank.setdefault(held.rank, []).append(held)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that have an arena here."""
+        return sorted(self.by_rank)
+
+    def versions(self, rank: int) -> set[Version]:
+        """Return the VALID versions in the rank's arenas."""
+        return {
+            slot.version
+            for held in self.by_rank.get(rank, ())
+            for slot in held.arena.slots
+            if slot.state is SlotState.VALID
+        }
+
+    @property
+    def worlds(self) -> set[int]:
+        """Return the sizes of the worlds that these arenas belong to."""
+        return {held.arena.table.world for arenas in self.by_rank.values() for held in arenas}
+
+    def find(self, rank: int, version: Version) -> tuple[RankArena, ArenaSlot] | None:
+        """Return the arena and slot where a rank's version is VALID, in the newest such arena."""
+        for held in reversed(self.by_rank.get(rank, [])):
+            for slot in held.arena.slots:
+                if slot.state is SlotState.VALID and slot.version == version:
+                    return held, slot
+        return None
+
+    def places(self, version: Version) -> list[tuple[RankArena, ArenaSlot]]:
+        """Return the arena and slot of each rank's part of a version."""
+        found = (self.find(rank, version) for rank in self.ranks)
+        return [place for place in found if place is not None]
+
+    def common(self, ranks: Iterable[int]) -> frozenset[Version]:
+        """Return the versions that are VALID on all of these ranks."""
+        sets = [self.versions(rank) for rank in ranks]
+        return frozenset(set.intersection(*sets)) if sets else frozenset()
+
+
+class AvailableVersions:
+    """Versions that one arena store can serve; empties slots with a wrong content."""
+
+    def __init__(self, holdings: ArenaSet) -> None:
+        """Take the arenas."""
+        self._holdings = holdings
+        self._wholes: dict[tuple[int, ...], bool] = {}
+        """Layouts → whether they are whole together; cached, since every save asks for it."""
+
+    def _all(self) -> set[Version]:
+        holdings = self._holdings
+        return set().union(*(holdings.versions(rank) for rank in holdings.ranks))
+
+    def saved_by(self, ranks: Iterable[int], world: int) -> frozenset[Version]:
+        """Return the versions that are VALID on all of these ranks, saved by a world of this size.
+
+        A world of another size may have left other versions under the same numbers.
+        """
+        mine = list(ranks)
+        return frozenset(
+            version
+            for version in self._holdings.common(mine)
+            if all(
+                place is not None and place[0].arena.table.world == world
+                for place in (self._holdings.find(rank, version) for rank in mine)
+            )
+        )
+
+    def usable(self, ranks: Iterable[int], world: int) -> list[Version]:
+        """Return the versions that these ranks could start from, newest first.
+
+        A world of this size saved them, and the ranks' images hold all that each rank needs. (Of a
+        tensor that is alike on several nodes, another node may have stored a piece.)
+        """
+        mine = list(ranks)
+        found = []
+        for version in self._holdings.common(mine):
+            places = [self._holdings.find(rank, version) for rank in mine]
+            tables = [place[0].arena.table for place in places if place is not None]
+            if all(table.world == world for table in tables) and not lacking(tables):
+                found.append(version)
+        return sorted(found, reverse=True)
+
+    def parts(self) -> dict[Version, tuple[int, tuple[int, ...]]]:
+        """Return the versions in memory here, of any world: version → (world size, ranks)."""
+        found: dict[Version, tuple[int, tuple[int, ...]]] = {}
+        for version in self._all():
+            places = self._holdings.places(version)
+            sizes = {held.arena.table.world for held, _ in places}
+            if len(sizes) == 1:
+                found[version] = (sizes.pop(), tuple(held.rank for held, _ in places))
+        return found
+
+    def is_whole(self, versions: Iterable[Version]) -> bool:
+        """Tell whether this node alone can restore any world from each of these versions.
+
+        False without versions: no node may count on a node that has nothing.
+        """
+        found = list(versions)
+        return bool(found) and all(
+            self._is_whole(tuple(self._holdings.places(one))) for one in found
+        )
+
+    def _is_whole(self, places: tuple[tuple[RankArena, ArenaSlot], ...]) -> bool:
+        layouts = tuple(held.arena.layout for held, _ in places)
+        if layouts not in self._wholes:
+            self._wholes = {layouts: whole(held.arena.table for held, _ in places)}
+        return self._wholes[layouts]
+
+    def drop_damaged(self, version: Version) -> list[str]:
+        """Empty the slots of a version whose bytes do not match their hashes; name them."""
+        notes = []
+        for held, slot in self._holdings.places(version):
+            if not was_hashed(slot):
+                continue
+            spans = held.arena.table.spans(tuple(slot.lengths))
+            if hash_items(slot.image, spans) != tuple(slot.hashes):
+                slot.give_back(Move.RELEASE)
+                notes.append(
+                    f"step {version.step} of rank {held.rank} was passed over: slot {slot.index} "
+                    f"in memory is damaged"
+                )
+        return notes
+
+    def drop_unlike(self, manifest: Manifest) -> None:
+        """Empty the slots of a committed version that differ from the committed bytes.
+
+        Another world with the same number may have saved them, or they are damaged.
+        """
+        stored = {shard.table.rank: shard for shard in manifest.shards}
+        for held, slot in self._holdings.places(manifest.version):
+            shard, table = stored.get(held.rank), held.arena.table
+            spans = table.spans(tuple(slot.lengths))
+            if shard is None or shard.table != table or not _is_same(slot, shard, spans):
+                slot.give_back(Move.RELEASE)
+
+    def newest(self) -> Version | None:
+        """Return the newest version that is complete here, of a world of any size; or None."""
+        holdings = self._holdings
+        versions = {rank: holdings.versions(rank) for rank in holdings.ranks}
+        found = [
+            newest
+            for world in holdings.worlds
+            if set(range(world)) <= versions.keys()
+            and (newest := newest_complete(versions, range(world))) is not None
+            and self._of_world(newest, world)
+        ]
+        return max(found, default=None)
+
+    def _of_world(self, version: Version, world: int) -> bool:
+        places = [self._holdings.find(rank, version) for rank in range(world)]
+        return all(place is not None and place[0].arena.table.world == world for place in places)
+
+
+def _is_same(slot: ArenaSlot, shard: Shard, spans: list[tuple[int, int]]) -> bool:
+    """Tell whether a slot has the bytes of a committed shard, its tail included."""
+    if tuple(slot.lengths) != shard.lengths:
+        return False
+    hashes = hash_items(slot.image, spans)
+    return hashes == shard.hashes
+
+
+def was_hashed(slot: ArenaSlot) -> bool:
+    """Tell whether the slot's hash table belongs to its content."""
+    return bool(slot.words[SlotWord.HASHED] == slot.words[SlotWord.SEQUENCE])

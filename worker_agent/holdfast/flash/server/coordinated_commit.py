@@ -1,0 +1,333 @@
+"""Commits coordinated by a job master: a step is committed only with the master's grant.
+
+Belongs here: reports of written parts to the master, its grants, and its orders to flush memory to
+storage. Does not belong here: a world's start (`coordinated_restore`), the commit itself (`tiers`),
+the choice of versions (the master). Everything runs on the service's own thread, except for work
+that is handed out. Messages of the master come by `Service.post`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.flash.memory.slots import Version, from_wire, to_wire
+from holdfast.flash.server.checkpoint_tier import SharedAttempts
+from holdfast.flash.server.coordinated_restore import CoordinatedRestore
+from holdfast.flash.server.peer_parts import Lender
+from holdfast.flash.server.protocol import TrainerHello
+from holdfast.flash.server.service import Coordinator, ServerState
+from holdfast.flash.server.worker_thread import failure_of, outcome_of
+from holdfast.flash.storage.commit import CommitError
+from holdfast.flash.storage.manifest import Shard
+from holdfast.flash.storage.slot_work import SlotWork
+from holdfast_wire.messages import (
+    CommitAnnounced,
+    CommitGrant,
+    CommitResult,
+    FlushToStorage,
+    MemoryCheckpoints,
+    ReleaseCheckpoints,
+    ShardsPersisted,
+    Tier,
+)
+
+_MOST_HELD: Final = 8
+_KEPT_ENDS: Final = 8
+"""Outcomes repeated to a new master: more than a master has under way at once."""
+_GRANTED: Final = Tier.STORAGE
+"""Tier of parts, grants and flushes: their messages name none."""
+
+
+class CoordinatedCommit:
+    """The commit policy of one node of a job; see `service.CommitPolicy`."""
+
+    def __init__(self, node: ServerState, coordinator: Coordinator) -> None:
+        """Take the node, and the connection to the master."""
+        self._node, self._keeper, self._coordinator = node, node.keeper, coordinator
+        self._held: tuple[int, frozenset[Version]] = (0, frozenset())
+        """Round, and its ranks' versions in memory here, as last reported to the master."""
+        self._unannounced: dict[Version, ShardsPersisted] = {}
+        self._begun_in: set[tuple[str, str]] = set()
+        """(directory, name) of all attempts that parts were written to, or may have been."""
+        shared = node.tiers[_GRANTED].shared
+        assert shared is not None, "all nodes write to storage"  # noqa: S101
+        self._shared: SharedAttempts = shared
+        self._flusher = Flusher(node, shared, coordinator.job, self._tell)
+        self._grants = CommitGrants(node, shared, coordinator.job, coordinator.send)
+        self.restore = CoordinatedRestore(node, coordinator, self._write_beside)
+        self.lender = Lender(node.keeper, node.labour.hand_out)
+
+    def token(self, hello: TrainerHello) -> str:
+        """Return the name of a world's attempts, the same on all of its nodes."""
+        token = self._coordinator.attempt(hello.lineage)
+        self._begun_in.add((hello.root, token))
+        return token
+
+    def owner(self, _: TrainerHello) -> str:
+        """Return the uid of the job."""
+        return self._coordinator.job
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def turn_ended(self) -> None:
+        """Report the versions in memory to the master, including a dead rank's last save."""
+        keeper = self._keeper
+        if not keeper.here or len(keeper.here) < keeper.kept:
+            return
+        if keeper.lineage != self._node.begun:
+            return  # a restore may have to fall back to what is there
+        now = (keeper.lineage, keeper.offer.saved_by(keeper.here, keeper.world))
+        if now != self._held:
+            self._held = now
+            self._tell_held()
+
+    def _tell_held(self) -> None:
+        number, versions = self._held
+        newest = sorted(versions, reverse=True)[:_MOST_HELD]
+        whole = self._keeper.offer.is_whole(versions)
+        held = MemoryCheckpoints(
+            versions=tuple(map(to_wire, newest)), whole=whole, memory_only=not self._shared.root
+        )
+        self._coordinator.send(held, number)
+
+    def release(self, message: ReleaseCheckpoints) -> None:
+        """Note the versions that the master allows to drop."""
+        complete = None if message.complete is None else from_wire(message.complete)
+        self._keeper.note_complete(complete, frozenset(map(from_wire, message.passed_over)))
+        if complete is not None and complete.lineage >= self._node.begun:
+            self.restore.give_up()  # all ranks have saved since: the lent parts are not needed
+
+    # --- storage --------------------------------------------------------------------------------
+
+    def parts_ready(self, job: SlotWork, parts: Mapping[int, Shard]) -> None:
+        """Report to the master that the parts of all ranks here are on storage."""
+        if self._node.commits_alone(job.tier):
+            self._node.commit(job, parts)
+            return
+        shared, world = self._shared, job.held.arena.table.world
+        self._tell(_shards(job.version, shared.root, shared.attempt, world, parts))
+
+    def failed(self, name: Tier, version: Version, error: str) -> None:
+        """Report a failure to the master, so that other nodes' ranks do not wait for the step."""
+        if self._node.commits_alone(name):
+            return
+        attempt = self._shared.attempt or self._coordinator.attempt(version.lineage)
+        self._unannounced.pop(version, None)
+        self._tell(_shards(version, self._shared.root, attempt, self._keeper.world, {}, error))
+
+    def _tell(self, shards: ShardsPersisted) -> None:
+        assert shards.version is not None, "all of this module have one"  # noqa: S101
+        if not shards.error:
+            self._unannounced[from_wire(shards.version)] = shards
+        self._coordinator.send(shards)
+
+    def flush_to_storage(self, message: FlushToStorage) -> None:
+        """Write a version in memory here to storage, even of dead ranks; report the outcome."""
+        if message.version is None:
+            return
+        version, attempt, node = from_wire(message.version), message.attempt, self._node
+        known, shared, key = self._unannounced.get(version), self._shared, (_GRANTED, version)
+        if known is not None and known.attempt == attempt:
+            self._coordinator.send(known)
+            return
+        on_its_way = node.writing[key] + len(node.parts.get(key, ()))
+        if shared.root and shared.attempt == attempt and on_its_way >= self._keeper.kept:
+            return  # its ranks asked for it: the report comes when it is written
+        self._flush(version, shared.root, attempt)
+
+    def _write_beside(self, version: Version) -> None:
+        """Write a version to storage while the world starts from it: storage lacks it."""
+        if self._shared.root and self._keeper.held.places(version):
+            self._flush(version, self._shared.root, self._shared.attempt)
+
+    def _flush(self, version: Version, root: str, attempt: str) -> None:
+        self._begun_in.add((root, attempt))
+        self._flusher.flush(version, root, attempt)
+
+    def grant(self, grant: CommitGrant) -> None:
+        """Commit a step that the master has granted to this node."""
+        if grant.version is not None:
+            self._grants.carry_out(grant, from_wire(grant.version))
+
+    def announce(self, message: CommitAnnounced) -> None:
+        """Note that a step is committed, or will not be, as the master says."""
+        if message.version is None:
+            return
+        version = from_wire(message.version)
+        self._unannounced.pop(version, None)
+        if message.error:
+            self._node.tell_failed(_GRANTED, version, message.error)
+        else:
+            self._node.tell_durable(version)
+
+    def leave_nothing(self) -> None:
+        """Delete this node's attempts that no node commits any more; raises OSError."""
+        first = 0 in self._keeper.held.ranks
+        for root in {root for root, _ in self._begun_in | self._grants.own if root}:
+            begun = frozenset(name for where, name in self._begun_in if where == root)
+            own = frozenset(name for where, name in self._grants.own if where == root)
+            self._shared.leave_nothing(root, begun, own, first=first)
+
+    # --- another master -------------------------------------------------------------------------
+
+    def restate(self) -> None:
+        """Repeat to a new master all that it has to know."""
+        self._grants.restate()
+        for version, shards in list(self._unannounced.items()):
+            if self._shared.is_committed(shards.root, version):
+                # The report may be lost with the old master.
+                self.announce(CommitAnnounced(version=shards.version))
+            else:
+                self._coordinator.send(shards)
+        self.restore.restate()
+        if self._held[0]:
+            self._tell_held()
+
+
+def _shards(
+    version: Version,
+    root: str,
+    attempt: str,
+    world: int,
+    parts: Mapping[int, Shard],
+    error: str = "",
+) -> ShardsPersisted:
+    """Return the report of a node's parts: all of them, or none and an error."""
+    return ShardsPersisted(
+        version=to_wire(version),
+        world_size=world,
+        ranks=tuple(sorted(parts)),
+        root=root,
+        attempt=attempt,
+        bytes=sum(part.bytes for part in parts.values()),
+        error=error,
+    )
+
+
+class CommitGrants:
+    """Grants of one node: each is carried out once; its outcome is repeated until it is known."""
+
+    def __init__(
+        self,
+        node: ServerState,
+        shared: SharedAttempts,
+        owner: str,
+        tell: Callable[[CommitResult], None],
+    ) -> None:
+        """Take the node, its attempts, the job's uid, and the function that reports the outcome."""
+        self._node, self._shared, self._owner, self._tell = node, shared, owner, tell
+        self.own: set[tuple[str, str]] = set()
+        """(directory, own name) of all grants so far."""
+        self._ended: list[CommitResult] = []
+
+    def carry_out(self, grant: CommitGrant, version: Version) -> None:
+        """Commit a step, which another world than the present one may have saved."""
+        if (grant.root, grant.own) in self.own:
+            return  # under way, or done: `restate` repeats the outcome
+        self.own.add((grant.root, grant.own))
+        work = self._shared.commit_granted(grant, version, self._owner)
+        self._node.labour.hand_out(
+            lambda: failure_of(f"committing step {version.step}", work, CommitError),
+            lambda error: self._carried_out(grant, error),
+        )
+
+    def _carried_out(self, grant: CommitGrant, error: str) -> None:
+        ended = CommitResult(version=grant.version, own=grant.own, error=error)
+        self._ended = [*self._ended[-_KEPT_ENDS:], ended]
+        self._tell(ended)
+
+    def restate(self) -> None:
+        """Repeat the outcomes to a new master."""
+        for ended in self._ended:
+            self._tell(ended)
+
+
+@dataclass(slots=True)
+class _Flush:
+    """A version whose parts are being written."""
+
+    root: str
+    attempt: str
+    left: int
+    """Number of ranks whose part is not written yet."""
+    world: int
+    parts: dict[int, Shard] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+
+class Flusher:
+    """Writes versions in memory here to storage, even those of dead ranks."""
+
+    def __init__(
+        self,
+        node: ServerState,
+        shared: SharedAttempts,
+        owner: str,
+        tell: Callable[[ShardsPersisted], None],
+    ) -> None:
+        """Take the node, its attempts, the job's uid, and the function that reports the outcome."""
+        self._node, self._keeper, self._shared = node, node.keeper, shared
+        self._owner, self._tell = owner, tell
+        self._open: dict[tuple[Version, str], _Flush] = {}
+
+    def flush(self, version: Version, root: str, attempt: str) -> None:
+        """Begin to write a version; a request for one that is being written changes nothing.
+
+        root: directory of this node's checkpoints; empty: its ranks named none.
+        attempt: name of the parts' directory; the same on all nodes.
+        """
+        key = (version, attempt)
+        if key in self._open:
+            return
+        ranks = [rank for rank in self._keeper.held.ranks if self._keeper.held.find(rank, version)]
+        problem = self._problem(version, root, ranks)
+        if problem:
+            self._tell(_shards(version, root, attempt, self._keeper.world, {}, problem))
+            return
+        jobs = [self._keeper.saved(rank, version, _GRANTED) for rank in ranks]
+        found = [job for job in jobs if job is not None]
+        self._open[key] = flush = _Flush(
+            root=root,
+            attempt=attempt,
+            left=len(found),
+            world=found[0].held.arena.table.world,
+        )
+        for job in found:
+            self._begin(flush, job)
+
+    def _problem(self, version: Version, root: str, ranks: Iterable[int]) -> str:
+        if not root:
+            return "its ranks named no directory for checkpoints"
+        keeper, here = self._keeper, len(list(ranks))
+        sizes = {size for one, (size, _) in keeper.offer.parts().items() if one == version}
+        same = sizes == {keeper.world}  # otherwise another world saved it, on other ranks
+        if not here or (same and here < keeper.kept):
+            return (
+                f"step {version.step} of round {version.lineage} is in the memory of "
+                f"{here} of its {keeper.kept} ranks"
+            )
+        return ""
+
+    def _begin(self, flush: _Flush, job: SlotWork) -> None:
+        def write() -> Shard:
+            return self._shared.write_attempt(job, flush.root, flush.attempt, self._owner)
+
+        self._node.labour.hand_out(
+            lambda: outcome_of(f"writing step {job.version.step}", write, CommitError),
+            lambda outcome: self._written(flush, job, *outcome),
+        )
+
+    def _written(self, flush: _Flush, job: SlotWork, shard: Shard | None, error: str) -> None:
+        self._keeper.done(job)
+        flush.left -= 1
+        if shard is None:
+            flush.errors.append(error)
+        else:
+            flush.parts[job.held.rank] = shard
+        if flush.left:
+            return
+        del self._open[job.version, flush.attempt]
+        parts, errors = {} if flush.errors else flush.parts, "; ".join(flush.errors)
+        self._tell(_shards(job.version, flush.root, flush.attempt, flush.world, parts, errors))

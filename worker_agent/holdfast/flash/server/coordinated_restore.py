@@ -1,0 +1,242 @@
+"""Restore under a job master: it chooses, this node verifies, then starts.
+
+Belongs here: the restore on one node, up to the answer to its ranks. Does not belong here: the
+choice (the master knows the versions of all nodes), the read by a rank (`trainer.restore`).
+Everything runs on the service's own thread, except for the verification.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.flash.memory.slots import Version, from_wire, to_wire
+from holdfast.flash.server import protocol
+from holdfast.flash.server.checkpoint_tier import Images, SlotImage, TierError, Work
+from holdfast.flash.server.connection import Member
+from holdfast.flash.server.peer_parts import Borrower, Gatherer
+from holdfast.flash.server.service import Coordinator, ServerState
+from holdfast.flash.server.worker_thread import failure_of
+from holdfast.flash.storage.manifest import FormatError, ManifestError
+from holdfast_wire.messages import (
+    HeldPart,
+    RestorePlan,
+    RestorePlanVerified,
+    RestoreRequest,
+    Tier,
+    TierVersions,
+)
+from holdfast_wire.tiers import offered
+
+log: Final = logging.getLogger(__name__)
+
+_MOST_PARTS: Final = 8
+
+
+class CoordinatedRestore:
+    """Start of the newest round, on one node."""
+
+    def __init__(
+        self,
+        node: ServerState,
+        coordinator: Coordinator,
+        write_beside: Callable[[Version], None],
+    ) -> None:
+        """Take the node, the connection to the master, and the function that flushes a version.
+
+        write_beside: Writes a version that a world starts from to storage, from memory here.
+        """
+        self._node, self._keeper, self._coordinator = node, node.keeper, coordinator
+        self._write_beside = write_beside
+        self._round, self._asked = -1, RestoreRequest()
+        """Newest round that the master was asked about, and the request."""
+        self._plan: RestorePlan | None = None
+        """Plan that its ranks have begun with."""
+        self._borrower = Borrower(Gatherer(coordinator.peers, node.keeper.room), node.labour.post)
+        self._verified = 0
+        """Number of the plan whose manifest the slots here were compared with."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a read of other nodes' memory is under way."""
+        return bool(self._borrower.under_way)
+
+    def give_up(self) -> None:
+        """Release what was read from other nodes' memory."""
+        self._borrower.give_up()
+
+    def restate(self) -> None:
+        """Repeat the request and the verification to a new master."""
+        if self._round >= 0:
+            self._coordinator.send(self._asked, self._round)
+
+    def choose(self, lineage: int, asking: list[Member]) -> None:
+        """Ask the master, once all ranks here wait; a rank that asks late is answered at once."""
+        if len(asking) < self._keeper.kept:
+            return
+        if self._round == lineage:
+            if self._plan is not None:
+                self._begin(asking, self._plan)
+            return
+        try:
+            question = self._question(asking)
+        except (OSError, FormatError, TierError) as error:
+            self._node.refuse(asking, str(error))
+            return
+        self._round, self._asked, self._plan = lineage, question, None
+        self._coordinator.send(question, lineage)
+
+    def _question(self, asking: list[Member]) -> RestoreRequest:
+        hellos, offer = [member.hello for member in asking if member.hello], self._keeper.offer
+        offers = {name: tier.versions(hellos) for name, tier in self._node.tiers.items()}
+        parts = sorted(offer.parts().items(), reverse=True)[:_MOST_PARTS]
+        return RestoreRequest(
+            offers=tuple(
+                TierVersions(tier=name, versions=tuple(map(to_wire, versions)))
+                for name, versions in offers.items()
+            ),
+            parts=tuple(
+                HeldPart(
+                    version=to_wire(version),
+                    world_size=size,
+                    ranks=own,
+                    whole=offer.is_whole([version]),
+                    world=self._coordinator.world(version.lineage),
+                )
+                for version, (size, own) in parts
+            ),
+        )
+
+    def start_from(self, round_number: int, plan: RestorePlan) -> None:
+        """Act on the master's plan for a round: verify it, or start from it."""
+        if self._round != round_number or self._plan is not None:
+            return
+        if not plan.go:
+            self._node.labour.hand_out(
+                lambda: self._check(plan),
+                lambda error: self._looked(round_number, plan, error),
+            )
+        elif (
+            plan.version is None
+            or not plan.sources
+            or self._borrower.has(round_number, from_wire(plan.version))
+        ):
+            self._go(round_number, plan)
+        else:  # an earlier master had the other nodes verify it
+            self._describe(
+                round_number, plan, lambda error: self._go_or_refuse(round_number, plan, error)
+            )
+
+    def _describe(self, round_number: int, plan: RestorePlan, then: Callable[[str], None]) -> None:
+        """Fetch the descriptions of the parts in other nodes' memory."""
+        assert plan.version is not None, "there are sources of it"  # noqa: S101
+        self._borrower.describe(round_number, from_wire(plan.version), plan.sources, then)
+
+    def _go_or_refuse(self, round_number: int, plan: RestorePlan, error: str) -> None:
+        if self._round != round_number or self._plan is not None:
+            return
+        if error:
+            self._node.refuse([member for member in self._node.members if member.asks], error)
+        else:
+            self._go(round_number, plan)
+
+    def _go(self, round_number: int, plan: RestorePlan) -> None:
+        node = self._node
+        self._asked, self._plan = dataclasses.replace(self._asked, told=_told(plan)), plan
+        version = None if plan.version is None else from_wire(plan.version)
+        sources = self._sources(plan)
+        for name, tier in node.tiers.items():
+            self._clear_up(tier.resume(version if name in sources else None))
+        if not plan.sources:
+            self._borrower.give_up()
+        node.begun = round_number
+        self._begin([member for member in node.members if member.asks], plan)
+        if version is not None and not plan.partial and not self._is_durable(plan):
+            self._write_beside(version)
+
+    def _is_durable(self, plan: RestorePlan) -> bool:
+        """Tell whether a durable tier has the plan's version."""
+        durable = [name for name, tier in self._node.tiers.items() if tier.durable]
+        return plan.tier in durable or any(
+            plan.version in offered(self._asked, name) for name in durable
+        )
+
+    def _sources(self, plan: RestorePlan) -> list[Tier]:
+        """Return the tiers that ranks here read from: the plan's, and slots found equal to it."""
+        alike = plan.plan_id == self._verified and plan.tier is not Tier.MEMORY
+        return [Tier.MEMORY, plan.tier] if alike else [plan.tier]
+
+    def _clear_up(self, work: Work | None) -> None:
+        """Delete earlier worlds' unfinished attempts, after the work that is under way for them."""
+        if work is not None:
+            self._node.labour.hand_out(
+                lambda: failure_of("clearing up", work, OSError),
+                lambda error: (
+                    log.warning("earlier worlds' parts stay: %s", error) if error else None
+                ),
+            )
+
+    def _check(self, plan: RestorePlan) -> str:
+        """Verify on the worker thread; no rank trains, so the store has no other user meanwhile."""
+        if plan.version is None:
+            return ""
+        version = from_wire(plan.version)
+
+        def check() -> None:
+            tier = self._node.tiers[plan.tier]
+            manifest = tier.verify(version, plan.share, max(1, plan.shares))
+            if manifest is not None:  # empty the slots that differ: they are nearer
+                self._keeper.offer.drop_unlike(manifest)
+                self._verified = plan.plan_id
+
+        return failure_of(f"checking step {version.step}", check, ManifestError, TierError)
+
+    def _looked(self, round_number: int, plan: RestorePlan, error: str) -> None:
+        def tell(problem: str) -> None:
+            self._coordinator.send(
+                RestorePlanVerified(plan_id=plan.plan_id, error=problem), round_number
+            )
+
+        if error or plan.version is None or not plan.sources:
+            tell(error)
+        else:
+            self._describe(round_number, plan, tell)
+
+    def _begin(self, asking: list[Member], plan: RestorePlan) -> None:
+        if plan.version is None:
+            self._node.start_from(asking, protocol.RestoreStart(notes=plan.notes))
+            return
+        version, tiers = from_wire(plan.version), self._node.tiers
+        lent = self._borrower.lent if plan.sources else {}
+        found = [tiers[name].images(version) for name in self._sources(plan)]
+        away = (SlotImage(rank=rank, fd=one.fd, index=0, lent=True) for rank, one in lent.items())
+        images = Images(
+            slots=(*(slot for one in found for slot in one.slots), *away), path=found[-1].path
+        )
+        durable = tiers[plan.tier].durable
+        start = images.start(version, plan.notes, durable=durable)
+        self._node.start_from(asking, start, images.descriptors)
+
+    def fetch(self, member: Member, wanted: protocol.Fetch) -> None:
+        """Read items from other nodes' memory for a rank."""
+
+        def fetched(error: str) -> None:
+            if member in self._node.members:
+                member.link.send(
+                    protocol.RequestRefused(error=error) if error else protocol.Fetched()
+                )
+
+        self._borrower.fetch(((rank, index) for rank, index in wanted.items), fetched)
+
+
+def _told(plan: RestorePlan) -> RestorePlan:
+    """Return the part of a plan that a new master must know, once its ranks have begun with it."""
+    return RestorePlan(
+        plan_id=plan.plan_id,
+        version=plan.version,
+        tier=plan.tier,
+        partial=plan.partial,
+        go=True,
+    )

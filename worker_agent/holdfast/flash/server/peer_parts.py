@@ -1,0 +1,347 @@
+"""Parts of a version between nodes: read from other nodes' memory, and lent to other nodes.
+
+Belongs here: of reading, the items read so far, the check of every hash, and the threads that wait
+for other nodes; of lending, the description of a slot, and keeping the slot while a peer reads it.
+Does not belong here: the holders of each part (the master knows them), the network (`Peers`, which
+the agent provides), the items that a rank needs (`trainer.restore`), the decision to start from
+them (`coordinated_restore`).
+
+A part that was read is kept in an arena like the rank's own, but sparse: items that no rank asked
+for are holes and take no memory. Values that are no tensors are small, and are read with the
+description.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from holdfast.flash.memory.arena import Arena, ArenaError, geometry_of, in_memory
+from holdfast.flash.memory.hashes import hash64
+from holdfast.flash.memory.memory_budget import Room, RoomSettings, refusal
+from holdfast.flash.memory.shard_table import TableError, decode
+from holdfast.flash.memory.slots import SlotState, Version
+from holdfast.flash.server.arena_store import ArenaStore, was_hashed
+from holdfast.flash.server.worker_thread import failure_of
+from holdfast.flash.storage.slot_work import SlotWork
+from holdfast.flash.storage.writer import hashed
+from holdfast_wire.messages import PartSource
+
+Range = tuple[int, int]
+"""Offset in the image, and length, bytes."""
+_MOST_RANGE: Final = 256 * 2**20
+"""Bytes of one read: the most that a lost connection costs."""
+
+
+class GatherError(Exception):
+    """Another node's part is missing, or differs from its description."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """Description of a part: its shard table, the lengths and hashes of its items."""
+
+    table: bytes
+    """Shard table, as its rank wrote it."""
+    bytes_room: int
+    lengths: tuple[int, ...]
+    hashes: tuple[int, ...]
+
+
+class Peers(Protocol):
+    """Connection to other agents; called from threads of their own, and blocks."""
+
+    def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
+        """Return the description of a part; raises `GatherError`. number: of the round."""
+
+    def read(
+        self,
+        address: str,
+        number: int,
+        version: Version,
+        rank: int,
+        ranges: Sequence[Range],
+        into: memoryview,
+    ) -> None:
+        """Read ranges of an image to the same places of `into`; raises `GatherError`."""
+
+
+@dataclass(eq=False, slots=True)
+class Lent:
+    """One part of another node, with the items read so far."""
+
+    source: PartSource
+    fd: int
+    arena: Arena
+    hashes: tuple[int, ...]
+    spans: list[Range]
+    there: set[int] = field(default_factory=set)
+    """Indices of the items that were read and match their hashes."""
+
+
+class Gatherer:
+    """Reads of one round from the memory of other nodes."""
+
+    def __init__(
+        self, peers: Peers, room: Callable[[], Room], settings: RoomSettings | None = None
+    ) -> None:
+        """Take the connection to the other agents, and the function that reads the free memory."""
+        self._peers, self._room, self._settings = peers, room, settings or RoomSettings()
+        self._number, self._version = 0, Version(0, 0)
+        self.lent: dict[int, Lent] = {}
+        """Parts by rank."""
+        self._lock = threading.Lock()
+        self._refused: dict[Version, str] = {}
+        """Versions that failed after their description, with the reason: not to be chosen again."""
+
+    def has(self, number: int, version: Version) -> bool:
+        """Tell whether a round's parts of a version are described."""
+        return bool(self.lent) and (self._number, self._version) == (number, version)
+
+    def describe(self, number: int, version: Version, sources: Iterable[PartSource]) -> None:
+        """Fetch the descriptions of the parts, and read their values that are no tensors.
+
+        Raises `GatherError`; earlier parts are given up in any case.
+        """
+        with self._lock:
+            self._give_up()
+            if version in self._refused:
+                raise GatherError(self._refused[version])
+            self._refused = {one: why for one, why in self._refused.items() if one > version}
+            self._number, self._version = number, version
+            for source in sources:
+                for rank in source.ranks:
+                    self._borrow(source, rank)
+
+    def _borrow(self, source: PartSource, rank: int) -> None:
+        found = self._peers.describe(source.address, self._number, self._version, rank)
+        try:
+            table = decode(found.table)
+            geometry = geometry_of(table, len(found.table), 1, found.bytes_room)
+            fd = in_memory(found.table, geometry)
+            arena = Arena(fd)
+        except (TableError, ArenaError, OSError) as error:
+            raise GatherError(f"rank {rank} of node {source.node_rank}: {error}") from error
+        if (table.rank, len(found.hashes), len(found.lengths)) != (
+            rank,
+            table.count,
+            len(table.byte_items),
+        ):
+            arena.close()
+            os.close(fd)
+            raise GatherError(f"node {source.node_rank} describes another part than rank {rank}'s")
+        slot = arena.slots[0]
+        slot.begin_write(self._version, rank=rank, world=table.world, layout=arena.layout)
+        slot.commit(found.lengths)
+        lent = Lent(source, fd, arena, found.hashes, table.spans(found.lengths))
+        self.lent[rank] = lent
+        self._read(rank, lent, range(len(table.tensors), table.count))
+
+    def fetch(self, items: Iterable[tuple[int, int]]) -> None:
+        """Read items, by rank and index in its table, that were not read yet.
+
+        Raises `GatherError` if an item cannot be read, has another hash, or does not fit into
+        memory.
+        """
+        wanted: dict[int, list[int]] = {}
+        for rank, index in items:
+            wanted.setdefault(rank, []).append(index)
+        with self._lock:
+            try:
+                self._look_for_room(wanted)
+                for rank, indices in wanted.items():
+                    self._read(rank, self._known(rank, indices), indices)
+            except GatherError as error:
+                self._refused[self._version] = str(error)
+                raise
+
+    def _known(self, rank: int, indices: Sequence[int]) -> Lent:
+        lent = self.lent.get(rank)
+        if lent is None or not all(0 <= index < len(lent.spans) for index in indices):
+            raise GatherError(f"rank {rank} of step {self._version.step} is not lent")
+        return lent
+
+    def _look_for_room(self, wanted: dict[int, list[int]]) -> None:
+        size = sum(
+            lent.spans[index][1]
+            for rank, indices in wanted.items()
+            for lent in [self._known(rank, indices)]
+            for index in set(indices) - lent.there
+        )
+        reason = refusal(size, self._room(), self._settings) if size else None
+        if reason is not None:
+            raise GatherError(f"parts of other nodes: {reason}")
+
+    def _read(self, rank: int, lent: Lent, indices: Iterable[int]) -> None:
+        image = lent.arena.slots[0].image
+        for batch in _batches(sorted(set(indices) - lent.there), lent.spans):
+            ranges = _joined([lent.spans[index] for index in batch])
+            source = lent.source
+            self._peers.read(source.address, self._number, self._version, rank, ranges, image)
+            for index in batch:
+                begin, length = lent.spans[index]
+                if hash64(image[begin : begin + length]) != lent.hashes[index]:
+                    name = lent.arena.table.items[index].name
+                    raise GatherError(
+                        f"{name} of rank {rank} on node {source.node_rank} is damaged"
+                    )
+                lent.there.add(index)
+
+    def close(self) -> None:
+        """Give all parts up; ranks keep the memory that they map."""
+        with self._lock:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        for lent in self.lent.values():
+            lent.arena.close()
+            os.close(lent.fd)
+        self.lent = {}
+
+
+def _batches(indices: Sequence[int], spans: Sequence[Range]) -> Iterable[list[int]]:
+    """Split items into batches of one read each."""
+    batch: list[int] = []
+    size = 0
+    for index in indices:
+        if batch and size + spans[index][1] > _MOST_RANGE:
+            yield batch
+            batch, size = [], 0
+        batch.append(index)
+        size += spans[index][1]
+    if batch:
+        yield batch
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    """Join adjacent ranges; the ranges are sorted by their offsets."""
+    found: list[Range] = []
+    for begin, length in ranges:
+        if found and sum(found[-1]) == begin:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        else:
+            found.append((begin, length))
+    return found
+
+
+Then = Callable[[str], None]
+"""Gets the reason of a failure, or an empty text, on the service's thread."""
+
+
+class Borrower:
+    """Reader of other nodes' memory, one round after another, beside the service's other work.
+
+    All methods run on the service's own thread.
+    """
+
+    def __init__(self, gatherer: Gatherer, post: Callable[[Callable[[], None]], None]) -> None:
+        """Take the reader, and the function that runs a callback on the service's thread."""
+        self._gatherer, self._post = gatherer, post
+        self.under_way = 0
+        """Number of threads that read other nodes' memory."""
+
+    @property
+    def lent(self) -> Mapping[int, Lent]:
+        """Described parts, by rank."""
+        return self._gatherer.lent
+
+    def has(self, number: int, version: Version) -> bool:
+        """Tell whether a round's parts of a version are described."""
+        return self._gatherer.has(number, version)
+
+    def describe(
+        self, number: int, version: Version, sources: Iterable[PartSource], then: Then
+    ) -> None:
+        """Fetch the descriptions of the parts."""
+        self._beside(lambda: self._gatherer.describe(number, version, sources), then)
+
+    def fetch(self, items: Iterable[tuple[int, int]], then: Then) -> None:
+        """Read items, by rank and index in its table."""
+        self._beside(lambda: self._gatherer.fetch(items), then)
+
+    def _beside(self, work: Callable[[], None], then: Then) -> None:
+        """Run work that waits for other nodes on a thread of its own.
+
+        The other node may be waiting for this node's worker thread.
+        """
+
+        def end(error: str) -> None:
+            self.under_way -= 1
+            then(error)
+
+        def run() -> None:
+            error = failure_of("reading other nodes' memory", work, GatherError)
+            self._post(lambda: end(error))
+
+        self.under_way += 1
+        threading.Thread(target=run, name="holdfast-gather", daemon=True).start()
+
+    def give_up(self) -> None:
+        """Release the parts, unless a read is under way; ranks keep the memory that they map."""
+        if not self.under_way:
+            self._gatherer.close()
+
+
+Aside = Callable[[Callable[[], str], Callable[[str], None]], None]
+"""Runs the first function on the worker thread, then the second on the service's thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loan:
+    """A part of a version that stays in place until it is given back."""
+
+    job: SlotWork
+
+    @property
+    def image(self) -> memoryview:
+        """Bytes of the part."""
+        return self.job.slot.image
+
+
+class Lender:
+    """Lender of one arena store's slots to other nodes; used by the service's thread only."""
+
+    def __init__(self, keeper: ArenaStore, aside: Aside) -> None:
+        """Take the store of the slots, and the thread that hashes slots without hashes."""
+        self._keeper, self._aside = keeper, aside
+
+    def describe(
+        self, version: Version, rank: int, taken: Callable[[Described | None], None]
+    ) -> None:
+        """Describe a part, once it has hashes; None: it is not here."""
+        job = self._keeper.saved(rank, version)
+        if job is None:
+            taken(None)
+            return
+        found: SlotWork = job
+
+        def look() -> None:
+            there = found.slot.state is SlotState.VALID and found.slot.version == found.version
+            if there and not was_hashed(found.slot):
+                hashed(found)
+
+        def tell(_: str) -> None:
+            arena, slot = found.held.arena, found.slot
+            hashes = tuple(slot.hashes) if was_hashed(slot) else ()
+            described = Described(
+                table=arena.body,
+                bytes_room=arena.geometry.bytes_room,
+                lengths=tuple(slot.lengths),
+                hashes=hashes,
+            )
+            self._keeper.done(found)
+            taken(described)
+
+        self._aside(lambda: failure_of(f"hashing step {version.step}", look), tell)
+
+    def lend(self, version: Version, rank: int) -> Loan | None:
+        """Return a part that stays in place until `take_back`; None: it is not here."""
+        job = self._keeper.saved(rank, version)
+        return None if job is None else Loan(job=job)
+
+    def take_back(self, loan: Loan) -> None:
+        """End a loan: the slot may be given back."""
+        self._keeper.done(loan.job)

@@ -1,0 +1,331 @@
+"""Protocol between trainer and checkpoint server: JSON datagrams with descriptors.
+
+Belongs here: the socket, the framing and the messages. Does not belong here: the reactions to a
+message (`service`, `trainer.client`). A body that is too long for a datagram travels in a memfd.
+Ownership of a slot never depends on a message: it stands in the slot's header, and a message only
+wakes the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from holdfast.flash.ids import unique
+from holdfast_wire.fd_passing import receive_fds, send_fds
+from holdfast_wire.messages import Tier
+from holdfast_wire.messages.spec import CheckpointPolicy
+from holdfast_wire.proto_json import from_json, to_json
+
+_DATAGRAM: Final = 32_768
+_MOST_DESCRIPTORS: Final = 250
+"""Descriptors in one message; the kernel's limit is 253."""
+
+
+class LinkError(Exception):
+    """The other side is gone, silent past a deadline, or sent an unknown message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerHello:
+    """First message of a trainer."""
+
+    rank: int
+    world: int
+    kept: int
+    """Number of ranks that this server serves together: the node's, or this one alone."""
+    lineage: int
+    root: str
+    """Directory of the checkpoints; empty: memory only."""
+    policy: CheckpointPolicy
+    """What the job's file and the script say of checkpoints."""
+    token: str = ""
+    """Names the attempts of this world, equal on all of its ranks. Empty: the server's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Request of a trainer for its start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreStart:
+    """Answer, the same for all ranks of a lineage. Descriptors: an arena for each rank."""
+
+    lineage: int = 0
+    step: int = 0
+    """Step to start from; 0: there is no checkpoint."""
+    path: str = ""
+    """Directory of a committed step; empty: from the slots alone."""
+    ranks: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    lent: tuple[int, ...] = ()
+    """Ranks with memory on other nodes: fetch their items before you read them."""
+    durable: bool = False
+    """True: the step is committed in a tier that no failure of a node loses."""
+    notes: tuple[str, ...] = ()
+    """Steps that were passed over, with reasons."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Request for items from other nodes, by rank and index in its table."""
+
+    items: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Answer: the items were read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Request for an arena with this shard table."""
+
+    table: str
+    bytes_room: int
+    slots: int
+    number: int = 0
+    """Number that the answer repeats; the answer takes as long as making the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """Answer: the arena, as the only descriptor."""
+
+    number: int = 0
+    """Number of the `Layout`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRefused:
+    """Refusal of a request, with its reason."""
+
+    error: str
+    number: int = 0
+    """Number of the `Layout` that it answers; 0: it answers another request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """News: a slot has become VALID."""
+
+    lineage: int
+    step: int
+    tier: Tier
+    """Tier to write it to; memory: it stays in its slot."""
+    final: str = ""
+    """Path for the checkpoint; empty: the root's directory of that step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotSaved:
+    """News: a save failed before it had a slot, and training goes on."""
+
+    lineage: int
+    step: int
+    tier: Tier
+    """Tier where it was due; on storage others may wait for this rank's part."""
+    error: str
+    final: str = ""
+    """Path, as in `Saved`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durable:
+    """News: a step is committed; once sent, the step must never be lost."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """News: a step will not be committed."""
+
+    step: int
+    error: str
+
+
+Message = (
+    TrainerHello
+    | Restore
+    | RestoreStart
+    | Fetch
+    | Fetched
+    | Layout
+    | Granted
+    | RequestRefused
+    | Saved
+    | NotSaved
+    | Durable
+    | Failed
+)
+Heard = tuple[Message, tuple[int, ...]]
+"""A message with its descriptors."""
+_KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+class Link:
+    """One end of the connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over a connected SOCK_SEQPACKET socket."""
+        sock.setblocking(True)
+        self._socket = sock
+        self.closed = False
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        self.peer = struct.unpack("3i", credentials)[0]
+        """Process id of the other end's maker."""
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Send a message; nothing happens if the other side is gone: `receive` reports that.
+
+        Each side is always reading, so this waits only for the other side's next read.
+        """
+        if len(descriptors) > _MOST_DESCRIPTORS:
+            raise LinkError(f"{len(descriptors)} descriptors do not fit a message")
+        fields = dataclasses.asdict(message)
+        if isinstance(message, TrainerHello):
+            fields["policy"] = to_json(message.policy)
+        body = json.dumps({"kind": type(message).__name__, **fields}).encode()
+        try:
+            if len(body) <= _DATAGRAM:
+                send_fds(self._socket, body, descriptors)
+            else:
+                self._send_long(body, descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            self.closed = True
+
+    def _send_long(self, body: bytes, descriptors: tuple[int, ...]) -> None:
+        fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(fd), "wb") as file:
+                file.write(body)
+            send_fds(self._socket, b"memfd", [fd, *descriptors])
+        finally:
+            os.close(fd)
+
+    def receive(self, timeout_s: float) -> tuple[Message, tuple[int, ...]] | None:
+        """Return the next message and its descriptors; None at a timeout or at the end.
+
+        `closed` tells the two apart. Raises `LinkError` for a malformed message.
+        """
+        if self.closed or not self._readable(timeout_s):
+            return None
+        try:
+            body, found, _ = receive_fds(self._socket, _DATAGRAM, _MOST_DESCRIPTORS)
+        except ConnectionResetError:
+            body, found = b"", []
+        if not body:
+            self.closed = True
+            return None
+        if body == b"memfd":
+            with os.fdopen(found.pop(0), "rb") as file:
+                file.seek(0)
+                body = file.read()
+        return _decode(body), tuple(found)
+
+    def _readable(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+    def expect(
+        self, *kinds: type[Message], timeout_s: float
+    ) -> tuple[Message, tuple[int, ...], list[Heard]]:
+        """Return the next message of one of `kinds`, with all others that came before it.
+
+        Raises `LinkError` if the other side is gone or silent for the whole time.
+        """
+        deadline, others = time.monotonic() + timeout_s, list[Heard]()
+        while time.monotonic() < deadline:
+            found = self.receive(deadline - time.monotonic())
+            if found is None:
+                if self.closed:
+                    raise LinkError("the agent has closed the connection: see its log")
+                continue
+            if isinstance(found[0], kinds):
+                return *found, others
+            others.append(found)
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise LinkError(f"the agent did not answer with {names} within {timeout_s:g} s")
+
+    def close(self) -> None:
+        """Close the connection, also where a forked child holds this end too."""
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def _decode(body: bytes) -> Message:
+    try:
+        fields = json.loads(body)
+        kind = _KINDS[fields.pop("kind")]
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        if kind is TrainerHello:
+            fields["policy"] = from_json(CheckpointPolicy, fields["policy"])
+        if "tier" in fields:
+            fields["tier"] = Tier(fields["tier"])
+        message: Message = kind(**(fields | lists))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LinkError(f"{len(body)} bytes are no message: {error!r}") from error
+    return message
+
+
+def listen(path: str) -> socket.socket:
+    """Return a listening socket at `path`, which must not exist; only this user may connect."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with _folder_of(path) as (folder, name):
+            private = f"{folder}/.{unique()}"
+            listener.bind(private)
+            os.chmod(private, 0o600)  # noqa: PTH101
+            listener.listen()
+            os.rename(private, f"{folder}/{name}")  # noqa: PTH104 - not found before it is private
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(path: str) -> Link:
+    """Return a connection to the checkpoint server that listens at `path`."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with _folder_of(path) as (folder, name):
+            sock.connect(f"{folder}/{name}")
+    except OSError:
+        sock.close()
+        raise
+    return Link(sock)
+
+
+@contextmanager
+def _folder_of(path: str) -> Iterator[tuple[str, str]]:
+    """Yield a short path of the directory, and the name in it.
+
+    The kernel allows 107 bytes for a socket's path, and a temporary directory may be deeper.
+    """
+    parent, name = Path(path).absolute().parent, Path(path).name
+    fd = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}", name
+    finally:
+        os.close(fd)

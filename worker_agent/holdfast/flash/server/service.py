@@ -1,0 +1,474 @@
+"""Serves the trainers of a node: arena store, connections, and a thread for slow work.
+
+One thread owns the store and all connections. It reads a disk only while a world starts, when no
+rank trains. A worker thread (`worker_thread`) hashes, writes and commits, one job after another, so
+that the trainers keep their cores. The `CommitPolicy` commits steps, the `RestorePolicy` chooses a
+world's start: `local_commit` has both without a job master. With one they are `coordinated_commit`
+and `coordinated_restore`, over the `Coordinator` that the agent provides. `tiers` has the places
+that they write to and start from, `connection` the messages and the end of one trainer.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import select
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from holdfast import loop_errors
+from holdfast.flash.memory.slots import Version
+from holdfast.flash.server.arena_store import ArenaStore, KeeperError
+from holdfast.flash.server.checkpoint_tier import CheckpointTier, TierNode
+from holdfast.flash.server.connection import Member
+from holdfast.flash.server.protocol import (
+    Durable,
+    Failed,
+    Fetch,
+    Granted,
+    Layout,
+    Link,
+    LinkError,
+    NotSaved,
+    RequestRefused,
+    Restore,
+    RestoreStart,
+    Saved,
+    TrainerHello,
+)
+from holdfast.flash.server.tiers import TIERS
+from holdfast.flash.server.worker_thread import Labour, failure_of, outcome_of
+from holdfast.flash.storage.commit import CommitError
+from holdfast.flash.storage.filesystem import Disk, PosixDisk
+from holdfast.flash.storage.manifest import Shard
+from holdfast.flash.storage.slot_work import RankArena, SlotWork
+from holdfast_wire.messages import Tier
+
+if TYPE_CHECKING:
+    from holdfast.flash.server.peer_parts import Peers
+    from holdfast_wire.messages import (
+        CommitResult,
+        MemoryCheckpoints,
+        RestorePlanVerified,
+        RestoreRequest,
+        ShardsPersisted,
+    )
+
+    Report = (
+        MemoryCheckpoints | ShardsPersisted | CommitResult | RestoreRequest | RestorePlanVerified
+    )
+    """A message to the master."""
+
+log: Final = logging.getLogger(__name__)
+
+
+class ServerState:
+    """State that a service and its commit policy share; used by the service's thread only."""
+
+    def __init__(
+        self,
+        keeper: ArenaStore,
+        disk: Disk | None = None,
+        tiers: Mapping[Tier, Callable[[TierNode], CheckpointTier]] = TIERS,
+    ) -> None:
+        """Take the arena store; disk: file system of the checkpoints, the system's by default.
+
+        tiers: The makers of the tiers, the nearest first.
+        """
+        self.keeper = keeper
+        self.labour = Labour()
+        self.members: list[Member] = []
+        """Trainers that are connected."""
+        node = TierNode(keeper=keeper, disk=disk or PosixDisk(), awaited=lambda: bool(self.members))
+        self.tiers = {name: make(node) for name, make in tiers.items()}
+        """Tiers of this node, the nearest first."""
+        self.begun = -1
+        """Newest lineage whose ranks know their start."""
+        self.parts: dict[tuple[Tier, Version], dict[int, Shard]] = {}
+        """Parts in a tier of versions that still lack another rank's part here."""
+        self.writing: collections.Counter[tuple[Tier, Version]] = collections.Counter()
+        """Number of parts that are still to be written, by tier and version."""
+
+    def tier(self, name: Tier) -> CheckpointTier:
+        """Return a tier; raises `LinkError` if a trainer named one that this node lacks."""
+        if name not in self.tiers:
+            known = ", ".join(one.name for one in self.tiers)
+            raise LinkError(f"tier={name.name}: this node has {known}")
+        return self.tiers[name]
+
+    def commit(self, job: SlotWork, parts: Mapping[int, Shard]) -> None:
+        """Commit a step that no master has to grant, now that all ranks' parts here are written."""
+        commit = self.tiers[job.tier].commit
+        assert commit is not None, "a part was written"  # noqa: S101
+        work = commit(job, parts)
+
+        def committed(error: str) -> None:
+            if error:
+                self.tell_failed(job.tier, job.version, error)
+            elif self.tiers[job.tier].durable:
+                self.tell_durable(job.version)
+
+        what = f"committing step {job.version.step}"
+        self.labour.hand_out(lambda: failure_of(what, work, CommitError), committed)
+
+    def commits_alone(self, name: Tier) -> bool:
+        """Tell whether this node commits its own parts in a tier: no other waits for them there."""
+        tier = self.tiers[name]
+        return tier.commit is not None and tier.shared is None
+
+    def tell_durable(self, version: Version) -> None:
+        """Tell the ranks that wait for a step that it is committed."""
+        for member in self.members:
+            if version in member.durable:
+                member.durable.discard(version)
+                member.link.send(Durable(step=version.step))
+
+    def tell_failed(self, name: Tier, version: Version, error: str) -> None:
+        """Tell the ranks that wait for a step that it will not be committed in a tier."""
+        self.parts.pop((name, version), None)
+        if self.commits_alone(name):
+            log.warning("step %d is not in %s: %s", version.step, name.name, error)
+            return
+        for member in self.members:
+            if version in member.durable:
+                member.durable.discard(version)
+                member.link.send(Failed(step=version.step, error=error))
+
+    @staticmethod
+    def start_from(
+        members: Sequence[Member], origin: RestoreStart, descriptors: Sequence[int] = ()
+    ) -> None:
+        """Answer ranks that wait for their start."""
+        for member in members:
+            member.asks = False
+            member.link.send(origin, tuple(descriptors))
+
+    @staticmethod
+    def refuse(members: Sequence[Member], error: str) -> None:
+        """Answer ranks that wait for their start with an error."""
+        for member in members:
+            member.asks = False
+            member.link.send(RequestRefused(error=error))
+
+
+class CommitPolicy(Protocol):
+    """Policy of commits: local, or coordinated. Called by the service's thread."""
+
+    def token(self, hello: TrainerHello) -> str:
+        """Return the name of a world's attempts, equal for all of its ranks."""
+
+    def owner(self, hello: TrainerHello) -> str:
+        """Return the name of the job."""
+
+    def parts_ready(self, job: SlotWork, parts: Mapping[int, Shard]) -> None:
+        """Have the step committed, now that the parts of all ranks here are in the job's tier."""
+
+    def failed(self, name: Tier, version: Version, error: str) -> None:
+        """Note that a rank here has no part of a step; the service tells the ranks that wait."""
+
+    def turn_ended(self) -> None:
+        """Look at the changes of a turn of the service."""
+
+    def leave_nothing(self) -> None:
+        """Delete unfinished attempts on storage, as the job is over; raises OSError."""
+
+
+class RestorePolicy(Protocol):
+    """Policy of restores: local, or coordinated. Called by the service's thread."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while work is under way that must end before the service does."""
+
+    def choose(self, lineage: int, asking: list[Member]) -> None:
+        """Answer ranks that wait for their start, at once or later; no older world lives."""
+
+    def fetch(self, member: Member, wanted: Fetch) -> None:
+        """Read items of other nodes' memory for a rank; raises `LinkError` if none is lent."""
+
+
+class Coordinator(Protocol):
+    """Connection to the master; called from the service's thread, and returns at once."""
+
+    @property
+    def job(self) -> str:
+        """Uid of the job."""
+
+    @property
+    def peers(self) -> Peers:
+        """Connection to other agents."""
+
+    def attempt(self, round_number: int) -> str:
+        """Return the name of a world's attempts, the same on all of its nodes."""
+
+    def world(self, round_number: int) -> str:
+        """Return the name of a round's world, the same on all of its nodes; empty: unknown."""
+
+    def send(self, message: Report, round_number: int | None = None) -> None:
+        """Send to the master; of several pending `MemoryCheckpoints` only the newest is sent."""
+
+
+class Service:
+    """Runs until `stop`; without a listener, until its trainers are gone and the work is done."""
+
+    def __init__(
+        self,
+        node: ServerState,
+        commit: CommitPolicy,
+        restore: RestorePolicy,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Take the node, its two policies, and the socket that new trainers connect to."""
+        self.keeper = node.keeper
+        self.keeper.listen = self._listen
+        self._node, self._listener = node, listener
+        self._commit, self._restore = commit, restore
+        self._labour = node.labour
+        self._making = Labour()
+        """Makes arenas: that may take a second per GiB, and need not wait for writes."""
+        self._stopping = self._over = False
+
+    def add(self, link: Link) -> None:
+        """Serve a trainer that is connected already."""
+        member = Member.of(link)
+        if member is not None:
+            self._node.members.append(member)
+
+    def stop(self, *, over: bool = False) -> None:
+        """End `run`, from any thread, after the work in flight; over: the job is over too."""
+        self._over |= over
+        self._stopping = True
+        self._labour.wake()
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run a callback on the thread that owns the store; from any thread."""
+        self._labour.post(work)
+
+    def run(self) -> None:
+        """Serve; return when no trainer is left."""
+        self._labour.start()
+        self._making.start()
+        try:
+            while not self._finished():
+                self._turn()
+        finally:
+            self._labour.end()
+            self._making.end()
+            if self._over and (
+                error := failure_of("clearing up", self._commit.leave_nothing, OSError)
+            ):
+                log.warning("of what was begun on storage something stays: %s", error)
+            for member in list(self._node.members):
+                self._forget(member)
+            if self._listener is not None:
+                self._listener.close()
+
+    def _finished(self) -> bool:
+        alone = self._listener is None and not self._node.members
+        busy = self._labour.in_flight or self._making.in_flight or self._restore.is_busy
+        return (self._stopping or alone) and not busy
+
+    def _turn(self) -> None:
+        poll = select.poll()
+        poll.register(self._labour, select.POLLIN)
+        poll.register(self._making, select.POLLIN)
+        if self._listener is not None:
+            poll.register(self._listener, select.POLLIN)
+        for member in self._node.members:
+            poll.register(member.link, select.POLLIN)
+            poll.register(member.pidfd, select.POLLIN)
+        unheard = any(member.has_unheard for member in self._node.members)
+        ready = {fd for fd, _ in poll.poll(0 if unheard else None)}
+        self._labour.take_in()
+        self._making.take_in()
+        if self._listener is not None and self._listener.fileno() in ready:
+            self.add(Link(self._listener.accept()[0]))
+        self._hear_all(ready)
+        self._answer()
+        self._commit.turn_ended()
+
+    def _hear_all(self, ready: set[int]) -> None:
+        """Act on the messages of trainers, and on the last messages of dead ones."""
+        for member in [m for m in self._node.members if m.link.fileno() in ready]:
+            self._hear(member)
+        for member in list(self._node.members):
+            while member.has_unheard and member in self._node.members:
+                self._hear(member)
+        for member in [m for m in self._node.members if m.pidfd in ready]:
+            while member in self._node.members and member.has_last_words():
+                self._hear(member)
+            self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        if member in self._node.members:
+            self._node.members.remove(member)
+            member.close()
+
+    def _hear(self, member: Member) -> None:
+        message = None
+        try:
+            message = member.hear()
+            if message is not None:
+                self._take(member, message)
+        except (LinkError, KeeperError) as error:
+            number = message.number if isinstance(message, Layout) else 0
+            member.link.send(RequestRefused(error=str(error), number=number))
+        except Exception as error:  # the top of the loop: one trainer's fault is not the others'
+            number, peer = loop_errors.count(__name__), member.link.peer
+            log.exception("a message of process %d failed (fault %d)", peer, number)
+            member.link.send(RequestRefused(error=f"{type(error).__name__}: {error}"))
+        if member.is_done:
+            self._forget(member)
+
+    def _listen(self) -> None:
+        """Receive the messages of all trainers, without acting on them yet."""
+        for member in self._node.members:
+            for said in member.take_in():
+                if isinstance(said, Saved) and member.hello is not None:
+                    tier = self._node.tiers.get(said.tier)
+                    if tier is not None and tier.commit is not None:
+                        self.keeper.asked.add(_asked(member, said))
+
+    def _take(self, member: Member, message: object) -> None:
+        match message:
+            case TrainerHello():
+                self._join(member, message)
+            case Restore():
+                member.asks = True
+            case Layout():
+                self._grant(member, message)
+            case Saved():
+                try:
+                    self._saved(member, message)
+                finally:
+                    self.keeper.asked.discard(_asked(member, message))
+            case NotSaved():
+                self._not_saved(member, message)
+            case Fetch():
+                self._restore.fetch(member, message)
+            case _:
+                raise LinkError(f"{type(message).__name__} is not for a checkpoint server")
+
+    def _grant(self, member: Member, layout: Layout) -> None:
+        found, keeper = self.keeper.look_up(member.rank, layout), self.keeper
+        if isinstance(found, RankArena):
+            self._granted(member, layout, found, "")
+            return
+        wanted, what = found, f"an arena of rank {member.rank}"
+
+        def made(outcome: tuple[RankArena | None, str]) -> None:
+            held, error = outcome
+            if held is not None:
+                keeper.adopt(held)
+            self._granted(member, layout, held, error)
+
+        self._making.hand_out(
+            lambda: outcome_of(what, lambda: keeper.make(wanted), KeeperError), made
+        )
+
+    def _granted(self, member: Member, layout: Layout, held: RankArena | None, error: str) -> None:
+        if member not in self._node.members:
+            return  # the arena is there for the trainer's successor
+        if held is None:
+            member.link.send(RequestRefused(error=error, number=layout.number))
+        else:
+            member.link.send(Granted(number=layout.number), (held.fd,))
+
+    def _join(self, member: Member, hello: TrainerHello) -> None:
+        for other in self._node.members:
+            same = other is not member and other.hello is not None
+            if same and (other.rank, other.lineage) == (hello.rank, hello.lineage):
+                raise KeeperError(
+                    f"rank {hello.rank} has a Checkpointer already, of process {other.link.peer}: "
+                    "an agent keeps one for each rank; close that one first"
+                )
+        member.hello = hello
+        attempt, owner = self._commit.token(hello), self._commit.owner(hello)
+        for tier in self._node.tiers.values():
+            tier.join(hello, attempt, owner)
+
+    def _saved(self, member: Member, saved: Saved) -> None:
+        if saved.final and self.keeper.led:
+            raise LinkError(f"final={saved.final!r}: where a job's checkpoints are, its root says")
+        tier = self._node.tier(saved.tier)
+        self._node.begun = member.lineage
+        version = Version(saved.lineage, saved.step)
+        if tier.commit is None and self._labour.in_flight:
+            self.keeper.saved(member.rank, version, saved.tier, work=False)
+            return
+        job = self.keeper.saved(member.rank, version, saved.tier)
+        if job is not None and saved.final:
+            job = dataclasses.replace(job, final=saved.final)
+        if tier.durable:
+            member.durable.add(version)
+        if job is None:
+            self._fail(saved.tier, version, f"step {saved.step} is in no slot any more")
+            return
+        self._work_on(job)
+
+    def _not_saved(self, member: Member, told: NotSaved) -> None:
+        """Note that a rank has no part of a step: the others' parts are useless."""
+        log.warning("rank %d did not save step %d: %s", member.rank, told.step, told.error)
+        version = Version(told.lineage, told.step)
+        error = f"rank {member.rank} did not save it: {told.error}"
+        if self._node.tier(told.tier).commit is None:
+            self._commit.failed(told.tier, version, error)
+            return
+        self._fail(told.tier, version, error)
+        if self.keeper.kept < self.keeper.world and not self.keeper.led:
+            self._leave_word(member.rank, version, told)
+
+    def _leave_word(self, rank: int, version: Version, told: NotSaved) -> None:
+        """Tell the servers of other ranks, which meet this one in a shared place alone."""
+        shared = self._node.tiers[told.tier].shared
+        if shared and (work := shared.leave_word(version, told.final, rank, told.error)):
+            self._labour.hand_out(work, lambda _: None)
+
+    def _work_on(self, job: SlotWork) -> None:
+        self._node.writing[job.tier, job.version] += 1
+        self._labour.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))
+
+    def _do(self, job: SlotWork) -> tuple[Shard | None, str]:
+        """Do a job on the worker thread; only its result comes back to the service's thread."""
+        tier = self._node.tiers[job.tier]
+        what = f"a job on step {job.version.step}"
+        return outcome_of(what, lambda: tier.write(job), CommitError)
+
+    def _done(self, job: SlotWork, shard: Shard | None, error: str) -> None:
+        node, key = self._node, (job.tier, job.version)
+        node.writing[key] -= 1
+        if not node.writing[key]:
+            del node.writing[key]
+        self.keeper.done(job)
+        if node.tiers[job.tier].commit is None:
+            return
+        if shard is None:
+            self._fail(job.tier, job.version, error)
+            return
+        parts = node.parts.setdefault(key, {})
+        parts[job.held.rank] = shard
+        if len(parts) < min(shard.table.world, self.keeper.kept):
+            return
+        del node.parts[key]
+        self._commit.parts_ready(job, parts)
+
+    def _fail(self, name: Tier, version: Version, error: str) -> None:
+        self._commit.failed(name, version, error)
+        self._node.tell_failed(name, version, error)
+
+    def _answer(self) -> None:
+        """Answer the ranks that wait for their start, once no older world can change it."""
+        members = self._node.members
+        asking = [member for member in members if member.asks and member.hello]
+        if not asking or self._labour.in_flight:
+            return
+        lineage = max(member.lineage for member in members)
+        if all(member.lineage == lineage for member in members if member.hello):
+            self._restore.choose(lineage, asking)
+
+
+def _asked(member: Member, saved: Saved) -> tuple[int, Version, Tier]:
+    """Return the entry of `ArenaStore.asked`; of one step there may be several messages."""
+    return member.rank, Version(saved.lineage, saved.step), saved.tier

@@ -1,0 +1,234 @@
+"""The table of checkpoint tiers, and its rows of memory and storage.
+
+Belongs here: what a tier does with the arenas of this node, or with a directory. Does not belong
+here: the interface (`checkpoint_tier`), arenas (`arena_store`), files (`storage`). Another tier is
+a module of its own and a row of `TIERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from holdfast.flash.memory.slots import Version
+from holdfast.flash.server.checkpoint_tier import (
+    CheckpointTier,
+    Images,
+    SharedAttempts,
+    SlotImage,
+    TierError,
+    TierNode,
+    Work,
+)
+from holdfast.flash.server.protocol import TrainerHello
+from holdfast.flash.storage import owners
+from holdfast.flash.storage.commit import CommitError, read_manifest_or_none
+from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard
+from holdfast.flash.storage.reader import committed, newest, verify
+from holdfast.flash.storage.retention_rule import RetentionSettings
+from holdfast.flash.storage.slot_work import SlotWork
+from holdfast.flash.storage.writer import Storage, hashed
+from holdfast_wire.messages import CommitGrant, Tier
+
+_MOST_STORED: Final = 16
+_KEEP_ALL: Final = RetentionSettings(keep_last=1_000_000)
+"""Retention for a write or commit of another world than the present one."""
+
+
+class MemoryTier:
+    """Slots of this node's arenas. The store frees older ones once every rank has a version."""
+
+    durable = False
+    commit = None
+    shared = None
+
+    def __init__(self, node: TierNode) -> None:
+        """Take the node."""
+        self._keeper = node.keeper
+
+    def join(self, hello: TrainerHello, attempt: str, owner: str) -> None:
+        """Note a rank that has connected."""
+        self._keeper.join(hello)
+
+    def write(self, job: SlotWork) -> Shard:
+        """Hash the slot, so that a start can verify it."""
+        return hashed(job)
+
+    def versions(self, asking: Sequence[TrainerHello]) -> Sequence[Version]:
+        """Return the versions from which these ranks could start with the images here."""
+        return self._keeper.offer.usable([hello.rank for hello in asking], self._keeper.world)
+
+    def newest(
+        self,
+        asking: Sequence[TrainerHello],
+        above: Version | None,
+    ) -> tuple[Version | None, list[str]]:
+        """Return the newest intact version that is complete here; empty the damaged slots."""
+        notes: list[str] = []
+        while (version := self._keeper.offer.newest()) is not None:
+            if above is not None and version <= above:
+                break
+            damage = self._keeper.offer.drop_damaged(version)
+            if not damage:
+                return version, notes
+            notes += damage
+        return None, notes
+
+    def verify(self, version: Version, share: int, shares: int) -> None:
+        """Verify all slots here, and empty the damaged ones."""
+        damage = self._keeper.offer.drop_damaged(version)
+        if damage:
+            raise TierError("; ".join(damage))
+
+    def images(self, version: Version) -> Images:
+        """Return the slots of a version."""
+        return Images(
+            slots=tuple(
+                SlotImage(rank=held.rank, fd=held.fd, index=slot.index)
+                for held, slot in self._keeper.held.places(version)
+            )
+        )
+
+    def resume(self, version: Version | None) -> None:
+        """Empty newer and unfinished slots; without a version, all of them."""
+        self._keeper.resume_from(version)
+
+
+class StorageTier:
+    """Committed steps in a directory that all nodes of the job see."""
+
+    durable = True
+
+    def __init__(self, node: TierNode) -> None:
+        """Take the node."""
+        self._keeper, self._disk, self._awaited = node.keeper, node.disk, node.awaited
+        self.storage: Storage | None = None
+        """Directory of the newest world that named one; None: none has."""
+
+    @property
+    def shared(self) -> SharedAttempts:
+        """These same attempts: all nodes write to the directory."""
+        return self
+
+    @property
+    def root(self) -> str:
+        """Path of the directory; empty: no world has named one."""
+        return self.storage.root if self.storage else ""
+
+    @property
+    def attempt(self) -> str:
+        """Name of the newest world's attempts; empty: no world has named a directory."""
+        return self.storage.token if self.storage else ""
+
+    def join(self, hello: TrainerHello, attempt: str, owner: str) -> None:
+        """Take the directory that the rank names, if it names one."""
+        known = self.storage
+        if hello.root and (known is None or (known.root, known.token) != (hello.root, attempt)):
+            retention = RetentionSettings.of(hello.policy)
+            self.storage = Storage(
+                self._disk, hello.root, attempt, retention, owner, awaited=self._awaited
+            )
+
+    # --- saves ----------------------------------------------------------------------------------
+
+    def write(self, job: SlotWork) -> Shard:
+        """Hash a slot and write it to the newest world's attempt."""
+        if self.storage is None:
+            hashed(job)
+            raise CommitError("the trainer named no directory")
+        return self.storage.write(job, alone=self._is_described(job))
+
+    def _is_described(self, job: SlotWork) -> bool:
+        """Tell whether other servers will read a description of this server's part.
+
+        They do under a master: the node with the grant reads the description of each part.
+        """
+        return self._keeper.led or job.held.arena.table.world > self._keeper.kept
+
+    def write_attempt(self, job: SlotWork, root: str, attempt: str, owner: str) -> Shard:
+        """Hash a slot and write it to an attempt that the master has named."""
+        return Storage(self._disk, root, attempt, _KEEP_ALL, owner).write(job, alone=True)
+
+    def commit(self, job: SlotWork, parts: Mapping[int, Shard]) -> Work:
+        """Commit the step, or wait for the server of rank 0 to do it; then apply retention."""
+        storage = self.storage
+        assert storage is not None, "a part was written to it"  # noqa: S101
+        return lambda: storage.commit(job, parts)
+
+    def commit_granted(self, grant: CommitGrant, version: Version, owner: str) -> Work:
+        """Commit a step that another world may have saved, in a directory of its own."""
+        storage = self.storage
+        if storage is None or storage.root != grant.root:
+            storage = Storage(self._disk, grant.root, grant.attempt, _KEEP_ALL, owner)
+        own: Storage = storage
+        return lambda: own.commit_granted(
+            version, world=grant.world_size, attempt=grant.attempt, own=grant.own
+        )
+
+    def is_committed(self, root: str, version: Version) -> bool:
+        """Tell whether the step's directory holds this version."""
+        found = read_manifest_or_none(self._disk, f"{root}/step_{version.step}")
+        return found is not None and found.version == version
+
+    def leave_word(self, version: Version, final: str, rank: int, error: str) -> Work | None:
+        """Tell the servers of other ranks in the attempt's directory."""
+        storage = self.storage
+        if storage is None:
+            return None
+        return lambda: storage.leave_word(version, final, rank, error)
+
+    def leave_nothing(
+        self, root: str, begun: frozenset[str], own: frozenset[str], *, first: bool
+    ) -> None:
+        """Delete attempts that no node commits any more."""
+        owners.leave_nothing(self._disk, root, begun, own, first=first)
+
+    # --- restores -------------------------------------------------------------------------------
+
+    def versions(self, asking: Sequence[TrainerHello]) -> Sequence[Version]:
+        """Return the newest committed versions, unless a newer job has the directory."""
+        if self.storage is None:
+            return []
+        if reason := self.storage.superseded():
+            raise TierError(reason)
+        return committed(self._disk, self.storage.root, _MOST_STORED)
+
+    def newest(
+        self, asking: Sequence[TrainerHello], above: Version | None
+    ) -> tuple[Version | None, list[str]]:
+        """Return the newest committed step whose hashes all match."""
+        root = asking[0].root
+        if not root:
+            return None, []
+        found, damaged = newest(self._disk, root, above)
+        return found.manifest.version if found else None, damaged
+
+    def verify(self, version: Version, share: int, shares: int) -> Manifest | None:
+        """Verify this node's share of the step's files."""
+        if self.storage is None:
+            return None
+        path = f"{self.storage.root}/step_{version.step}"
+        found = verify(self._disk, path, share, shares)
+        if found.version != version:
+            lineage = found.version.lineage
+            raise ManifestError(f"{path} is of lineage {lineage}, not {version.lineage}")
+        return found
+
+    def images(self, version: Version) -> Images:
+        """Return the directory of the step."""
+        return Images(path=f"{self.root}/step_{version.step}")
+
+    def resume(self, version: Version | None) -> Work | None:
+        """Delete earlier worlds' unfinished attempts, after the work under way for them."""
+        storage = self.storage
+        if storage is None:
+            return None
+        folders = storage.left_behind()
+        return lambda: storage.clear_up(folders)
+
+
+TIERS: Final[Mapping[Tier, Callable[[TierNode], CheckpointTier]]] = MappingProxyType(
+    {Tier.MEMORY: MemoryTier, Tier.STORAGE: StorageTier}
+)
+"""Tiers of a node, the nearest first: a start prefers it among equals."""

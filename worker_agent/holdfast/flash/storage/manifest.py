@@ -1,0 +1,143 @@
+"""`holdfast.json`: the files and items of a committed step, with the hash of every item.
+
+A reader of a checkpoint begins here. The file carries a hash of itself.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.flash.memory.hashes import hash64
+from holdfast.flash.memory.shard_table import (
+    NewerTableError,
+    ShardTable,
+    TableError,
+    encode,
+    from_fields,
+)
+from holdfast.flash.memory.slots import Version
+from holdfast.flash.storage.dcp_metadata import file_name
+
+MANIFEST_NAME: Final = "holdfast.json"
+METADATA_NAME: Final = ".metadata"
+FORMAT: Final = 1
+
+
+class ManifestError(Exception):
+    """A manifest is damaged, or a newer Holdfast wrote it."""
+
+
+class FormatError(ManifestError):
+    """A newer Holdfast wrote a whole checkpoint: no older one may be taken in its place."""
+
+    def __init__(self, file: str, found: int, known: int) -> None:
+        """Take the file, the format that it names, and the newest one that can be read."""
+        super().__init__(
+            f"{file}: format={found}, this Holdfast reads {known}: a newer one wrote this "
+            "checkpoint, and nothing older is taken for it without being told. Update Holdfast, "
+            "or move the directory away to start from what is left"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One rank's part of a step, as its agent reports it."""
+
+    table: ShardTable
+    lengths: tuple[int, ...]
+    """Lengths of the byte items."""
+    hashes: tuple[int, ...]
+    """xxh3-64 of each item's bytes in the image, in the table's order."""
+    sketches: bytes = b""
+    """Sketches of data that ranks should have equal (`replica_check`); in no committed step."""
+
+    @property
+    def file(self) -> str:
+        """Name of the shard's file in the step's directory."""
+        return file_name(self.table.rank)
+
+    @property
+    def bytes(self) -> int:
+        """Length of the shard's file."""
+        return self.table.file_bytes(self.lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A committed step."""
+
+    version: Version
+    shards: tuple[Shard, ...]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the file's content."""
+    shards = [
+        {
+            "file": shard.file,
+            "bytes": shard.bytes,
+            "lengths": shard.lengths,
+            "hashes": [f"{number:016x}" for number in shard.hashes],
+            "table": json.loads(encode(shard.table)),
+            **({"sketches": b64encode(shard.sketches).decode()} if shard.sketches else {}),
+        }
+        for shard in manifest.shards
+    ]
+    body = {
+        "format": FORMAT,
+        "lineage": manifest.version.lineage,
+        "step": manifest.version.step,
+        "shards": shards,
+    }
+    text = _canonical(body)
+    return b'{"hash":"%016x","checkpoint":%s}\n' % (hash64(text), text)
+
+
+def _canonical(body: Any) -> bytes:
+    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_manifest(content: bytes, file: str = MANIFEST_NAME) -> Manifest:
+    """Return the manifest; raises `ManifestError` naming the file, `FormatError` for a newer one.
+
+    A newer format number is believed without the file's hash: that format may hash differently.
+    """
+    try:
+        fields = json.loads(content)
+        body = fields["checkpoint"]
+        stated = fields["hash"]
+        found = body["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestError(f"{file} is damaged: {error!r}") from error
+    if isinstance(found, int) and found > FORMAT and not _is_one_bit_off(body, stated):
+        raise FormatError(file, found, FORMAT)
+    actual = f"{hash64(_canonical(body)):016x}"
+    if actual != stated or found != FORMAT:
+        raise ManifestError(f"{file} is damaged: its hash is {actual}, not {stated}")
+    try:
+        shards = tuple(_shard(shard) for shard in body["shards"])
+        version = Version(int(body["lineage"]), int(body["step"]))
+    except NewerTableError as error:
+        raise FormatError(file, error.found, error.known) from error
+    except (KeyError, TypeError, ValueError, TableError) as error:
+        raise ManifestError(f"{file}: {error}") from error
+    return Manifest(version=version, shards=shards)
+
+
+def _is_one_bit_off(body: Any, stated: Any) -> bool:
+    """Tell whether one flipped bit of the number makes it a newer format: then it is damage."""
+    found: int = body["format"]
+    as_written = f"{hash64(_canonical({**body, 'format': FORMAT})):016x}"
+    return found < 10 and (found ^ FORMAT).bit_count() == 1 and bool(as_written == stated)
+
+
+def _shard(fields: Any) -> Shard:
+    return Shard(
+        table=from_fields(fields["table"]),
+        lengths=tuple(int(length) for length in fields["lengths"]),
+        hashes=tuple(int(number, 16) for number in fields["hashes"]),
+        sketches=b64decode(fields.get("sketches", "")),
+    )

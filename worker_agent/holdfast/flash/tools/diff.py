@@ -1,0 +1,123 @@
+"""`python -m holdfast.flash.tools.diff A B`: differences of two committed steps, bit for bit.
+
+World sizes and layouts do not count, only names, dtypes, shapes and values. `holdfast checkpoint
+diff` calls it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.storage.manifest import ManifestError
+from holdfast.flash.tools.contents import Contents
+from holdfast.flash.tools.inspect import put
+from holdfast.flash.trainer.state_dict import StateError
+
+if TYPE_CHECKING:
+    import torch
+
+DIFFERENT: Final = 9
+BAD_INPUT: Final = 2
+_LONGEST: Final = 60
+"""Length at which a printed value is cut, characters."""
+
+
+def differences(one: Contents, other: Contents) -> Iterator[str]:
+    """Compare two committed steps, bit for bit.
+
+    Args:
+        one: The contents of a step.
+        other: The contents of another one; both may be of worlds of any size.
+
+    Yields:
+        A line for each name that only one step has, or that stands for something else in the other:
+        a tensor's dtype or shape, its number of different elements and the largest difference, or
+        a value.
+
+    Raises:
+        StateError: a value cannot be read as plain data.
+        OSError: a file cannot be read.
+    """
+    ours, theirs = one.forms, other.forms
+    names = (ours.keys() | set(one.values), theirs.keys() | set(other.values))
+    for name in sorted(names[0] ^ names[1]):
+        yield f"{name}: only in {(one if name in names[0] else other).path}"
+    for name in sorted(names[0] & names[1]):
+        if (name in ours) != (name in theirs):
+            yield f"{name}: a tensor in {(one if name in ours else other).path} only"
+        elif name not in ours:
+            yield from _values(name, one.value(name), other.value(name))
+        elif ours[name] != theirs[name]:
+            yield f"{name}: {_form(*ours[name])}, {_form(*theirs[name])}"
+        else:
+            yield from _tensors(name, one.tensor(name), other.tensor(name))
+
+
+def _form(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
+
+
+def _tensors(name: str, one: torch.Tensor, other: torch.Tensor) -> Iterator[str]:
+    import torch
+
+    bits = [
+        tensor.reshape(-1).view(torch.uint8).view(tensor.numel(), tensor.itemsize)
+        for tensor in (one, other)
+    ]
+    unlike = (bits[0] != bits[1]).any(dim=1)
+    count = int(unlike.sum())
+    if count:
+        wide = torch.complex128 if one.is_complex() else torch.float64
+        gaps = [tensor.reshape(-1)[unlike].to(wide) for tensor in (one, other)]
+        most = float((gaps[0] - gaps[1]).abs().max())  # NaN, if one of them is NaN
+        yield f"{name}: {count} of {unlike.numel()} elements differ, the most by {most:.3g}"
+
+
+def _values(name: str, one: Any, other: Any) -> Iterator[str]:
+    if not is_same(one, other):
+        yield f"{name}: {_short(one)}, {_short(other)}"
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Tell whether two plain values are equal, their tensors bit for bit."""
+    import torch
+
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        form = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return form and not list(_tensors("", one.contiguous(), other.contiguous()))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print, and return the exit code: 0 equal, 9 different, 2 not readable."""
+    parser = argparse.ArgumentParser(prog="holdfast checkpoint diff", description=__doc__)
+    parser.add_argument("one")
+    parser.add_argument("other")
+    options = parser.parse_args(arguments)
+    try:
+        one, other = Contents(options.one), Contents(options.other)
+        lines = [f"{line}\n" for line in differences(one, other)]
+    except (ManifestError, StateError, OSError) as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return BAD_INPUT
+    count = len(one.forms) + len(one.values)
+    same = f"all {count} tensors and values are the same, bit for bit\n"
+    return put(lines or [same], DIFFERENT if lines else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

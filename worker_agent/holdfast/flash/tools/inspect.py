@@ -1,0 +1,232 @@
+"""`python -m holdfast.flash.tools.inspect`: the steps in a directory, and their damages.
+
+Belongs here: the report on a step, for people and as JSON; `storage.reader` finds the facts.
+Nothing is changed and nothing is loaded; no torch. `holdfast checkpoint inspect|verify` calls it in
+a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.flash.storage.commit import attempts, read_manifest, steps
+from holdfast.flash.storage.dcp_metadata import metadata_pickle
+from holdfast.flash.storage.filesystem import Disk, PosixDisk
+from holdfast.flash.storage.manifest import MANIFEST_NAME, METADATA_NAME, Manifest, ManifestError
+from holdfast.flash.storage.reader import verify
+
+NOT_WHOLE: Final = 7
+BAD_INPUT: Final = 2
+NOBODY_READS: Final = 141
+_KIB: Final = 1024.0
+_STEP: Final = re.compile(r"step_\d+")
+
+
+class InspectionError(Exception):
+    """There is no step at the path; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One committed step, or the reason why it is not whole."""
+
+    path: str
+    manifest: Manifest | None
+    wrong: str = ""
+
+    def facts(self, *, items: bool) -> dict[str, Any]:
+        """Return the report as JSON values; items: with every tensor and value."""
+        if self.manifest is None:
+            return {"path": self.path, "wrong": self.wrong}
+        shards, version = self.manifest.shards, self.manifest.version
+        tables = [shard.table for shard in shards]
+        tensors = {item.name for table in tables for item in table.tensors if not item.tail}
+        values = {item.name for table in tables for item in table.byte_items if not item.tail}
+        found: dict[str, Any] = {
+            "path": self.path,
+            "step": version.step,
+            "lineage": version.lineage,
+            "ranks": len(shards),
+            "bytes": sum(shard.bytes for shard in shards),
+            "tensors": len(tensors),
+            "values": len(values),
+        }
+        return found | ({"items": list(self._items())} if items else {})
+
+    def _items(self) -> list[dict[str, Any]]:
+        known: dict[str, dict[str, Any]] = {}
+        for shard in self.manifest.shards if self.manifest else ():
+            for tensor in (tensor for tensor in shard.table.tensors if not tensor.tail):
+                one = known.setdefault(tensor.name, _item(tensor.name, tensor.dtype, tensor.shape))
+                one["bytes"] += tensor.size
+                one["ranks"] += [] if shard.table.rank in one["ranks"] else [shard.table.rank]
+            for value, size in zip(shard.table.byte_items, shard.lengths, strict=True):
+                if value.tail:
+                    continue  # it was only in memory
+                one = known.setdefault(value.name, _item(value.name, "", None))
+                one["bytes"] += size
+                one["ranks"].append(shard.table.rank)
+        return [known[name] for name in sorted(known)]
+
+
+def _item(name: str, dtype: str, shape: tuple[int, ...] | None) -> dict[str, Any]:
+    return {"name": name, "dtype": dtype, "shape": shape, "bytes": 0, "ranks": []}
+
+
+def look(path: str, how: Callable[[str], Manifest]) -> list[Look]:
+    """Return the steps at a path, oldest first.
+
+    Args:
+        path: Directory of a step, or one of steps.
+        how: Reads a step's manifest; raises `ManifestError` for a step that is not whole.
+
+    Returns:
+        One `Look` per step; `wrong` tells why a step is not whole.
+
+    Raises:
+        InspectionError: there is no step at the path.
+    """
+    found = []
+    for step in _steps_at(path):
+        try:
+            found.append(Look(path=step, manifest=how(step)))
+        except ManifestError as error:
+            found.append(Look(path=step, manifest=None, wrong=str(error)))
+    return found
+
+
+def _steps_at(path: str) -> list[str]:
+    folder = Path(path)
+    if not folder.is_dir():
+        what = "is a file, not a directory" if folder.exists() else "does not exist"
+        raise InspectionError(f"{path} {what}: name a step's directory, or the one that holds them")
+    path = str(folder)  # without a slash at its end
+    if (folder / MANIFEST_NAME).exists():
+        return [path]
+    if numbers := steps(PosixDisk(), path):
+        return [f"{path}/step_{number}" for number in numbers]
+    if (folder / METADATA_NAME).exists():
+        raise InspectionError(
+            f"{path} has no {MANIFEST_NAME}: torch.distributed.checkpoint wrote it, without "
+            "hashes to compare; `python -m torch.distributed.checkpoint.format_utils` reads it"
+        )
+    if _STEP.fullmatch(folder.name):
+        return [path]
+    begun = len(attempts(PosixDisk(), path))
+    more = f", only {begun} that were never finished" if begun else ""
+    raise InspectionError(f"{path} holds no checkpoint: no step_N directory{more}")
+
+
+def verified(disk: Disk, path: str) -> Manifest:
+    """Return a step's manifest after comparing all of its files with it.
+
+    Args:
+        disk: The file system.
+        path: Directory of the step.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ManifestError: a file is missing, or differs from its hashes.
+    """
+    manifest, file = verify(disk, path), f"{path}/{METADATA_NAME}"
+    written = metadata_pickle((shard.table, shard.lengths) for shard in manifest.shards)
+    try:
+        found = disk.read(file)
+    except OSError as error:
+        raise ManifestError(f"{file}: {error}") from error
+    if found != written:
+        raise ManifestError(
+            f"{file} is damaged: torch.distributed.checkpoint reads it, Holdfast loads without it"
+        )
+    return manifest
+
+
+def summary(one: Look) -> str:
+    """Return one line about a step."""
+    facts = one.facts(items=False)
+    if one.wrong:
+        return f"{one.path}: NOT WHOLE: {one.wrong}"
+    return (
+        f"{one.path}: step {facts['step']}, saved by {_count(facts['ranks'], 'rank')} in round "
+        f"{facts['lineage']}: {_count(facts['tensors'], 'tensor')}, "
+        f"{_count(facts['values'], 'other value')}, {_size(facts['bytes'])}"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def table(one: Look) -> str:
+    """Return the items of a step, one per line."""
+    rows = [("NAME", "DTYPE", "SHAPE", "SIZE", "RANKS")]
+    for item in one.facts(items=True).get("items", ()):
+        shape = "-" if item["shape"] is None else "x".join(map(str, item["shape"])) or "scalar"
+        ranks = ",".join(map(str, item["ranks"]))
+        rows.append((item["name"], item["dtype"] or "-", shape, _size(item["bytes"]), ranks))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _KIB:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _KIB
+    return f"{size:.1f} TiB"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Inspect, print, and return the exit code: 0 whole, 7 a step is not, 2 no step there."""
+    parser = argparse.ArgumentParser(prog="holdfast checkpoint", description=__doc__)
+    parser.add_argument("tool", choices=["inspect", "verify"])
+    parser.add_argument("path")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    disk, deep = PosixDisk(), options.tool == "verify"
+    try:
+        found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
+    except (InspectionError, OSError) as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return BAD_INPUT
+    text = _as_json(found, deep=deep) if options.json else _as_text(found, deep=deep)
+    return put([text], NOT_WHOLE if any(one.wrong for one in found) else 0)
+
+
+def put(lines: Iterable[str], code: int) -> int:
+    """Print lines; return the exit code, or 141 if the reader has closed the pipe."""
+    try:
+        sys.stdout.writelines(lines)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the interpreter's flush at its end would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    return code
+
+
+def _as_json(found: Sequence[Look], *, deep: bool) -> str:
+    items = not deep and len(found) == 1
+    return json.dumps([one.facts(items=items) for one in found], indent=2) + "\n"
+
+
+def _as_text(found: Sequence[Look], *, deep: bool) -> str:
+    whole = ": every hash is right" if deep else ""
+    lines = [summary(one) + ("" if one.wrong else whole) for one in found]
+    if not deep and len(found) == 1 and not found[0].wrong:
+        lines.append(table(found[0]))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Makes the sketches of a training state, with which a commit compares the ranks.
+
+Belongs here: what is compared exactly and what up to a tolerance, and the memory of steps that
+carried sketches. Does not belong here: the comparison (`memory.replica_check`), the choice of the
+tensors (`planner`), the reading of their elements (`tensor_samples`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.memory.replica_check import ENTRY_BYTES, entry, head
+from holdfast.flash.trainer.tensor_samples import SAMPLES, Samples, View, read, view_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.flash.trainer.state_dict import Leaves, TensorLeaf
+
+_SIGNS: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+"""The bits of each number are the signs of one sum; any three without a pattern would do."""
+_FINE: Final = 1e-3
+_COARSE: Final = 0.25
+"""Relative distance up to which ranks count as equal. Kernels of different machines round
+differently: a millionth in float32, some hundredths in 16 bits and less. Unrelated values are at a
+distance of 1 and more."""
+_SMALL: Final = 1e-12
+"""Size from which a single number is compared by its ratio; below by its difference."""
+_EACH: Final = 3.6e-5
+"""Tolerance of single numbers: of one around 1 a thousandth is this part of the norm."""
+_MOST_PARTS: Final = 4096
+"""Most parts of one value that are looked at."""
+_MOST_STEPS: Final = 10_000
+"""Number of steps with sketches whose outcome is waited for."""
+_NOTHING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A tensor; other ranks may have the same box of it."""
+
+    leaf: TensorLeaf
+    offsets: tuple[int, ...]
+
+
+class Comparison:
+    """Steps of one layout whose saves carried sketches."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._steps: dict[int, None] = {}
+        self._is_over = False
+
+    def carried(self, step: int) -> None:
+        """Note that a save carried sketches."""
+        self._steps[step] = None
+        if len(self._steps) > _MOST_STEPS:
+            del self._steps[next(iter(self._steps))]
+
+    def is_over(self, stored: Iterable[int]) -> bool:
+        """Tell whether the ranks were compared and alike; stored: steps that became durable."""
+        if not self._is_over and any(step in self._steps for step in stored):
+            self._is_over = True
+            self._steps.clear()
+        return self._is_over
+
+
+def room_for(leaves: Leaves) -> int:
+    """Return the bytes that the sketches of a state take at most; a value may have three."""
+    return ENTRY_BYTES * (len(leaves.tensors) + 3 * len(leaves.values))
+
+
+class Sketcher:
+    """Makes the sketches of the tensors of one plan, and of values."""
+
+    def __init__(self, tensors: Sequence[Compared]) -> None:
+        """Take the tensors; their storages and strides must stay."""
+        self._known: list[tuple[View, bytes | _Text]] = []
+        self._unread: list[bytes] = []
+        """Sketches of tensors that torch cannot read: type and shape."""
+        for one in tensors:
+            self._add(one)
+
+    def _add(self, one: Compared) -> None:
+        tensor: Any = one.leaf.tensor
+        values: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+        view, box = view_of(values), f"{one.offsets} {tuple(values.shape)}"
+        text = _Text(one.leaf.name, box, f"{values.dtype} {tuple(tensor.shape)}")
+        if view is None:
+            self._unread.append(entry(text.head(_FINE), 0.0, (0.0, 0.0, 0.0)))
+        else:
+            tolerance = _FINE if _is_fine(values.dtype) else _COARSE
+            self._known.append((view, text if view.is_exact else text.head(tolerance)))
+
+    def sketch(self, values: Mapping[str, Any]) -> bytes:
+        """Return the present sketches, and those of values by name."""
+        views = [view for view, _ in self._known]
+        count = len(views)
+        parted = [(name, _parted(value, views)) for name, value in values.items()]
+        samples = read(views)
+        sums = _sums(samples.numbers[:count])
+        found = list(self._unread)
+        for row, ((_, text), (norm, *three)) in enumerate(zip(self._known, sums, strict=True)):
+            first = text if isinstance(text, bytes) else text.head(_FINE, samples.exact[row])
+            found.append(entry(first, norm, (three[0], three[1], three[2])))
+        for name, parts in parted:
+            found += _of_value(name, parts, samples)
+        return b"".join(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    name: str
+    box: str
+    exact: str
+
+    def head(self, tolerance: float, numbers: Sequence[int] = ()) -> bytes:
+        exact = f"{self.exact} {numbers}" if numbers else self.exact
+        return head(self.name, self.box, exact, tolerance)
+
+
+@cache
+def _is_fine(dtype: torch.dtype) -> bool:
+    import torch
+
+    return dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def _signs() -> torch.Tensor:
+    """Return the signs of each sample in the three sums."""
+    import torch
+
+    rows = [[1.0 if bits >> at & 1 else -1.0 for bits in _SIGNS] for at in range(SAMPLES)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _sums(numbers: torch.Tensor) -> list[list[float]]:
+    """Return the norm of each row, and its sums; a number beyond float32 is infinite."""
+    import torch
+
+    norms = numbers.square().sum(dim=1, keepdim=True).sqrt()
+    sums = torch.cat([norms, numbers @ _signs()], dim=1)
+    found: list[list[float]] = sums.to(torch.float32).tolist()
+    return found
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Parts of a value."""
+
+    exact: list[str] = field(default_factory=list)
+    """Texts of the parts that must be equal."""
+    numbers: list[float | tuple[int, View]] = field(default_factory=list)
+    """The other ones: floats, and tensors as row and view."""
+
+
+def _parted(value: Any, views: list[View]) -> _Parts:
+    """Take a value apart; the views of its tensors are added to `views`."""
+    found = _Parts()
+    for part in _parts(value):
+        if isinstance(part, float):
+            found.numbers.append(part)
+        elif _is_tensor(part):
+            found.exact.append(f"{part.dtype} {tuple(part.shape)}")
+            view = view_of(part)
+            if view is not None:
+                found.numbers.append((len(views), view))
+                views.append(view)
+        else:
+            found.exact.append(_exact(part))
+    return found
+
+
+def _of_value(name: str, parts: _Parts, samples: Samples) -> Iterator[bytes]:
+    """Return the sketch of a value, and more if it has single floats or some of few bits.
+
+    Tensors are compared as a whole, single floats each by its size: a time of 1e9 s hides no loss.
+    """
+    exact, single, fine, coarse = list(parts.exact), list[float](), list[float](), list[float]()
+    for part in parts.numbers:
+        if isinstance(part, float):
+            single.append(part)
+            continue
+        row, view = part
+        if view.is_exact:
+            exact.append(str(samples.exact[row]))
+        elif not _is_fine(view.dtype):
+            coarse.extend(samples.numbers[row].tolist())
+        elif view.places is None and view.values.numel() == 1:
+            single.append(float(samples.numbers[row, 0]))
+        else:
+            fine.extend(samples.numbers[row].tolist())
+    text = " ".join((*exact, str(len(single)), str(len(fine)), str(len(coarse))))
+    yield entry(head(name, "", text, _FINE), *_of_numbers(fine))
+    if single:
+        sizes = [math.asinh(number / _SMALL) for number in single]
+        yield entry(head(name, "single", "", _EACH), *_of_numbers(sizes))
+    if coarse:
+        yield entry(head(name, "few bits", "", _COARSE), *_of_numbers(coarse))
+
+
+def _of_numbers(numbers: Sequence[float]) -> tuple[float, tuple[float, float, float]]:
+    """Return the norm of any count of numbers, and their sums."""
+    import torch
+
+    values = torch.tensor(numbers, dtype=torch.float64)
+    at = torch.arange(len(values))
+    signs = _signs()[(at + at // SAMPLES) % SAMPLES]  # other signs for another tensor's samples
+    found = torch.cat([values.square().sum().sqrt()[None], values @ signs])
+    norm, *three = found.to(torch.float32).tolist()
+    return norm, (three[0], three[1], three[2])
+
+
+def _is_tensor(part: Any) -> bool:
+    import torch
+
+    known = type(part) in (torch.Tensor, torch.nn.Parameter)
+    return known and part.layout is torch.strided and not part.is_quantized
+
+
+def _exact(part: Any) -> str:
+    """Return the text of a part that must be equal; for an opaque object, its class."""
+    kind = type(part)
+    if isinstance(part, str | bytes | int | None):
+        return f"{kind.__name__} {part!r}"
+    size = f" {len(part)}" if isinstance(part, dict | list | tuple | set) else ""
+    return f"{kind.__name__}{size}"
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield the parts of a value, in an order that does not depend on the process.
+
+    An object that stands in several places is yielded in each: equal values of another rank may be
+    several objects. What lies within itself is not entered again.
+    """
+    left: list[tuple[int, Iterator[Any]]] = [(0, iter((value,)))]
+    for _ in range(_MOST_PARTS):
+        while left and (one := next(left[-1][1], _NOTHING)) is _NOTHING:
+            left.pop()
+        if not left:
+            return
+        yield one
+        within = isinstance(one, dict | list | tuple) and all(id(one) != up for up, _ in left)
+        if within:
+            left.append((id(one), _inside(one)))
+
+
+def _inside(one: Any) -> Iterator[Any]:
+    if not isinstance(one, dict):
+        return iter(one)
+    if len(one) > _MOST_PARTS:
+        return iter(())  # their order may differ from rank to rank
+    pairs = sorted(one.items(), key=lambda pair: repr(pair[0]))
+    return iter([part for pair in pairs for part in pair])

@@ -1,0 +1,212 @@
+"""Fills tensors from stored boxes: all copies are planned first, then they run.
+
+A box of a tensor is filled from the stored boxes that overlap it, so one path serves the world that
+saved it and any other. Belongs here too: the views for reading and writing. Does not belong here:
+the choice of the tensors to fill (`restore`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.flash.memory.shard_table import Box, TensorItem, overlap
+from holdfast.flash.trainer.copier import Piece, Pieces, is_lazy, is_on_gpu
+from holdfast.flash.trainer.images import Stored, StoredBox
+from holdfast.flash.trainer.planner import Local
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Filler:
+    """Copies of one restore."""
+
+    def __init__(self, found: Stored) -> None:
+        """Take the index of the stored boxes."""
+        self._found = found
+        self._pieces: list[Piece] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._uploads: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """(to, from) of copies into GPUs, contiguous on both sides."""
+        self._kept: list[Any] = []
+        self.wanted: dict[tuple[int, int], int] = {}
+        """(rank, index of the item) → bytes, of items to fetch before `copy`."""
+        self.wrong: list[str] = []
+        """Reasons for tensors that cannot be filled."""
+
+    def fill(self, name: str, local: Local, *, files_first: bool = False) -> bool:
+        """Plan the copies into one local tensor; if impossible, note the reason, return False.
+
+        files_first: prefer the stored values: those of replicas may differ.
+        """
+        values = local.values
+        parts = self._found.tensors.get(name)
+        if parts is None:
+            self.wrong.append(f"{name} is not in the checkpoint")
+            return False
+        dtype = str(values.dtype).removeprefix("torch.")
+        there = (parts[0].item.dtype, parts[0].item.shape)
+        if there != (dtype, local.shape):
+            self.wrong.append(f"{name} is {dtype} {local.shape}, in the checkpoint {there}")
+            return False
+        if not values.numel():
+            return True
+        if any(
+            size > 1 and not step for size, step in zip(values.shape, values.stride(), strict=True)
+        ):
+            self.wrong.append(
+                f"{name} is expanded: its elements share memory (strides {values.stride()}). "
+                "Replace it by its clone() before load()"
+            )
+            return False
+        wanted: Box = (local.offsets, tuple(values.shape))
+        found = _tiling(parts, wanted, values.numel(), files_first=files_first)
+        covered = _covered(found)
+        if covered != values.numel():
+            self.wrong.append(f"{name}: {covered} of {values.numel()} elements are stored")
+            return False
+        for part, common in found:
+            self._plan(part, common, local)
+        return True
+
+    def are_one(self, first: str, name: str) -> bool:
+        """Tell whether two names of one tensor have equal stored values; note it if not.
+
+        The bytes of items on other nodes are not here yet: they are taken for equal.
+        """
+        pairs = zip(*(self._found.tensors.get(one, ()) for one in (first, name)), strict=False)
+        if all(_is_equal(one, other) for one, other in pairs):
+            return True
+        self.wrong.append(
+            f"{first} and {name} are one tensor here, and two with other values in the checkpoint"
+        )
+        return False
+
+    def _plan(self, part: StoredBox, common: Box, local: Local) -> None:
+        item = part.item
+        if part.lent is not None:
+            self.wanted[part.lent] = item.length
+        source = narrow(values_of(item, part.memory, local.values.dtype), common, item.offsets)
+        to = narrow(local.values, common, local.offsets)
+        self._kept.append(source)
+        whole = to.is_contiguous() and source.is_contiguous() and not is_lazy(to)
+        if whole and is_on_gpu(to):
+            self._uploads.append((to, source))
+        elif whole and to.device.type == "cpu":
+            self._pieces.append(Piece(to.data_ptr(), source.data_ptr(), to.nbytes))
+        else:
+            self._copies.append((to, source))
+
+    def copy(self, threads: int) -> None:
+        """Do all planned copies."""
+        import torch
+
+        with torch.inference_mode():  # it may write to tensors of either mode
+            for to, source in self._copies:
+                to.copy_(source)
+        Pieces(self._pieces).copy(threads)
+        if self._uploads:
+            _upload(self._uploads, threads)
+
+
+def _is_equal(one: StoredBox, other: StoredBox) -> bool:
+    """Tell whether two parts have the same bytes, as far as these are here and comparable."""
+    ours, theirs = one.item, other.item
+    form = (ours.box, ours.dtype, one.lent is None and other.lent is None)
+    if form != (theirs.box, theirs.dtype, True):
+        return True
+    if one.memory is other.memory and ours.payload == theirs.payload:
+        return True
+    views = [memoryview(part.memory).cast("B") for part in (one, other)]
+    begins = ours.payload, theirs.payload
+    mine, its = (view[at : at + ours.size] for view, at in zip(views, begins, strict=True))
+    return bool(mine == its)
+
+
+def _tiling(
+    parts: list[StoredBox], wanted: Box, size: int, *, files_first: bool
+) -> list[tuple[StoredBox, Box]]:
+    """Return parts that tile a box of so many elements; overlapping ones if no choice tiles it.
+
+    Parts in this node's memory go first. Otherwise the files tile the box exactly, and so do the
+    files and tails of a node that has everything.
+    """
+    near = [part for part in parts if part.near]
+    files = [part for part in parts if not part.item.tail]
+    kinds = (files, near, parts) if files_first else (near, files, parts)
+    choices = (_overlapping(kind, wanted) for kind in kinds)
+    found: list[tuple[StoredBox, Box]] = []
+    for found in choices:
+        if _covered(found) == size:
+            break
+    return found
+
+
+def _overlapping(parts: Iterable[StoredBox], wanted: Box) -> list[tuple[StoredBox, Box]]:
+    """Return the parts that overlap a box, each with the overlap; equal boxes only once."""
+    found: dict[Box, tuple[StoredBox, Box]] = {}
+    for part in parts:
+        common = overlap(part.item.box, wanted)
+        if common is not None:
+            found.setdefault(part.item.box, (part, common))
+    return list(found.values())
+
+
+def _covered(found: Iterable[tuple[StoredBox, Box]]) -> int:
+    return sum(math.prod(common[1]) for _, common in found)
+
+
+def _upload(pairs: list[tuple[torch.Tensor, torch.Tensor]], threads: int) -> None:
+    """Copy into GPUs; no other function here touches CUDA."""
+    import torch
+
+    from holdfast.flash.trainer.cuda_load import upload
+
+    upload(torch.cuda, pairs, threads)
+
+
+def values_of(item: TensorItem, memory: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return an item's values as a view of the image."""
+    import torch
+
+    count = math.prod(item.sizes)
+    values = torch.frombuffer(memory, dtype=dtype, count=count, offset=item.payload)
+    return values.view(item.sizes)
+
+
+def narrow(tensor: torch.Tensor, box: Box, offsets: Sequence[int]) -> torch.Tensor:
+    """Return the overlap of a local tensor, which begins at `offsets`, with a box of the whole."""
+    for dim, (begin, size) in enumerate(zip(*box, strict=True)):
+        tensor = tensor.narrow(dim, begin - offsets[dim], size)
+    return tensor
+
+
+def is_like(
+    here: Any, item: TensorItem, dtype: torch.dtype, device: torch.device, like: Any
+) -> bool:
+    """Tell whether an optimizer's tensor equals in form the one that would be made anew."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(here, torch.Tensor) or here.requires_grad:
+        return False
+    if (tuple(here.shape), here.dtype, here.device) != (item.shape, dtype, device):
+        return False
+    if like is None or not isinstance(like, DTensor):
+        wanted = (torch.empty(item.shape, device="meta") if like is None else like).stride()
+        return type(here) is torch.Tensor and here.stride() == wanted
+    return (
+        isinstance(here, DTensor)
+        and here.device_mesh == like.device_mesh
+        and here.placements == like.placements
+    )
+
+
+def new_like(item: TensorItem, here: Any) -> torch.Tensor:
+    """Return a new tensor for a stored setting, on the device of the present one."""
+    import torch
+
+    device = here.device if isinstance(here, torch.Tensor) else "cpu"
+    return torch.empty(item.shape, dtype=getattr(torch, item.dtype), device=device)

@@ -1,0 +1,370 @@
+"""Saves of one rank, one after another: each goes into a free slot, and is whole or given up.
+
+Belongs here: the refusal of a step below one that is there already; a save's preparation, which
+binds a saver to a plan of the state and to an arena for the plan, and has a large arena made while
+training goes on; the course of one save, from the free slot to the message to the server. Does not
+belong here: the schedule (`save_policy`), the plan itself (`planner`), the copy (`copier`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from time import monotonic_ns
+from typing import Final
+
+from holdfast.flash.memory.arena import (
+    BYTES_ROOM,
+    SLOTS,
+    Arena,
+    ArenaError,
+    ArenaSlot,
+    geometry_of,
+)
+from holdfast.flash.memory.shard_table import encode
+from holdfast.flash.memory.slots import Version, choose
+from holdfast.flash.server.protocol import Layout, LinkError
+from holdfast.flash.storage.commit import newest_of
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
+from holdfast.flash.trainer.collectives import from_all
+from holdfast.flash.trainer.copier import Changed, RoomNeeded, Saver, plain
+from holdfast.flash.trainer.holders import Holders, describe, holders_of
+from holdfast.flash.trainer.images import mapped
+from holdfast.flash.trainer.overlap import Beside, Overlap
+from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
+from holdfast.flash.trainer.replica_sketches import room_for
+from holdfast.flash.trainer.save_policy import Pacer
+from holdfast.flash.trainer.state_dict import Leaves, Parts, StateError, collect
+
+_SLOT_SECONDS: Final = 600.0
+"""Seconds for which a save that must not be skipped waits for a slot."""
+_MOST_PLANS: Final = 3
+"""Plans per save: the first one, one with more room, one for a state that changed meanwhile."""
+QUICK_BYTES: Final = 256 * 2**20
+"""Bytes of an arena that is made in a third of a second: waiting for it costs less than going on
+without a checkpoint."""
+_BACKWARDS: Final = (
+    "step {} is there already, and load() takes the greatest: what is saved below it would be "
+    "lost. Go on counting from what load() returned, or give this run a directory of its own"
+)
+_NOT_LOADED: Final = (
+    "{} has step {} of an earlier run, and the next load() would return that one: what is saved "
+    "below it would be lost. Call load() before the first step to go on from there, or give this "
+    "run a directory of its own"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Request for a save."""
+
+    version: Version
+    durable: bool
+    """Save to storage too."""
+    must: bool
+    """Wait for a slot; otherwise the save is skipped if no slot is free."""
+    awaited: bool = True
+    """`wait` waits for this save too, if it is durable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """A save that has a slot."""
+
+    wish: Wish
+    saver: Saver
+    bodies: list[bytes]
+    slot: ArenaSlot
+    before: tuple[int, bool]
+    """`Taker.newest` before this save."""
+
+
+class Taker:
+    """Saves of one rank."""
+
+    def __init__(self, preparer: Preparer, pacer: Pacer, *, threads: int, overlap: bool) -> None:
+        """Take the source of savers, the meter of costs, and the options of `Checkpointer`."""
+        self._preparer, self._pacer = preparer, pacer
+        self._threads, self._overlap = threads, overlap
+        self._beside = Overlap(pacer.waited)
+        self.newest: tuple[int, bool] = (0, False)
+        """Step that was saved last; True if it was for storage."""
+        self.skipped = 0
+        """Skipped saves: they found no free slot, or their memory was being made."""
+        self._lock = RLock()
+        """Allows one save at a time; a signal's handler may save within another save."""
+
+    def take(self, client: Client, wish: Wish) -> bool:
+        """Save; False if there is no slot for it, or no server."""
+        with self._lock:
+            self.join()
+            began, planned = monotonic_ns(), self._preparer.saver
+            client.listen()
+            if self.newest[0] == wish.version.step:
+                return self._promote(client, wish)
+            begun = self._begin(client, wish)
+            if begun is None:
+                self.skipped += 1
+                return False
+            self._copy(client, begun)
+            if begun.saver is planned and (wish.awaited or not wish.durable):
+                # The first save of a layout costs more: it does not count.
+                self._pacer.saved(began, storage=wish.durable)
+            return True
+
+    def _begin(self, client: Client, wish: Wish) -> _Begun | None:
+        """Take a free slot for a save; None: no slot is free."""
+        prepared = self._preparer.ready(client, wait=wish.must)
+        if prepared is None:
+            return None
+        saver, bodies = prepared
+        if wish.must:
+            client.wait_for_slot(saver.arena, _SLOT_SECONDS)
+        index = choose(saver.arena.views()).slot
+        if index is None or client.is_lost():
+            return None
+        before, self.newest = self.newest, (wish.version.step, wish.durable)
+        if wish.durable and wish.awaited:
+            client.expect_durable(wish.version.step)
+        slot = saver.arena.slots[index]
+        return _Begun(wish=wish, saver=saver, bodies=bodies, slot=slot, before=before)
+
+    def _copy(self, client: Client, begun: _Begun) -> None:
+        saver, slot, bodies = begun.saver, begun.slot, begun.bodies
+
+        def finish() -> None:
+            with self._whole_or_given_up(client, begun):
+                saver.copy(slot, trained=True, threads=self._threads)
+                slot.commit([len(body) for body in bodies])
+            client.saved(begun.wish.version, durable=begun.wish.durable)
+
+        with self._whole_or_given_up(client, begun):
+            saver.begin(slot, begun.wish.version, bodies)
+            saver.start(slot)
+            saver.copy(slot, trained=False, threads=self._threads)
+        if self._overlap:
+            self._beside.begin(finish)
+        else:
+            finish()
+
+    @contextmanager
+    def _whole_or_given_up(self, client: Client, begun: _Begun) -> Iterator[None]:
+        """Give up a slot if its copy is broken off, such as by a signal: no rank waits for it.
+
+        It takes no lock: it runs beside training too, and the next save waits for it with the lock
+        held.
+        """
+        version = begun.wish.version
+        try:
+            yield
+        except BaseException:
+            if begun.saver.give_up(begun.slot):
+                self.newest = begun.before
+                client.forget(version.step)
+            else:  # the slot was whole before
+                client.saved(version, durable=begun.wish.durable)
+            raise
+
+    def _promote(self, client: Client, wish: Wish) -> bool:
+        """Have a step in memory written to storage too, unless that is under way already."""
+        if wish.durable and not self.newest[1]:
+            self.newest = (wish.version.step, True)
+            client.expect_durable(wish.version.step)
+            client.saved(wish.version, durable=True)
+        return not client.is_lost()
+
+    def join(self) -> None:
+        """Wait for an overlapped copy, if one runs; raises its error."""
+        self._beside.join()
+
+    def close(self) -> None:
+        """Stop watching the optimizers."""
+        self._beside.close()
+
+
+class StepOrder:
+    """The least step that this run may save: a load takes the greatest, so none may be below it.
+
+    Args:
+        root: Directory of the checkpoints; empty: none.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._least: tuple[int, str] | None = None
+
+    def begin_at(self, step: int) -> None:
+        """Note the step that `load()` returned; 0: there was no checkpoint."""
+        self._least = (step, _BACKWARDS.format(step))
+
+    def refusal(self, step: int, newest: int) -> str:
+        """Return the reason not to save a step: a later one exists that every load would take.
+
+        Args:
+            step: The step that is to be saved.
+            newest: Newest step that this run saved or loaded; 0: none.
+
+        Returns:
+            The reason with its remedy; empty: the step may be saved.
+        """
+        if step < newest:
+            return _BACKWARDS.format(newest)
+        if self._least is None:
+            found = newest_of(PosixDisk(), self._root) if self._root else 0
+            self._least = (found, _NOT_LOADED.format(self._root, found))
+        least, reason = self._least
+        return reason if step < least else ""
+
+
+@dataclass(eq=False, slots=True)
+class _Coming:
+    """An arena that was requested."""
+
+    plan: ImagePlan
+    leaves: Leaves
+    arena: Arena | None = None
+    """The arena, once it is made; `work` faults it in."""
+    work: Beside | None = None
+
+
+class Preparer:
+    """Keeps one rank's saver up to date with the state."""
+
+    def __init__(self, parts: Parts, place: RankPosition) -> None:
+        """Take the arguments to save, and the rank's position."""
+        self._parts, self._place = parts, place
+        self._planner = Planner(place)
+        self._mapped: dict[int, Arena] = {}
+        self._room = BYTES_ROOM
+        self._coming: _Coming | None = None
+        self._began = self._has_met = False
+        self.saver: Saver | None = None
+        """Newest saver; None: there is no plan yet, or its arena is being made."""
+
+    @property
+    def holders(self) -> Holders:
+        """Holders of each name, where the ranks have exchanged them."""
+        return self._planner.holders
+
+    def meet(self, *, again: bool) -> None:
+        """Exchange the names of all ranks, unless that was done; a collective.
+
+        again: even if it was done. Raises `StateError` if equal names have different tensors.
+        """
+        if self._place.world == 1 or (self._has_met and not again):
+            return
+        self._has_met = True
+        body = b""  # the next save reports a state that cannot be collected
+        try:
+            body = describe(collect(self._parts, self._place.rank))
+        except StateError:
+            pass
+        finally:
+            told = from_all(body, self._place.world)
+        if told is not None:
+            self._planner.holders = holders_of(told)
+
+    def map(self, descriptors: tuple[int, ...]) -> Mapping[int, Arena]:
+        """Map the arenas of a restore; the next save fills one of them.
+
+        A new mapping would cost as much as the copy.
+        """
+        self._mapped = mapped(descriptors)
+        return self._mapped
+
+    def let_go(self, ranks: Iterable[int]) -> None:
+        """Release the arenas of these ranks: they are other nodes' arenas."""
+        foreign = set(ranks)
+        own = self._mapped.items()
+        self._mapped = {at: arena for at, arena in own if arena.table.rank not in foreign}
+
+    def begin(self, client: Client) -> None:
+        """Request a large arena while training goes on, before a save needs it.
+
+        Call it after a step: an optimizer has no state before its first step.
+        """
+        if self.saver is None and self._coming is not None:
+            self._has_come(client, self._coming, wait=False)
+        elif self.saver is None and not self._began:
+            self._began = True
+            leaves = collect(self._parts, self._place.rank)
+            size = sum(plain(leaf.tensor).nbytes for leaf in leaves.tensors)
+            if SLOTS * size > QUICK_BYTES:
+                self._plan(client, wait=False)
+
+    def ready(self, client: Client, *, wait: bool) -> tuple[Saver, list[bytes]] | None:
+        """Return a saver whose plan fits the present state, and the encoded small values.
+
+        Unless the ranks were compared before, sketches are among these, if there is storage: a step
+        in memory may be written there later.
+
+        wait: for an arena that is being made; otherwise return None meanwhile. Raises
+        `CheckpointError` if there is no room for it, it is not valid, or the state keeps changing.
+        """
+        for _ in range(_MOST_PLANS):
+            try:
+                if self.saver is not None:
+                    self.saver.check()
+                    sketched = client.has_storage and not self.saver.is_compared(client.stored())
+                    return self.saver, self.saver.values(sketched=sketched)
+            except RoomNeeded as error:
+                self._room = 2 * error.size
+            except Changed:
+                pass
+            if self._coming is not None:
+                there = self._has_come(client, self._coming, wait=wait)
+            else:
+                there = self._plan(client, wait=wait)
+            if not there:
+                return None
+        raise CheckpointError("the state changes while it is being saved")
+
+    def _plan(self, client: Client, *, wait: bool) -> bool:
+        """Plan anew; return False while the arena for the plan is being made."""
+        leaves = collect(self._parts, self._place.rank)
+        room = self._room + (room_for(leaves) if self._place.world > 1 else 0)
+        plan = self._planner.plan(leaves, room)
+        body = encode(plan.table)
+        arena = self.saver.arena if self.saver is not None else None
+        if arena and arena.body == body and arena.geometry.bytes_room >= room:
+            self.saver = Saver(plan, leaves, arena, before=self.saver)
+            return True
+        self.saver = None
+        layout = Layout(table=body.decode(), bytes_room=room, slots=SLOTS)
+        self._coming = coming = _Coming(plan, leaves)
+        client.ask_for_arena(layout)
+        geometry = geometry_of(plan.table, len(body), SLOTS, room)
+        return self._has_come(client, coming, wait=wait or geometry.total <= QUICK_BYTES)
+
+    def _has_come(self, client: Client, coming: _Coming, *, wait: bool) -> bool:
+        """Take a requested arena, if it is made and faulted in; return True then."""
+        try:
+            if coming.work is None:
+                descriptors = client.arena(ANSWER_SECONDS if wait else 0.0)
+                if not descriptors:
+                    return False
+                known, self._mapped = self._mapped, {}
+                [(inode, fresh)] = mapped(descriptors).items()
+                coming.arena = arena = known.get(inode, fresh)
+                coming.work = Beside(lambda: arena.populate(write=True))
+            if not wait and not coming.work.is_done:
+                return False
+            coming.work.join()
+        except ArenaError as error:
+            self._coming = None
+            raise CheckpointError(f"the memory that the agent gave: {error}") from error
+        except (CheckpointError, LinkError, OSError):
+            self._coming = None  # the next save requests it again
+            raise
+        assert coming.arena is not None, "it was mapped"  # noqa: S101
+        self._coming = None
+        self.saver = Saver(coming.plan, coming.leaves, coming.arena)
+        return True
+
+    def close(self) -> None:
+        """Release everything."""
+        self.saver = self._coming = None
+        self._mapped = {}

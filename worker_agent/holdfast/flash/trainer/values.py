@@ -1,0 +1,157 @@
+"""Values that are no tensors, as bytes of torch.save, which are loaded as data and never run.
+
+Belongs here: the proof that a value can be loaded so, without a load at each save. Does not belong
+here: the choice of the values (`state_dict`), the place of their bytes (`copier`).
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from holdfast.flash.trainer.state_dict import StateError
+
+_SIMPLE: Final = (int, float, str, bool, type(None))
+_MOST_BITS: Final = 2039
+"""Bits of a whole number: torch loads none with more than 255 bytes as data."""
+_PLAIN: Final = "numbers, text, tensors, and lists, tuples and dicts of them"
+
+
+def frozen(value: Any) -> Any:
+    """Return a copy to compare the next value with; a new object if none can be made."""
+    try:
+        return _frozen(value)
+    except RecursionError:  # it contains itself, or is very deep
+        return object()
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, _SIMPLE):
+        return value
+    if type(value) is dict:
+        return {key: _frozen(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_frozen(item) for item in value)
+    return object()
+
+
+def same(old: Any, new: Any) -> bool:
+    """Tell whether two values encode alike: 1, 1.0 and True do not."""
+    if type(old) is not type(new):
+        return False
+    if type(old) is dict:
+        pairs = zip(old.items(), new.items(), strict=True)  # keys too: 1 == True
+        return len(old) == len(new) and all(
+            same(one, other) and same(old_value, new_value)
+            for (one, old_value), (other, new_value) in pairs
+        )
+    if type(old) in (list, tuple):
+        return len(old) == len(new) and all(map(same, old, new))
+    return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
+
+
+def kinds_of(value: Any) -> set[type | str]:
+    """Return the kinds of all objects in a value: only they decide whether it can be loaded."""
+    return {_kind(one) for one in _all_in(value)}
+
+
+def _all_in(value: Any) -> Iterator[Any]:
+    """Yield all objects in a value, each container once: a container may contain itself."""
+    seen, left = set[int](), [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, (dict, list, tuple, set)):
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            left += [*one.keys(), *one.values()] if isinstance(one, dict) else one
+        yield one
+
+
+def _kind(one: Any) -> type | str:
+    """Return the class, or a word for a special case that torch may refuse to load."""
+    import torch
+
+    kind = type(one)
+    if kind is int and one.bit_length() > _MOST_BITS:
+        return f"a whole number of {one.bit_length()} bits, of which {_MOST_BITS} can be loaded"
+    if kind is torch.Tensor and (one.layout is not torch.strided or one.is_nested):
+        return f"a {'nested ' if one.is_nested else ''}tensor of layout {one.layout}"
+    return kind
+
+
+def has_shards(kinds: Iterable[type | str]) -> bool:
+    """Tell whether DTensors are among the kinds of a value: their bytes differ on each rank."""
+    module = sys.modules.get("torch.distributed.tensor")  # not imported: no DTensor exists
+    shards = getattr(module, "DTensor", None)
+    return shards is not None and any(
+        isinstance(kind, type) and issubclass(kind, shards) for kind in kinds
+    )
+
+
+def is_seen_through(kind: type | str) -> bool:
+    """Tell whether the content of objects of a kind is known: such a kind is proved only once."""
+    import torch
+
+    return kind in (*_SIMPLE, bytes, dict, list, tuple, set, torch.Tensor)
+
+
+def _is_odd(kind: type | str) -> bool:
+    """Tell whether a kind may be the reason that a value is no data."""
+    import torch
+
+    others = complex, bytearray, OrderedDict, Counter, torch.Size, torch.dtype, torch.device
+    return not is_seen_through(kind) and kind not in (*others, torch.nn.Parameter)
+
+
+def encode_value(name: str, value: Any, *, check: bool = True) -> bytes:
+    """Return a value as torch.save writes it; check: prove that it can be loaded as data.
+
+    Raises `StateError` naming the value: loading a user's class would need trust in the file.
+    """
+    import torch
+
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        body = file.getvalue()
+        if check:
+            decode_value(name, body, kinds_of(value))
+    except StateError:
+        raise
+    except Exception as error:  # any error of the value's own pickling
+        raise StateError(
+            f"{name}: {type(value).__name__} cannot be saved: {error}. Make plain data of it "
+            f"({_PLAIN})"
+        ) from error
+    return body
+
+
+def decode_value(name: str, body: bytes, kinds: Iterable[type | str] = ()) -> Any:
+    """Return a value, loaded as data; raises `StateError` naming the kinds to blame."""
+    import pickle
+
+    import torch
+
+    try:
+        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+        odd = sorted(_named(kind) for kind in kinds if _is_odd(kind))
+        found = f"it holds {', '.join(odd)}" if odd else _reason(str(error))
+        raise StateError(
+            f"{name} is no plain data ({_PLAIN}): {found}. Convert it, or pass an object with "
+            "state_dict and load_state_dict that do"
+        ) from error
+
+
+def _named(kind: type | str) -> str:
+    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _reason(text: str) -> str:
+    """Return torch's reason, without its advice to trust the file."""
+    lines = text.splitlines() or [""]
+    return next((line.strip() for line in lines if "WeightsUnpickler error" in line), lines[0])

@@ -1,0 +1,243 @@
+"""Orders of the master to measure this node, while no rank runs on it.
+
+Belongs here: one order at a time, its answer, its end when ranks are to start. Does not belong
+here: a measurement (`node_check`), a verdict (the master's `policies/preflight`).
+
+A measurement has a thread and a child process of its own; the connection to the master never waits
+for it. The process stays for the next round, which then need not import torch again. An order that
+comes again, after a lost stream, gets the answer that it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast_agent.health.node_check import link
+from holdfast_agent.health.node_check.link import LinkSettings
+from holdfast_agent.health.node_check.measured import MeasuredFigures
+from holdfast_agent.health.node_check.process import Interrupt, KeptProcess
+from holdfast_agent.health.node_check.runner import (
+    CheckResult,
+    Task,
+    alone_tasks,
+    import_task,
+    join_task,
+    run,
+    serve_task,
+)
+from holdfast_wire.messages import (
+    CheckFigure,
+    CheckListening,
+    CheckNode,
+    CheckRole,
+    CheckRound,
+    HealthMode,
+    HealthPolicy,
+    NodeChecked,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_SECONDS: Final = 600.0
+"""Of one order, whatever the master says, s."""
+PARTNER_SECONDS: Final = 30.0
+"""For the partner of a pair to come, and for each of its answers, s."""
+KEPT_SECONDS: Final = 60.0
+"""For which the process that measures waits for the next round, s. It waits for the slowest node of
+a round; an import of torch takes seconds, and much longer only from a cold disk."""
+RANKS_END_SECONDS: Final = 10.0
+"""For ranks that are being ended, s: a suspect node is measured after its world."""
+_LOOK_SECONDS = 0.1
+_CLOSE_SECONDS: Final = 3.0
+"""For the child to end when the agent ends, s; it is killed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckPlace:
+    """Address at which a partner reaches this node, and the certificates of both."""
+
+    address: str
+    tls_dir: str
+    job_uid: str
+
+
+class CheckOrders:
+    """Carries out one `CheckNode` at a time; a newer one takes the place of an older one."""
+
+    def __init__(
+        self,
+        place: CheckPlace,
+        interrupt: Interrupt,
+        report: Callable[[Any], None],
+        busy: Callable[[], bool],
+    ) -> None:
+        """`report` sends a message to the master; `busy` tells whether ranks run here."""
+        self._place, self._interrupt = place, interrupt
+        self._report, self._busy = report, busy
+        self._round: CheckRound | None = None
+        self._answer: NodeChecked | None = None
+        self._listening: CheckListening | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._kept = KeptProcess()
+        self._waits: asyncio.TimerHandle | None = None
+        self._dropping: asyncio.Task[None] | None = None
+
+    def welcomed(self, policy: HealthPolicy | None, *, warm: bool) -> None:
+        """Prepare for a check where the job wants checks and this agent has just started.
+
+        Torch is imported in the process that measures while the zygote imports it, too: a node
+        without it is not checked.
+        """
+        preflight = policy.preflight if policy is not None else None
+        wanted = preflight is not None and preflight.mode in (HealthMode.REPORT, HealthMode.ACT)
+        if wanted and not warm and not self._busy() and self._task is None:
+            self._task = asyncio.create_task(self._prepared())
+
+    async def _prepared(self) -> None:
+        try:
+            await self._run([import_task()], (), MOST_SECONDS)
+        except OSError as error:
+            log.warning("no process to measure this node could be started: %s", error)
+        self._let_wait()
+
+    def on_order(self, order: CheckNode) -> None:
+        """Measure and answer; an order that is known is answered again, once it has been."""
+        if order.round is None:
+            log.warning("an order to check this node names no round: nothing is measured")
+        elif order.round != self._round:
+            if self._round is not None and self._task is not None and not self._task.done():
+                self._interrupt.set()
+            until = time.monotonic() + min(MOST_SECONDS, max(1.0, order.deadline_seconds))
+            self._round, self._answer, self._listening = order.round, None, None
+            self._task = asyncio.create_task(self._work(order, order.round, self._task, until))
+        else:
+            for known in (self._listening, self._answer):
+                if known is not None:
+                    self._report(known)
+
+    def cancel(self) -> None:
+        """End the measurement that is under way: ranks are to start, or it is not wanted."""
+        if self._task is not None and not self._task.done():
+            self._interrupt.set()
+        else:
+            self._drop()
+
+    def _drop(self) -> None:
+        """End the process that waits for the next round, if there is one."""
+        if self._waits is not None:
+            self._waits.cancel()
+            self._waits = None
+            self._dropping = asyncio.create_task(asyncio.to_thread(self._kept.drop))
+
+    def _let_wait(self) -> None:
+        """Have the process wait for the next round; not for ever, nor beside ranks."""
+        self._waits = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._drop)
+        if self._interrupt.is_set():
+            self._drop()
+
+    async def close(self) -> None:
+        """End what is under way and wait for it."""
+        self.cancel()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
+        if self._dropping is not None:
+            await asyncio.wait({self._dropping}, timeout=_CLOSE_SECONDS)
+
+    async def _work(
+        self,
+        order: CheckNode,
+        current: CheckRound,
+        before: asyncio.Task[None] | None,
+        until: float,
+    ) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        if current != self._round:
+            return  # a newer order came while the one before ended
+        self._interrupt.clear()
+        if self._waits is not None:
+            self._waits.cancel()
+        answer = await self._answered(order, current, until)
+        if current == self._round:
+            self._answer, self._listening = answer, None
+            self._report(answer)
+        self._let_wait()
+
+    async def _answered(self, order: CheckNode, current: CheckRound, until: float) -> NodeChecked:
+        if await self._still_busy(until):
+            text = "ranks run on this node, or are about to"
+            return NodeChecked(round=current, partner=order.partner, refused=text)
+        try:
+            result = await self._measured(order, current, until)
+        except OSError as error:
+            text = f"this node could not begin to measure: {error}"
+            return NodeChecked(round=current, partner=order.partner, refused=text)
+        figures = tuple(figure for one in result.figures if (figure := _figure(one)) is not None)
+        if self._interrupt.is_set() and not figures:
+            text = "the measurement was ended before its first figure"
+            return NodeChecked(round=current, partner=order.partner, refused=text)
+        return NodeChecked(round=current, partner=order.partner, kind=result.kind, figures=figures)
+
+    async def _still_busy(self, until: float) -> bool:
+        """Return whether ranks run here; those of a world that is over are given time to end."""
+        latest = min(until, time.monotonic() + RANKS_END_SECONDS)
+        # Ranks end by several ways that have no event in common.
+        while self._busy() and time.monotonic() < latest and not self._interrupt.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
+        return self._busy()
+
+    async def _measured(self, order: CheckNode, current: CheckRound, until: float) -> CheckResult:
+        seconds = max(1.0, until - time.monotonic())
+        if order.role is not CheckRole.SERVE:
+            return await self._run([*self._tasks(order, seconds)], (), seconds)
+        with contextlib.closing(link.listen(self._place.address)) as listener:
+            port = listener.getsockname()[1]
+            self._listening = CheckListening(round=current, host=self._place.address, port=port)
+            self._report(self._listening)
+            task = serve_task(listener, self._settings(seconds))
+            return await self._run([task], (listener.fileno(),), seconds)
+
+    def _tasks(self, order: CheckNode, seconds: float) -> list[Task]:
+        if order.role is CheckRole.JOIN:
+            return [join_task(order.host, order.port, self._settings(seconds))]
+        # What a node reaches with itself is compared with nobody.
+        return alone_tasks(loopback=False)
+
+    async def _run(
+        self, tasks: list[Task], descriptors: tuple[int, ...], seconds: float
+    ) -> CheckResult:
+        return await asyncio.to_thread(
+            run,
+            tasks,
+            descriptors,
+            seconds=seconds,
+            interrupt=self._interrupt,
+            kept=self._kept,
+        )
+
+    def _settings(self, seconds: float) -> LinkSettings:
+        return LinkSettings(
+            deadline_seconds=min(PARTNER_SECONDS, seconds),
+            tls_dir=self._place.tls_dir,
+            job_uid=self._place.job_uid,
+        )
+
+
+def _figure(measured: MeasuredFigures) -> CheckFigure | None:
+    """Return the figure for the master; None: nothing was measured, for no fault of the node."""
+    if measured.error:
+        return CheckFigure(
+            resource=measured.resource.value, subject=measured.subject, error=measured.error
+        )
+    if measured.value is None or not math.isfinite(measured.value):
+        return None
+    return CheckFigure(
+        resource=measured.resource.value, subject=measured.subject, value=measured.value
+    )

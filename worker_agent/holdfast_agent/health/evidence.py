@@ -1,0 +1,321 @@
+"""Collects what is known of local ranks that make no progress, before anything is ended.
+
+Belongs here: the kernel's view of each process, the answers of its worker server, its stack. Does
+not belong here: the conclusion (the master's `policies/hang`), the signal that has faulthandler
+dump the stacks (the caller gives a function for it).
+
+All ranks are asked side by side, in threads, each call with a deadline: a rank that is stopped,
+gone or stuck in the kernel costs no more time than one that answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from holdfast_agent.health.worker_server import (
+    FlightEntry,
+    FlightRecord,
+    NoAnswerError,
+    WorkerServer,
+    WorkerServerError,
+)
+from holdfast_agent.workers.stacks import scripts_own
+from holdfast_wire.messages import GroupTail, RankEvidence
+
+OBSERVED_SECONDS: Final = 1.0
+"""Time over which the process is watched, and for which an answer of its server is waited, s."""
+TOTAL_SECONDS: Final = 2.0
+"""Longest collection, s: what is left after the observation is for faulthandler's dumps."""
+SAMPLES: Final = 5
+"""Looks at a process during the observation."""
+MAX_STACK_BYTES: Final = 64 * 1024
+MAX_LATER_BYTES: Final = 16 * 1024
+"""Of a further dump: its end has the main thread."""
+_LATER: Final = 3
+"""Further dumps of a rank that dumps at all, in the time of the observation."""
+_LATER_SECONDS: Final = 0.25
+"""Between two dumps."""
+_MARGIN_SECONDS: Final = 0.1
+"""After the deadlines of the threads' own calls, s."""
+_DEFAULT_GROUP: Final = "default_pg"
+MAX_MEMBERS: Final = 512
+"""Ranks of a group that are listed. Longer lists, of every rank, would be a flood for the master,
+which then knows those that have used the group."""
+_MAX_TENSORS: Final = 16
+"""Tensors of one collective that are written out."""
+_STAT_STATE, _STAT_USER, _STAT_SYSTEM = 0, 11, 12
+"""Indices in /proc/PID/stat, counted from the field behind the name."""
+_LETTERS: Final = {"t": "T", "X": "", "x": ""}
+"""Traced and stopped are alike: it does not run. A dead one is gone."""
+_CANNOT_DUMP: Final = frozenset({"", "Z", "T", "D"})
+"""In these states a process takes no signal now."""
+
+StackDumps = Callable[[tuple[int, ...]], Awaitable[Mapping[int, str]]]
+"""Has these local ranks dump their stacks by faulthandler, without the GIL; returns the texts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRank:
+    """A local rank to collect evidence of."""
+
+    local_rank: int
+    rank: int
+    pid: int
+    """0: it has no process."""
+    socket_path: Path
+    """Of its worker server."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    state: str
+    kernel_function: str
+    cpu_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Process:
+    state: str = ""
+    kernel_function: str = ""
+    cpu_seconds: float = 0.0
+    observed_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    """What the worker server said."""
+
+    record: FlightRecord | None = None
+    """None: it gave none."""
+    gil_free: bool = False
+    stack: str = ""
+    later: tuple[str, ...] = ()
+
+
+async def collect(
+    ranks: Sequence[LocalRank], *, world_size: int, dumps: StackDumps | None = None
+) -> tuple[RankEvidence, ...]:
+    """Return the evidence of each rank, in their order, within about `TOTAL_SECONDS`.
+
+    Args:
+        ranks: The local ranks of the round.
+        world_size: Number of ranks of the world, which the default process group has.
+        dumps: Called with the local ranks whose server could not dump a stack.
+    """
+    started = time.monotonic()
+    executor = ThreadPoolExecutor(max(1, 2 * len(ranks)), thread_name_prefix="evidence")
+    try:
+        processes, answers = await asyncio.gather(
+            asyncio.gather(*(_observe(item.pid) for item in ranks)),
+            asyncio.gather(*(_ask(executor, item) for item in ranks)),
+        )
+    finally:
+        # The threads end by their own deadlines; to wait for them here would block the event loop.
+        executor.shutdown(wait=False, cancel_futures=True)
+    missing = tuple(
+        item.local_rank
+        for item, process, said in zip(ranks, processes, answers, strict=True)
+        if not said.stack and process.state not in _CANNOT_DUMP
+    )
+    left = started + TOTAL_SECONDS - time.monotonic()
+    texts = await _dumped(dumps, missing, left) if dumps and missing else {}
+    now_ns = time.time_ns()
+    return tuple(
+        _evidence(item, process, said, texts.get(item.local_rank, ""), (world_size, now_ns))
+        for item, process, said in zip(ranks, processes, answers, strict=True)
+    )
+
+
+async def _dumped(dumps: StackDumps, missing: tuple[int, ...], seconds: float) -> Mapping[int, str]:
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            return await dumps(missing)
+    except TimeoutError:
+        return {}
+
+
+def _evidence(
+    item: LocalRank, process: _Process, said: _Answers, dump: str, world: tuple[int, int]
+) -> RankEvidence:
+    stack = _cut(scripts_own(said.stack or dump))
+    return RankEvidence(
+        local_rank=item.local_rank,
+        rank=item.rank,
+        pid=item.pid,
+        process_state=process.state,
+        kernel_function=process.kernel_function,
+        cpu_seconds=process.cpu_seconds,
+        observed_seconds=process.observed_seconds,
+        # Without a usable record nothing may be concluded from the collectives that it lacks.
+        server_answered=said.record is not None,
+        gil_free=said.gil_free,
+        stack=stack,
+        groups=tails(said.record, *world) if said.record else (),
+        later_stacks=tuple(
+            _cut(own, MAX_LATER_BYTES) for own in map(scripts_own, said.later) if own != stack
+        ),
+    )
+
+
+async def _observe(pid: int) -> _Process:
+    """Watch a process through /proc, which answers for any state of it."""
+    started = time.monotonic()
+    samples = [_sample(pid)]
+    while samples[-1] is not None and len(samples) < SAMPLES:
+        await asyncio.sleep(OBSERVED_SECONDS / (SAMPLES - 1))
+        samples.append(_sample(pid))
+    seen = [sample for sample in samples if sample is not None]
+    if len(seen) < len(samples):
+        return _Process(observed_seconds=time.monotonic() - started)
+    state = _usual([sample.state for sample in seen])
+    return _Process(
+        state=state,
+        kernel_function=_usual(
+            [sample.kernel_function for sample in seen if sample.state == state]
+        ),
+        cpu_seconds=max(0.0, seen[-1].cpu_seconds - seen[0].cpu_seconds),
+        observed_seconds=time.monotonic() - started,
+    )
+
+
+def _usual(values: Sequence[str]) -> str:
+    """Return the most frequent value, the newest of equals.
+
+    A read that merely is slow shows as D now and then: D counts only where nothing else was seen.
+    """
+    counts = Counter(values)
+    rare = len(counts) > 1
+    return max(
+        reversed(list(dict.fromkeys(values))),
+        key=lambda value: 0 if rare and value == "D" else counts[value],
+    )
+
+
+def _sample(pid: int) -> _Sample | None:
+    """Look at a process once; None: there is none."""
+    if pid <= 0:
+        return None
+    folder = Path("/proc") / str(pid)
+    try:
+        # The name, in brackets, may contain anything.
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    state = _LETTERS.get(fields[_STAT_STATE], fields[_STAT_STATE])
+    if not state:
+        return None
+    ticks = int(fields[_STAT_USER]) + int(fields[_STAT_SYSTEM])
+    return _Sample(
+        state=state,
+        kernel_function=_kernel_function(folder),
+        cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
+    )
+
+
+def _kernel_function(folder: Path) -> str:
+    """Return the function in which the main thread sleeps; empty where the kernel hides it."""
+    try:
+        name = (folder / "wchan").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
+async def _ask(executor: Executor, item: LocalRank) -> _Answers:
+    """Ask the rank's server for its record and its stack, side by side."""
+    if item.pid <= 0:
+        return _Answers()
+    loop, started = asyncio.get_running_loop(), time.monotonic()
+    server = WorkerServer(item.socket_path)
+    record = loop.run_in_executor(executor, _record, server)
+    stack = loop.run_in_executor(executor, _stack, server, OBSERVED_SECONDS)
+    done, _ = await asyncio.wait(
+        (record, stack), timeout=OBSERVED_SECONDS + _MARGIN_SECONDS
+    )  # a thread that got no CPU in time has no answer
+    gil_free, text = stack.result() if stack in done else (False, "")
+    return _Answers(
+        record=record.result() if record in done else None,
+        gil_free=gil_free,
+        stack=text,
+        later=await _later_stacks(executor, server, started + OBSERVED_SECONDS) if text else (),
+    )
+
+
+async def _later_stacks(executor: Executor, server: WorkerServer, until: float) -> tuple[str, ...]:
+    """Have a rank that can dump its stack do so a few times more, before `until`."""
+    found: list[str] = []
+    while len(found) < _LATER and until - time.monotonic() > 2 * _LATER_SECONDS:
+        await asyncio.sleep(_LATER_SECONDS)
+        call = asyncio.get_running_loop().run_in_executor(executor, _stack, server, _LATER_SECONDS)
+        _, text = await call
+        if not text:
+            break
+        found.append(text)
+    return tuple(found)
+
+
+def _record(server: WorkerServer) -> FlightRecord | None:
+    try:
+        return server.flight_record(OBSERVED_SECONDS)
+    except WorkerServerError:
+        return None
+
+
+def _stack(server: WorkerServer, seconds: float) -> tuple[bool, str]:
+    """Return whether the GIL is free, and the stack.
+
+    Any answer that came in time says that nothing waited for the GIL; only silence is suspicious.
+    """
+    try:
+        return True, server.traceback(seconds)
+    except NoAnswerError:
+        return False, ""
+    except WorkerServerError:
+        return True, ""
+
+
+def tails(record: FlightRecord, world_size: int, now_ns: int) -> tuple[GroupTail, ...]:
+    """Return the newest collective of each process group, in the order of the groups' names.
+
+    Args:
+        record: The flight record of one rank.
+        world_size: Number of ranks of the default group.
+        now_ns: Unix time of this node, ns.
+    """
+    # The newest entry, not the highest number: a group that was made anew counts from 1 again.
+    newest = {entry.group: entry for entry in record.entries if not entry.is_p2p}
+    return tuple(
+        GroupTail(
+            group=entry.group,
+            ranks=_members(entry, record, world_size),
+            sequence=entry.sequence,
+            operation=entry.operation,
+            sizes=str([list(size) for size in entry.sizes[:_MAX_TENSORS]]),
+            dtypes=str(list(entry.dtypes[:_MAX_TENSORS])),
+            age_seconds=max(0.0, (now_ns - entry.created_ns) * 1e-9),
+        )
+        for _, entry in sorted(newest.items())
+    )
+
+
+def _members(entry: FlightEntry, record: FlightRecord, world_size: int) -> tuple[int, ...]:
+    everyone = entry.description == _DEFAULT_GROUP
+    ranks = range(world_size) if everyone else record.ranks.get(entry.group, ())
+    return tuple(ranks) if len(ranks) <= MAX_MEMBERS else ()
+
+
+def _cut(text: str, most: int = MAX_STACK_BYTES) -> str:
+    """Keep the end of a long dump: faulthandler writes the main thread last."""
+    data = text.encode(errors="replace")
+    if len(data) <= most:
+        return data.decode()
+    kept = data[-most:].decode(errors="ignore")
+    return kept[kept.find("\n") + 1 :]

@@ -1,0 +1,303 @@
+"""Runs the tasks of a node check in a child process, with a deadline for each figure.
+
+Belongs here: tasks, deadlines, what a child tells, hardware of the node. Does not belong here: a
+measurement, the child's life (`process`). `run` blocks: call it in a thread. The child dies with
+that thread, and `Interrupt.set` from another thread ends it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import selectors
+import socket
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast_agent.config.cpu_limit import usable_cpus
+from holdfast_agent.health.node_check.link import LinkSettings
+from holdfast_agent.health.node_check.measured import MeasuredFigures
+from holdfast_agent.health.node_check.process import Interrupt, KeptProcess, MeasuringProcess
+from holdfast_agent.health.node_check.program import IMPORT_OF_TORCH
+from holdfast_wire.resources import Resource, label
+
+_START_SECONDS = 30.0
+"""Until a child begins, s: Python and its modules may lie on a slow network."""
+_IMPORT_SECONDS = 120.0
+"""For the import of torch, s: several GB, from a cold disk."""
+_CRASH_SECONDS = 2.0
+"""From the end of a child's output to its own end, s: a core may be written. It is killed then."""
+_MOST_WORDS = 2000
+"""Characters of a crashed child's standard error that are looked at."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task for the child."""
+
+    name: str
+    """A name of `program.TASKS`."""
+    resources: tuple[Resource, ...]
+    """The figures that it has, in order."""
+    seconds: float = 10.0
+    """Longest time for each figure, s. A figure that takes longer counts as a hang."""
+    torch: bool = False
+    """It needs torch."""
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """Figures of a node, as its tasks gave them."""
+
+    figures: tuple[MeasuredFigures, ...]
+    kind: str
+    """Hardware: nodes of one kind are comparable."""
+    seconds: float
+    peak_bytes: int
+    """Most memory that a child had."""
+
+
+def alone_tasks(*, storage: str = "", ntp: str = "", loopback: bool = True) -> list[Task]:
+    """Return the tasks of a node without a partner.
+
+    Args:
+        storage: Folder whose room and speed are measured; "": none.
+        ntp: HOST or HOST:PORT of a reference clock; "": the clock is not measured.
+        loopback: Measure the network of the node with itself, too.
+    """
+    disk = (Resource.DISK_ROOM, Resource.DISK_WRITE, Resource.DISK_READ)
+    devices = (Resource.DEVICE_MATMUL,)
+    link = (Resource.LINK_BANDWIDTH, Resource.LINK_LATENCY)
+    chosen = [
+        Task(name="memory", resources=(Resource.MEMORY_BANDWIDTH,)),
+        Task(name="shm", resources=(Resource.SHM_ROOM, Resource.SHM_WRITE)),
+        *([Task(name="loopback", resources=link)] if loopback else []),
+        Task(name="matmul", resources=(Resource.CPU_MATMUL,), torch=True),
+        *([_GLOO_ALONE] if loopback else []),
+        # The first use of CUDA takes seconds, more of them with many devices.
+        Task(name="cuda", resources=devices, torch=True, seconds=60.0),
+    ]
+    if storage:
+        chosen.insert(2, Task(name="disk", resources=disk, arguments={"folder": storage}))
+    if ntp:
+        arguments = {"server": ntp}
+        chosen.append(Task(name="clock", resources=(Resource.CLOCK_OFFSET,), arguments=arguments))
+    return chosen
+
+
+def import_task() -> Task:
+    """Return the task that imports torch and measures nothing, for a process that is kept."""
+    return Task(name="import", resources=(Resource.CPU_MATMUL,), torch=True)
+
+
+_GLOO_ALONE = Task(name="allreduce", resources=(Resource.ALLREDUCE,), torch=True, seconds=15.0)
+_PAIR = (Resource.LINK_BANDWIDTH, Resource.LINK_LATENCY, Resource.ALLREDUCE)
+_PAIR_SECONDS = 60.0
+"""For the partner to come and for each figure, s; both may have to import torch."""
+
+
+def serve_task(listener: socket.socket, settings: LinkSettings, *, gloo: bool = True) -> Task:
+    """Return the task of the node that listens; pass the listener's descriptor to `run`, too.
+
+    Args:
+        listener: From `link.listen`; its port goes to the partner.
+        settings: Bounds and certificates, alike on both nodes.
+        gloo: False: only raw TCP is measured.
+    """
+    return _pair_task("serve", settings, {"descriptor": listener.fileno(), "gloo": gloo})
+
+
+def join_task(host: str, port: int, settings: LinkSettings, *, gloo: bool = True) -> Task:
+    """Return the task of the node that connects to the partner's listener; see `serve_task`."""
+    return _pair_task("join", settings, {"host": host, "port": port, "gloo": gloo})
+
+
+def _pair_task(name: str, settings: LinkSettings, arguments: Mapping[str, Any]) -> Task:
+    plain = {"settings": dataclasses.asdict(settings), **arguments}
+    return Task(name=name, resources=_PAIR, seconds=_PAIR_SECONDS, arguments=plain)
+
+
+def run(
+    tasks: Sequence[Task],
+    pass_fds: Collection[int] = (),
+    *,
+    seconds: float = math.inf,
+    interrupt: Interrupt | None = None,
+    kept: KeptProcess | None = None,
+) -> CheckResult:
+    """Carry out tasks and return their figures; a task that hangs or crashes is one of them.
+
+    Args:
+        tasks: The tasks, in order.
+        pass_fds: Descriptors that they use.
+        seconds: Longest time for all of them, s. What is not measured by then is left out: that is
+            no fault of its resource.
+        interrupt: Ends the run before that.
+        kept: With `interrupt`: has the child of the run before, and gets this one's if that did
+            all of its tasks.
+    """
+    if interrupt is None:
+        with contextlib.closing(Interrupt()) as own:
+            return run(tasks, pass_fds, seconds=seconds, interrupt=own)
+    begin, left, figures = time.monotonic(), list(tasks), list[MeasuredFigures]()
+    peak, devices = 0, list[str]()
+    while left:
+        child = _carry_out(left, pass_fds, begin + seconds, interrupt, kept)
+        figures += child.figures
+        devices += child.devices
+        peak = max(peak, child.peak_bytes)
+        left = left[child.finished :]
+    return CheckResult(
+        figures=tuple(figures),
+        kind=hardware(devices),
+        seconds=time.monotonic() - begin,
+        peak_bytes=peak,
+    )
+
+
+def hardware(devices: Sequence[str] = ()) -> str:
+    """Return the words for a node's hardware: CPUs, and accelerators by name."""
+    models = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        if line.startswith(("model name", "CPU part"))
+    ]
+    cpu = f"{usable_cpus()} x {models[0] if models else os.uname().machine}"
+    found = (f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
+    return ", ".join((cpu, *found))
+
+
+def _carry_out(
+    tasks: Sequence[Task],
+    pass_fds: Collection[int],
+    latest: float,
+    interrupt: Interrupt,
+    kept: KeptProcess | None,
+) -> _Child:
+    """Have one process do as many of the tasks as it can."""
+    process = (kept.take() if kept is not None else None) or MeasuringProcess(interrupt)
+    with contextlib.ExitStack() as ends:
+        ends.callback(process.close)
+        child = _Child(tasks, process, interrupt)
+        process.order([_plain(task) for task in tasks], pass_fds)
+        child.work(latest)
+        if child.whole and kept is not None:
+            ends.pop_all()
+            kept.keep(process)
+    return child
+
+
+class _Child:
+    """What one child process tells about its tasks."""
+
+    def __init__(
+        self, tasks: Sequence[Task], process: MeasuringProcess, interrupt: Interrupt
+    ) -> None:
+        self._tasks = tasks
+        self._process = process
+        self._interrupt = interrupt
+        self.figures: list[MeasuredFigures] = []
+        self.devices: list[str] = []
+        self.peak_bytes = 0
+        self.finished = 0
+        """Tasks that need no other child: they ended, or broke this one."""
+        self.whole = False
+        """It did all tasks and waits for others."""
+        self._running: int | None = None
+        self._now: tuple[Resource, str] | None = None
+        self._deadline = time.monotonic() + _START_SECONDS
+        self._allowed = _START_SECONDS
+        self._tail = self._lines = b""
+
+    def work(self, latest: float) -> None:
+        """Take in what the child tells until all is done, or until a deadline has passed.
+
+        Args:
+            latest: Monotonic time at which all tasks are over, done or not.
+        """
+        output, errors = self._process.pipes
+        with selectors.DefaultSelector() as selector:
+            for source in (self._interrupt, output, errors):
+                selector.register(source, selectors.EVENT_READ)
+            while self.finished < len(self._tasks) and len(selector.get_map()) > 1:
+                until = min(self._deadline, latest)
+                ready = [key for key, _ in selector.select(max(0.0, until - time.monotonic()))]
+                if self._interrupt.is_set() or (not ready and until == latest):
+                    self._process.end()
+                    self.finished = len(self._tasks)
+                    return
+                if not ready:
+                    end = self._process.end()
+                    self._broken(f"no result in {self._allowed:g} s: it hangs{end}")
+                    return
+                for key in ready:
+                    if not self._hear(key.fd, lines=key.fileobj is output):
+                        selector.unregister(key.fileobj)
+        self.whole = self.finished == len(self._tasks)
+        if not self.whole:
+            self._process.end(_CRASH_SECONDS)
+            self._broken(self._how_it_ended())
+
+    def _hear(self, descriptor: int, *, lines: bool) -> bool:
+        """Take in what a pipe of the child has; False: it is at its end."""
+        data = os.read(descriptor, 1 << 16)
+        if not lines:
+            self._tail = (self._tail + data)[-_MOST_WORDS:]
+            return bool(data)
+        *whole, self._lines = (self._lines + data).split(b"\n")
+        for line in whole:
+            self._take(json.loads(line))
+        return bool(data)
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        if "begin" in line:
+            self._running, self._now = line["begin"], None
+        elif "now" in line:
+            self._now = Resource(line["now"]), str(line["subject"])
+        elif "figure" in line:
+            self.figures.append(MeasuredFigures.from_plain(line["figure"]))
+        elif "device" in line:
+            self.devices.append(str(line["name"]))
+        elif "end" in line:
+            self.finished, self._running, self._now = line["end"] + 1, None, None
+            self.peak_bytes = max(self.peak_bytes, line["peak"])
+        self._allowed = self._seconds()
+        self._deadline = time.monotonic() + self._allowed
+
+    def _seconds(self) -> float:
+        if self._now is not None and self._now[1] == IMPORT_OF_TORCH:
+            return _IMPORT_SECONDS
+        return _START_SECONDS if self._running is None else self._tasks[self._running].seconds
+
+    def _broken(self, error: str) -> None:
+        """Blame the resource that was being measured; its task is over, the others are not."""
+        at = self.finished if self._running is None else self._running
+        task = self._tasks[at]
+        resource, subject = self._now or (task.resources[0], "")
+        self.figures.append(MeasuredFigures(resource=resource, subject=subject, error=error))
+        told = {one.resource for one in self.figures}
+        for one in task.resources:
+            if one not in told:
+                reason = f"{label(resource)} came first and did not end"
+                self.figures.append(MeasuredFigures(resource=one, subject=subject, skipped=reason))
+        self.finished = at + 1
+
+    def _how_it_ended(self) -> str:
+        words = self._tail.decode(errors="replace").strip().splitlines()
+        how = self._process.end_text()
+        return f"its process ended by {how}" + (f": {words[-1]}" if words else "")
+
+
+def _plain(task: Task) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "resources": list(task.resources),
+        "torch": task.torch,
+        "arguments": dict(task.arguments),
+    }

@@ -1,0 +1,193 @@
+"""The stream to the master: sends the hello, carries messages, judges the stream's end.
+
+Does not belong here: opening and renewing the stream (`holdfast_wire.stream`), the meaning of a
+message (`agent`). Imports grpc, so it must not be imported before the zygote runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from holdfast_agent.errors import AgentRefusedError
+from holdfast_agent.policies import master_messages, reconnect
+from holdfast_agent.policies.master_messages import Opening
+from holdfast_wire import channel, codec, stream
+from holdfast_wire.messages import Heartbeat, SessionRequest, SessionResponse, Welcome
+
+log = logging.getLogger(__name__)
+
+METHOD = "/holdfast.v1.AgentService/Session"
+LONGEST_WELCOME_SECONDS = 20.0
+"""The Welcome's deadline doubles up to this while none comes; for a crowd it may be longer."""
+COMPLAIN_SECONDS = 10.0
+"""The same reason for a failed connection is logged this often, s."""
+MAX_QUEUE = 1_000
+"""Messages that wait while the master does not read; with more, the stream is given up."""
+PERMANENT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+"""Refusals that would come again at another try."""
+
+
+class Listener(Protocol):
+    """User of the stream."""
+
+    def hello(self) -> SessionRequest:
+        """Return the first message of a stream."""
+
+    def on_response(self, response: SessionResponse) -> bool:
+        """Take a message (first a Welcome, or a Leave); return True if it was accepted."""
+
+    def on_down(self, reason: str) -> None:
+        """Note the end of a stream that had a Welcome."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MasterDial:
+    """Address of the master, and the credentials to reach it."""
+
+    endpoint: Callable[[], str | None]
+    """Return host:port as of now; None: not known yet (the master is still starting)."""
+    job_uid: str
+    tls_dir: Path
+
+
+class MasterSession:
+    """One agent's stream, renewed until `close`."""
+
+    def __init__(self, dial: MasterDial, listener: Listener, jitter: random.Random) -> None:
+        """Connect to `dial`; `jitter` spreads reconnects."""
+        self._listener = listener
+        self._jitter = jitter
+        self._complained = ("", 0.0)
+        self.connected = False
+        """True: a Welcome (or a Leave in its place) came and the stream has not ended since."""
+        self.reconnects = 0
+        """Streams that ended after a Welcome."""
+        self._patience = reconnect.WELCOME_SECONDS
+        self._crowd = 1
+        """Largest number of agents of the job, as the last master said."""
+        self.malformed = 0
+        """Messages that could not be decoded, or not be encoded."""
+        way = stream.Dial(
+            endpoint=dial.endpoint,
+            tls_dir=lambda: dial.tls_dir,
+            options=lambda limit: channel.agent_channel_options(dial.job_uid, limit),
+        )
+        self._stream = stream.Stream(METHOD, SessionResponse, way, self, self, outbox)
+
+    @property
+    def closing(self) -> bool:
+        """True: `close` was called."""
+        return self._stream.closing
+
+    def send(self, request: SessionRequest) -> None:
+        """Queue a message; without a stream it is dropped (the next hello has the state)."""
+        if not self._stream.send(request):
+            log.warning("%d messages wait for the master: starting a new stream", MAX_QUEUE)
+
+    async def run(self) -> None:
+        """Connect again and again until `close`.
+
+        Raises:
+            RefusedError: the master refused this agent for good.
+        """
+        await self._stream.run()
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Send the queued messages and end the stream; the caller then awaits or cancels `run`."""
+        await self._stream.close(timeout_seconds)
+
+    # --- messages: `stream.Peer` ------------------------------------------------------------------
+
+    def opening(self) -> list[SessionRequest]:
+        """Return the hello."""
+        return [self._listener.hello()]
+
+    def received(self, response: SessionResponse) -> bool:
+        """Hand a message on; the first one must open the stream."""
+        if self.connected:
+            self._listener.on_response(response)
+            return True
+        message = response.message
+        if master_messages.opening(message) is Opening.AMISS:
+            raise ConnectionError(f"the master's first message is a {type(message).__name__}")
+        if isinstance(message, Welcome):
+            self._crowd = message.max_replicas
+            self._patience = reconnect.welcome_deadline(self._crowd)
+        self.connected = True
+        if not self._listener.on_response(response):
+            self.connected = False
+            raise ConnectionError("its first message was not accepted (an older master?)")
+        return True
+
+    def unreadable(self, error: codec.WireError) -> None:
+        """Drop a message, unless it should have opened the stream."""
+        self.malformed += 1
+        log.warning("a message of the master was dropped: %s", error)
+        if not self.connected:
+            raise ConnectionError("the master's first message could not be read")
+
+    def unsendable(self, error: codec.WireError) -> None:
+        """Leave a message out: the others still count."""
+        self.malformed += 1
+        log.error("the master is not told: %s", error)
+
+    def ended(self, end: stream.StreamEnding) -> None:
+        """Note the end of a stream; raises RefusedError if another try would be in vain."""
+        if end.code in PERMANENT:
+            raise AgentRefusedError(end.reason) from end.error
+        if self.connected:
+            self.connected = False
+            self.reconnects += 1
+            self._listener.on_down(end.reason)
+            return
+        reason = end.reason
+        if isinstance(end.error, stream.SilentError):
+            reason = f"no Welcome within {self._patience:.0f} s"
+            self._patience = longer(self._patience)
+        if end.endpoint:
+            self._complain(end.endpoint, reason)
+
+    # --- patience: `stream.Pace` ------------------------------------------------------------------
+
+    def connect_seconds(self, attempt: int) -> float:
+        """Return the longest time for an attempt to connect, s."""
+        return reconnect.connect_deadline(self._crowd, attempt)
+
+    def greeting_seconds(self) -> float:
+        """Return the longest time until the Welcome, s."""
+        return self._patience
+
+    def pause(self, attempt: int, *, refused: bool) -> float:
+        """Return the time until the next try, s."""
+        share = self._jitter.random()
+        return reconnect.delay(attempt, share, refused=refused, crowd=self._crowd)
+
+    def _complain(self, endpoint: str, reason: str) -> None:
+        known, said_at = self._complained
+        now = time.monotonic()
+        if reason != known or now - said_at >= COMPLAIN_SECONDS:
+            self._complained = (reason, now)
+            log.warning("no master at %s yet: %s", endpoint, reason)
+
+
+def outbox() -> stream.SendQueue:
+    """Return the queue of a new stream: a newer heartbeat replaces an older one in it."""
+    return stream.SendQueue(
+        MAX_QUEUE,
+        lambda last, new: (
+            isinstance(last.message, Heartbeat) and isinstance(new.message, Heartbeat)
+        ),
+    )
+
+
+def longer(patience: float) -> float:
+    """Return the deadline for the next Welcome, after one that did not come in time, s."""
+    return max(patience, min(2 * patience, LONGEST_WELCOME_SECONDS))

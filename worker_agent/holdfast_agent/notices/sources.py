@@ -1,0 +1,205 @@
+"""The sources: which address is asked, with which headers, and how often.
+
+Belongs here: one class for each service. Does not belong here: HTTP (`http_client`), the meaning of
+an answer (`policies.notices`), threads (`watch`).
+"""
+
+from __future__ import annotations
+
+import functools
+import http
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import quote
+
+from holdfast_agent.config.notice_sources import NoticeService, NoticeSource
+from holdfast_agent.notices import http_client
+from holdfast_agent.notices.errors import SourceError
+from holdfast_agent.notices.http_client import HttpAnswer
+from holdfast_agent.policies import notices
+from holdfast_agent.policies.notices import Notice
+
+Parse = Callable[[str], Notice | None]
+
+_GCE: Final = {"Metadata-Flavor": "Google"}
+_GCE_WAIT_SECONDS: Final = 30.0
+"""How long a request waits at the service for a change."""
+_GCE_PAUSE_SECONDS: Final = 0.5
+"""Bounds the requests to a proxy that does not wait."""
+_AWS_TOKEN_SECONDS: Final = 21_600
+"""Lifetime of a token, the longest that there is; a new one is asked for after half of it."""
+_AWS_PAUSE_SECONDS: Final = 2.0
+"""The notice comes two minutes ahead; AWS asks to look every 5 s."""
+_AZURE: Final = {"Metadata": "true"}
+_AZURE_PAUSE_SECONDS: Final = 1.0
+"""As Azure asks: a preemption is announced 30 s ahead."""
+_AZURE_EVENTS: Final = "/metadata/scheduledevents?api-version=2020-07-01"
+_AZURE_NAME: Final = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_FILE_PAUSE_SECONDS: Final = 0.5
+_MOST_FILE_BYTES: Final = 4096
+
+
+class Source(Protocol):
+    """One thing that is asked again and again, on one thread."""
+
+    name: str
+    """For people and for the wire; no other source has it."""
+    pause_seconds: float
+    """Between an answer and the next question."""
+
+    def read(self) -> Notice | None:
+        """Return the present notice; None: there is none. Blocks up to its deadline.
+
+        Raises:
+            SourceError: The source does not answer.
+            ValueError: Its answer has no documented form.
+        """
+
+
+class GceKey:
+    """One key of GCE's metadata server, which answers when the key's value changes."""
+
+    def __init__(self, base: str, key: str, parse: Parse) -> None:
+        """`key`: below `instance/`."""
+        self.name = f"gce {key}"
+        self.pause_seconds = _GCE_PAUSE_SECONDS
+        self._url = f"{base}/computeMetadata/v1/instance/{key}"
+        self._parse = parse
+        self._tag = ""
+
+    def read(self) -> Notice | None:
+        """Return the notice: at once the first time, then when it has changed, or after a while."""
+        url, seconds = self._url, http_client.CONNECT_SECONDS
+        if self._tag:
+            wait = f"wait_for_change=true&timeout_sec={_GCE_WAIT_SECONDS:.0f}"
+            url, seconds = f"{url}?{wait}&last_etag={quote(self._tag)}", seconds + _GCE_WAIT_SECONDS
+        tag, self._tag = self._tag, ""  # after a failure the value is asked for at once
+        answer = _checked(http_client.ask(url, _GCE, seconds=seconds), url)
+        # Whatever answers at a borrowed address, only the real server says so.
+        if answer.headers.get("metadata-flavor") != "Google":
+            raise SourceError(f"{self._url}: no metadata server of GCE answers there")
+        self._tag = answer.headers.get("etag", tag)
+        # Without a tag there is nothing that the service could wait for.
+        self.pause_seconds = _GCE_PAUSE_SECONDS if self._tag else 1.0
+        return self._parse(answer.body)
+
+
+class AwsPath:
+    """One path of AWS's metadata service, version 2: with a token. 404 means no notice."""
+
+    pause_seconds = _AWS_PAUSE_SECONDS
+
+    def __init__(self, base: str, path: str, name: str, parse: Parse) -> None:
+        """`path`: below `/latest/meta-data/`."""
+        self.name = f"aws {name}"
+        self._base = base
+        self._url = f"{base}/latest/meta-data/{path}"
+        self._parse = parse
+        self._token = ""
+        self._renew_at = 0.0
+
+    def read(self) -> Notice | None:
+        """Return the notice."""
+        answer = self._ask()
+        if answer.status == http.HTTPStatus.UNAUTHORIZED:
+            self._token = ""
+            answer = self._ask()
+        if answer.status == http.HTTPStatus.NOT_FOUND:
+            return None
+        return self._parse(_checked(answer, self._url).body)
+
+    def _ask(self) -> HttpAnswer:
+        if not self._token or time.monotonic() >= self._renew_at:
+            url = f"{self._base}/latest/api/token"
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_SECONDS)}
+            self._token = _checked(http_client.ask(url, lifetime, method="PUT"), url).body.strip()
+            self._renew_at = time.monotonic() + _AWS_TOKEN_SECONDS / 2
+        return http_client.ask(self._url, {"X-aws-ec2-metadata-token": self._token})
+
+
+class AzureEvents:
+    """Azure's Scheduled Events of this VM."""
+
+    pause_seconds = _AZURE_PAUSE_SECONDS
+    name = "azure scheduled events"
+
+    def __init__(self, base: str) -> None:
+        """`base`: address of the metadata service."""
+        self._base = base
+        self._vm = ""
+
+    def read(self) -> Notice | None:
+        """Return the gravest notice about this VM."""
+        if not self._vm:
+            self._vm = self._get(_AZURE_NAME).strip()
+        return notices.azure_events(self._get(_AZURE_EVENTS), self._vm)
+
+    def _get(self, path: str) -> str:
+        return _checked(http_client.ask(f"{self._base}{path}", _AZURE), f"{self._base}{path}").body
+
+
+class NoticeFile:
+    """A file that anybody may write."""
+
+    pause_seconds = _FILE_PAUSE_SECONDS
+    name = "file"
+
+    def __init__(self, path: str) -> None:
+        """A file that is older than this object is about an agent before this one."""
+        self._path = Path(path)
+        self._began = time.time()
+
+    def read(self) -> Notice | None:
+        """Return the notice; a missing file has none."""
+        try:
+            with self._path.open("rb") as file:
+                body = file.read(_MOST_FILE_BYTES).decode(errors="replace")
+                written = self._path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SourceError(f"{self._path}: {error.strerror or error}") from error
+        try:
+            return notices.file_notice(body, written, self._began)
+        except ValueError as error:
+            raise ValueError(f"{self._path}: {error}") from error
+
+
+def _checked(answer: HttpAnswer, url: str) -> HttpAnswer:
+    if not answer.ok:
+        raise SourceError(f"{url}: status {answer.status}")
+    return answer
+
+
+def _gce(base: str) -> tuple[Source, ...]:
+    return (
+        GceKey(base, "preempted", notices.gce_preempted),
+        GceKey(base, "maintenance-event", notices.gce_maintenance),
+    )
+
+
+def _aws(base: str) -> tuple[Source, ...]:
+    rebalance = "events/recommendations/rebalance"
+    return (
+        AwsPath(base, "spot/instance-action", "instance-action", notices.aws_instance_action),
+        AwsPath(base, rebalance, "rebalance", notices.aws_rebalance),
+    )
+
+
+def _one(make: Callable[[str], Source], where: str) -> tuple[Source, ...]:
+    return (make(where),)
+
+
+_MAKERS: Final[dict[NoticeService, Callable[[str], tuple[Source, ...]]]] = {
+    NoticeService.GCE: _gce,
+    NoticeService.AWS: _aws,
+    NoticeService.AZURE: functools.partial(_one, AzureEvents),
+    NoticeService.FILE: functools.partial(_one, NoticeFile),
+}
+
+
+def sources(named: tuple[NoticeSource, ...]) -> tuple[Source, ...]:
+    """Return what is asked for the named sources."""
+    return tuple(source for one in named for source in _MAKERS[one.service](one.where))

@@ -1,0 +1,332 @@
+"""Messages between agent and master: which are accepted, what an order means, what is said again.
+
+Belongs here: the fence that rejects messages of a master that is too old to act on; the meaning of
+accepted orders for the round that runs here; reports that the master may not have received. Does
+not belong here: killing and starting processes (`workers`), the stream (`master_link`).
+
+A stream has no acknowledgements: its last messages may be lost with it. The hello has the present
+state; events (exits, barriers) are repeated from here. The master accepts repeats.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from holdfast_wire.messages import (
+    BarrierAck,
+    BarrierReached,
+    CommitAnnounced,
+    CommitGrant,
+    FailureRule,
+    Fence,
+    FlushToStorage,
+    Leave,
+    NoticeReceived,
+    ReleaseCheckpoints,
+    RestorePlan,
+    RoundStarted,
+    RoundStopped,
+    SessionRequest,
+    SessionResponse,
+    SetBarrier,
+    SetSchedule,
+    StateDigest,
+    StopRound,
+    Welcome,
+    WorkerExited,
+    WorldAssignment,
+)
+
+
+class FenceVerdict(enum.Enum):
+    """Verdict about a message, from its fence."""
+
+    ACCEPT = "accept"
+    NO_FENCE = "it carries no fence"
+    OLDER_EPOCH = "it is from an older master"
+    OTHER_INCARNATION = "it is from another master of the same epoch"
+    OLDER_ROUND = "it is about an older round"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Newest fence that this agent has accepted."""
+
+    epoch: int = 0
+    incarnation: str = ""
+    group: int = 0
+    round: int = 0
+
+    def fence(self, round_number: int | None = None) -> Fence:
+        """Return the fence for a message, about `round_number` if that is given."""
+        return Fence(
+            epoch=self.epoch,
+            incarnation=self.incarnation,
+            group=self.group,
+            round=self.round if round_number is None else round_number,
+        )
+
+
+def judge_fence(known: Accepted, got: Fence | None, *, about_round: bool) -> FenceVerdict:
+    """Judge a message with the fence `got`.
+
+    about_round: the message is about the round in its fence (an assignment, a barrier, a stop): an
+        older round makes it void. Other messages only need a living master.
+    """
+    if got is None or got.epoch == 0:
+        return FenceVerdict.NO_FENCE
+    if got.epoch < known.epoch:
+        return FenceVerdict.OLDER_EPOCH
+    if got.epoch == known.epoch and got.incarnation != known.incarnation:
+        return FenceVerdict.OTHER_INCARNATION
+    if about_round and got.round < known.round:
+        return FenceVerdict.OLDER_ROUND
+    return FenceVerdict.ACCEPT
+
+
+def accept_fence(known: Accepted, got: Fence, *, about_round: bool) -> Accepted:
+    """Return the newest fence after an accepted message."""
+    return Accepted(
+        epoch=got.epoch,
+        incarnation=got.incarnation,
+        group=got.group,
+        round=max(known.round, got.round) if about_round else known.round,
+    )
+
+
+ABOUT_ROUND = (WorldAssignment, StopRound, SetBarrier, RestorePlan, ReleaseCheckpoints, SetSchedule)
+"""Messages that an older round in the fence makes void."""
+ABOUT_CHECKPOINTS = (RestorePlan, CommitGrant, CommitAnnounced, ReleaseCheckpoints, FlushToStorage)
+"""Messages for this node's checkpoint server, which outlives its training processes."""
+
+
+class Opening(enum.Enum):
+    """Meaning of the first message of a stream."""
+
+    WELCOMED = "welcomed"
+    SENT_AWAY = "sent away"
+    """A newer agent has taken this one's place: no message follows."""
+    AMISS = "amiss"
+    """The master violates the protocol: the stream is given up."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Heard:
+    """A message judged by its fence."""
+
+    verdict: FenceVerdict
+    accepted: Accepted
+    """Newest fence from now on."""
+    round: int
+    """For an assignment, the newest round before it; for other messages, the round in their
+    fence."""
+
+
+def hear(known: Accepted, response: SessionResponse) -> Heard:
+    """Judge a message; unless the verdict is ACCEPT, the message has no effect."""
+    got, message = response.fence, response.message
+    verdict = judge_fence(known, got, about_round=isinstance(message, ABOUT_ROUND))
+    if verdict is not FenceVerdict.ACCEPT or got is None:
+        return Heard(verdict, known, 0)
+    assigned = isinstance(message, WorldAssignment)
+    accepted = accept_fence(known, got, about_round=assigned)
+    return Heard(verdict, accepted, known.round if assigned else got.round)
+
+
+def concerns_ending(message: object) -> bool:
+    """Return True if an agent that is ending acts on a message that its fence allows.
+
+    Of the orders it obeys only a stop without a grace: the others go on without this node, and its
+    processes, which have a grace to end in, must not train beside them.
+    """
+    if isinstance(message, StopRound):
+        return message.grace_seconds <= 0
+    return isinstance(message, (Welcome, *ABOUT_CHECKPOINTS))
+
+
+def opening(first: object) -> Opening:
+    """Judge the first message of a stream by its kind."""
+    if isinstance(first, Welcome):
+        return Opening.WELCOMED
+    return Opening.SENT_AWAY if isinstance(first, Leave) else Opening.AMISS
+
+
+def newer_digest(known: StateDigest | None, got: StateDigest) -> bool:
+    """Return True if a digest is newer than the known one: by epoch, then by sequence."""
+    if known is None or known.fence is None or got.fence is None:
+        return True
+    return (got.fence.epoch, got.sequence) > (known.fence.epoch, known.sequence)
+
+
+class RoundOrder(enum.Enum):
+    """Action of the agent on its workers."""
+
+    KEEP = "keep"
+    """Nothing changes."""
+    START = "start"
+    """Kill the processes, then start the assigned round."""
+    KILL = "kill"
+    """Kill the processes; a new assignment will follow."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OrderVerdict:
+    """An order with its reason."""
+
+    order: RoundOrder
+    reason: str
+
+
+def on_assignment(
+    own_round: int, new_round: int, local_world_size: int, offered: int
+) -> OrderVerdict:
+    """Decide on an assignment whose fence was accepted.
+
+    own_round: newest round that was assigned here; 0: none.
+    local_world_size, offered: number of processes in the assignment, and of this node.
+    """
+    if new_round == own_round:
+        return OrderVerdict(RoundOrder.KEEP, f"round {new_round} was assigned before")
+    if new_round < own_round:
+        return OrderVerdict(RoundOrder.KEEP, f"round {new_round} is older than {own_round}")
+    if local_world_size != offered:
+        return OrderVerdict(
+            RoundOrder.KEEP,
+            f"the assignment asks for {local_world_size} processes, this node said {offered}",
+        )
+    return OrderVerdict(RoundOrder.START, f"round {new_round} replaces {own_round}")
+
+
+def on_welcome(own_round: int, master_round: int, *, alive: bool) -> OrderVerdict:
+    """Decide after the answer to a hello: only the round that the master knows may live on.
+
+    own_round: round of the processes here; master_round: the master's round, 0: none.
+    """
+    if not alive:
+        return OrderVerdict(RoundOrder.KEEP, "nothing runs here")
+    if own_round == master_round:
+        return OrderVerdict(RoundOrder.KEEP, f"the master knows round {own_round}")
+    return OrderVerdict(
+        RoundOrder.KILL, f"round {own_round} runs here, the master knows {master_round or 'none'}"
+    )
+
+
+def on_stop(own_round: int, stop_round: int, *, alive: bool) -> OrderVerdict:
+    """Decide on a stop order about `stop_round` (fence accepted, so it is not older)."""
+    if not alive:
+        return OrderVerdict(RoundOrder.KEEP, "nothing runs here")
+    if stop_round not in (0, own_round):
+        return OrderVerdict(RoundOrder.KEEP, f"round {own_round} runs here, not {stop_round}")
+    return OrderVerdict(RoundOrder.KILL, f"the master stops round {own_round}")
+
+
+def warmth_unknown(*, warm: bool, said: bool, cold_reason: str) -> bool:
+    """Return True if a master that has just welcomed this agent must be told of its zygote's state.
+
+    said: its hello said so. A zygote that became ready between hello and Welcome was not reported,
+    and a hello has no field for the reason of cold starts.
+    """
+    return warm and (not said or bool(cold_reason))
+
+
+REPEATED = (WorkerExited, RoundStarted, RoundStopped, BarrierReached, BarrierAck)
+REPEATED_LIMIT = 512
+"""Two rounds of 128 local ranks fit twice."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnconfirmedReport:
+    """A report about a round."""
+
+    round: int
+    message: Any
+    made_at: float
+    """Monotonic time, s."""
+
+
+class Statements:
+    """Reports about the newest rounds, and notices about the node, which outlive rounds."""
+
+    def __init__(self) -> None:
+        self._kept: collections.deque[UnconfirmedReport] = collections.deque(maxlen=REPEATED_LIMIT)
+        self._notices: dict[str, UnconfirmedReport] = {}
+        """The newest notice of each source that has not withdrawn it."""
+
+    def note(self, message: Any, round_number: int, now: float) -> None:
+        """Keep a message if its loss would matter; `now`: monotonic, s."""
+        if isinstance(message, NoticeReceived):
+            self._notices[message.source] = UnconfirmedReport(round_number, message, now)
+        elif isinstance(message, REPEATED):
+            self._kept.append(UnconfirmedReport(round_number, message, now))
+
+    def forget_before(self, round_number: int) -> None:
+        """Drop the reports about rounds before `round_number`: the master does not need them."""
+        kept = [entry for entry in self._kept if entry.round >= round_number]
+        self._kept = collections.deque(kept, maxlen=REPEATED_LIMIT)
+
+    def withdraw(self, source: str) -> None:
+        """Drop a source's notice: the next master need not know of it."""
+        self._notices.pop(source, None)
+
+    def renumber_rules(self, before: Sequence[FailureRule], after: Sequence[FailureRule]) -> None:
+        """Give matched rules their places in the list that holds now; `before` held until now."""
+        self._kept = collections.deque(
+            (
+                dataclasses.replace(entry, message=_renumbered(entry.message, before, after))
+                for entry in self._kept
+            ),
+            maxlen=REPEATED_LIMIT,
+        )
+
+    def again(self, accepted: Accepted, now: float, *, ending: int = 0) -> list[SessionRequest]:
+        """Return the kept reports, in order, with present age and fence.
+
+        Args:
+            accepted: epoch and incarnation that the fences bear.
+            now: monotonic time, s.
+            ending: round of which a process has ended. Its start is not reported again: the hello
+                has shown since which processes run, and the master waits for the others' reasons.
+                0: none.
+        """
+        return [
+            SessionRequest(
+                fence=accepted.fence(entry.round), message=_aged(entry.message, now - entry.made_at)
+            )
+            for entry in (*self._kept, *self._notices.values())
+            if entry.round != ending or not _is_start(entry.message)
+        ]
+
+
+def renumbered(
+    matched: Iterable[int], before: Sequence[FailureRule], after: Sequence[FailureRule]
+) -> tuple[int, ...]:
+    """Return the places in `after` of rules that are known by their places in `before`.
+
+    A rule that is gone is left out.
+    """
+    rules = (before[place] for place in matched)
+    return tuple(after.index(rule) for rule in rules if rule in after)
+
+
+def _renumbered(message: Any, before: Sequence[FailureRule], after: Sequence[FailureRule]) -> Any:
+    if isinstance(message, WorkerExited):
+        matched = renumbered(message.matched_rules, before, after)
+        return dataclasses.replace(message, matched_rules=matched)
+    return message
+
+
+def _is_start(message: Any) -> bool:
+    return isinstance(message, RoundStarted) and not message.first_step
+
+
+def _aged(message: Any, seconds: float) -> Any:
+    if isinstance(message, WorkerExited):
+        return dataclasses.replace(message, age_seconds=message.age_seconds + seconds)
+    if isinstance(message, NoticeReceived):
+        left = max(0.0, message.seconds_left - seconds)
+        return dataclasses.replace(message, seconds_left=left)
+    return message

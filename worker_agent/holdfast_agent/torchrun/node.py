@@ -1,0 +1,240 @@
+"""Session of an unmodified torchrun: hello, assignments and stores, without zygote and page.
+
+It runs in a thread of its own inside torchrun's process; `handler` is torchrun's interface. Workers
+belong to torchrun here, so nothing is killed and no lease is kept. Imports grpc.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast import loop_errors
+from holdfast_agent.config.settings import Settings
+from holdfast_agent.errors import AgentRefusedError
+from holdfast_agent.master_link.commands import MAX_DONE
+from holdfast_agent.master_link.session import MasterDial, MasterSession
+from holdfast_agent.policies import heartbeat_schedule, master_messages
+from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, Statements
+from holdfast_wire import __version__
+from holdfast_wire.messages import (
+    CommandDone,
+    DumpStacks,
+    Heartbeat,
+    Hello,
+    Leave,
+    PrepareStore,
+    SessionRequest,
+    SessionResponse,
+    StopRound,
+    StorePrepared,
+    Welcome,
+    WorldAssignment,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_HEARTBEAT_SECONDS = 0.5
+MakeStore = Callable[[str], int]
+"""Starts the TCPStore with this id, keeps it, and returns its port; called in a thread."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RoundAssignment:
+    """An assignment with its round."""
+
+    round: int
+    assignment: WorldAssignment
+
+
+class TorchrunNode:
+    """State that torchrun's process and its session thread share. Guarded by `changed`."""
+
+    def __init__(
+        self, settings: Settings, agent_id: str, address: str, make_store: MakeStore
+    ) -> None:
+        """Start nothing before `start`. address: this node's IP."""
+        self._settings = settings
+        self._agent_id = agent_id
+        self._address = address
+        self._make_store = make_store
+        self.changed = threading.Condition()
+        self.place: RoundAssignment | None = None
+        """Newest assignment."""
+        self.left: Leave | None = None
+        self.fault = ""
+        """Reason why no session is possible any more."""
+        self.accepted = Accepted()
+        self._store: StorePrepared | None = None
+        self._done: list[int] = []
+        self._statements = Statements()
+        self._interval = FIRST_HEARTBEAT_SECONDS
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: MasterSession | None = None
+        self._thread = threading.Thread(target=self._live, name="holdfast", daemon=True)
+        self._handlers: Mapping[type[Any], Callable[[Any, int], None]] = {
+            Welcome: self._on_welcome,
+            WorldAssignment: self._on_assignment,
+            PrepareStore: self._on_prepare,
+            StopRound: lambda order, _: self._done_with(order.command_id, ok=True),
+            DumpStacks: lambda order, _: self._done_with(order.command_id, ok=False),
+            Leave: self._on_leave,
+        }
+
+    # --- torchrun's thread ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin the session."""
+        self._thread.start()
+
+    def report(self, message: Any, round_number: int) -> None:
+        """Send a message about a round; callable from any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._report, message, round_number)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Send the queued messages, end session and thread; return True if they ended in time."""
+        loop, session = self._loop, self._session
+        if loop is not None and session is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                asyncio.run_coroutine_threadsafe(session.close(timeout_seconds), loop)
+        self._thread.join(timeout_seconds + 1.0)
+        return not self._thread.is_alive()
+
+    # --- the session's thread -------------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except AgentRefusedError as error:
+            self._fail(str(error))
+        except Exception as error:
+            log.exception("the session failed (fault %d)", loop_errors.count(__name__))
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, text: str) -> None:
+        with self.changed:
+            self.fault = text
+            self.changed.notify_all()
+
+    async def _run(self) -> None:
+        settings = self._settings
+        dial = MasterDial(
+            endpoint=lambda: settings.master, job_uid=settings.job_uid, tls_dir=settings.tls_dir
+        )
+        self._loop = asyncio.get_running_loop()
+        self._session = MasterSession(dial, self, random.Random())  # noqa: S311 - only jitter
+        beats = asyncio.create_task(self._beat())
+        try:
+            await self._session.run()
+        finally:
+            for task in (beats, *self._tasks):
+                task.cancel()
+
+    async def _beat(self) -> None:
+        sequence = 0
+        while True:
+            pause = heartbeat_schedule.pause(self._settings.node_rank, self._interval, time.time())
+            await asyncio.sleep(pause)
+            sequence += 1
+            self._report(Heartbeat(sequence=sequence), self.accepted.round)
+
+    def _report(self, message: Any, round_number: int) -> None:
+        self._statements.note(message, round_number, time.monotonic())
+        if self._session is not None:
+            request = SessionRequest(fence=self.accepted.fence(round_number), message=message)
+            self._session.send(request)
+
+    def hello(self) -> SessionRequest:
+        """Return the first message of a stream."""
+        settings, place = self._settings, self.place
+        message = Hello(
+            job_uid=settings.job_uid,
+            node_rank=settings.node_rank,
+            pod_uid=settings.pod_uid or self._agent_id,
+            agent_id=self._agent_id,
+            agent_pid=os.getpid(),
+            host=socket.gethostname(),
+            address=self._address,
+            local_world_size=settings.launch.local_world_size,
+            version=__version__,
+            warm=True,
+            round=place.round if place else 0,
+            done_command_ids=tuple(self._done),
+            store=self._store,
+            assignment=place.assignment if place else None,
+            unmanaged=True,
+            max_restarts=settings.launch.max_restarts,
+        )
+        return SessionRequest(fence=self.accepted.fence(), message=message)
+
+    def on_down(self, reason: str) -> None:
+        """Note the end of the stream: torchrun's workers go on."""
+        if self._session is not None and not self._session.closing:
+            log.warning("lost the job master: %s", reason)
+
+    def on_response(self, response: SessionResponse) -> bool:
+        """Act on a message of the master, if its fence allows."""
+        message = response.message
+        heard = master_messages.hear(self.accepted, response)
+        if heard.verdict is not FenceVerdict.ACCEPT:
+            log.warning("%s of the master dropped: %s", type(message).__name__, heard.verdict.value)
+            return False
+        self.accepted = heard.accepted
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message, heard.accepted.round)
+        return True
+
+    def _on_welcome(self, welcome: Welcome, _: int) -> None:
+        if welcome.heartbeat_seconds > 0:
+            self._interval = welcome.heartbeat_seconds
+        for request in self._statements.again(self.accepted, time.monotonic()):
+            if self._session is not None:
+                self._session.send(request)
+
+    def _on_assignment(self, assignment: WorldAssignment, number: int) -> None:
+        self._statements.forget_before(number - 1)
+        if self._store is not None and self._store.store_id == assignment.store_id:
+            self._store = None
+        with self.changed:
+            if self.place is None or number > self.place.round:
+                self.place = RoundAssignment(number, assignment)
+                self.changed.notify_all()
+
+    def _on_leave(self, order: Leave, _: int) -> None:
+        with self.changed:
+            self.left = order
+            self.changed.notify_all()
+        self._done_with(order.command_id, ok=True)
+
+    def _done_with(self, command_id: int, *, ok: bool) -> None:
+        self._done = [*self._done, command_id][-MAX_DONE:]
+        text = "" if ok else "not under torchrun"
+        self._report(CommandDone(command_id=command_id, ok=ok, text=text), self.accepted.round)
+
+    def _on_prepare(self, order: PrepareStore, _: int) -> None:
+        task = asyncio.create_task(self._prepare(order.store_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prepare(self, store_id: str) -> None:
+        try:
+            port = await asyncio.to_thread(self._make_store, store_id)
+        except (OSError, RuntimeError) as error:  # torch raises subclasses of RuntimeError
+            self._report(StorePrepared(store_id=store_id, host=self._address, error=str(error)), 0)
+            return
+        self._store = StorePrepared(store_id=store_id, host=self._address, port=port)
+        self._report(self._store, 0)

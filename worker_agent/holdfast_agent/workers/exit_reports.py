@@ -1,0 +1,224 @@
+"""Reports of workers' exits: reads the evidence on a thread, then reports to the master once.
+
+Belongs here: a dead worker's error file, the end of its standard error, the rules that match them.
+Does not belong here: the choice of exits that are evidence (`policies.exit_rules`), and their
+meaning and the blame (the master's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.page import Page
+from holdfast_agent.policies import exit_rules
+from holdfast_agent.policies.master_messages import renumbered
+from holdfast_agent.text_limits import cut
+from holdfast_agent.workers.memory_use import MemoryWatch
+from holdfast_agent.workers.rounds import Round
+from holdfast_wire.keys import MAX_TEXT_BYTES
+from holdfast_wire.messages import FailureRule, WorkerExited
+
+log = logging.getLogger(__name__)
+
+MAX_ERROR_FILE_BYTES = 1 << 20
+"""A larger error file is not read: torch writes a traceback, a few KiB."""
+SEARCHED_BYTES = 64 * 1024
+"""End of standard error that rules look at, as the CRD says; what is reported of it is shorter."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FailureEvidence:
+    """Texts about one exit, each cut to the wire's limit."""
+
+    error_type: str = ""
+    error_message: str = ""
+    stderr_tail: str = ""
+    matched_rules: tuple[int, ...] = ()
+    """Indices of the rules that match by what only this node sees."""
+
+
+def needs_stderr(rules: Sequence[FailureRule]) -> bool:
+    """Return whether a rule looks at standard error, which is kept in a file then."""
+    return any(rule.log_pattern for rule in rules)
+
+
+def collect_evidence(
+    error_file: Path | None, stderr: Path | None, rules: Sequence[FailureRule]
+) -> FailureEvidence:
+    """Return the evidence in the files; a missing file adds none. Patterns are RE2. Blocks."""
+    error_type, message = _read_error_file(error_file) if error_file else ("", "")
+    text = _end(stderr) if stderr else ""
+    return FailureEvidence(
+        error_type=error_type,
+        error_message=message,
+        stderr_tail=cut(text),
+        matched_rules=tuple(at for at, rule in enumerate(rules) if _matches(rule, text)),
+    )
+
+
+def _matches(rule: FailureRule, text: str) -> bool:
+    """Return True if a rule matches by evidence that the master does not have."""
+    search = _compile(rule.log_pattern) if rule.log_pattern else None
+    return search is not None and bool(search(text))
+
+
+def _read_error_file(path: Path) -> tuple[str, str]:
+    """Return the exception's type, and its message with the traceback, if there is one."""
+    try:
+        if path.stat().st_size > MAX_ERROR_FILE_BYTES:
+            return "", f"{path} is larger than {MAX_ERROR_FILE_BYTES} bytes"
+        message = json.loads(path.read_text(errors="replace"))["message"]
+        text, callstack = _texts(message)
+    except FileNotFoundError:
+        return "", ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return "", f"{path} is no error file of torch: {error}"
+    name = text.partition(":")[0]
+    known = name if name.isidentifier() else ""
+    return known, _joined(text, "" if callstack in text else callstack)
+
+
+def _joined(text: str, callstack: str) -> str:
+    """Return the beginning of the text, which names the error, and the end of its call stack."""
+    if not callstack:
+        return _head(text)
+    head = _head(text, MAX_TEXT_BYTES // 2)
+    return f"{head}\n{cut(callstack, MAX_TEXT_BYTES - len(head.encode()) - 1)}"
+
+
+def _head(text: str, limit: int = MAX_TEXT_BYTES) -> str:
+    """Return the beginning that fits into `limit` bytes of UTF-8."""
+    return text.encode(errors="replace")[:limit].decode(errors="ignore")
+
+
+def _texts(message: Any) -> tuple[str, str]:
+    """Split torch's two forms of `message`: a text, or a text with its call stack."""
+    if isinstance(message, str):
+        return message, ""
+    return str(message["message"]), str(message.get("extraInfo", {}).get("py_callstack", ""))
+
+
+def _end(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - SEARCHED_BYTES))
+            return file.read(SEARCHED_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _compile(pattern: str) -> Callable[[str], object] | None:
+    """Return the search function of a pattern: RE2's if it is installed, else Python's."""
+    try:
+        import re2  # type: ignore[import-untyped]
+    except ImportError:
+        pass
+    else:
+        try:
+            search: Callable[[str], object] = re2.compile(pattern).search
+            return search
+        except re2.error as error:
+            log.warning("log pattern %r is no RE2 pattern: %s", pattern, error)
+            return None
+    try:
+        return re.compile(pattern).search
+    except re.error as error:
+        log.warning("log pattern %r is wrong: %s", pattern, error)
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenExit:
+    """A reported exit, for the summary at the end."""
+
+    round: int
+    seen_at: float
+    """Monotonic time, s."""
+    message: WorkerExited
+    error_file: str
+    """Path of the error file; empty: none."""
+
+
+class ExitReporter:
+    """Turns exits into reports."""
+
+    def __init__(self, report: Callable[[Any, int], None]) -> None:
+        """`report` sends (message, round) to the master."""
+        self._report = report
+        self.memory = MemoryWatch()
+        self.rules: tuple[FailureRule, ...] = ()
+        """Failure rules of the job (Welcome.failure_rules)."""
+        self.failures: list[SeenExit] = []
+        """Exits other than 0 of the newest round, in the order seen."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def note(
+        self, current: Round, page: Page, local_rank: int, mono_ns: int, cause: str = ""
+    ) -> None:
+        """Note the exit of a local rank, whose code `current` has; report it if it is evidence.
+
+        cause: reason of the exit, if the script did not cause it.
+        """
+        code = current.exits[local_rank]
+        if not exit_rules.is_evidence(code, current.orders):
+            return
+        rank = current.rank(page, local_rank)
+        message = WorkerExited(
+            local_rank=local_rank,
+            rank=current.assignment.base_rank + local_rank,
+            pid=current.pids.get(local_rank, 0),
+            exit_code=code,
+            error_message=cut(cause),
+            barrier=rank.ended_at_barrier,
+            step=rank.sample.step if rank.sample.round == current.number else 0,
+        )
+        task = asyncio.create_task(self._collect(current, message, mono_ns * 1e-9))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _collect(self, current: Round, message: WorkerExited, seen_at: float) -> None:
+        files = current.logs.files[message.local_rank]
+        if message.exit_code != 0:
+            rules = self.rules
+            found = await asyncio.to_thread(collect_evidence, files.error, files.stderr, rules)
+            memory = await asyncio.to_thread(self.memory.use, current.number)
+            message = dataclasses.replace(
+                message,
+                memory=memory,
+                error_type=found.error_type,
+                error_message=message.error_message or found.error_message,
+                stderr_tail=found.stderr_tail,
+                # Another master's list may have come meanwhile.
+                matched_rules=renumbered(found.matched_rules, rules, self.rules),
+            )
+            self._remember(current, message, seen_at, str(files.error or ""))
+        age = max(0.0, time.monotonic() - seen_at)
+        self._report(dataclasses.replace(message, age_seconds=age), current.number)
+
+    def _remember(self, current: Round, message: WorkerExited, seen_at: float, file: str) -> None:
+        newest = self.failures[0].round if self.failures else 0
+        if current.number > newest:
+            self.failures.clear()
+        if current.number >= newest:
+            self.failures.append(SeenExit(current.number, seen_at, message, file))
+        log.error(
+            "rank %d (pid %d) ended with %d%s",
+            message.rank,
+            message.pid,
+            message.exit_code,
+            f": {message.error_message.splitlines()[0]}" if message.error_message else "",
+        )
+
+    async def close(self) -> None:
+        """Wait for the reports under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)

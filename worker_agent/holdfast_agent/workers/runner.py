@@ -1,0 +1,371 @@
+"""Carries out orders about rounds: kill, start, stop; and reports the outcome.
+
+Owns the newest round of this node and its phase, and talks to the zygote and the page. Does not
+belong here: the decisions, the destination of reports. One thread: the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from holdfast_agent import zygote
+from holdfast_agent.policies import exit_rules
+from holdfast_agent.policies.round_phases import RoundPhase, RoundTrigger, follow
+from holdfast_agent.workers import torchrun_environment
+from holdfast_agent.workers.context import AgentContext
+from holdfast_agent.workers.exit_reports import ExitReporter, needs_stderr
+from holdfast_agent.workers.log_files import RoundLogs
+from holdfast_agent.workers.rounds import PendingAssignment, Round
+from holdfast_wire import keys
+from holdfast_wire.messages import (
+    FailureRule,
+    RoundStopped,
+    WorkerExited,
+    WorldAssignment,
+)
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[Any, int], None]
+"""Sends a message about a round to the master: (message, round)."""
+
+
+class RoundRunner:
+    """Rounds of one node, at most one alive at a time."""
+
+    def __init__(
+        self, tools: AgentContext, report: Report, renew_lease: Callable[[], None]
+    ) -> None:
+        """Start without a round.
+
+        Args:
+            tools: Has the zygote, the page and the log files.
+            report: Sends to the master.
+            renew_lease: Called before a round starts, while no process of another one lives: this
+                process may have stood still, and the zygote starts nothing under a stale lease.
+        """
+        self._tools = tools
+        self._report, self._renew_lease = report, renew_lease
+        self.exits = ExitReporter(report)
+        self.phase = RoundPhase.IDLE
+        self.current: Round | None = None
+        self.pending: PendingAssignment | None = None
+        self.cold_reason = ""
+        """Reason for cold starts; empty: workers are forked."""
+        self.died = asyncio.Event()
+        """Set while no process of a round lives here."""
+        self.died.set()
+        self.changed = asyncio.Event()
+        """Set when a round has begun, so that pollers look more often."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held = False
+        """There is no zygote that could start a round."""
+
+    @property
+    def alive(self) -> bool:
+        """True: processes of a round run, or are being started."""
+        return self.pending is not None or self.has_processes
+
+    @property
+    def has_processes(self) -> bool:
+        """True: processes of a round run; not of one that waits to be started."""
+        return self.current is not None and not self.current.dead
+
+    @property
+    def ending_round(self) -> int:
+        """Number of the newest round that was started if a rank of it has ended; else 0."""
+        current = self.current
+        return current.number if current is not None and (current.dead or current.exits) else 0
+
+    # --- orders -------------------------------------------------------------------------------
+
+    def start(self, number: int, assignment: WorldAssignment) -> None:
+        """Kill the running round, and start round `number` as soon as it is dead."""
+        sizes = range(assignment.local_world_size)
+        inherited = self._tools.inherited
+        envs = {
+            rank: {
+                **torchrun_environment.environment(
+                    self._tools.settings, assignment, rank, inherited
+                ),
+                # An agent inside a rank must not pass on the outer agent's variables.
+                keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
+                keys.ENV_SCHEDULE: torchrun_environment.schedule(assignment),
+                **torchrun_environment.checkpoint(assignment),
+            }
+            for rank in sizes
+        }
+        pending = PendingAssignment(number, assignment, time.monotonic(), envs)
+        self.pending = pending
+        self._kill_current()
+        self._spawn_task(self._prepare(pending))
+
+    def kill(self, reason: str) -> None:
+        """SIGKILL all processes; `RoundStopped` is reported when they are dead."""
+        self._give_up_pending()
+        if self.current is not None and not self.current.dead:
+            log.warning("killing round %d: %s", self.current.number, reason)
+            self._kill_current()
+
+    def stop(self, grace_seconds: float, reason: str, sig: int = signal.SIGTERM) -> None:
+        """Signal the workers, and SIGKILL the rest after the grace; 0: SIGKILL at once."""
+        self._give_up_pending()
+        current = self.current
+        if current is None or current.dead:
+            return
+        log.info("stopping round %d: %s", current.number, reason)
+        if grace_seconds <= 0:
+            self._kill_current()
+            return
+        current.stop_ordered = True
+        self._move(RoundTrigger.STOP)
+        self._tools.control.kill_round(current.number, sig, grace_seconds)
+
+    def compare(self, rules: tuple[FailureRule, ...]) -> None:
+        """Compare exits with these rules; standard error is kept from the next round on."""
+        self.exits.rules = rules
+
+    def stuck(self, now: float) -> str:
+        """Return the reason why this node cannot go on; empty: it can (`now`: monotonic, s)."""
+        return "" if self.current is None else self.current.stuck(now)
+
+    async def close(self) -> None:
+        """Wait for the work in the background (evidence, tails)."""
+        while self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        await self.exits.close()
+
+    # --- events of the zygote -----------------------------------------------------------------
+
+    def on_started(self, event: zygote.WorkerStarted) -> None:
+        """Note that a worker process exists."""
+        current = self.current
+        if current is None or event.round != current.number:
+            return
+        current.pids[event.local_rank] = event.pid
+        current.started_ns[event.local_rank] = event.mono_ns
+        current.cold = current.cold or not event.forked
+        if current.all_started and not current.started_reported:
+            current.started_reported = True
+            self._report(current.started(self.cold_reason), current.number)
+
+    def on_exited(self, event: zygote.WorkerExitedEvent) -> None:
+        """Note that a worker process is gone."""
+        current = self.current
+        if current is None or event.round != current.number:
+            return
+        code = -event.signal if event.signal is not None else event.exit_code or 0
+        if event.local_rank not in current.dying:
+            self._take_exit(current, event.local_rank, code, event.mono_ns)
+            return
+        current.dying.remove(event.local_rank)
+        if code != current.exits[event.local_rank]:
+            told = current.exits[event.local_rank]
+            log.error("rank %d ended with %d and not, as told, %d", event.local_rank, code, told)
+            current.exits[event.local_rank] = code
+
+    def on_dying(self, local_rank: int, code: int) -> None:
+        """Note that a worker is being taken down and will end with this code.
+
+        Only its report comes earlier. The round lives until the zygote reports it dead.
+        """
+        current = self.current
+        if current is not None and local_rank not in current.exits:
+            current.dying.add(local_rank)
+            self._take_exit(current, local_rank, code, time.monotonic_ns())
+
+    def _take_exit(
+        self, current: Round, local_rank: int, code: int, mono_ns: int, cause: str = ""
+    ) -> None:
+        current.exits[local_rank] = code
+        self.exits.note(current, self._tools.page, local_rank, mono_ns, cause)
+        if current.all_exited and self.phase in (RoundPhase.STARTING, RoundPhase.RUNNING):
+            self._move(RoundTrigger.ALL_EXITED)
+        self.changed.set()
+
+    def on_dead(self, number: int) -> None:
+        """Note that no process of round `number` lives any more."""
+        current = self.current
+        if current is None or number != current.number or current.dead:
+            return
+        current.dead = True
+        self._move(RoundTrigger.DEAD)
+        self.died.set()
+        self._spawn_task(asyncio.to_thread(current.logs.stop))
+        if exit_rules.tells_stopped(current.orders, next_waits=self.pending is not None):
+            self._report_stopped(current)
+        self._try_spawn()
+
+    def stood_still(self, seconds: float) -> bool:
+        """Kill the workers: this process stood still for longer than its lease.
+
+        Returns False if there are none.
+        """
+        current = self.current
+        if current is not None and not current.dead and not current.lease_expired:
+            log.error("this agent stood still for %.1f s: its workers are killed", seconds)
+            current.lease_expired = True
+            self._kill_current()
+        return self.has_processes
+
+    def hold(self) -> None:
+        """Start no round until `release`: there is no zygote."""
+        self._held = True
+
+    def release(self) -> None:
+        """Start a round that waits for a zygote: one is ready."""
+        self._held = False
+        self._try_spawn()
+
+    def zygote_lost(self, codes: Mapping[int, int], cause: str) -> None:
+        """Note that the zygote is gone, and that all of its descendants are gone and reaped.
+
+        Args:
+            codes: Exit codes of its workers by pid, as far as this process has seen them.
+            cause: Reason for workers that got SIGKILL because of it, or never ran.
+        """
+        current = self.current
+        if current is None or current.dead:
+            return
+        current.dying.clear()
+        for rank in sorted(set(range(current.size)) - current.exits.keys()):
+            code = codes.get(current.pids.get(rank, 0), -signal.SIGKILL)
+            killed = cause if code == -signal.SIGKILL else ""
+            self._take_exit(current, rank, code, time.monotonic_ns(), killed)
+        self.on_dead(current.number)
+
+    def on_store_lost(self, store_id: str, reason: str) -> None:
+        """Note that a store of this node has ended: a round on it that waits cannot start.
+
+        Its ranks would try to connect for many minutes. The master ends a round that has started.
+        """
+        pending = self.pending
+        if pending is not None and store_id and pending.assignment.store_id == store_id:
+            self._drop_pending()
+            self._report_unstartable(pending, "StoreLost", f"its store has ended: {reason}")
+
+    def on_failure(self, event: zygote.Failure) -> None:
+        """Note that the zygote could not carry out a command."""
+        log.error("zygote: %s", event.text)
+        current = self.current
+        if event.round is not None and current is not None and event.round == current.number:
+            self._report_unstartable(current, "SpawnFailed", event.text)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _move(self, happening: RoundTrigger) -> None:
+        self.phase = follow(self.phase, happening)
+
+    def first_step(self) -> None:
+        """Note that all local ranks have completed a step."""
+        self._move(RoundTrigger.FIRST_STEP)
+
+    def _kill_current(self) -> None:
+        current = self.current
+        if current is None or current.dead:
+            return
+        if current.killed_at is None:
+            current.killed_at = time.monotonic()
+        self._move(RoundTrigger.KILL)
+        self._tools.control.kill_round(current.number)
+
+    def _give_up_pending(self) -> None:
+        """Drop an assigned round that will not be started: no process of it lives."""
+        pending = self.pending
+        self._drop_pending()
+        if pending is not None:
+            self._report(RoundStopped(), pending.number)
+
+    def _drop_pending(self) -> None:
+        pending, self.pending = self.pending, None
+        if pending is not None and pending.logs is not None:
+            self._spawn_task(asyncio.to_thread(pending.logs.stop))
+
+    async def _prepare(self, pending: PendingAssignment) -> None:
+        """Make the log files while the old processes die, then start."""
+        try:
+            logs = await asyncio.to_thread(self._open_round, pending)
+        except OSError as error:
+            if self.pending is pending:
+                self.pending = None
+                self._report_unstartable(pending, type(error).__name__, str(error))
+            return
+        if self.pending is not pending:
+            await asyncio.to_thread(logs.stop)
+            return
+        pending.logs = logs
+        self._try_spawn()
+
+    def _open_round(self, pending: PendingAssignment) -> RoundLogs:
+        """Make the log files, and note how it stands with the memory. Blocks."""
+        self.exits.memory.begin(pending.number)
+        return self._tools.logs.open_round(
+            pending.envs, pending.number, capture_stderr=needs_stderr(self.exits.rules)
+        )
+
+    def _try_spawn(self) -> None:
+        pending = self.pending
+        if pending is None or pending.logs is None or self.phase is not RoundPhase.IDLE:
+            return
+        if self._held:
+            log.info("round %d waits for a zygote", pending.number)
+            return
+        self.pending = None
+        current = Round(
+            number=pending.number,
+            assignment=pending.assignment,
+            ordered_at=pending.ordered_at,
+            logs=pending.logs,
+            spawned_at=(now := time.monotonic()),
+            killed_seconds=now - pending.ordered_at,
+        )
+        self.current = current
+        self._move(RoundTrigger.SPAWN)
+        self.died.clear()
+        for rank in pending.envs:
+            self._tools.page.reset(rank, pending.number)
+        ranks = tuple(self._rank(current, rank, env) for rank, env in pending.envs.items())
+        self._renew_lease()
+        self._tools.control.spawn(zygote.SpawnRound(round=pending.number, ranks=ranks))
+        self.changed.set()
+
+    def _rank(self, current: Round, rank: int, env: Mapping[str, str]) -> zygote.SpawnRank:
+        launch = self._tools.settings.launch
+        mode, argv = torchrun_environment.arguments(launch, rank)
+        files = current.logs.files[rank]
+        return zygote.SpawnRank(
+            local_rank=rank,
+            slot=rank,
+            argv=argv,
+            mode=mode,
+            env=env,
+            stdout=str(files.stdout) if files.stdout else None,
+            stderr=str(files.stderr) if files.stderr else None,
+            stacks=str(files.stacks),
+            server=str(files.server) if launch.worker_server else None,
+            numa=launch.numa,
+        )
+
+    def _report_stopped(self, current: Round) -> None:
+        codes = tuple(code for _, code in sorted(current.exits.items()))
+        self._report(
+            RoundStopped(lease_expired=current.lease_expired, exit_codes=codes), current.number
+        )
+
+    def _report_unstartable(self, wanted: PendingAssignment | Round, kind: str, text: str) -> None:
+        """Report that a round could not be started here: to the master that is a failed worker."""
+        log.error("round %d could not be started: %s", wanted.number, text)
+        message = WorkerExited(
+            rank=wanted.assignment.base_rank, exit_code=1, error_type=kind, error_message=text
+        )
+        self._report(message, wanted.number)
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,372 @@
+"""Protocol between an agent and its zygote: messages, their JSON form, their channel.
+
+Belongs here: the messages as values, the framing as datagrams on a socket pair. Does not belong
+here: the work on a command (`loop`), the handle of the agent (`handle`). Both ends are of one
+release, so the form carries no version, and a malformed message is a defect, not an input. Nothing
+here ever waits, because each side must go on when the other is stopped. A body that is too long for
+a datagram travels in a memfd.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, get_args
+
+
+class ScriptMode(enum.Enum):
+    """Kind of program that `SpawnRank.argv[0]` names."""
+
+    SCRIPT = "script"
+    """A Python file (or a directory or archive with `__main__.py`), run as `python FILE`."""
+    MODULE = "module"
+    """A module name, run as `python -m NAME`."""
+    BINARY = "binary"
+    """Any program, found on PATH (torchrun's --no-python)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnRank:
+    """One worker process to start."""
+
+    local_rank: int
+    slot: int
+    """Slot in the shared page; the agent has reset it for this round."""
+    argv: tuple[str, ...]
+    mode: ScriptMode = ScriptMode.SCRIPT
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables to set over the agent's inherited environment. The zygote adds HOLDFAST_PAGE and
+    HOLDFAST_ROUND."""
+    stdout: str | None = None
+    """File that stdout goes to (truncated, opened for appending); None: inherited."""
+    stderr: str | None = None
+    cwd: str | None = None
+    """Working directory; None: the agent's."""
+    stacks: str | None = None
+    """File that `Zygote.dump_stacks` appends to; None: no dumps of this rank."""
+    server: str | None = None
+    """Unix socket at which the rank serves torch's flight recorder; None: it serves none."""
+    numa: str | None = None
+    """torchrun's --numa-binding mode (`node`, `socket`, `exclusive`, `core-complex`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnRound:
+    """All workers of this node for one round; the round before must be dead."""
+
+    round: int
+    ranks: tuple[SpawnRank, ...]
+
+
+# --- commands, agent → zygote ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start the workers of a round."""
+
+    round: SpawnRound
+
+
+@dataclass(frozen=True, slots=True)
+class KillRound:
+    """Signal the workers of a round; SIGKILL everything of it after `grace_s` seconds."""
+
+    round: int
+    signal: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStacksCommand:
+    """Make the workers of a round write the stacks of all their threads."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStoreCommand:
+    """Start a store process."""
+
+    store_id: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStore:
+    """End a store process."""
+
+    store_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Kill every descendant and exit."""
+
+
+# --- events, zygote → agent ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The zygote takes commands with low latency from now on (earlier ones are queued)."""
+
+    fork_ok: bool
+    """False: workers are started as fresh interpreters, which costs seconds."""
+    reason: str
+    """Reason for that; empty if fork_ok."""
+    seconds: float
+    """Time from the fork to ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkDisabled:
+    """From the next round on workers are started as fresh interpreters."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A worker process exists."""
+
+    round: int
+    local_rank: int
+    pid: int
+    forked: bool
+    """False: started as a fresh interpreter or another program."""
+    mono_ns: int
+    """CLOCK_MONOTONIC ns just after the fork."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExitedEvent:
+    """A worker process is gone and reaped."""
+
+    round: int
+    local_rank: int
+    pid: int
+    exit_code: int | None
+    """Exit status, or None when a signal ended it."""
+    signal: int | None
+    mono_ns: int
+    """CLOCK_MONOTONIC ns at which the zygote saw it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDead:
+    """Every process of the round is gone and reaped, descendants of its workers included."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class StacksDumped:
+    """The signal for a stack dump was sent; the files follow within milliseconds."""
+
+    round: int
+    local_ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    """Local ranks that cannot dump: not Python, or their handler was replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReady:
+    """A TCPStore listens."""
+
+    store_id: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreExited:
+    """A store process is gone."""
+
+    store_id: str
+    reason: str
+    """Empty after `release_store` or `shutdown`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExpired:
+    """The agent's lease was stale, so all descendants (stores too) got SIGKILL.
+
+    Their exits follow. Nothing is started until the agent calls `Page.begin_lease`.
+    """
+
+    age_s: float
+    rounds: tuple[int, ...]
+    """Rounds that had living processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A command could not be carried out; the zygote goes on."""
+
+    text: str
+    round: int | None = None
+    """Number of the round; a failed spawn is followed by `RoundDead`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteExited:
+    """Made by the handle: the zygote is gone; its workers got SIGKILL (PDEATHSIG)."""
+
+    exit_code: int | None
+    signal: int | None
+
+
+Command = Spawn | KillRound | DumpStacksCommand | PrepareStoreCommand | ReleaseStore | Shutdown
+Event = (
+    Ready
+    | ForkDisabled
+    | WorkerStarted
+    | WorkerExitedEvent
+    | RoundDead
+    | StacksDumped
+    | StoreReady
+    | StoreExited
+    | LeaseExpired
+    | Failure
+    | ZygoteExited
+)
+Message = Command | Event
+
+_CLASSES: Final[Mapping[str, Callable[..., Message]]] = {
+    kind.__name__: kind for kind in get_args(Message)
+}
+"""Every class of a message by the name that stands for it in the JSON form."""
+_DATAGRAM_LIMIT: Final = 32_768
+"""Bytes; well below the kernel's smallest socket buffer, so a few dozen always fit."""
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as JSON."""
+    fields = asdict(message)
+    return json.dumps({"kind": type(message).__name__, **fields}, default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, ScriptMode):
+        return value.value
+    raise TypeError(f"{value!r} has no place in a message")
+
+
+def decode(body: bytes) -> Message:
+    """Return the message that `encode` made these bytes from."""
+    fields = json.loads(body)
+    kind = fields.pop("kind")
+    if kind == "Spawn":
+        return Spawn(_round(fields["round"]))
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return _CLASSES[kind](**(fields | lists))
+
+
+def _round(fields: dict[str, Any]) -> SpawnRound:
+    ranks = tuple(
+        SpawnRank(**(rank | {"argv": tuple(rank["argv"]), "mode": ScriptMode(rank["mode"])}))
+        for rank in fields["ranks"]
+    )
+    return SpawnRound(round=fields["round"], ranks=ranks)
+
+
+def pair() -> tuple[Channel, Channel]:
+    """Return two connected channels."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(left), Channel(right)
+
+
+class Channel:
+    """One end of the control channel."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over a connected SOCK_SEQPACKET socket."""
+        sock.setblocking(False)
+        self._socket = sock
+        self._outbox: deque[bytes] = deque()
+        self.closed = False
+        """True once the other end is gone, and all that it sent has been received."""
+        self.broken = False
+        """True once a message could not be sent because the other end is gone."""
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll; -1 after `close`."""
+        return self._socket.fileno()
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that the other side had no room for; `flush` tries again."""
+        return len(self._outbox)
+
+    def send(self, message: Message) -> None:
+        """Send now if the other side has room, otherwise keep the message in order."""
+        self._outbox.append(encode(message))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the kept messages, as far as there is room."""
+        while self._outbox and not self.closed:
+            try:
+                _send(self._socket, self._outbox[0])
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                # Not `closed`: what the other end sent before is still to be received.
+                self.broken = True
+                self._outbox.clear()
+                return
+            self._outbox.popleft()
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have arrived; sets `closed` at the end of the stream."""
+        found: list[Message] = []
+        while not self.closed:
+            try:
+                body, descriptors, _, _ = socket.recv_fds(
+                    self._socket, _DATAGRAM_LIMIT, 1, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                continue  # the other end went without reading all; said once, before what it sent
+            if descriptors:
+                body = _drain(descriptors[0])
+            if body:
+                found.append(decode(body))
+            else:
+                self.closed = True
+        return found
+
+    def abandon(self) -> None:
+        """Forget the descriptor in a forked child, where other code closes it."""
+        self.closed = True
+        self._socket.detach()
+
+    def close(self) -> None:
+        """Close the descriptor; kept messages are dropped."""
+        self.closed = True
+        self._socket.close()
+
+
+def _send(sock: socket.socket, body: bytes) -> None:
+    if len(body) <= _DATAGRAM_LIMIT:
+        sock.send(body, socket.MSG_NOSIGNAL)
+        return
+    fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(body)
+        socket.send_fds(sock, [b"memfd"], [fd], socket.MSG_NOSIGNAL)
+    finally:
+        os.close(fd)
+
+
+def _drain(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)
+        return file.read()
