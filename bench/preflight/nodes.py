@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import psutil
 
-from bench.preflight import waiting
+from bench.preflight import cpu_pressure
 from bench.record import ROOT
 from holdfast_wire.messages import JobEvent
 from holdfast_wire.reasons import EventReason
@@ -60,7 +60,7 @@ def trial(nodes: int, fault: str, bad: int) -> Line:
         with (
             RunningJob(_job(folder, nodes), folder) as job,
             _killer(job, bad, fault),
-            waiting.measured() as waited,
+            cpu_pressure.measured() as waited,
         ):
             job.wait_event(EventReason.WORLD_ASSIGNED, timeout_s=_LIMIT_SECONDS)
             events, share = job.events(), waited()

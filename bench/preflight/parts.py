@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.preflight import waiting
+from bench.preflight import cpu_pressure
 from holdfast_agent.health.node_check import link
 from holdfast_agent.health.node_check.link import LinkSettings
 from holdfast_agent.health.node_check.process import Interrupt, KeptProcess
@@ -67,7 +67,7 @@ def lines(trials: int) -> Iterator[Line]:
 
 
 def _line(part: str, measure: Callable[[], CheckResult]) -> Line:
-    with waiting.measured() as share:
+    with cpu_pressure.measured() as share:
         result = measure()
     errors = [one.error for one in result.figures if one.error]
     line = {"what": "part", "part": part, "seconds": result.seconds, "waited": share()}

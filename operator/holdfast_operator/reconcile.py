@@ -208,11 +208,11 @@ class Reconciler:
     async def _carry_out(self, state: JobState) -> float | None:
         before = state.body
         try:
-            return await self._carry_out_with(state)
+            return await self._work_on(state)
         finally:
             self._jobs.update(state.key, state.body, before)
 
-    async def _carry_out_with(self, state: JobState) -> float | None:
+    async def _work_on(self, state: JobState) -> float | None:
         ended = state.status.ended
         waits: list[float | None] = [self._settings.resync_s]
         goes_on = not ended and not state.deleted

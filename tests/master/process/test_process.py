@@ -215,7 +215,9 @@ def test_the_master_exits_when_the_job_has_ended_and_was_shown(tmp_path: Path) -
                 agent.send(WorkerExited(rank=agent.rank, exit_code=0))
             for agent in agents:
                 agent.wait_for(lambda agent=agent: agent.left)
-            assert master.ask("GetJob", GetJobRequest()).status.phase is JobPhase.SUCCEEDED
+            master.wait_for(  # its agents have been told; their goodbyes may be on the way
+                lambda: master.ask("GetJob", GetJobRequest()).status.phase is JobPhase.SUCCEEDED
+            )
             assert master.process.wait(timeout=START_SECONDS) == 0
         finally:
             for agent in agents:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -12,8 +12,9 @@ from cluster.control_plane import ControlPlane
 from cluster.jobs import Job
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
-from cluster.release import Release
+from cluster.release import HISTORY, Release
 from cluster.watched import watched
+from holdfast_operator.kube.client import KubeClient
 
 _NUMBERS = itertools.count(1)
 
@@ -65,9 +66,21 @@ def nodes(plane: ControlPlane) -> Iterator[Nodes]:
 def release(plane: ControlPlane, nodes: Nodes) -> Iterator[Release]:
     """The operator as helm installs it: a pod under its own account."""
     installed = Release(plane.kubeconfig)
+    # Jobs of an earlier module failed on these nodes on purpose: none is avoided for that.
+    installed.kubectl.run("delete", "configmap", HISTORY, "--ignore-not-found")
     installed.install()
     yield installed
     installed.remove()
+
+
+@pytest.fixture
+async def client(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeClient]:
+    """The API server, as the admin."""
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    made = KubeClient(100.0, 100)
+    await made.open()
+    yield made
+    await made.close()
 
 
 @pytest.fixture

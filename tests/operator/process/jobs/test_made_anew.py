@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.kube.client import KubeClient
@@ -20,16 +19,6 @@ from jobs.job_files import job as job_file
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(120)]
 _NAME: Final = "again"
-
-
-@pytest.fixture
-async def client(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeClient]:
-    """The API server, as the admin."""
-    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
-    made = KubeClient(100.0, 100)
-    await made.open()
-    yield made
-    await made.close()
 
 
 @contextlib.asynccontextmanager

@@ -71,10 +71,12 @@ def test_a_later_job_knows_what_an_earlier_one_met_on_its_nodes(
 
     def told() -> list[dict[str, Any]]:
         hosts = holdfast.json("nodes", "second", "--history")
-        return [one for host in hosts if host["host"] == strike.host for one in host["strikes"]]
+        there = [one for host in hosts if host["host"] == strike.host for one in host["strikes"]]
+        # Jobs of other tests may have failed on this node of the cluster, too.
+        return [one for one in there if one["job"] == f"{namespace}/first"]
 
     second.until("the first job's strike", lambda: bool(told()))
-    assert [(one["job"], one["cause"]) for one in told()] == [(f"{namespace}/first", "Failure")]
+    assert [one["cause"] for one in told()] == ["Failure"]
     assert f"{namespace}/first" in holdfast.run("nodes", "second", "--history")
     second.delete()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,16 +22,6 @@ from jobs.job_files import job as job_file
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
 Make = Callable[[str], Job]
 _SECRET: Final = ("get", "secret", ROOT_SECRET)
-
-
-@pytest.fixture
-async def client(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeClient]:
-    """The API server, as the admin."""
-    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
-    made = KubeClient(100.0, 100)
-    await made.open()
-    yield made
-    await made.close()
 
 
 def _stored(kubectl: Kubectl) -> bytes:
