@@ -54,6 +54,8 @@ NOISE: Mapping[Resource, float] = {
 }
 """Standard deviation of the figure's logarithm, from node to node and from test to test."""
 NETWORK = frozenset(PAIR_RESOURCES)
+NOBODY_THERE = [Figure(resource=one, error="no connection in 5 s") for one in PAIR_RESOURCES]
+"""What a node has to tell whose partner is not there."""
 COMPUTE = frozenset({Resource.CPU_MATMUL})
 DISK = frozenset({Resource.DISK_WRITE, Resource.DISK_READ})
 
@@ -123,7 +125,7 @@ class Cluster:
         assert current is not None
         alone = [self._alone(current.id, node) for node in current.nodes]
         paired = [
-            self._report(current.id, node, pair.other(node), figures)
+            self.report(current.id, node, pair.other(node), figures)
             for pair in current.pairs
             for figures in [self._pair(current.id.number, pair)]
             for node in pair
@@ -134,9 +136,10 @@ class Cluster:
         fault = self.faults.get(node)
         return fault is not None and fault.dead_from is not None and number >= fault.dead_from
 
-    def _report(
+    def report(
         self, number: RoundId, node: str, partner: str, figures: Sequence[Figure]
     ) -> FigureReport:
+        """Return a node's report of a round."""
         kind = self.kinds.get(node, "cpu")
         return FigureReport(
             round=number, node=node, partner=partner, kind=kind, figures=tuple(figures)
@@ -148,11 +151,11 @@ class Cluster:
             for resource in HEALTHY
             if resource not in NETWORK
         ]
-        return self._report(number, node, "", figures)
+        return self.report(number, node, "", figures)
 
     def _pair(self, number: int, pair: Sequence[str]) -> list[Figure]:
         if any(self._is_dead(node, number) for node in pair):
-            return [Figure(resource=one, error="no connection in 5 s") for one in PAIR_RESOURCES]
+            return NOBODY_THERE
         return [self._figure(resource, "cpu", pair) for resource in PAIR_RESOURCES]
 
     def _figure(self, resource: Resource, kind: str, nodes: Sequence[str]) -> Figure:

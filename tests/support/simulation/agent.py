@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from simulation.job import Job
 
 STOP_SECONDS = 30.0
+RANKS_END_SECONDS = 10.0
+"""Time that ranks of a world that is over have before a check is refused, s."""
 
 
 class Agent(Line):
@@ -100,6 +102,8 @@ class Agent(Line):
         self.sampling: NodeSampling = NodeSampling(self, number)
         self.checked = {Resource.CPU_MATMUL: 1.0, Resource.LINK_BANDWIDTH: 10.0}
         """Figures that a check of this node has, by resource; none: it does not answer."""
+        self.refuses: CheckRole | None = None
+        """Part of a check that this node refuses."""
 
     def hello(self) -> Hello:
         """Return the greeting with all that a new master must know."""
@@ -167,9 +171,21 @@ class Agent(Line):
         return None
 
     def _check(self, order: CheckNode, _: int) -> None:
-        """Measure for a second or two, alone or with a partner."""
-        if not self.checked:
-            return
+        if self.checked:
+            self._once_idle(order, self.now + RANKS_END_SECONDS)
+
+    def _once_idle(self, order: CheckNode, until: float) -> None:
+        """Give the ranks of a world that is over time to end, as the real agent does."""
+        if self.refuses is order.role or (self.workers.alive and self.now >= until):
+            text = "ranks run on this node, or are about to"
+            self.report(NodeChecked(round=order.round, partner=order.partner, refused=text), 0)
+        elif self.workers.alive:
+            self.later(0.1, self._once_idle, order, until)
+        else:
+            self._measure(order)
+
+    def _measure(self, order: CheckNode) -> None:
+        """Take a second or two, alone or with a partner."""
         if order.role is CheckRole.SERVE:
             self.report(CheckListening(round=order.round, host=f"10.0.0.{self.rank}", port=1), 0)
         figures = tuple(

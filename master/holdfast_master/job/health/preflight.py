@@ -245,8 +245,7 @@ def _send(job: JobContext, own: OpenCheck) -> None:
 def _order(job: JobContext, own: OpenCheck, name: str) -> None:
     """Tell one node of the round what to measure; one that joins must know where to."""
     current, node = own.check.current, own.nodes[name]
-    present = job.membership.nodes.get(node.rank)
-    if current is None or present is None or present.agent_id != node.agent_id:
+    if current is None or not _is_here(job, own, name):
         return
     partner = current.partners[name]
     serves = any(pair.serves == name for pair in current.pairs)
@@ -262,20 +261,29 @@ def _order(job: JobContext, own: OpenCheck, name: str) -> None:
         port=place.port if role is CheckRole.JOIN and place is not None else 0,
         deadline_seconds=own.seconds,
     )
-    job.out.send(present, order)
+    job.out.send(job.membership.nodes[node.rank], order)
 
 
 def _awaited(job: JobContext, own: OpenCheck) -> list[str]:
-    """Return the nodes of the round that have not reported, and are not gone."""
+    """Return the nodes of the round that may report yet: neither have they, nor are they gone.
+
+    A node that joins has no order until its partner listens. It may get none: its partner has
+    refused, or is gone.
+    """
     partners = own.check.current.partners if own.check.current is not None else {}
-    present = job.membership.nodes
-    return [
-        name
-        for name in partners
-        if name not in own.reports
-        and (node := present.get(own.nodes[name].rank)) is not None
-        and node.agent_id == own.nodes[name].agent_id
-    ]
+    there = [name for name in partners if name not in own.reports and _is_here(job, own, name)]
+    idle = {name for name in _never_asked(own) if partners[name] not in there}
+    return [name for name in there if name not in idle]
+
+
+def _is_here(job: JobContext, own: OpenCheck, name: str) -> bool:
+    node = job.membership.nodes.get(own.nodes[name].rank)
+    return node is not None and node.agent_id == own.nodes[name].agent_id
+
+
+def _never_asked(own: OpenCheck) -> list[str]:
+    """Return the nodes that join and have no order, as their partner has not listened so far."""
+    return [pair.joins for pair in _pairs(own) if pair.serves not in own.places]
 
 
 def listening(job: JobContext, node: Node, _: int, message: CheckListening) -> None:
@@ -318,6 +326,7 @@ def measured(job: JobContext, node: Node, _: int, message: NodeChecked) -> None:
         partner=current.partners[name],
         kind=message.kind,
         figures=tuple(_figure(one) for one in message.figures if one.resource in _KNOWN),
+        refused=message.refused,
     )
     _look(job, own)
 
@@ -341,7 +350,7 @@ def round_due(job: JobContext) -> None:
 
 
 def _advance(job: JobContext, own: OpenCheck) -> None:
-    own.check = policy.conclude(own.check, own.reports.values())
+    own.check = policy.conclude(own.check, own.reports.values(), _never_asked(own))
     _send(job, own)
 
 

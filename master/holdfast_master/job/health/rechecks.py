@@ -6,6 +6,8 @@ check itself (`preflight`).
 
 A running world is never touched. It is looked once after the end of a world, before the next one is
 formed: the others may go on without a suspect node, and it joins after its check as a new one does.
+Ranks of the world that ended may still live on it, in a collective without the others: they are
+stopped, or they would be measured along, and the agent would refuse.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import math
 
 from holdfast_master.job.incidents import strikes
 from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.nodes.stop_orders import stop_round
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.preflight import CheckedNode
 from holdfast_master.policies.preflight import why_again
+from holdfast_wire.messages import WorldMember
 
 
 def look(job: JobContext) -> None:
@@ -32,8 +36,22 @@ def look(job: JobContext) -> None:
     found = _suspects(job)
     present = {CheckedNode(rank, node.agent_id) for rank, node in job.membership.nodes.items()}
     own.suspects = {node: why for node, why in own.suspects.items() if node in present} | found
-    for node in found:
-        eligibility.refresh(job, job.membership.nodes[node.rank])
+    for checked in found:
+        node = job.membership.nodes[checked.rank]
+        _stop_ranks(job, node)
+        eligibility.refresh(job, node)
+
+
+def _stop_ranks(job: JobContext, node: Node) -> None:
+    assigned = job.state.assigned
+    members = assigned.members if assigned is not None else ()
+    if assigned is not None and any(_is_same(one, node) for one in members):
+        reason = f"node {node.rank} is checked before it joins a world again"
+        stop_round(job.out, node, assigned.round, reason)
+
+
+def _is_same(member: WorldMember, node: Node) -> bool:
+    return member.node_rank == node.rank and member.agent_id == node.agent_id
 
 
 def _suspects(job: JobContext) -> dict[CheckedNode, str]:

@@ -6,7 +6,7 @@ belong here: the reason for a node to go, excluded hosts (`rule_actions`).
 
 from __future__ import annotations
 
-from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.nodes import eligibility, stop_orders
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
 from holdfast_master.job.state.nodes import Node
@@ -18,7 +18,6 @@ from holdfast_wire.messages import (
     CommandFinished,
     ExcludeDecision,
     JobPhase,
-    Leave,
     LeaveOutcome,
     NodeMarked,
     PodObservation,
@@ -101,17 +100,10 @@ def release(job: JobContext, nodes: list[Node], reason: str, *, free_pods: bool)
         mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
         job.out.record(mark, durable=True)
         eligibility.refresh(job, node)
-        leave(job.out, node, LeaveOutcome.RELEASED, reason, job.settings.stop_grace_seconds)
+        stop_orders.leave(
+            job.out, node, LeaveOutcome.RELEASED, reason, job.settings.stop_grace_seconds
+        )
     job.out.event(
         EventReason.NODE_RELEASED,
         f"{nodes_named(ranks)} {verb(len(ranks), 'is', 'are')} released: {reason}",
     )
-
-
-def leave(out: OutgoingBatch, node: Node, outcome: LeaveOutcome, reason: str, grace: float) -> None:
-    """Tell an agent to end its processes and itself."""
-    if node.session is None:
-        return
-    number = out.command("leave", node.rank)
-    message = Leave(command_id=number, grace_seconds=grace, reason=reason, outcome=outcome)
-    out.send(node, message)

@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.nodes.stop_orders import stop_round
 from holdfast_master.job.requests import agent_messages
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
@@ -25,7 +26,6 @@ from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import digests, rounds, start
-from holdfast_master.job.worlds.assignment import stop_round
 from holdfast_master.policies.counts import counted, verb
 from holdfast_master.policies.goodput import from_class_seconds
 from holdfast_wire.messages import (

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Final
 
 from holdfast_master.job.incidents import incidents
+from holdfast_master.job.nodes import stop_orders
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership
@@ -27,7 +28,6 @@ from holdfast_wire.messages import (
     MasterSpec,
     PeerAddress,
     ScheduleConfirmed,
-    StopRound,
     StorePrepared,
     WorldAssignment,
     WorldDecided,
@@ -99,7 +99,7 @@ def _stop_left(
         node = membership.nodes.get(member.node_rank)
         if node is not None and node.rank not in world.places:
             reason = f"round {world.round} goes on without this node"
-            stop_round(out, node, before.round, reason)
+            stop_orders.stop_round(out, node, before.round, reason)
 
 
 def _turn_nodes(job: JobContext, world: World) -> None:
@@ -170,15 +170,5 @@ def stop_survivors(job: JobContext, reason: str) -> None:
     for member in assigned.members:
         node = job.membership.nodes.get(member.node_rank)
         if node is not None and node.agent_id == member.agent_id:
-            stop_round(job.out, node, assigned.round, reason)
+            stop_orders.stop_round(job.out, node, assigned.round, reason)
             job.turn(node.rank, GoodputClass.WAITING, incident)
-
-
-def stop_round(
-    out: OutgoingBatch, node: Node, round_number: int, reason: str, grace: float = 0.0
-) -> None:
-    """Have an agent end the processes of a round; grace: SIGTERM to SIGKILL, s."""
-    if node.session is not None:
-        number = out.command("stop", node.rank)
-        message = StopRound(command_id=number, grace_seconds=grace, reason=reason)
-        out.send(node, message, round_number)

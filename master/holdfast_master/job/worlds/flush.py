@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from holdfast_master.job.nodes import stop_orders
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker, Rescue
 from holdfast_master.job.state.context import JobContext
@@ -20,7 +21,6 @@ from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.worlds import assignment
 from holdfast_master.policies import flush as policy
 from holdfast_master.policies.flush import Copy, FlushStep, FlushVerdict, Holder, Stock
 from holdfast_wire.messages import (
@@ -177,7 +177,7 @@ def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> Non
     for rank in world.places if world is not None else ():
         node = job.membership.nodes.get(rank)
         if node is not None and world is not None and world.holds(rank, node.agent_id):
-            assignment.stop_round(job.out, node, world.round, why, grace)
+            stop_orders.stop_round(job.out, node, world.round, why, grace)
             if ending:
                 job.turn(rank, GoodputClass.WAITING)
 

@@ -85,6 +85,8 @@ class FigureReport:
     kind: str = ""
     """Hardware of the node. Only nodes of one kind are compared with each other."""
     figures: tuple[Figure, ...] = ()
+    refused: str = ""
+    """Why the node measured nothing, for no fault of its own; empty: it measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,11 +143,15 @@ def merge(
 
 
 def pair_tests(current: MeasuringRound, taken: Mapping[str, FigureReport]) -> tuple[PairTest, ...]:
-    """Return one outcome for each pair of a round in which at least one node answered."""
+    """Return one outcome for each pair of a round of which both nodes answered and measured.
+
+    Where one refused, the other found nobody there: that says nothing of either of them.
+    """
     tests = []
     for pair in current.pairs:
-        figures = [one for node in pair if node in taken for one in taken[node].figures]
-        if len([node for node in pair if node in taken]) == 2:
+        both = [taken[node] for node in pair if node in taken and not taken[node].refused]
+        if len(both) == 2:
+            figures = [figure for one in both for figure in one.figures]
             tests.append(_pair_test(pair, current.id.number, figures))
     return tuple(tests)
 

@@ -82,6 +82,8 @@ class Check:
     tests: tuple[PairTest, ...] = ()
     silent: Mapping[str, RoundId] = dataclasses.field(default_factory=dict)
     """Nodes that did not answer, and the round."""
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Nodes that answered that they could not measure, and the reason."""
 
     def tested(self) -> tuple[str, ...]:
         """Return the nodes that are judged and have answered so far."""
@@ -147,7 +149,9 @@ def begin(
     )
 
 
-def conclude(check: Check, reports: Iterable[FigureReport]) -> Check:
+def conclude(
+    check: Check, reports: Iterable[FigureReport], never_asked: Iterable[str] = ()
+) -> Check:
     """Return the check after its open round, with the next round open.
 
     The caller decides when: all nodes have reported, or the round's time is over.
@@ -156,13 +160,19 @@ def conclude(check: Check, reports: Iterable[FigureReport]) -> Check:
         check: The check; one that is over is returned as it is.
         reports: Reports of the round. One of another round, or of a node without a part in it, is
             dropped (`figures.refuse` has the reason).
+        never_asked: Nodes of the round that nothing was asked of, as their partners were not ready.
+            They are not silent.
     """
     current = check.current
     if current is None:
         return check
     taken, missing = merge(current, reports)
-    silent = dict(check.silent) | dict.fromkeys(sorted(missing), current.id)
-    after = dataclasses.replace(check, silent=silent)
+    missing -= frozenset(never_asked)
+    after = dataclasses.replace(
+        check,
+        silent=dict(check.silent) | dict.fromkeys(sorted(missing), current.id),
+        refused=dict(check.refused) | _refusals(current, taken),
+    )
     following = RoundId(check.number, current.id.number + 1)
     if current.pairs:
         tests = (*check.tests, *pair_tests(current, taken))
@@ -178,6 +188,14 @@ def conclude(check: Check, reports: Iterable[FigureReport]) -> Check:
     return dataclasses.replace(
         after, current=MeasuringRound(id=following, pairs=pairs) if pairs else None
     )
+
+
+def _refusals(current: MeasuringRound, taken: Mapping[str, FigureReport]) -> dict[str, str]:
+    return {
+        node: f"round {current.id.number}: {one.refused}"
+        for node, one in taken.items()
+        if one.refused
+    }
 
 
 def _slow_alone(check: Check) -> tuple[str, ...]:
@@ -252,6 +270,7 @@ def judge(check: Check) -> Outcome:
     views = check.networks()
     findings = [
         *_silences(check),
+        *_refused(check),
         *judge_alone(check.alone, check.references),
         *(finding for view in views.values() for finding in view.findings()),
     ]
@@ -285,6 +304,13 @@ def _silences(check: Check) -> list[NodeFinding]:
             reason=f"round {at.number}: {NO_ANSWER}{tail}",
         )
         for node, at in check.silent.items()
+    ]
+
+
+def _refused(check: Check) -> list[NodeFinding]:
+    return [
+        NodeFinding(node=node, resource=None, verdict=NodeVerdict.UNDECIDED, reason=why)
+        for node, why in check.refused.items()
     ]
 
 

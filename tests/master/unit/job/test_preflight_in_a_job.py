@@ -14,6 +14,7 @@ from holdfast_wire.messages import (
     HealthPolicy,
     HealthReason,
     PreflightPolicy,
+    StopRound,
     StragglerPolicy,
 )
 from holdfast_wire.reasons import EventReason
@@ -138,6 +139,21 @@ def test_a_silent_node_is_faulty_and_holds_nobody_up_for_longer_than_the_time() 
     assert sorted(job.members) == [0, 2]
     assert verdicts(job)[1] == "faulty"
     assert "no answer" in told(job, EventReason.PREFLIGHT_FAILED)[0]
+
+
+def test_a_node_that_refuses_leaves_its_partner_without_blame_or_wait() -> None:
+    """The partner gets no order, so it is not silent: both join at once, one of them undecided."""
+    job = started(2, health=health(HealthMode.ACT))
+    job.add_agents(2)
+    for agent in job.agents.values():
+        agent.refuses = CheckRole.SERVE
+    job.run_until("TRAINING", limit=30.0)
+    assert sorted(job.members) == [0, 1]
+    assert not told(job, EventReason.PREFLIGHT_FAILED)
+    assert {CheckRole.JOIN} & {role for _, role in ordered(job)} == set()
+    undecided = [text for text in told(job, EventReason.PREFLIGHT_PASSED) if "undecided" in text]
+    assert len(undecided) == 1
+    assert "ranks run on this node" in undecided[0]
 
 
 def test_where_no_node_answers_nobody_is_accused() -> None:
@@ -282,6 +298,16 @@ def test_the_others_train_without_a_suspect_node_until_its_check_is_over() -> No
     assert sorted(job.members) == [0, 1, 2]
 
 
+def test_ranks_of_the_world_that_ended_are_stopped_before_a_suspect_is_checked() -> None:
+    """They wait for the others in a collective: nothing can be measured beside them."""
+    job = slowed(3)
+    job.agents[2].crash_worker()
+    job.run(30.0)
+    to_it = [type(one) for rank, one in job.sent if rank == 1]
+    assert to_it.index(StopRound) < to_it.index(CheckNode)
+    assert verdicts(job)[1] == "healthy"
+
+
 def test_under_act_a_straggler_whose_hardware_is_slow_is_replaced() -> None:
     """The second check finds what the first did not."""
     job = slowed(1, HealthMode.ACT)
@@ -300,6 +326,7 @@ def test_a_second_check_survives_the_master() -> None:
     job.agents[2].crash_worker()
     job.run(0.3)
     job.kill_master(1.0)
+    job.sent.clear()
     job.run(40.0)
     assert sorted(job.members) == [0, 1, 2]
     assert (1, CheckRole.ALONE) in ordered(job)
