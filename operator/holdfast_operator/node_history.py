@@ -17,7 +17,7 @@ from typing import Any, Final
 import prometheus_client as prometheus
 
 from holdfast_operator.events.config_map import ConfigMapEvents
-from holdfast_operator.kube.client import MANAGER, KubeClient
+from holdfast_operator.kube.client import MANAGER, MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.plan.node_exclusion import ExcludedNode, exclude, with_room
 from holdfast_operator.plan.node_strikes import (
@@ -214,8 +214,9 @@ class NodeHistory:
                     "POST", f"{self._path}?fieldManager={MANAGER}", body, may_repeat=False
                 )
             else:
+                # A patch of its own keys: what others have put beside them stays.
                 path = f"{self._path}/{self._name}?fieldManager={MANAGER}"
-                made = await self._client.call("PUT", path, body)
+                made = await self._client.call("PATCH", path, body, MERGE)
         except ApiRefusedError as error:
             if not (error.exists or error.is_gone):
                 raise

@@ -103,7 +103,7 @@ def _remember(release: Release, host: str, *jobs: str) -> None:
     body = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": HISTORY},
+        "metadata": {"name": HISTORY, "labels": {"team": "infrastructure"}},
         "data": to_data(strikes),
     }
     scale = ("scale", "deploy/holdfast-operator")
@@ -160,8 +160,12 @@ def _set_condition(kubectl: Kubectl, node: str, status: str, began: str) -> None
 def test_what_a_node_shows_is_kept_too(
     plane: ControlPlane, nodes: Nodes, release: Release, kubectl: Kubectl
 ) -> None:
-    """Once, whatever happens to the operator: it counts from the time when it began."""
+    """Once, whatever happens to the operator: it counts from the time when it began.
+
+    What others have put on the ConfigMap stays on it.
+    """
     name = plane.api.get("/api/v1/nodes").body["items"][0]["metadata"]["name"]
+    _remember(release, name)
     began = dt.datetime.now(dt.UTC).replace(microsecond=0)
     _set_condition(kubectl, name, "True", began.isoformat())
 
@@ -174,3 +178,5 @@ def test_what_a_node_shows_is_kept_too(
     _restart(release)
     _set_condition(kubectl, name, "False", dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
     assert shown() == wanted
+    kept = release.kubectl.json("get", "configmap", HISTORY)
+    assert kept["metadata"]["labels"] == {"team": "infrastructure"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator import node_history
-from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.client import MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
 from holdfast_operator.node_history import NodeHistory
 from holdfast_operator.plan.node_strikes import NodeStrike, from_data, to_data
@@ -52,7 +52,7 @@ class ConfigMaps(KubeClient):
     async def call(
         self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
     ) -> Any:
-        """GET, POST and PUT of the ConfigMap; POST of events."""
+        """GET, POST and PATCH of the ConfigMap; POST of events."""
         if path.startswith("/apis/events.k8s.io/"):
             self.events.append(body)
             return body
@@ -66,10 +66,11 @@ class ConfigMaps(KubeClient):
             raise ApiRefusedError(f"POST {path}", 409, "AlreadyExists", "it is there")
         if method != "POST" and self.data is None:
             raise ApiRefusedError(f"{method} {path}", 404, "NotFound", "no such ConfigMap")
-        if method == "PUT" and body["metadata"]["resourceVersion"] != str(self.version):
-            raise ApiRefusedError(f"PUT {path}", 409, "Conflict", "there is a newer one")
+        if method == "PATCH" and body["metadata"]["resourceVersion"] != str(self.version):
+            raise ApiRefusedError(f"PATCH {path}", 409, "Conflict", "there is a newer one")
         if method != "GET":
-            self.put(body["data"])
+            assert (content_type == MERGE) is (method == "PATCH")
+            self.put({**(self.data or {}), **body["data"]})
         return {
             "metadata": {"name": name, "uid": "cm-1", "resourceVersion": str(self.version)},
             "data": self.data,
@@ -96,7 +97,7 @@ async def test_strikes_outlive_the_operator(server: ConfigMaps) -> None:
     await first.see_to_it()
     first.add([strike("b", age=1.0)])
     await first.give_up()
-    assert server.asked == ["GET", "POST", "PUT"]
+    assert server.asked == ["GET", "POST", "PATCH"]
     heard: list[str] = []
     second = NodeHistory(server, SETTINGS, heard.extend)
     await second.see_to_it()
