@@ -1,7 +1,7 @@
 """Real agents on this machine, each with a host name of its own: one of them is bad.
 
-Each node has one core of this machine. Where there are more nodes than cores they share them, and
-with whatever else runs there: so a check takes longer than on nodes that are idle.
+Each node has one core of this machine, or where there are more nodes than cores a fixed share of
+one, so that it is as fast as the others whatever they do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import psutil
 
-from bench.preflight import cpu_pressure
+from bench.preflight import cpu_pressure, cpu_quota
 from bench.record import ROOT
 from holdfast_wire.messages import JobEvent
 from holdfast_wire.reasons import EventReason
@@ -31,7 +31,10 @@ _SLOW_COPIES = ROOT / "tests/support/nodes/slow_copies"
 _LIMIT_SECONDS = 300.0
 _HOST = """
 hostname "machine-$HOLDFAST_NODE_RANK"
-exec taskset --cpu-list $((HOLDFAST_NODE_RANK % $(nproc))) "$@"
+for file in $CGROUP_FILES; do
+  case $file in *-$HOLDFAST_NODE_RANK/cgroup.procs) echo 0 > "$file";; esac
+done
+exec taskset --cpu-list $((HOLDFAST_NODE_RANK % CORES)) "$@"
 """
 _SCRIPT = """
 import pathlib, sys, time
@@ -54,16 +57,22 @@ def lines(trials: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Line]:
 
 def trial(nodes: int, fault: str, bad: int) -> Line:
     """Check so many nodes, one of them with a fault, and say who was named."""
-    with tempfile.TemporaryDirectory(prefix="preflight-") as name, _slow(bad, fault):
+    # Of 3 nodes on 2 cores, two would have a faster link, within a core: all are on one.
+    share = 1.0 if nodes <= (os.cpu_count() or 1) else 1 / nodes
+    with (
+        tempfile.TemporaryDirectory(prefix="preflight-") as name,
+        _slow(bad, fault),
+        _quota(nodes, share) as files,
+    ):
         folder = Path(name)
         (folder / "script.py").write_text(_SCRIPT)
         with (
-            RunningJob(_job(folder, nodes), folder) as job,
+            RunningJob(_job(folder, nodes, files), folder) as job,
             _killer(job, bad, fault),
             cpu_pressure.measured() as waited,
         ):
             job.wait_event(EventReason.WORLD_ASSIGNED, timeout_s=_LIMIT_SECONDS)
-            events, share = job.events(), waited()
+            events, waiting = job.events(), waited()
             (folder / "end").touch()
             job.finish()
     named = [int(one.node) for one in events if one.reason == EventReason.PREFLIGHT_FAILED]
@@ -75,7 +84,8 @@ def trial(nodes: int, fault: str, bad: int) -> Line:
         "wrong": len([one for one in named if one != bad or fault == "none"]),
         "from_hello_s": _passed(events, EventReason.NODE_JOINED),
         "seconds": _passed(events, EventReason.PREFLIGHT_BEGUN),
-        "waited": share,
+        "waited": waiting,
+        "core": share if files or share == 1.0 else None,
         "verdicts": [one.text for one in events if one.reason in _VERDICTS],
     }
 
@@ -86,7 +96,11 @@ def _passed(events: list[JobEvent], since: str) -> float:
     return max(one.unix_time for one in events if one.reason in _VERDICTS) - begin
 
 
-def _job(folder: Path, nodes: int) -> Mapping[str, Any]:
+def _quota(nodes: int, share: float) -> contextlib.AbstractContextManager[list[Path]]:
+    return cpu_quota.cgroups(nodes if share < 1.0 else 0, share)
+
+
+def _job(folder: Path, nodes: int, files: list[Path]) -> Mapping[str, Any]:
     as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     train = ["holdfast-run", "--nproc-per-node=1", str(folder / "script.py"), str(folder / "end")]
     container = {
@@ -94,6 +108,8 @@ def _job(folder: Path, nodes: int) -> Mapping[str, Any]:
         "command": ["unshare", *as_root, "--uts", "sh", "-c", _HOST, "host", *train],
         "env": [
             {"name": "HOLDFAST_PRELOAD", "value": "-torch"},
+            {"name": "CORES", "value": "1" if files else str(os.cpu_count())},
+            {"name": "CGROUP_FILES", "value": " ".join(map(str, files))},
             # No machine here knows the others' names, by which gloo would find its address.
             {"name": "GLOO_SOCKET_IFNAME", "value": NETWORK_BY_LOOPBACK},
         ],

@@ -26,17 +26,18 @@ def part(name: str, seconds: float) -> dict[str, Any]:
     return {"what": "part", "part": name, "seconds": seconds, "waited": 0.0, "error": ""}
 
 
-def real(named: int, wrong: int = 0) -> dict[str, Any]:
+def real(named: int, core: float | None = None, seconds: float = 7.0) -> dict[str, Any]:
     """One check of real agents."""
     return {
         "what": "real",
         "nodes": 4,
         "fault": "dead",
         "named": named,
-        "wrong": wrong,
-        "seconds": 7.0,
+        "wrong": 0,
+        "seconds": seconds,
         "from_hello_s": 9.0,
         "waited": 0.5,
+        "core": core,
     }
 
 
@@ -48,6 +49,14 @@ def test_bars_that_are_not_held_are_told(named: int, pair: float, held: str) -> 
     rows = [line for line in text.splitlines() if "| 99% |" in line or "| 10 |" in line]
     assert [row.split("|")[-2].strip() for row in rows] == [held, held]
     assert f"| {4.0 + 3 * pair:.1f} |" in rows[1]
+
+
+def test_the_time_of_real_nodes_counts_where_each_has_a_core() -> None:
+    """A node with a part of one is slower, which says nothing of a check on machines."""
+    text = page(ABOUT, [part(ALONE, 2.0), real(1, 1.0, 9.5), real(1, 0.25, 30.0), real(1)])
+    (row,) = (line for line in text.splitlines() if "with a core each" in line)
+    assert "| 9.5 | 10 | yes |" in row
+    assert "| 4 | 1 | dead |" in text
 
 
 def test_the_time_of_a_pretended_check_is_that_of_its_rounds() -> None:
