@@ -15,8 +15,8 @@ from holdfast.flash.memory import replica_check
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.shard_table import ShardTable, TensorItem
 from holdfast.flash.server.protocol import RestoreStart
-from holdfast.flash.storage.commit import read_manifest
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ from holdfast.flash.memory.arena import (
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
 from holdfast.flash.server.protocol import Layout, LinkError
-from holdfast.flash.storage.commit import newest_of
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import newest_of
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_all
 from holdfast.flash.trainer.copier import Changed, RoomNeeded, Saver, plain
