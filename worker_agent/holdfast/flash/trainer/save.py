@@ -23,6 +23,7 @@ from holdfast.flash.memory.arena import (
     ArenaError,
     ArenaSlot,
     geometry_of,
+    mapped,
 )
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
@@ -33,7 +34,6 @@ from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Clien
 from holdfast.flash.trainer.collectives import from_all
 from holdfast.flash.trainer.copier import Changed, RoomNeeded, Saver, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
-from holdfast.flash.trainer.images import mapped
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
 from holdfast.flash.trainer.replica_sketches import room_for
 from holdfast.flash.trainer.save_policy import Pacer
