@@ -96,4 +96,4 @@ def entered(prefix: str) -> Iterator[set[str]]:
         yield found
     finally:
         sys.setprofile(before)
-        threading.setprofile(before_threads)  # type: ignore[arg-type] # None: no profile
+        threading.setprofile(before_threads)
