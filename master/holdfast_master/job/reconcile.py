@@ -60,7 +60,8 @@ def _turn(job: JobContext) -> None:
     if state.spec is None:
         adoption.hold(job)
         return
-    rounds.count_window(job)
+    if job.worlds.running() is None:
+        rounds.count_window(job)
     if state.spec.suspend:
         job_end.toward_suspend(job)
         return
@@ -79,7 +80,8 @@ def _run(job: JobContext) -> None:
         eligibility.settle_surplus(job)
     if job.worlds.newest is None and adoption.hold(job):
         return
-    preflight.consider(job)
+    if job.preflight.has_work(job.state.spec):
+        preflight.consider(job)
     newest = job.worlds.newest
     if newest is None or job.worlds.broken:
         rounds.form(job)
@@ -95,10 +97,15 @@ def _run(job: JobContext) -> None:
 def _may_rescale(job: JobContext, world: World) -> bool:
     """Return whether a world may get other members; one that does not train yet may only lose some.
 
-    It loses them where nodes are to leave, or where fewer are wanted than it has.
+    It loses them where nodes are to leave, or where fewer are wanted than it has. It gets some
+    where nodes are ready outside of it, or were a moment ago. A change that has begun goes on.
     """
-    trains = job.state.phase is JobPhase.TRAINING
-    return trains or bool(job.state.draining) or len(world.places) > job.bounds.largest
+    if job.state.draining or len(world.places) > job.bounds.largest:
+        return True
+    nodes = job.membership
+    changes = bool(nodes.spares or nodes.surplus) or nodes.spare_since is not None
+    begun = job.incidents.current is not None
+    return job.state.phase is JobPhase.TRAINING and (changes or begun)
 
 
 def _let_go(job: JobContext) -> None:

@@ -14,8 +14,8 @@ from checkpoints.small_models import same, state_of, train
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import listen
-from holdfast.flash.storage.commit import steps
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import steps
 
 pytestmark = pytest.mark.train
 WAIT_SECONDS = 60.0

@@ -20,8 +20,6 @@ from holdfast.flash.storage.commit import (
     commit,
     delete_steps,
     open_attempt,
-    read_manifest,
-    steps,
     sweep,
     write_shard,
 )
@@ -32,6 +30,8 @@ from holdfast.flash.storage.manifest import (
     ManifestError,
     decode_manifest,
     encode_manifest,
+    read_manifest,
+    steps,
 )
 from holdfast.flash.storage.reader import committed, newest, verify
 

@@ -28,9 +28,10 @@ from checkpoints.led_nodes import (
 from holdfast.flash.memory.slots import Version, to_wire
 from holdfast.flash.server.protocol import Durable, Failed, RequestRefused, Restore, RestoreStart
 from holdfast.flash.server.tiers import StorageTier
-from holdfast.flash.storage.commit import Attempt, read_manifest_or_none
+from holdfast.flash.storage.commit import Attempt
 from holdfast.flash.storage.dcp_metadata import file_name
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import read_manifest_or_none
 from holdfast_wire import messages
 from holdfast_wire.messages import Tier
 from holdfast_wire.tiers import offered

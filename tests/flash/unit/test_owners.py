@@ -14,8 +14,9 @@ from checkpoints.small_models import state_of
 from holdfast.flash.memory.slots import Version, to_wire
 from holdfast.flash.server.protocol import RequestRefused, Restore
 from holdfast.flash.storage import owners
-from holdfast.flash.storage.commit import CommitError, steps
+from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import steps
 from holdfast.flash.storage.reader import newest
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast_wire.messages import Tier

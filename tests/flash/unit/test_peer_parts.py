@@ -40,7 +40,7 @@ from holdfast.flash.server.protocol import (
     TrainerHello,
     connect,
 )
-from holdfast.flash.trainer.images import of_arenas
+from holdfast.flash.trainer.reshard import of_arenas
 from holdfast_wire import messages
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy

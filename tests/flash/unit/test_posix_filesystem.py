@@ -9,8 +9,9 @@ import pytest
 
 from checkpoints.sample_shards import sample_step
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.storage.commit import Attempt, commit, open_attempt, steps, sweep, write_shard
+from holdfast.flash.storage.commit import Attempt, commit, open_attempt, sweep, write_shard
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import steps
 from holdfast.flash.storage.reader import verify
 
 

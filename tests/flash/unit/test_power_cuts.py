@@ -20,8 +20,9 @@ from holdfast.flash.memory.shard_table import ShardTable, encode
 from holdfast.flash.memory.slots import Move, Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.protocol import Layout
-from holdfast.flash.storage.commit import CommitError, is_own, steps
-from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard
+from holdfast.flash.storage import owners
+from holdfast.flash.storage.commit import CommitError
+from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, is_own, steps
 from holdfast.flash.storage.reader import verify
 from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast.flash.storage.slot_work import RankArena, SlotWork
@@ -150,7 +151,7 @@ class Life:
         if ROOT not in found.names(""):
             return []
         self.disk = found
-        Storage(found, ROOT, "w3", KEEP, JOB).clear_up()
+        owners.clear_up(found, ROOT, owners.left_behind(found, ROOT, "w3"))
         self.save(Version(3, 60), "w3")
         self.going |= set(self.announced) - {BEST, f"{ROOT}/step_60"}
         left = [name for name in found.names(ROOT) if ".tmp." in name or ".trash." in name]

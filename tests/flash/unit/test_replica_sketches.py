@@ -11,9 +11,9 @@ from torch import nn
 from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena, geometry_of, in_memory
 from holdfast.flash.memory.replica_check import ENTRY_BYTES, unlike
 from holdfast.flash.memory.shard_table import encode
-from holdfast.flash.trainer.copier import Saver
+from holdfast.flash.trainer.copier import Comparison, Saver
 from holdfast.flash.trainer.planner import Planner, RankPosition
-from holdfast.flash.trainer.replica_sketches import Compared, Comparison, Sketcher, room_for
+from holdfast.flash.trainer.replica_sketches import Compared, Sketcher, room_for
 from holdfast.flash.trainer.state_dict import Leaves, Parts, TensorLeaf, collect
 
 PLACE = RankPosition(rank=0, world=2, local_rank=0, local_world=2)

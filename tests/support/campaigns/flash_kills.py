@@ -48,8 +48,8 @@ from holdfast.flash.server.protocol import (
     connect,
     listen,
 )
-from holdfast.flash.storage.commit import steps
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import steps
 from holdfast.flash.storage.reader import VerifiedStep, newest
 from holdfast_cli.runner.fd_store import Shelf, close_all
 from holdfast_wire.messages import Tier

@@ -119,7 +119,7 @@ TRAINER = (
     *_trainer("trainer.copier", "Saver.copy", "copies.pieces.copy(threads)", nth=7),
     *_trainer("trainer.copier", "Saver.copy", "copies.pieces.copy(threads)", nth=8),
     *_trainer("trainer.copier", "Saver.copy", "for event in self._events", nth=8, overlap=True),
-    *_trainer("trainer.overlap", "Beside._run", "self._work()", overlap=True),
+    *_trainer("trainer.save", "Beside._run", "self._work()", overlap=True),
     *_trainer(
         "memory.arena", "ArenaSlot.commit",
         "self.lengths[index] = length",

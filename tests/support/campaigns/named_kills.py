@@ -28,9 +28,8 @@ from holdfast.flash.memory.file_backend import Volume
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import listen
-from holdfast.flash.storage.commit import steps
 from holdfast.flash.storage.filesystem import PosixDisk
-from holdfast.flash.storage.manifest import ManifestError
+from holdfast.flash.storage.manifest import ManifestError, steps
 from holdfast.flash.storage.reader import verify
 
 STEPS = 8

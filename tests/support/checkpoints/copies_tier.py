@@ -21,7 +21,10 @@ from holdfast.flash.memory.arena import Arena, ArenaError, SlotWord, geometry_of
 from holdfast.flash.memory.hashes import hash_items
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore, was_hashed
-from holdfast.flash.server.checkpoint_tier import (
+from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
+from holdfast.flash.server.protocol import TrainerHello, listen
+from holdfast.flash.server.service import TIERS, ServerState, Service
+from holdfast.flash.server.tiers import (
     CheckpointTier,
     Images,
     SlotImage,
@@ -29,10 +32,6 @@ from holdfast.flash.server.checkpoint_tier import (
     TierNode,
     Work,
 )
-from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
-from holdfast.flash.server.protocol import TrainerHello, listen
-from holdfast.flash.server.service import ServerState, Service
-from holdfast.flash.server.tiers import TIERS
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard
 from holdfast.flash.storage.slot_work import SlotWork

@@ -41,8 +41,8 @@ def run(world: Mapping[str, Any], pipe: Any) -> None:
 
     checkpointer: Any = importlib.import_module("holdfast.flash.checkpointer")
     if world["late"]:
-        beside: Any = importlib.import_module("holdfast.flash.trainer.overlap")
-        beside.Beside = Late
+        saving: Any = importlib.import_module("holdfast.flash.trainer.save")
+        saving.Beside = Late
     _plant(world["plant"])
     torch.manual_seed(3)
     model, average = _model(world["kind"]), _model(world["kind"])
@@ -71,9 +71,8 @@ def run(world: Mapping[str, Any], pipe: Any) -> None:
 
 def _plant(bug: str) -> None:
     """Let the copy go wrong: `buffers` are copied late too, or nobody waits at the `hook`."""
-    preparing: Any = importlib.import_module("holdfast.flash.trainer.save")
-    beside: Any = importlib.import_module("holdfast.flash.trainer.overlap")
-    collect = preparing.collect
+    saving: Any = importlib.import_module("holdfast.flash.trainer.save")
+    collect = saving.collect
 
     def all_late(*words: Any) -> Any:
         leaves = collect(*words)
@@ -81,9 +80,9 @@ def _plant(bug: str) -> None:
         return leaves
 
     if bug == "buffers":
-        preparing.collect = all_late
+        saving.collect = all_late
     if bug == "hook":
-        beside.Overlap._watch_optimizers = lambda _: None
+        saving.Overlap._watch_optimizers = lambda _: None
 
 
 def _model(kind: str) -> Any:

@@ -24,7 +24,6 @@ from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import ShardTable, encode
 from holdfast.flash.memory.slots import SlotState, Version, from_wire, to_wire
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.checkpoint_tier import CheckpointTier, TierNode
 from holdfast.flash.server.coordinated_commit import CoordinatedCommit
 from holdfast.flash.server.protocol import (
     Granted,
@@ -35,9 +34,9 @@ from holdfast.flash.server.protocol import (
     connect,
     listen,
 )
+from holdfast.flash.server.service import TIERS, Service
 from holdfast.flash.server.service import ServerState as ServedNode
-from holdfast.flash.server.service import Service
-from holdfast.flash.server.tiers import TIERS
+from holdfast.flash.server.tiers import CheckpointTier, TierNode
 from holdfast_agent.checkpoint.arenas import act_on
 from holdfast_wire.messages import (
     CommitAnnounced,

@@ -23,8 +23,8 @@ from holdfast.flash.storage.retention_rule import chosen
 from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_rank_0
-from holdfast.flash.trainer.images import of_start, stored
 from holdfast.flash.trainer.planner import RankPosition
+from holdfast.flash.trainer.reshard import of_start, stored
 from holdfast.flash.trainer.restore import Restorer, idle_cores
 from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
 from holdfast.flash.trainer.save_policy import Pacer

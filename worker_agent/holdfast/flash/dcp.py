@@ -26,8 +26,8 @@ from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
 from holdfast.flash.server.protocol import Granted, Layout, LinkError
-from holdfast.flash.storage.commit import foreign_names
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import foreign_names
 from holdfast.flash.trainer.client import CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_rank_0
 from holdfast.flash.trainer.copier import RoomNeeded, Saver

@@ -11,7 +11,6 @@ attempt anew; the agent that takes that name leaves nothing to commit for the on
 from __future__ import annotations
 
 from holdfast_master.job.checkpoints import on_demand
-from holdfast_master.job.nodes.members import holders, send_all
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker, PendingStep
 from holdfast_master.job.state.context import JobContext
@@ -47,7 +46,7 @@ def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -
     if world is None or world.round != number or not world.holds(node.rank, node.agent_id):
         return
     book, size = job.checkpoints.tracker, len(world.places)
-    book.enter(number, holders(world), world.size)
+    book.enter(number, world.holders, world.size)
     versions = frozenset(message.versions[:_MOST_VERSIONS])
     holder = (node.rank, node.agent_id)
     (book.memory_only.add if message.memory_only else book.memory_only.discard)(holder)
@@ -60,7 +59,10 @@ def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -
         order = ReleaseCheckpoints(
             complete=book.complete, passed_over=tuple(sorted(book.passed_over, reverse=True))
         )
-        send_all(job.membership, job.out, world, order)
+        for rank in world.places:
+            there = job.membership.nodes.get(rank)
+            if there is not None:
+                job.out.send(there, order, world.round)
 
 
 # ----------------------------------------------------------------------------------------- storage
@@ -177,13 +179,15 @@ def committed(job: JobContext, node: Node, _: int, message: CommitResult) -> Non
         )
         job.out.record(fact, durable=True)
         _announce(job, pending, "")
-        on_demand.committed(job, fact)
+        if job.checkpoints.order is not None:
+            on_demand.committed(job, job.checkpoints.order, fact)
 
 
 def _fail(job: JobContext, pending: PendingStep, error: str) -> None:
     text = f"step {pending.version.step} was not committed: {short(error)}"
     job.out.event(EventReason.CHECKPOINT_FAILED, text, Warn)
-    on_demand.failed(job, pending.version, short(error))
+    if job.checkpoints.order is not None:
+        on_demand.failed(job, job.checkpoints.order, pending.version, short(error))
     _announce(job, pending, short(error))
 
 

@@ -177,10 +177,10 @@ def _is_known(book: CheckpointTracker, step: int) -> bool:
     return any(version.step >= step for version in versions)
 
 
-def committed(job: JobContext, fact: CheckpointCommitted) -> None:
+def committed(job: JobContext, order: SaveOrder, fact: CheckpointCommitted) -> None:
     """A step is on storage: whoever asked before it was done has what he wanted."""
-    order, version = job.checkpoints.order, fact.version
-    if order is None or version is None:
+    version = fact.version
+    if version is None:
         return
     answer = TriggerCheckpointResponse(
         step=version.step, path=f"{fact.root.rstrip('/')}/step_{version.step}"
@@ -193,10 +193,9 @@ def committed(job: JobContext, fact: CheckpointCommitted) -> None:
         _end(job.timers, job.checkpoints, order)
 
 
-def failed(job: JobContext, version: CheckpointVersion, error: str) -> None:
+def failed(job: JobContext, order: SaveOrder, version: CheckpointVersion, error: str) -> None:
     """A step will not be on storage."""
-    order = job.checkpoints.order
-    if order is not None and version.step == order.step:
+    if version.step == order.step:
         _refuse_all(job, order, "CHECKPOINT_FAILED", f"step {version.step}: {error}")
 
 

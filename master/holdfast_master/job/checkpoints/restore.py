@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.job.nodes.members import holders, running_with
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
@@ -42,11 +41,11 @@ _MOST_PARTS = 8
 
 def asked(job: JobContext, node: Node, number: int, message: RestoreRequest) -> None:
     """All ranks of a node wait to be told what to start from."""
-    world = running_with(job.worlds, node, number)
+    world = job.worlds.running_with(node, number)
     if world is None:
         return
     book = job.checkpoints.tracker
-    book.enter(number, holders(world), world.size)
+    book.enter(number, world.holders, world.size)
     before = book.asked.get(node.rank)
     book.asked[node.rank] = message
     if before is not None and book.origin is not None and message.told is None:
@@ -179,7 +178,7 @@ def _part(
 
 def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerified) -> None:
     """A node has looked at its share of the origin."""
-    world, book = running_with(job.worlds, node, number), job.checkpoints.tracker
+    world, book = job.worlds.running_with(node, number), job.checkpoints.tracker
     origin = book.origin
     if world is None or origin is None or origin.go or message.plan_id != origin.plan_id:
         return

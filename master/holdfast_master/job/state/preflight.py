@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from holdfast_master.job.state.health import OFF
 from holdfast_master.policies.preflight import Check, FigureReport
 from holdfast_wire.messages import CheckListening, HealthMode, MasterSpec
 
@@ -63,6 +64,11 @@ class Preflight:
     """Round after which suspect nodes were looked for; None: not yet."""
     suspects: dict[CheckedNode, str] = dataclasses.field(default_factory=dict)
     """Agents that were checked, and are to be checked again; with the reason."""
+
+    def has_work(self, spec: MasterSpec | None) -> bool:
+        """Return whether nodes are to be checked, or something of earlier checks is left."""
+        left = self.open is not None or self.gather_until is not None or bool(self.suspects)
+        return left or preflight_mode(spec) not in OFF
 
     def checks(self, rank: int, agent_id: str) -> bool:
         """Return whether this agent is being checked now; a partner is not."""

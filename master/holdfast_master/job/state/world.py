@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 
 from holdfast_master.job.state.barrier import Barrier
 from holdfast_master.job.state.nodes import Node
+from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_wire.messages import WorldDecided, WorldMember
 
@@ -88,6 +89,11 @@ class World:
     def round(self) -> int:
         """Its number."""
         return self.fact.round
+
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """Its nodes and their agents, in rank order."""
+        return tuple((one.node_rank, one.agent_id) for one in self.fact.members)
 
     def holds(self, rank: int, agent_id: str) -> bool:
         """Return whether this very agent is a member."""
@@ -199,6 +205,11 @@ class Worlds:
         """Return the running world, if this agent is in it."""
         world = self.running()
         return world if world is not None and world.holds(node.rank, node.agent_id) else None
+
+    def running_with(self, node: Node, number: int) -> World | None:
+        """Return the running world, if it is the one that a member of it speaks of."""
+        world = self.member(node)
+        return world if world is not None and world.round == number else None
 
     def decide(self, world: World) -> None:
         """Take a world that was decided."""

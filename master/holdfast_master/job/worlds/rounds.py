@@ -40,9 +40,8 @@ def count_window(job: JobContext) -> None:
 
     Also while a formation is held back, a decided world waits for its store, or the job is
     suspended: too few in between begin the window anew. A world that came to nothing does not.
+    While a world runs, `reconcile` does not ask.
     """
-    if job.worlds.newest is not None and job.worlds.newest.assigned and not job.worlds.broken:
-        return
     if job.bounds.fit(len(job.membership.candidates)) == 0:
         job.membership.enough_since = None
     elif job.membership.enough_since is None:

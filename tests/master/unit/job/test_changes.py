@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 
+from checkpoints.walks import RESTORE, SAVE, entered
 from holdfast_master.inputs import OperatorMessage, Received
 from holdfast_master.job.state.changes import Change, PendingChanges
 from holdfast_wire.messages import (
     CheckpointPolicy,
+    CheckpointVersion,
+    CommitAnnounced,
     Fence,
+    FlushToStorage,
     Heartbeat,
     MasterSpec,
     RankProgress,
+    RestorePlan,
+    RestorePlanVerified,
+    RestoreRequest,
+    Tier,
+    TierVersions,
     WorkerExited,
 )
+from masters.checkpoint_words import Words
 from simulation.steered.job import SteeredJob
 
 Start = Callable[..., SteeredJob]
@@ -100,21 +108,50 @@ def test_a_look_enters_no_policy_that_has_nothing_to_do(training: Start) -> None
     death = Received(
         session, Fence(epoch=1, incarnation="m1", round=1), WorkerExited(rank=1, exit_code=-9)
     )
-    entered: set[str] = set()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if event == "call" and name.startswith("holdfast_master.job."):
-            entered.add(name.removeprefix("holdfast_master.job."))
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with entered("holdfast_master.job") as found:
         job.core.handle(death, job.moment())
-    finally:
-        sys.setprofile(before)
     world = job.core.inspect().worlds.newest
     assert world is not None
     assert (world.round, world.assigned) == (2, True)
-    assert {"incidents.incidents", "worlds.rounds", "worlds.assignment"} <= entered
-    assert entered.isdisjoint(_IDLE_AT_A_DEATH)
+    assert {"incidents.incidents", "worlds.rounds", "worlds.assignment"} <= found
+    assert found.isdisjoint(_IDLE_AT_A_DEATH)
+
+
+_ASKED_IN_EACH_LOOK = {"job.worlds.stores", "job.worlds.digests"}
+"""Beside the way: the stores of the next round, and what another master would need."""
+
+
+def _acting(found: set[str]) -> set[str]:
+    """Return the modules that decide or act, without values and the parts of the job's state."""
+    parts = ("job.", "policies.")
+    values = ("job.state.", "policies.rendezvous")
+    acting = {name for name in found if name.startswith(parts) and not name.startswith(values)}
+    return acting | (found & {"job.state.checkpoint_tracker"})
+
+
+def test_a_commit_enters_only_the_modules_of_its_walk(training: Start) -> None:
+    """From the parts of two nodes to the announcement nothing is asked in vain."""
+    job = training(2)
+    words = Words(job)
+    version = CheckpointVersion(lineage=1, step=10)
+    with entered("holdfast_master") as found:
+        for rank in (0, 1):
+            words.write(rank, FlushToStorage(version=version, attempt="a"))
+        words.commit()
+    assert len(words.told(CommitAnnounced)) == 2
+    assert _acting(found) == SAVE.master | _ASKED_IN_EACH_LOOK
+
+
+def test_a_restore_enters_only_the_modules_of_its_walk(training: Start) -> None:
+    """From the requests of two nodes to the start of all nothing is asked in vain."""
+    job = training(2)
+    words = Words(job)
+    offers = (TierVersions(tier=Tier.STORAGE, versions=(CheckpointVersion(lineage=0, step=10),)),)
+    with entered("holdfast_master") as found:
+        for rank in (0, 1):
+            words.say(rank, RestoreRequest(offers=offers))
+        for rank in (0, 1):
+            number = words.told(RestorePlan, rank)[-1].plan_id
+            words.say(rank, RestorePlanVerified(plan_id=number))
+    assert [plan.go for plan in words.told(RestorePlan)] == [False, False, True, True]
+    assert _acting(found) == RESTORE.master | _ASKED_IN_EACH_LOOK

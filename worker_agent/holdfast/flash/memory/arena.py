@@ -386,3 +386,16 @@ def in_memory(table: bytes, geometry: Geometry, job: str = "") -> int:
         os.close(fd)
         raise
     return fd
+
+
+def mapped(descriptors: tuple[int, ...]) -> dict[int, Arena]:
+    """Map the arenas behind the descriptors, by inode, and close the descriptors."""
+    arenas: dict[int, Arena] = {}
+    try:
+        for fd in descriptors:
+            arena = arenas[os.fstat(fd).st_ino] = Arena(fd)
+            arena.keep_from_children()
+    finally:
+        for fd in descriptors:
+            os.close(fd)
+    return arenas

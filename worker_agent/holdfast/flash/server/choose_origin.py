@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.checkpoint_tier import CheckpointTier
 from holdfast.flash.server.protocol import TrainerHello
+from holdfast.flash.server.tiers import CheckpointTier
 from holdfast_wire.messages import Tier
 
 

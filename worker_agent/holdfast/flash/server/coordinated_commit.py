@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.flash.memory.slots import Version, from_wire, to_wire
-from holdfast.flash.server.checkpoint_tier import SharedAttempts
 from holdfast.flash.server.coordinated_restore import CoordinatedRestore
 from holdfast.flash.server.peer_parts import Lender
 from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.server.service import Coordinator, ServerState
+from holdfast.flash.server.tiers import SharedAttempts
 from holdfast.flash.server.worker_thread import failure_of, outcome_of
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard

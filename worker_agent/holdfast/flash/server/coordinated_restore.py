@@ -14,10 +14,10 @@ from typing import Final
 
 from holdfast.flash.memory.slots import Version, from_wire, to_wire
 from holdfast.flash.server import protocol
-from holdfast.flash.server.checkpoint_tier import Images, SlotImage, TierError, Work
-from holdfast.flash.server.connection import Member
 from holdfast.flash.server.peer_parts import Borrower, Gatherer
+from holdfast.flash.server.protocol import Member
 from holdfast.flash.server.service import Coordinator, ServerState
+from holdfast.flash.server.tiers import Images, SlotImage, TierError, Work
 from holdfast.flash.server.worker_thread import failure_of
 from holdfast.flash.storage.manifest import FormatError, ManifestError
 from holdfast_wire.messages import (

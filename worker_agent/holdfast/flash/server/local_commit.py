@@ -13,8 +13,7 @@ from typing import Final
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.choose_origin import Origin, choose_origin
-from holdfast.flash.server.connection import Member
-from holdfast.flash.server.protocol import Fetch, LinkError, RestoreStart, TrainerHello
+from holdfast.flash.server.protocol import Fetch, LinkError, Member, RestoreStart, TrainerHello
 from holdfast.flash.server.service import ServerState, Service
 from holdfast.flash.server.worker_thread import failure_of
 from holdfast.flash.storage.filesystem import Disk

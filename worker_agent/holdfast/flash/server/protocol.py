@@ -1,13 +1,15 @@
 """Protocol between trainer and checkpoint server: JSON datagrams with descriptors.
 
-Belongs here: the socket, the framing and the messages. Does not belong here: the reactions to a
-message (`service`, `trainer.client`). A body that is too long for a datagram travels in a memfd.
+Belongs here: the socket, the framing and the messages; the server's end of a connection, with the
+messages that it has not acted on (`Member`). Does not belong here: the reactions to a message
+(`service`, `trainer.client`). A body that is too long for a datagram travels in a memfd.
 Ownership of a slot never depends on a message: it stands in the slot's header, and a message only
 wakes the other side.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -18,11 +20,12 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from holdfast.flash.ids import unique
+from holdfast.flash.memory.slots import Version
 from holdfast_wire.fd_passing import receive_fds, send_fds
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy
@@ -287,6 +290,91 @@ def _decode(body: bytes) -> Message:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LinkError(f"{len(body)} bytes are no message: {error!r}") from error
     return message
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One connected trainer."""
+
+    link: Link
+    pidfd: int
+    """Becomes readable when the trainer dies; a forked child may keep the connection open."""
+    hello: TrainerHello | None = None
+    asks: bool = False
+    """True while it waits for a `RestoreStart`."""
+    durable: set[Version] = field(default_factory=set)
+    """Versions that it waits for to become durable."""
+    _inbox: collections.deque[Message | LinkError] = field(default_factory=collections.deque)
+    """Messages received but not acted on yet."""
+
+    @classmethod
+    def of(cls, link: Link) -> Member | None:
+        """Return the trainer at the other end; None, with the link closed, if it is dead."""
+        try:
+            return cls(link, os.pidfd_open(link.peer))
+        except ProcessLookupError:
+            link.close()
+            return None
+
+    @property
+    def rank(self) -> int:
+        """Global rank; raises `LinkError` before its first message."""
+        if self.hello is None:
+            raise LinkError("the first message must be Hello")
+        return self.hello.rank
+
+    @property
+    def lineage(self) -> int:
+        """Round of its world; -1 before its first message."""
+        return self.hello.lineage if self.hello else -1
+
+    @property
+    def has_unheard(self) -> bool:
+        """True if a received message was not acted on yet: the poll will not report it again."""
+        return bool(self._inbox)
+
+    @property
+    def is_done(self) -> bool:
+        """True if no message will come any more."""
+        return self.link.closed and not self._inbox
+
+    def hear(self) -> Message | None:
+        """Return the next message, if any; raises `LinkError` for a malformed one."""
+        found = self._inbox.popleft() if self._inbox else self._receive()
+        if isinstance(found, LinkError):
+            raise found
+        return found
+
+    def take_in(self) -> Iterator[Message]:
+        """Receive all messages sent so far, to act on them later; yield each new one."""
+        while not self.link.closed and (found := self._receive()) is not None:
+            self._inbox.append(found)
+            if not isinstance(found, LinkError):
+                yield found
+
+    def _receive(self) -> Message | LinkError | None:
+        try:
+            found = self.link.receive(0)
+        except LinkError as error:
+            return error
+        if found is None:
+            return None
+        for fd in found[1]:  # a trainer's messages carry no descriptor
+            os.close(fd)
+        return found[0]
+
+    def has_last_words(self) -> bool:
+        """Tell whether a dead trainer has sent messages that were not received yet."""
+        if self._inbox or self.link.closed:
+            return bool(self._inbox)
+        poll = select.poll()
+        poll.register(self.link, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.link.close()
+        os.close(self.pidfd)
 
 
 def listen(path: str) -> socket.socket:

@@ -5,7 +5,7 @@ rank trains. A worker thread (`worker_thread`) hashes, writes and commits, one j
 that the trainers keep their cores. The `CommitPolicy` commits steps, the `RestorePolicy` chooses a
 world's start: `local_commit` has both without a job master. With one they are `coordinated_commit`
 and `coordinated_restore`, over the `Coordinator` that the agent provides. `tiers` has the places
-that they write to and start from, `connection` the messages and the end of one trainer.
+that they write to and start from, `protocol` the messages and the end of one trainer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import logging
 import select
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast import loop_errors
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore, KeeperError
-from holdfast.flash.server.checkpoint_tier import CheckpointTier, TierNode
-from holdfast.flash.server.connection import Member
 from holdfast.flash.server.protocol import (
     Durable,
     Failed,
@@ -31,6 +30,7 @@ from holdfast.flash.server.protocol import (
     Layout,
     Link,
     LinkError,
+    Member,
     NotSaved,
     RequestRefused,
     Restore,
@@ -38,7 +38,7 @@ from holdfast.flash.server.protocol import (
     Saved,
     TrainerHello,
 )
-from holdfast.flash.server.tiers import TIERS
+from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, StorageTier, TierNode
 from holdfast.flash.server.worker_thread import Labour, failure_of, outcome_of
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk, PosixDisk
@@ -62,6 +62,11 @@ if TYPE_CHECKING:
     """A message to the master."""
 
 log: Final = logging.getLogger(__name__)
+
+TIERS: Final[Mapping[Tier, Callable[[TierNode], CheckpointTier]]] = MappingProxyType(
+    {Tier.MEMORY: MemoryTier, Tier.STORAGE: StorageTier}
+)
+"""Tiers of a node, the nearest first: a start prefers it among equals."""
 
 
 class ServerState:

@@ -33,12 +33,13 @@ from holdfast.flash.storage.manifest import (
     Shard,
     decode_manifest,
     encode_manifest,
+    foreign_names,
+    is_own,
+    read_manifest,
+    read_manifest_or_none,
 )
 
-_STEP: Final = re.compile(r"step_(0|[1-9]\d*)", re.ASCII)
 _TEMPORARY: Final = re.compile(r"step_(\d+)\.tmp\.(\d+)\.(\w+)", re.ASCII)
-_OWN: Final = re.compile(r"__\d+_\d+\.distcp|\.metadata|holdfast\.json")
-"""Names of a checkpoint's files, DCP's included."""
 _DESCRIPTION: Final = re.compile(r"\.shard\.\d+\.json")
 _TRASH: Final = ".trash."
 _CHUNK: Final = 16 * 2**20
@@ -267,75 +268,12 @@ def _newer(disk: Disk, path: str) -> str:
     return ""
 
 
-def foreign_names(disk: Disk, path: str) -> list[str]:
-    """Return the names in a directory that are no checkpoint's; empty if there is no directory."""
-    try:
-        names = disk.names(path)
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if not _OWN.fullmatch(name))
-
-
-def is_own(disk: Disk, path: str) -> bool:
-    """Tell whether a directory is a committed step of Holdfast and nothing else.
-
-    A committed step gets its name with its manifest in it: one without a manifest is foreign.
-    """
-    try:
-        names = disk.names(path)
-    except OSError:
-        return False
-    return MANIFEST_NAME in names and all(_OWN.fullmatch(name) for name in names)
-
-
 def discard(disk: Disk, root: str, path: str) -> None:
     """Delete a directory; rename it first, so that a half-deleted one is never read."""
     trash = f"{root}/{_TRASH}{unique()}"
     disk.rename(path, trash)
     disk.sync_dir(root)
     disk.remove_tree(trash)
-
-
-def steps(disk: Disk, root: str) -> list[int]:
-    """Return the committed steps, oldest first; empty if there is no directory."""
-    try:
-        names = disk.names(root)
-    except FileNotFoundError:
-        return []
-    found = (_STEP.fullmatch(name) for name in names)
-    return sorted(int(match[1]) for match in found if match)
-
-
-def newest_of(disk: Disk, root: str) -> int:
-    """Return the greatest step that Holdfast committed, damaged or not; 0: none."""
-    found = (step for step in reversed(steps(disk, root)) if is_own(disk, f"{root}/step_{step}"))
-    return next(found, 0)
-
-
-def read_manifest(disk: Disk, path: str) -> Manifest:
-    """Return a committed step's manifest, after a check of its files' lengths.
-
-    Raises `ManifestError` if the manifest or a file is missing or damaged; `FormatError` if a newer
-    Holdfast wrote it.
-    """
-    try:
-        file = f"{path}/{MANIFEST_NAME}"
-        manifest = decode_manifest(disk.read(file), file)
-        for shard in manifest.shards:
-            found = disk.size(f"{path}/{shard.file}")
-            if found != shard.bytes:
-                raise ManifestError(f"{path}/{shard.file}: {found} bytes, not {shard.bytes}")
-    except OSError as error:
-        raise ManifestError(f"{path}: {error}") from error
-    return manifest
-
-
-def read_manifest_or_none(disk: Disk, path: str) -> Manifest | None:
-    """Return the manifest, or None if `read_manifest` raises."""
-    try:
-        return read_manifest(disk, path)
-    except ManifestError:
-        return None
 
 
 def attempts_of(disk: Disk, root: str, attempt: Attempt) -> list[Attempt]:

@@ -1,11 +1,14 @@
-"""`holdfast.json`: the files and items of a committed step, with the hash of every item.
+"""The committed steps of a directory, and their manifest `holdfast.json`.
 
-A reader of a checkpoint begins here. The file carries a hash of itself.
+A reader of a checkpoint begins here. The manifest lists the files and items of a step, with the
+hash of every item and one of itself. Does not belong here: the way to a committed step (`commit`),
+the comparison of the hashes (`reader`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,10 +23,14 @@ from holdfast.flash.memory.shard_table import (
 )
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage.dcp_metadata import file_name
+from holdfast.flash.storage.filesystem import Disk
 
 MANIFEST_NAME: Final = "holdfast.json"
 METADATA_NAME: Final = ".metadata"
 FORMAT: Final = 1
+_STEP: Final = re.compile(r"step_(0|[1-9]\d*)", re.ASCII)
+_OWN: Final = re.compile(r"__\d+_\d+\.distcp|\.metadata|holdfast\.json")
+"""Names of a checkpoint's files, DCP's included."""
 
 
 class ManifestError(Exception):
@@ -141,3 +148,66 @@ def _shard(fields: Any) -> Shard:
         hashes=tuple(int(number, 16) for number in fields["hashes"]),
         sketches=b64decode(fields.get("sketches", "")),
     )
+
+
+def steps(disk: Disk, root: str) -> list[int]:
+    """Return the committed steps, oldest first; empty if there is no directory."""
+    try:
+        names = disk.names(root)
+    except FileNotFoundError:
+        return []
+    found = (_STEP.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def newest_of(disk: Disk, root: str) -> int:
+    """Return the greatest step that Holdfast committed, damaged or not; 0: none."""
+    found = (step for step in reversed(steps(disk, root)) if is_own(disk, f"{root}/step_{step}"))
+    return next(found, 0)
+
+
+def is_own(disk: Disk, path: str) -> bool:
+    """Tell whether a directory is a committed step of Holdfast and nothing else.
+
+    A committed step gets its name with its manifest in it: one without a manifest is foreign.
+    """
+    try:
+        names = disk.names(path)
+    except OSError:
+        return False
+    return MANIFEST_NAME in names and all(_OWN.fullmatch(name) for name in names)
+
+
+def foreign_names(disk: Disk, path: str) -> list[str]:
+    """Return the names in a directory that are no checkpoint's; empty if there is no directory."""
+    try:
+        names = disk.names(path)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if not _OWN.fullmatch(name))
+
+
+def read_manifest(disk: Disk, path: str) -> Manifest:
+    """Return a committed step's manifest, after a check of its files' lengths.
+
+    Raises `ManifestError` if the manifest or a file is missing or damaged; `FormatError` if a newer
+    Holdfast wrote it.
+    """
+    try:
+        file = f"{path}/{MANIFEST_NAME}"
+        manifest = decode_manifest(disk.read(file), file)
+        for shard in manifest.shards:
+            found = disk.size(f"{path}/{shard.file}")
+            if found != shard.bytes:
+                raise ManifestError(f"{path}/{shard.file}: {found} bytes, not {shard.bytes}")
+    except OSError as error:
+        raise ManifestError(f"{path}: {error}") from error
+    return manifest
+
+
+def read_manifest_or_none(disk: Disk, path: str) -> Manifest | None:
+    """Return the manifest, or None if `read_manifest` raises."""
+    try:
+        return read_manifest(disk, path)
+    except ManifestError:
+        return None

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.storage.commit import read_manifest, steps
 from holdfast.flash.storage.filesystem import Disk
-from holdfast.flash.storage.manifest import FormatError, Manifest, ManifestError, Shard
+from holdfast.flash.storage.manifest import (
+    FormatError,
+    Manifest,
+    ManifestError,
+    Shard,
+    read_manifest,
+    steps,
+)
 
 _PIECE: Final = 2**20
 """Bytes read and hashed at once: they stay in a core's cache in between."""

@@ -11,9 +11,15 @@ from typing import Final
 
 from holdfast.flash.log_once import Trouble
 from holdfast.flash.storage import tags
-from holdfast.flash.storage.commit import delete_steps, is_own, steps
+from holdfast.flash.storage.commit import delete_steps
 from holdfast.flash.storage.filesystem import Disk
-from holdfast.flash.storage.manifest import MANIFEST_NAME, ManifestError, decode_manifest
+from holdfast.flash.storage.manifest import (
+    MANIFEST_NAME,
+    ManifestError,
+    decode_manifest,
+    is_own,
+    steps,
+)
 from holdfast.flash.storage.retention_rule import RetentionSettings, is_for_good, to_delete
 
 log: Final = logging.getLogger(__name__)

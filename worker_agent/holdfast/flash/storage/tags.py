@@ -10,8 +10,9 @@ import contextlib
 import re
 from typing import Final
 
-from holdfast.flash.storage.commit import steps, write_whole
+from holdfast.flash.storage.commit import write_whole
 from holdfast.flash.storage.filesystem import Disk
+from holdfast.flash.storage.manifest import steps
 
 FOLDER: Final = "tags"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

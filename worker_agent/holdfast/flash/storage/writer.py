@@ -25,7 +25,6 @@ from holdfast.flash.storage.commit import (
     attempts_of,
     commit,
     open_attempt,
-    read_manifest_or_none,
     write_shard,
 )
 from holdfast.flash.storage.filesystem import Disk
@@ -36,6 +35,7 @@ from holdfast.flash.storage.manifest import (
     Shard,
     decode_manifest,
     encode_manifest,
+    read_manifest_or_none,
 )
 from holdfast.flash.storage.retention import Retainer
 from holdfast.flash.storage.retention_rule import RetentionSettings
@@ -91,17 +91,12 @@ class Storage:
         awaited: tells, from any thread, whether a living trainer waits for the write.
         """
         self._awaited = awaited
-        self._disk, self.root, self._token, self._owner = disk, root, token, owner
+        self._disk, self.root, self.token, self.owner = disk, root, token, owner
         self._retainer = Retainer(disk, root, retention)
         self._own = unique()
 
-    @property
-    def token(self) -> str:
-        """Name of this world's attempts."""
-        return self._token
-
     def _attempt(self, version: Version) -> Attempt:
-        return Attempt(version=version, number=self._token)
+        return Attempt(version=version, number=self.token)
 
     def write(self, job: SlotWork, *, alone: bool) -> Shard:
         """Hash and write one rank's shard; alone: this server does not serve all ranks.
@@ -191,11 +186,11 @@ class Storage:
         root, _ = self._where(job.version, job.final)
         attempt = self._attempt(job.version)
         if not job.final:
-            owners.take(self._disk, root, self._owner)
+            owners.take(self._disk, root, self.owner)
         commit(self._disk, root, attempt, shards.values(), self._own, final=job.final)
         if not job.final:
             self._retainer.delete_old(job.version.step)
-            owners.pass_over(self._disk, self.root, self._token, job.version)
+            owners.pass_over(self._disk, self.root, self.token, job.version)
 
     def commit_granted(self, version: Version, *, world: int, attempt: str, own: str) -> None:
         """Commit the step that a master has granted, also after another coordinator began it.
@@ -210,7 +205,7 @@ class Storage:
                 folder = f"{self.root}/{found.folder}"
                 shards = _shards_in(self._disk, folder, world)
                 if len(shards) == world:
-                    owners.take(self._disk, self.root, self._owner)
+                    owners.take(self._disk, self.root, self.owner)
                     commit(self._disk, self.root, found, shards.values(), own)
                     self._retainer.delete_old(version.step)
                     owners.pass_over(self._disk, self.root, attempt, version)
@@ -262,18 +257,6 @@ class Storage:
             if time.monotonic() > deadline or not self._awaited():
                 raise CommitError(f"{final}: rank 0 did not commit it in {_TOGETHER_SECONDS:g} s")
             time.sleep(_LOOK_SECONDS)
-
-    def superseded(self) -> str:
-        """Return the reason why this job must not start from here, or ""; raises OSError."""
-        return owners.superseded(self._disk, self.root, self._owner)
-
-    def left_behind(self) -> frozenset[str]:
-        """Return the unfinished attempts of earlier worlds, for `clear_up`."""
-        return owners.left_behind(self._disk, self.root, self._token)
-
-    def clear_up(self, folders: frozenset[str] | None = None) -> None:
-        """Delete unfinished attempts, by default those of this moment; raises OSError."""
-        owners.clear_up(self._disk, self.root, self.left_behind() if folders is None else folders)
 
 
 class _Patience:

@@ -13,9 +13,8 @@ from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.manifest import ManifestError
 from holdfast.flash.storage.reader import verify
-from holdfast.flash.trainer.images import of_files, stored
 from holdfast.flash.trainer.planner import Local
-from holdfast.flash.trainer.reshard import Filler
+from holdfast.flash.trainer.reshard import Filler, of_files, stored
 from holdfast.flash.trainer.values import decode_value
 
 if TYPE_CHECKING:

@@ -17,10 +17,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.flash.storage.commit import attempts, read_manifest, steps
+from holdfast.flash.storage.commit import attempts
 from holdfast.flash.storage.dcp_metadata import metadata_pickle
 from holdfast.flash.storage.filesystem import Disk, PosixDisk
-from holdfast.flash.storage.manifest import MANIFEST_NAME, METADATA_NAME, Manifest, ManifestError
+from holdfast.flash.storage.manifest import (
+    MANIFEST_NAME,
+    METADATA_NAME,
+    Manifest,
+    ManifestError,
+    read_manifest,
+    steps,
+)
 from holdfast.flash.storage.reader import verify
 
 NOT_WHOLE: Final = 7

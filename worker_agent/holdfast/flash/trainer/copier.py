@@ -3,9 +3,10 @@
 A save compares a signature, copies, and stores a few words. It does not plan, does not allocate,
 pickles only small values that changed, and asks no other rank.
 
-Belongs here too: `Pieces`, which copies many pieces of memory in one call that holds no interpreter
-lock, for restores as well. The fast way is `copy.c`, compiled into the wheel. Without it, ctypes'
-memmove does the same, slower. Both take addresses: the caller keeps the memory alive.
+Belongs here too: which saves carry sketches (`Comparison`); and `Pieces`, which copies many pieces
+of memory in one call that holds no interpreter lock, for restores as well. The fast way is
+`copy.c`, compiled into the wheel. Without it, ctypes' memmove does the same, slower. Both take
+addresses: the caller keeps the memory alive.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.flash.memory.arena import Arena, ArenaSlot, SlotWord
 from holdfast.flash.memory.slots import Move, Party, SlotState, Version, after
 from holdfast.flash.trainer.planner import ImagePlan, ItemSource
-from holdfast.flash.trainer.replica_sketches import Comparison, Sketcher
+from holdfast.flash.trainer.replica_sketches import Sketcher
 from holdfast.flash.trainer.state_dict import Leaves, StateError, ValueLeaf
 from holdfast.flash.trainer.values import (
     encode_value,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _LIBRARY: Final = Path(__file__).with_name("libcopy.so.1")
 """A name that Python does not take for a module."""
 _WORDS: Final = 3
+_MOST_STEPS: Final = 10_000
+"""Number of steps with sketches whose outcome is waited for."""
 _SHARDS: Final = (
     "{} holds a DTensor, of which each rank has a part, and only one of them would be stored. Pass "
     "a module whose parameters these are in model=[...], or give full_tensor() of each"
@@ -126,6 +129,28 @@ class _Copies:
     """(to, from) of tensors that the helper cannot copy: other strides, or another device."""
     on_gpu: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """(to, from) of tensors that CUDA copies on a side stream."""
+
+
+class Comparison:
+    """Steps of one layout whose saves carried sketches."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._steps: dict[int, None] = {}
+        self._is_over = False
+
+    def carried(self, step: int) -> None:
+        """Note that a save carried sketches."""
+        self._steps[step] = None
+        if len(self._steps) > _MOST_STEPS:
+            del self._steps[next(iter(self._steps))]
+
+    def is_over(self, stored: Iterable[int]) -> bool:
+        """Tell whether the ranks were compared and alike; stored: steps that became durable."""
+        if not self._is_over and any(step in self._steps for step in stored):
+            self._is_over = True
+            self._steps.clear()
+        return self._is_over
 
 
 class Saver:

@@ -1,14 +1,14 @@
 """Makes the sketches of a training state, with which a commit compares the ranks.
 
-Belongs here: what is compared exactly and what up to a tolerance, and the memory of steps that
-carried sketches. Does not belong here: the comparison (`memory.replica_check`), the choice of the
-tensors (`planner`), the reading of their elements (`tensor_samples`).
+Belongs here: what is compared exactly and what up to a tolerance. Does not belong here: the saves
+that carry sketches (`copier`), the comparison (`memory.replica_check`), the choice of the tensors
+(`planner`), the reading of their elements (`tensor_samples`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -34,8 +34,6 @@ _EACH: Final = 3.6e-5
 """Tolerance of single numbers: of one around 1 a thousandth is this part of the norm."""
 _MOST_PARTS: Final = 4096
 """Most parts of one value that are looked at."""
-_MOST_STEPS: Final = 10_000
-"""Number of steps with sketches whose outcome is waited for."""
 _NOTHING: Final = object()
 
 
@@ -45,28 +43,6 @@ class Compared:
 
     leaf: TensorLeaf
     offsets: tuple[int, ...]
-
-
-class Comparison:
-    """Steps of one layout whose saves carried sketches."""
-
-    def __init__(self) -> None:
-        """Begin without any."""
-        self._steps: dict[int, None] = {}
-        self._is_over = False
-
-    def carried(self, step: int) -> None:
-        """Note that a save carried sketches."""
-        self._steps[step] = None
-        if len(self._steps) > _MOST_STEPS:
-            del self._steps[next(iter(self._steps))]
-
-    def is_over(self, stored: Iterable[int]) -> bool:
-        """Tell whether the ranks were compared and alike; stored: steps that became durable."""
-        if not self._is_over and any(step in self._steps for step in stored):
-            self._is_over = True
-            self._steps.clear()
-        return self._is_over
 
 
 def room_for(leaves: Leaves) -> int:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from holdfast.flash.trainer.collectives import all_or_none
 from holdfast.flash.trainer.holders import Holders
-from holdfast.flash.trainer.images import Stored
 from holdfast.flash.trainer.optimizers import (
     OF_THE_CLASS,
     classes_of,
@@ -23,7 +22,7 @@ from holdfast.flash.trainer.optimizers import (
     other_settings,
 )
 from holdfast.flash.trainer.planner import RankPosition, locate
-from holdfast.flash.trainer.reshard import Filler, is_like, new_like
+from holdfast.flash.trainer.reshard import Filler, Stored, is_like, new_like
 from holdfast.flash.trainer.rng import Rng
 from holdfast.flash.trainer.state_dict import (
     Leaves,

@@ -2,18 +2,19 @@
 
 Belongs here: the refusal of a step below one that is there already; a save's preparation, which
 binds a saver to a plan of the state and to an arena for the plan, and has a large arena made while
-training goes on; the course of one save, from the free slot to the message to the server. Does not
-belong here: the schedule (`save_policy`), the plan itself (`planner`), the copy (`copier`).
+training goes on; the course of one save, from the free slot to the message to the server, also
+where its copy overlaps with training. Does not belong here: the schedule (`save_policy`), the plan
+itself (`planner`), the copy (`copier`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import RLock
+from threading import RLock, Thread
 from time import monotonic_ns
-from typing import Final
+from typing import Any, Final
 
 from holdfast.flash.memory.arena import (
     BYTES_ROOM,
@@ -22,18 +23,17 @@ from holdfast.flash.memory.arena import (
     ArenaError,
     ArenaSlot,
     geometry_of,
+    mapped,
 )
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
 from holdfast.flash.server.protocol import Layout, LinkError
-from holdfast.flash.storage.commit import newest_of
 from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import newest_of
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_all
 from holdfast.flash.trainer.copier import Changed, RoomNeeded, Saver, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
-from holdfast.flash.trainer.images import mapped
-from holdfast.flash.trainer.overlap import Beside, Overlap
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
 from holdfast.flash.trainer.replica_sketches import room_for
 from holdfast.flash.trainer.save_policy import Pacer
@@ -183,6 +183,69 @@ class Taker:
     def close(self) -> None:
         """Stop watching the optimizers."""
         self._beside.close()
+
+
+class Beside:
+    """A copy on a thread of its own, during forward and backward."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        """Start the thread."""
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="holdfast-copy")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again by `join`
+            self._error = error
+
+    @property
+    def is_done(self) -> bool:
+        """True when `join` need not wait."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end of the copy; raises its error."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+class Overlap:
+    """At most one copy at a time, joined before the next step of any optimizer."""
+
+    def __init__(self, waited: Callable[[int], None]) -> None:
+        """Take the function that gets the nanoseconds for which training waited."""
+        self._waited = waited
+        self._copying: Beside | None = None
+        self._hook: Any = None
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Begin a copy; the one before was joined."""
+        self._watch_optimizers()
+        self._copying = Beside(work)
+
+    def _watch_optimizers(self) -> None:
+        if self._hook is None:
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+            self._hook = register_optimizer_step_pre_hook(lambda *_: self.join())
+
+    def join(self) -> None:
+        """Wait for the copy, if one runs; raises its error."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            began = monotonic_ns()
+            copying.join()
+            self._waited(monotonic_ns() - began)
+
+    def close(self) -> None:
+        """Stop watching the optimizers."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
 
 class StepOrder:
