@@ -13,13 +13,14 @@ STAMP := .venv/.setup-stamp
 FAST := not train and not slow and not kube
 LONG := (train or slow) and not kube
 SUPPORT := tests/support:tests/testbed
-# These two parts name their folder, since to read all tests takes longer than to start some.
+# These parts name their folder, since to read all tests takes longer than to start some.
+PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) -m "$(LONG) and deadline" $(SLOWEST)
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
 KUBE = $(PYTEST) tests/operator/process -n $(WIDE) --dist loadfile -m kube $(SLOWEST)
 # Where the time goes.
 SLOWEST := --durations=12 --durations-min=10
-# Two, also on a big machine: the fast tests watch deadlines of their own processes.
+# Two, also on a big machine: these tests watch deadlines of their own processes.
 WORKERS ?= 2
 # Long tests wait a third of their time for processes to start and end.
 WIDE ?= 3
@@ -88,10 +89,11 @@ test: check cluster-tools ## Check, then run every test (60 to 85 minutes on 2 c
 	failed=0; \
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --durations=12 --durations-min=5 \
 	  --phase-write=build/fast-phase.json || failed=1; \
-	$(PYTEST) -n $(WIDE) -m "$(LONG) and not exclusive" $(SLOWEST) \
+	$(PYTEST) -n $(WIDE) -m "$(LONG) and not deadline and not exclusive" $(SLOWEST) \
 	  --phase-write=build/wide-phase.json || failed=1; \
+	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
 	$(ALONE) --phase-write=build/alone-phase.json || failed=1; \
-	$(KUBE) $(foreach one,fast wide alone,--phase-read=build/$(one)-phase.json) || failed=1; \
+	$(KUBE) $(foreach one,fast wide pairs alone,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
 
 .PHONY: coverage

@@ -67,7 +67,12 @@ def test_the_last_phase_lists_failures_and_skips_and_ends_with_pytests_own_line(
 
 
 @pytest.mark.parametrize(
-    ("mark", "folder"), [("exclusive", "tests/recovery"), ("kube", "tests/operator/process")]
+    ("mark", "folder"),
+    [
+        ("deadline", "tests/recovery"),
+        ("exclusive", "tests/recovery"),
+        ("kube", "tests/operator/process"),
+    ],
 )
 def test_a_part_that_reads_one_folder_misses_no_test(mark: str, folder: str) -> None:
     """`make test` looks for these marks in one folder each."""

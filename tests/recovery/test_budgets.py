@@ -13,7 +13,7 @@ from agents.loop_script import loop_script
 from holdfast_wire.messages import BudgetKind, JobPhase
 from jobs.local_job import RunningJob, StartJob, elastic_job
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 
 def _budgets(**limits: int) -> dict[str, Any]:

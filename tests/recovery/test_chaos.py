@@ -13,7 +13,7 @@ import yaml
 
 from jobs.local_job import ROOT, TRAIN, elastic_job
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 SEED = 2127
 """A master is lost with its journal; half of the nodes are cut off for 7 s; an agent is frozen."""

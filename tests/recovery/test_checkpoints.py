@@ -15,7 +15,7 @@ import pytest
 from holdfast_wire.messages import JobStatus
 from jobs.local_job import ROOT, STEPS, RunningJob, StartJob, assert_same_curve, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 KILLS = 5
 CAMPAIGN = ROOT / "tests" / "support" / "campaigns" / "whole_job_kills.py"
 CAMPAIGN_KILLS = 50

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.local_job import ROOT, STEPS, StartJob, assert_same_curve, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 JUMPS = ROOT / "tests" / "support" / "clock_jumps"
 KILLS = ("rank", "agent", "agent", "master")
 

@@ -16,7 +16,7 @@ from holdfast_cli.job_directory import ENV_HOME
 from holdfast_cli.main import main
 from jobs.local_job import RunningJob, StartJob
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 ASKING = ("status", "nodes", "events", "goodput")
 

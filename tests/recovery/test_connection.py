@@ -16,7 +16,7 @@ from holdfast_cli.chaos.proxy import Proxy
 from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus
 from jobs.local_job import RunningJob, elastic_job
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 NODES = 4
 SHORT_SECONDS = 2.5

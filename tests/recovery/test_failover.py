@@ -12,7 +12,7 @@ import pytest
 from bench.failover.__main__ import run
 from bench.failover.page import problems
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 SEED = 20261122
 INSTANTS = 12

@@ -15,7 +15,7 @@ import pytest
 
 from jobs.local_job import RunningJob, StartJob
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 
 _SLOW = """
 import os, sys, time

@@ -12,7 +12,7 @@ import pytest
 from holdfast_wire.messages import NodeState
 from jobs.local_job import RunningJob, StartJob
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 
 _LOOP = """
 import os, sys, time

@@ -12,7 +12,7 @@ import pytest
 from holdfast_wire.messages import Tier
 from jobs.local_job import STEPS, StartJob
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 
 
 def test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps(

@@ -18,7 +18,7 @@ import pytest
 from holdfast_cli.runner.processes import descendants
 from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, elastic_job, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 
 _TRAIN = '''
     """Fills a model with the number of the step; keeps it in memory only; says what it found."""

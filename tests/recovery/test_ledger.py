@@ -13,7 +13,7 @@ from agents.loop_script import loop_script
 from holdfast_wire.messages import BudgetKind, GetGoodputResponse, JobEvent
 from jobs.local_job import RunningJob, StartJob
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 TOLERANCE_SECONDS = 1.0
 """Of each node: how much later the answer is looked at than it was made, on a busy machine."""

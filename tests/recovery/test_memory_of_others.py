@@ -11,7 +11,7 @@ import pytest
 
 from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 ONLY_MEMORY = "--save-every=100000"
 
 

@@ -19,7 +19,7 @@ from jobs.local_job import (
     losses,
 )
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 
 def test_a_killed_agent_shrinks_the_world_and_its_successor_joins(

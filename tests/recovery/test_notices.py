@@ -9,7 +9,7 @@ import pytest
 from holdfast_wire.messages import BudgetKind
 from jobs.local_job import STEPS, StartJob, assert_same_curve, loss_lines, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 
 @pytest.fixture

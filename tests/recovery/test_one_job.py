@@ -22,7 +22,7 @@ from holdfast_cli.runner.processes import descendants
 from holdfast_wire.messages import BudgetKind, JobPhase, JobStatus
 from jobs.local_job import TRAIN, RunningJob, alive, elastic_job, loss_lines
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 STEPS_BETWEEN = 10
 """The job has to have got on since the test before: else its failure would be no news."""
 

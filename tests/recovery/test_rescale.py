@@ -8,7 +8,7 @@ import pytest
 
 from jobs.local_job import STEPS, StartJob, assert_same_curve, loss_lines, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 
 def test_scaling_and_restarting_by_command_loses_no_step(

@@ -25,7 +25,7 @@ from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, event
 from masters.scripted_operator import ScriptedOperator
 from masters.worlds import spec_of
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 ONLY_MEMORY = "--save-every=100000"
 NO_FAILURE = {"budgets": {"failures": {"limit": 0}}}
 

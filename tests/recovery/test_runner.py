@@ -19,7 +19,7 @@ from holdfast_cli.job_directory import is_running, job_home
 from holdfast_cli.runner.processes import descendants
 from jobs.local_job import StartJob, alive, elastic_job
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 
 def _shared_memory() -> set[str]:

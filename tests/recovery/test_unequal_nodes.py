@@ -10,7 +10,7 @@ import pytest
 
 from jobs.local_job import STEPS, TRAIN, RunningJob, assert_same_curve, elastic_job, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 AS_MANY_AS_THE_RANK_SAYS = 'exec holdfast-run --nproc-per-node=$((HOLDFAST_NODE_RANK + 1)) "$@"'
 

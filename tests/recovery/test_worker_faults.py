@@ -12,7 +12,7 @@ from agents.loop_script import loop_script
 from holdfast_wire.messages import JobPhase
 from jobs.local_job import STEPS, StartJob, assert_same_curve, event_times, losses
 
-pytestmark = [pytest.mark.train, pytest.mark.exclusive]
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 
 def test_crashes_in_every_awkward_moment_lose_nothing(
