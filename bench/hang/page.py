@@ -21,7 +21,7 @@ Two ranks of a plain script on two nodes, gloo, steps of 0.1 s. After 100 steps 
 ever, and the other one waits for it in `all_reduce`. All systems run at the same time, each with
 its own defaults. A system notices the hang when it says so, or when anything happens to a rank:
 under torchrun and DLRover that is the time-out of gloo's collective, 30 min by default. Holdfast's
-limit is 10 times the 99th percentile of a step, and at least `health.hang.minSeconds`: 60 s by
+limit is 10 times the 99th percentile of a step, and at least `health.hang.minSeconds`: 45 s by
 default, 5 s at the least.
 """
 

@@ -88,7 +88,7 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
             hang=HangPolicy(
                 mode=HealthMode.REPORT,
                 step_time_factor=20.0,
-                min_seconds=60.0,
+                min_seconds=45.0,
                 first_step_seconds=1800.0,
             ),
             straggler=StragglerPolicy(
