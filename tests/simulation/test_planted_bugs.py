@@ -16,11 +16,13 @@ from simulation.run import run
 LIMIT_SECONDS = 110.0
 NEAR = {
     "anybody's memory": 403,
+    "drained taken back": 275,
     "mismatch unseen": 75,
     "no room": 45,
     "set clock unnoticed": 27,
     "votes for ever": 29,
-    "old round lives": 266,
+    "old round lives": 645,
+    "rescued early": 273,
     "restart forgotten": 633,
     "stale pod kills": 228,
     "survivor blamed": 523,
