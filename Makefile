@@ -14,7 +14,7 @@ FAST := not train and not slow and not kube
 LONG := (train or slow) and not kube
 SUPPORT := tests/support:tests/testbed
 # These parts name their folder, since to read all tests takes longer than to start some.
-PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) -m "$(LONG) and deadline" $(SLOWEST)
+PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) -m "$(LONG) and deadline and not exclusive" $(SLOWEST)
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
 KUBE = $(PYTEST) tests/operator/process -n $(WIDE) --dist loadfile -m kube $(SLOWEST)
@@ -85,7 +85,7 @@ cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pod
 
 # Each part runs whatever the parts before it found: one run names all that fails.
 .PHONY: test
-test: check cluster-tools ## Check, then run every test (60 to 85 minutes on 2 cores)
+test: check cluster-tools ## Check, then run every test (50 to 65 minutes on 2 cores)
 	failed=0; \
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --durations=12 --durations-min=5 \
 	  --phase-write=build/fast-phase.json || failed=1; \

@@ -45,8 +45,9 @@ _REAL = """\
 Agents of one job on this machine, each with a host name of its own, so that any two are a pair.
 Each is bound to one core. Where there are more agents than cores, all are bound to the first one,
 and each has its share of it by a quota (a cgroup's, in periods of 10 ms): such nodes are slower,
-and a check of them takes longer, but none is faster than another. Slow memory: each copy is made
-five times. Dead: the process that measures is killed once. Time is that from event
+and a check of them takes longer, but none is faster than another. "Shared" stands where the
+machine allows no quota: such nodes are as fast as their neighbours let them be. Slow memory: each
+copy is made five times. Dead: the process that measures is killed once. Time is that from event
 `PreflightBegun` to the last verdict, and from the first `NodeJoined` on.
 """
 

@@ -74,6 +74,7 @@ def _wait_steps(job: RunningJob, steps: int) -> None:
     job.wait_for(f"{steps} steps", there)
 
 
+@pytest.mark.exclusive
 def test_a_rank_that_becomes_slow_is_named_by_holdfast_health(
     start_job: StartJob, tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ def _stop_all(pids: list[int]) -> None:
             os.kill(pid, signal.SIGSTOP)
 
 
+@pytest.mark.exclusive  # it compares all shared memory of the machine
 @pytest.mark.parametrize("killed", ["runner", "runner and agent", "all at once"])
 def test_a_runner_that_is_killed_leaves_no_memory(
     killed: str, start_job: StartJob, tmp_path: Path

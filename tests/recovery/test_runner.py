@@ -26,6 +26,7 @@ def _shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108 - it is what is tested
 
 
+@pytest.mark.exclusive  # it compares all shared memory of the machine
 @pytest.mark.parametrize(
     ("number", "code", "model"),
     [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)],

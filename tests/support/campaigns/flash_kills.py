@@ -61,9 +61,9 @@ KEEPER_LINES = tuple(
     f"flash/{name}.py"
     for name in (
         "server/arena_store", "server/service", "server/choose_origin", "server/local_commit",
-        "server/tiers", "storage/commit", "storage/filesystem", "storage/owners",
-        "storage/retention", "storage/writer", "memory/arena", "memory/fdstore_backend",
-        "memory/file_backend", "memory/recovery",
+        "server/tiers", "storage/commit", "storage/filesystem", "storage/manifest",
+        "storage/owners", "storage/retention", "storage/writer", "memory/arena",
+        "memory/fdstore_backend", "memory/file_backend", "memory/recovery",
     )
 )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """The walks of a save and of a restore through the product, and a look at the modules that run.
 
 `docs/design/0026-folders-and-names.md` has the same two lists for readers. A module counts where a
-function of it runs on the way, and a reader cannot follow the way without it. `beside` run there
-too, and a reader need not open them: hashes, encoders, files, values, and what is asked in vain.
+function of it runs on the way, and a reader cannot follow the way without it. The tests name others
+that run there and that a reader need not open: hashes, encoders, files, values, what is asked in
+vain.
 """
 
 from __future__ import annotations

@@ -69,6 +69,8 @@ class Fault:
     """Share of the healthy speed that is left."""
     dead_from: int | None = None
     """Number of the round from which it does not answer."""
+    refuses_from: int | None = None
+    """Number of the round from which it measures nothing, and says so."""
     hangs: Resource | None = None
     """A measurement that never ends."""
 
@@ -130,7 +132,19 @@ class Cluster:
             for figures in [self._pair(current.id.number, pair)]
             for node in pair
         ]
-        return [one for one in (*alone, *paired) if not self._is_dead(one.node, current.id.number)]
+        answers = [
+            one for one in (*alone, *paired) if not self._is_dead(one.node, one.round.number)
+        ]
+        return [
+            dataclasses.replace(one, figures=(), refused="ranks run here")
+            if self._refuses(one.node, one.round.number)
+            else one
+            for one in answers
+        ]
+
+    def _refuses(self, node: str, number: int) -> bool:
+        fault = self.faults.get(node)
+        return fault is not None and fault.refuses_from is not None and number >= fault.refuses_from
 
     def _is_dead(self, node: str, number: int) -> bool:
         fault = self.faults.get(node)
@@ -154,7 +168,7 @@ class Cluster:
         return self.report(number, node, "", figures)
 
     def _pair(self, number: int, pair: Sequence[str]) -> list[Figure]:
-        if any(self._is_dead(node, number) for node in pair):
+        if any(self._is_dead(node, number) or self._refuses(node, number) for node in pair):
             return NOBODY_THERE
         return [self._figure(resource, "cpu", pair) for resource in PAIR_RESOURCES]
 

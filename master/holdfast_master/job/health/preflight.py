@@ -29,7 +29,6 @@ from holdfast_master.policies.preflight import (
     CheckStanding,
     Figure,
     FigureReport,
-    Pair,
     Participant,
     RoundId,
 )
@@ -86,7 +85,7 @@ def repeat(job: JobContext, node: Node) -> None:
     """Send a node that is back the order that it may not have got; it answers once more."""
     own = job.preflight.open
     name = own.name_of(node.rank, node.agent_id) if own is not None else ""
-    if own is not None and name in _awaited(job, own):
+    if own is not None and name and _is_awaited(job, own, name):
         _order(job, own, name)
 
 
@@ -248,7 +247,7 @@ def _order(job: JobContext, own: OpenCheck, name: str) -> None:
     if current is None or not _is_here(job, own, name):
         return
     partner = current.partners[name]
-    serves = any(pair.serves == name for pair in current.pairs)
+    serves = name in current.servers
     place = own.places.get(partner)
     if partner and not serves and place is None:
         return
@@ -264,16 +263,22 @@ def _order(job: JobContext, own: OpenCheck, name: str) -> None:
     job.out.send(job.membership.nodes[node.rank], order)
 
 
-def _awaited(job: JobContext, own: OpenCheck) -> list[str]:
-    """Return the nodes of the round that may report yet: neither have they, nor are they gone.
+def _is_awaited(job: JobContext, own: OpenCheck, name: str) -> bool:
+    """Return whether a node may report yet: it has a part, has not reported, and is not gone.
 
     A node that joins has no order until its partner listens. It may get none: its partner has
     refused, or is gone.
     """
-    partners = own.check.current.partners if own.check.current is not None else {}
-    there = [name for name in partners if name not in own.reports and _is_here(job, own, name)]
-    idle = {name for name in _never_asked(own) if partners[name] not in there}
-    return [name for name in there if name not in idle]
+    current = own.check.current
+    if current is None or name not in current.partners or not _may_report(job, own, name):
+        return False
+    partner = current.partners[name]
+    asked = not partner or name in current.servers or partner in own.places
+    return asked or _may_report(job, own, partner)
+
+
+def _may_report(job: JobContext, own: OpenCheck, name: str) -> bool:
+    return name not in own.reports and _is_here(job, own, name)
 
 
 def _is_here(job: JobContext, own: OpenCheck, name: str) -> bool:
@@ -283,7 +288,8 @@ def _is_here(job: JobContext, own: OpenCheck, name: str) -> bool:
 
 def _never_asked(own: OpenCheck) -> list[str]:
     """Return the nodes that join and have no order, as their partner has not listened so far."""
-    return [pair.joins for pair in _pairs(own) if pair.serves not in own.places]
+    pairs = own.check.current.pairs if own.check.current is not None else ()
+    return [pair.joins for pair in pairs if pair.serves not in own.places]
 
 
 def listening(job: JobContext, node: Node, _: int, message: CheckListening) -> None:
@@ -292,14 +298,10 @@ def listening(job: JobContext, node: Node, _: int, message: CheckListening) -> N
     name = own.name_of(node.rank, node.agent_id) if own is not None else ""
     if own is None or not name or not _is_current(own, message.round):
         return
-    pair = next((pair for pair in _pairs(own) if pair.serves == name), None)
-    if pair is not None and pair.joins in _awaited(job, own):
+    current = own.check.current
+    if current is not None and name in current.servers and name not in own.places:
         own.places[name] = message
-        _order(job, own, pair.joins)
-
-
-def _pairs(own: OpenCheck) -> tuple[Pair, ...]:
-    return own.check.current.pairs if own.check.current is not None else ()
+        _order(job, own, current.partners[name])
 
 
 def _is_current(own: OpenCheck, given: CheckRound | None) -> bool:
@@ -338,7 +340,9 @@ def _figure(told: CheckFigure) -> Figure:
 
 
 def _look(job: JobContext, own: OpenCheck) -> None:
-    if not _awaited(job, own):
+    current = own.check.current
+    # Each of thousands of reports asks: mostly the first nodes tell that the round goes on.
+    if current is None or not any(_is_awaited(job, own, name) for name in current.partners):
         _advance(job, own)
 
 

@@ -181,7 +181,7 @@ def _returned(job: JobContext, node: Node, session: int, hello: Hello) -> None:
     if node.away_told:
         node.away_told = False
         job.out.event(EventReason.NODE_RECONNECTED, f"node {node.rank} is back", node=node.rank)
-    _welcome(job, node, returning.round_to_keep(job.worlds, node))
+    _welcome(job, node, returning.round_to_keep(job, node))
     node_liveness.watch(job, node)
     eligibility.refresh(job, node)
     preflight.repeat(job, node)

@@ -12,18 +12,25 @@ from holdfast_master.job.requests import agent_messages
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.preflight import CheckedNode
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.state.world import World, Worlds
+from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import assignment, start
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_wire.messages import Hello
 
 
-def round_to_keep(worlds: Worlds, node: Node) -> int:
-    """The round whose processes a returning agent leaves alone; 0: none."""
+def round_to_keep(job: JobContext, node: Node) -> int:
+    """The round whose processes a returning agent leaves alone; 0: none.
+
+    Those of a node that is to be checked again have ended or are to end: it may have been away
+    when it was told so.
+    """
+    worlds = job.worlds
     last = worlds.assigned
     given_up = bool(worlds.broken) and not worlds.recovering
-    if last is None or given_up or not last.holds(node.rank, node.agent_id):
+    checked = CheckedNode(node.rank, node.agent_id) in job.preflight.suspects
+    if last is None or given_up or checked or not last.holds(node.rank, node.agent_id):
         return 0
     return last.round
 

@@ -86,7 +86,7 @@ class FigureReport:
     """Hardware of the node. Only nodes of one kind are compared with each other."""
     figures: tuple[Figure, ...] = ()
     refused: str = ""
-    """Why the node measured nothing, for no fault of its own; empty: it measured."""
+    """Why the node measured nothing, as it says itself; empty: it measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +106,11 @@ class MeasuringRound:
         for pair in self.pairs:
             found |= {pair.serves: pair.joins, pair.joins: pair.serves}
         return found
+
+    @functools.cached_property
+    def servers(self) -> frozenset[str]:
+        """The nodes that listen for their partner."""
+        return frozenset(pair.serves for pair in self.pairs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,8 +82,12 @@ class Check:
     tests: tuple[PairTest, ...] = ()
     silent: Mapping[str, RoundId] = dataclasses.field(default_factory=dict)
     """Nodes that did not answer, and the round."""
+    mute: frozenset[RoundId] = frozenset()
+    """Rounds in which none of the nodes that were asked answered: a shared cause is likelier."""
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Nodes that answered that they could not measure, and the reason."""
+    """Nodes that answered that they could not measure, and the reason. They get no more pairs."""
+    left_alone: frozenset[str] = frozenset()
+    """Partners of those."""
 
     def tested(self) -> tuple[str, ...]:
         """Return the nodes that are judged and have answered so far."""
@@ -168,10 +172,14 @@ def conclude(
         return check
     taken, missing = merge(current, reports)
     missing -= frozenset(never_asked)
+    refused = _refusals(current, taken)
+    mute = not taken and (len(missing) >= 2 or bool(current.pairs))
     after = dataclasses.replace(
         check,
         silent=dict(check.silent) | dict.fromkeys(sorted(missing), current.id),
-        refused=dict(check.refused) | _refusals(current, taken),
+        mute=check.mute | {current.id} if mute else check.mute,
+        refused=dict(check.refused) | refused,
+        left_alone=check.left_alone.union(current.partners[node] for node in refused),
     )
     following = RoundId(check.number, current.id.number + 1)
     if current.pairs:
@@ -206,7 +214,9 @@ def _slow_alone(check: Check) -> tuple[str, ...]:
 
 
 def _next_pairs(check: Check, number: int) -> tuple[Pair, ...]:
-    settings, tested, trusted = check.settings, check.tested(), check.trusted()
+    settings = check.settings
+    tested = tuple(one for one in check.tested() if one not in check.refused)
+    trusted = tuple(one for one in check.trusted() if one not in check.refused)
     if not settings.network or number > settings.most_pair_rounds or not tested:
         return ()
     met = _met(check)
@@ -218,7 +228,7 @@ def _next_pairs(check: Check, number: int) -> tuple[Pair, ...]:
     if number == 2:
         scores = {node: min(view.score(node) for view in views.values()) for node in tested}
         return pairing.extremes(scores, trusted, met)
-    return _to_decide(check, views, met)
+    return _to_decide(tested, trusted, views, met)
 
 
 def _other_way_round(check: Check) -> tuple[Pair, ...]:
@@ -230,22 +240,29 @@ def _other_way_round(check: Check) -> tuple[Pair, ...]:
 
 
 def _to_decide(
-    check: Check, views: Mapping[Resource, Network], met: pairing.Met
+    tested: tuple[str, ...],
+    trusted: tuple[str, ...],
+    views: Mapping[Resource, Network],
+    met: pairing.Met,
 ) -> tuple[Pair, ...]:
     """Return the pairs that decide about nodes in doubt; none where there is no doubt."""
     measured = [view for view in views.values() if view.best]
     doubts = frozenset(node for view in measured for node in view.doubtful)
-    doubtful = [node for node in check.tested() if node in doubts]
+    doubtful = [node for node in tested if node in doubts]
     if not doubtful:
-        return _few(check, measured, met)
-    everyone = (*check.tested(), *check.trusted())
+        return _few(tested, trusted, measured, met)
+    everyone = (*tested, *trusted)
     proven = [node for node in everyone if all(node in view.proven for view in measured)]
     return pairing.match(doubtful, proven, met) or pairing.unseen(doubtful, met)
 
 
-def _few(check: Check, measured: Iterable[Network], met: pairing.Met) -> tuple[Pair, ...]:
-    tested = check.tested()
-    if len(tested) > _FEW_NODES or check.trusted():
+def _few(
+    tested: tuple[str, ...],
+    trusted: tuple[str, ...],
+    measured: Iterable[Network],
+    met: pairing.Met,
+) -> tuple[Pair, ...]:
+    if len(tested) > _FEW_NODES or trusted:
         return ()
     alike = any(view.reference is None and not view.named for view in measured)
     return pairing.unseen(tested, met) if alike else ()
@@ -293,24 +310,27 @@ def judge(check: Check) -> Outcome:
 
 
 def _silences(check: Check) -> list[NodeFinding]:
-    everyone = len(check.silent) == len(check.participants) >= 2
-    verdict = NodeVerdict.UNDECIDED if everyone else NodeVerdict.FAULTY
-    tail = "; no node answered, so the cause is not one of them" if everyone else ""
+    tail = "; no node answered, so the cause is not one of them"
     return [
         NodeFinding(
             node=node,
             resource=None,
-            verdict=verdict,
-            reason=f"round {at.number}: {NO_ANSWER}{tail}",
+            verdict=NodeVerdict.UNDECIDED if at in check.mute else NodeVerdict.FAULTY,
+            reason=f"round {at.number}: {NO_ANSWER}{tail if at in check.mute else ''}",
         )
         for node, at in check.silent.items()
     ]
 
 
 def _refused(check: Check) -> list[NodeFinding]:
+    """Return findings on nodes that refused, and on those that met nobody because of that."""
+    met = {node for test in check.tests for node in test.pair}
+    without = check.left_alone - met - {""} - set(check.refused)
+    text = "the network: its partner could not measure"
+    whys = dict(check.refused) | dict.fromkeys(sorted(without), text)
     return [
         NodeFinding(node=node, resource=None, verdict=NodeVerdict.UNDECIDED, reason=why)
-        for node, why in check.refused.items()
+        for node, why in whys.items()
     ]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from holdfast_master.job.health import preflight
 from holdfast_wire.messages import (
     CheckNode,
     CheckRole,
@@ -16,6 +18,7 @@ from holdfast_wire.messages import (
     PreflightPolicy,
     StopRound,
     StragglerPolicy,
+    Welcome,
 )
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.resources import Resource
@@ -142,7 +145,7 @@ def test_a_silent_node_is_faulty_and_holds_nobody_up_for_longer_than_the_time() 
 
 
 def test_a_node_that_refuses_leaves_its_partner_without_blame_or_wait() -> None:
-    """The partner gets no order, so it is not silent: both join at once, one of them undecided."""
+    """The partner gets no order, so it is not silent: both are undecided and join at once."""
     job = started(2, health=health(HealthMode.ACT))
     job.add_agents(2)
     for agent in job.agents.values():
@@ -152,8 +155,30 @@ def test_a_node_that_refuses_leaves_its_partner_without_blame_or_wait() -> None:
     assert not told(job, EventReason.PREFLIGHT_FAILED)
     assert {CheckRole.JOIN} & {role for _, role in ordered(job)} == set()
     undecided = [text for text in told(job, EventReason.PREFLIGHT_PASSED) if "undecided" in text]
-    assert len(undecided) == 1
-    assert "ranks run on this node" in undecided[0]
+    assert len(undecided) == 2
+    assert len([text for text in undecided if "ranks run on this node" in text]) == 1
+    assert len([text for text in undecided if "its partner could not measure" in text]) == 1
+
+
+def test_the_work_of_a_report_does_not_grow_with_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master looks at a few nodes for each report of a round, not at all of them."""
+    looked = 0
+    real = preflight._is_here
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal looked
+        looked += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(preflight, "_is_here", counted)
+    counts = []
+    for nodes in (16, 128):
+        looked = 0
+        job = started(nodes)
+        job.add_agents(nodes)
+        job.run_until("TRAINING", limit=60.0)
+        counts.append(looked / nodes)
+    assert counts[1] < 4 * counts[0], counts
 
 
 def test_where_no_node_answers_nobody_is_accused() -> None:
@@ -306,6 +331,20 @@ def test_ranks_of_the_world_that_ended_are_stopped_before_a_suspect_is_checked()
     to_it = [type(one) for rank, one in job.sent if rank == 1]
     assert to_it.index(StopRound) < to_it.index(CheckNode)
     assert verdicts(job)[1] == "healthy"
+
+
+def test_a_suspect_that_was_away_is_told_to_end_its_ranks_when_it_is_back() -> None:
+    """It missed the order to stop; its welcome names no round that it may keep."""
+    job = slowed(3)
+    job.agents[1].cut_off()
+    job.agents[2].crash_worker()
+    job.run(1.0)
+    job.agents[1].reachable()
+    job.run(30.0)
+    (welcome,) = [one for rank, one in job.sent if rank == 1 and isinstance(one, Welcome)]
+    assert welcome.round == 0
+    assert verdicts(job)[1] == "healthy"
+    assert sorted(job.members) == [0, 1, 2]
 
 
 def test_under_act_a_straggler_whose_hardware_is_slow_is_replaced() -> None:

@@ -35,7 +35,6 @@ from nodes.simulated_nodes import (
     DEAD,
     DISK,
     NETWORK,
-    NOBODY_THERE,
     Cluster,
     Fault,
     trusted,
@@ -123,28 +122,6 @@ def test_a_node_that_dies_in_any_round_is_named(number: int) -> None:
     assert outcome.bad() == ("n3",)
     assert outcome.nodes["n3"].verdict is NodeVerdict.FAULTY
     assert f"round {number}: no answer" in outcome.nodes["n3"].reason
-
-
-@pytest.mark.parametrize("end", ["serves", "joins"])
-def test_a_node_that_refuses_says_nothing_of_its_partner(end: str) -> None:
-    """The other end finds nobody there, or is never asked: neither is a fault of either node."""
-    cluster = Cluster(2, {})
-    check = begin(1, [Participant(node=node) for node in cluster.nodes])
-    check = conclude(check, cluster.answers(check))
-    assert check.current is not None
-    (pair,) = check.current.pairs
-    refuses = getattr(pair, end)
-    refusal = FigureReport(
-        round=check.current.id, node=refuses, partner=pair.other(refuses), refused="ranks run here"
-    )
-    alone = cluster.report(check.current.id, pair.serves, pair.joins, NOBODY_THERE)
-    answers = [refusal] if end == "serves" else [refusal, alone]
-    check = conclude(check, answers, [pair.joins] if end == "serves" else [])
-    outcome = judge(check)
-    assert outcome.bad() == ()
-    assert outcome.nodes[refuses].verdict is NodeVerdict.UNDECIDED
-    assert outcome.nodes[refuses].reason == "round 1: ranks run here"
-    assert outcome.nodes[pair.other(refuses)].verdict is NodeVerdict.HEALTHY
 
 
 def test_a_hang_names_the_resource() -> None:
