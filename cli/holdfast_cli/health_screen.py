@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast_cli.render import columns
+from holdfast_cli.render import columns, counted
 from holdfast_cli.terminal_text import clean
 from holdfast_wire.messages import GetHealthResponse, HangStatus, RankHealth, SlowVerdict
 
@@ -32,7 +32,7 @@ def _head(health: GetHealthResponse) -> str:
         return f"Nobody is judged: {health.not_judged}"
     step = f"round {health.round}, {health.step_seconds:.3g} s a step"
     found = "nobody is slow" if not health.slow else f"{len(health.slow)} slow"
-    return f"{found} ({step}, {health.windows} windows judged)"
+    return f"{found} ({step}, {counted(health.windows, 'window')} judged)"
 
 
 def _hang(one: HangStatus) -> str:

@@ -32,7 +32,7 @@ from holdfast_wire.tiers import word
 
 ASSUMED = "assumed where no rank reports steps: the time since a guessed first step, or the start"
 """Note beside a goodput that is a guess."""
-_UNKEPT = "not kept after the end"
+_UNKEPT = "told only while the job runs"
 _KILO = 1000.0
 _MINUTE = 60.0
 _HOUR = 3600.0

@@ -73,7 +73,7 @@ def test_what_the_object_does_not_keep_is_told_as_such() -> None:
     lines = render.status_table(ending.status, ending.unkept).splitlines()
     assert "Budgets:     no progress 2/5" in lines
     for name in ("Checkpoints", "Loss", "Goodput", "Restarts"):
-        assert f"{name + ':':<13}not kept after the end" in lines
+        assert f"{name + ':':<13}told only while the job runs" in lines
     assert not any("none yet" in line or "not reported" in line for line in lines)
     spent = ending_of(_body(budgets=[]), [])
     assert "Budgets:     untouched" in render.status_table(spent.status, spent.unkept)
