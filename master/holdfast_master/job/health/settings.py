@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast_master.job.state.health import OFF
 from holdfast_wire.messages import HealthMode, MasterSpec
 
 
@@ -18,7 +19,7 @@ def ineffective(spec: MasterSpec) -> tuple[str, ...]:
 
 def _of_hangs(spec: MasterSpec) -> Iterator[str]:
     hang = spec.health.hang if spec.health is not None else None
-    if hang is None or hang.mode in _OFF:
+    if hang is None or hang.mode in OFF:
         return
     if hang.first_step_seconds < hang.min_seconds:
         yield (
@@ -30,7 +31,7 @@ def _of_hangs(spec: MasterSpec) -> Iterator[str]:
 
 def _of_stragglers(spec: MasterSpec) -> Iterator[str]:
     slow = spec.health.straggler if spec.health is not None else None
-    if slow is None or slow.mode in _OFF:
+    if slow is None or slow.mode in OFF:
         return
     if slow.votes > slow.votes_out_of:
         yield (
@@ -43,6 +44,3 @@ def _of_stragglers(spec: MasterSpec) -> Iterator[str]:
             f"health.straggler.mode Act excludes nobody: fewer than minReplicas "
             f"{spec.min_replicas} would be left. Set worker.standbys, or lower minReplicas"
         )
-
-
-_OFF = frozenset({HealthMode.UNSPECIFIED, HealthMode.DISABLED})
