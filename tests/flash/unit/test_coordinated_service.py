@@ -85,6 +85,27 @@ def test_a_grant_for_parts_that_are_not_in_this_directory_is_an_error(tmp_path: 
         assert failed == Failed(step=7, error="no such luck")
 
 
+def test_parts_that_nobody_commits_are_deleted_and_those_of_other_steps_stay(
+    tmp_path: Path,
+) -> None:
+    """By the node of rank 0, also under the name that a coordinator gave them."""
+    with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
+        for step in (7, 8):
+            rank_0.save(Version(1, step), durable=True)
+            rank_1.save(Version(1, step), durable=True)
+            mine, _ = first.master.hears("written"), second.master.hears("written")
+        root, version = tmp_path / "root", Version(1, 7)
+        taken = Attempt(version=version, number=f"{mine.attempt}e1c1")
+        (root / Attempt(version=version, number=mine.attempt).folder).rename(root / taken.folder)
+        for node, rank in ((second, rank_1), (first, rank_0)):
+            assert (root / taken.folder).exists()
+            node.word(announced(version, "newer steps waited to be committed too"))
+            assert isinstance(rank.link.expect(Failed, timeout_s=WAIT_SECONDS)[0], Failed)
+        first.word(grant_of(mine, "w1e1c2"))
+        assert first.master.hears("committed").error == "", "step 8"
+        assert [path.name for path in root.glob("step_*")] == ["step_8"]
+
+
 def test_a_part_that_cannot_be_written_is_told_to_the_master(tmp_path: Path) -> None:
     """So that the other nodes' ranks do not wait for it."""
     with served(tmp_path) as node, rank_of(node, tmp_path / "missing", 0) as rank:

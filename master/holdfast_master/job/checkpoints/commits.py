@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from holdfast_master.job.checkpoints import on_demand
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker, PendingStep
+from holdfast_master.job.state.checkpoint_tracker import PendingStep
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
@@ -34,7 +34,11 @@ from holdfast_wire.reasons import EventReason
 _MOST_VERSIONS = 16
 """Versions that a message may name; a correct agent names fewer."""
 _MOST_PENDING = 64
-"""Steps on their way to storage at once; ranks wait for each of theirs, so two are many."""
+"""Steps on their way to storage at once. Two are many while a master is there; when it was away,
+agents report all that their ranks have saved since."""
+_MOST_GRANTED = 8
+"""Commits under way at once. An agent carries out one after another, and repeats the outcomes of as
+many to a new master; the steps that wait can still be passed over for newer ones."""
 
 
 # ------------------------------------------------------------------------------------------ memory
@@ -85,7 +89,6 @@ def shard(job: JobContext, node: Node, _: int, message: ShardsPersisted) -> None
             world_size=message.world_size,
             root=message.root,
         )
-        _limit(book)
     pending.nodes.add(node.rank)
     if message.error:
         _fail(job, pending, f"node {node.rank}: {message.error}")
@@ -93,38 +96,44 @@ def shard(job: JobContext, node: Node, _: int, message: ShardsPersisted) -> None
     pending.ranks.update(rank for rank in message.ranks if rank < pending.world_size)
     if pending.coordinator == (node.rank, node.agent_id):
         _send_grant(job.out, pending, node)  # it may not have heard of it
+    _limit(job)
     job.touch(Change.SHARDS_REPORTED)
 
 
-def _limit(book: CheckpointTracker) -> None:
-    """Drop the oldest step that no agent has been granted: its world is gone."""
+def _limit(job: JobContext) -> None:
+    """Give up the oldest step that no agent has been granted: its world is gone, or it is late."""
+    book = job.checkpoints.tracker
     waiting = [key for key, pending in book.pending.items() if pending.coordinator is None]
     if len(book.pending) > _MOST_PENDING and waiting:
-        del book.pending[min(waiting)]
+        _give_up(job, book.pending[min(waiting)], "newer steps waited to be committed too")
 
 
 def grant(job: JobContext) -> None:
     """Grant each step that is whole to an agent; to another one where that agent is gone."""
-    nodes = job.membership.nodes
-    for pending in list(job.checkpoints.tracker.pending.values()):
-        if not pending.whole or _is_at_work(job, pending):
-            continue
-        if len(pending.silent) >= job.settings.commit_tries:
-            names = nodes_named(list({rank for rank, _ in pending.silent}))
-            limit = job.settings.commit_seconds
-            _fail(job, pending, f"{names} did not commit it within {limit:g} s each")
-            continue
-        there = [rank for rank, node in nodes.items() if node.session is not None]
-        hung = {rank for rank, _ in pending.silent}
-        rank = policy.coordinator(pending.nodes, there, hung)
-        if rank is None:
-            pending.coordinator = None
-            continue
-        number = job.out.command("commit", rank)
-        pending.own = f"{pending.attempt}e{job.identity.epoch}c{number}"
-        pending.coordinator, pending.granted_at = (rank, nodes[rank].agent_id), job.now
-        _send_grant(job.out, pending, nodes[rank])
+    steps = [one for one in job.checkpoints.tracker.pending.values() if one.whole]
+    waiting = [one for one in steps if not _is_at_work(job, one)]
+    for pending in waiting[: max(0, _MOST_GRANTED - (len(steps) - len(waiting)))]:
+        _grant(job, pending)
     _watch_grants(job)
+
+
+def _grant(job: JobContext, pending: PendingStep) -> None:
+    if len(pending.silent) >= job.settings.commit_tries:
+        names = nodes_named(list({rank for rank, _ in pending.silent}))
+        limit = job.settings.commit_seconds
+        _fail(job, pending, f"{names} did not commit it within {limit:g} s each")
+        return
+    nodes = job.membership.nodes
+    there = [rank for rank, node in nodes.items() if node.session is not None]
+    hung = {rank for rank, _ in pending.silent}
+    rank = policy.coordinator(pending.nodes, there, hung)
+    if rank is None:
+        pending.coordinator = None
+        return
+    number = job.out.command("commit", rank)
+    pending.own = f"{pending.attempt}e{job.identity.epoch}c{number}"
+    pending.coordinator, pending.granted_at = (rank, nodes[rank].agent_id), job.now
+    _send_grant(job.out, pending, nodes[rank])
 
 
 def _is_at_work(job: JobContext, pending: PendingStep) -> bool:
@@ -186,9 +195,13 @@ def committed(job: JobContext, node: Node, _: int, message: CommitResult) -> Non
 def _fail(job: JobContext, pending: PendingStep, error: str) -> None:
     text = f"step {pending.version.step} was not committed: {short(error)}"
     job.out.event(EventReason.CHECKPOINT_FAILED, text, Warn)
+    _give_up(job, pending, short(error))
+
+
+def _give_up(job: JobContext, pending: PendingStep, error: str) -> None:
     if job.checkpoints.order is not None:
-        on_demand.failed(job, job.checkpoints.order, pending.version, short(error))
-    _announce(job, pending, short(error))
+        on_demand.failed(job, job.checkpoints.order, pending.version, error)
+    _announce(job, pending, error)
 
 
 def _announce(job: JobContext, pending: PendingStep, error: str) -> None:

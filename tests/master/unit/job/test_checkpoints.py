@@ -167,6 +167,34 @@ def test_a_new_master_grants_what_its_predecessor_did_not_see_committed(training
     assert anew.own != grant.own
 
 
+def test_what_was_saved_while_no_master_was_there_ends_and_the_newest_is_not_lost(
+    training: Start,
+) -> None:
+    """Eight commits at a time; of more than 64 steps the oldest are told to be given up."""
+    job = training(2)
+    steps = range(5, 505, 5)
+    told, open_grants = dict[int, str](), list[tuple[int, CommitGrant]]()
+
+    def hear(sent: list[tuple[int, object]]) -> None:
+        open_grants.extend(grants(sent))
+        for word in announced(sent).values():
+            assert word.version is not None
+            told[word.version.step] = word.error
+
+    for step in steps:
+        hear(say(job, 0, shard(step, 0)))
+        hear(say(job, 1, shard(step, 1)))
+    assert len(open_grants) == 8
+    while open_grants:
+        rank, grant = open_grants.pop(0)
+        hear(say(job, rank, done(grant)))
+        assert len(open_grants) <= 8
+    assert sorted(told) == list(steps), "each step has an end"
+    kept = [step for step, error in told.items() if not error]
+    assert sorted(kept) == [*steps[:8], *steps[-56:]]
+    assert job.core.status(job.moment()).stored_step == steps[-1]
+
+
 def test_nobody_starts_before_everybody_has_asked_and_looked(training: Start) -> None:
     """Then all start from the same version: the newest that all have."""
     job = training(2)

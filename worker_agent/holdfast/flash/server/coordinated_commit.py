@@ -8,6 +8,7 @@ that is handed out. Messages of the master come by `Service.post`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,9 +34,11 @@ from holdfast_wire.messages import (
     Tier,
 )
 
+log: Final = logging.getLogger(__name__)
+
 _MOST_HELD: Final = 8
 _KEPT_ENDS: Final = 8
-"""Outcomes repeated to a new master: more than a master has under way at once."""
+"""Outcomes repeated to a new master: as many as a master has under way at once, and one."""
 _GRANTED: Final = Tier.STORAGE
 """Tier of parts, grants and flushes: their messages name none."""
 
@@ -156,11 +159,25 @@ class CoordinatedCommit:
         if message.version is None:
             return
         version = from_wire(message.version)
-        self._unannounced.pop(version, None)
+        known = self._unannounced.pop(version, None)
         if message.error:
             self._node.tell_failed(_GRANTED, version, message.error)
+            if known is not None and 0 in self._keeper.held.ranks:
+                self._discard(version, known)
         else:
             self._node.tell_durable(version)
+
+    def _discard(self, version: Version, shards: ShardsPersisted) -> None:
+        """Delete the parts of a step that nobody commits: otherwise each would stay until the end.
+
+        Called on the node of rank 0 only.
+        """
+        what = f"deleting the parts of step {version.step}"
+        work = self._shared.discard(shards.root, shards.attempt, version)
+        self._node.labour.hand_out(
+            lambda: failure_of(what, work, OSError),
+            lambda error: log.warning("%s: %s", what, error) if error else None,
+        )
 
     def leave_nothing(self) -> None:
         """Delete this node's attempts that no node commits any more; raises OSError."""

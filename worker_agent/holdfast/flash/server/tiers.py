@@ -183,6 +183,12 @@ class SharedAttempts(Protocol):
     def is_committed(self, root: str, version: Version) -> bool:
         """Tell whether a version is committed in a directory."""
 
+    def discard(self, root: str, attempt: str, version: Version) -> Work:
+        """Return the work that deletes all parts of a version; it raises OSError.
+
+        attempt: Name of the parts' directory; those that begin with it go too.
+        """
+
     def leave_word(self, version: Version, final: str, rank: int, error: str) -> Work | None:
         """Return the work that tells other servers that a rank has no part of a version."""
 
@@ -330,6 +336,10 @@ class StorageTier:
         """Tell whether the step's directory holds this version."""
         found = read_manifest_or_none(self._disk, f"{root}/step_{version.step}")
         return found is not None and found.version == version
+
+    def discard(self, root: str, attempt: str, version: Version) -> Work:
+        """Delete the directories of a version's attempt."""
+        return lambda: owners.discard_attempt(self._disk, root, attempt, version)
 
     def leave_word(self, version: Version, final: str, rank: int, error: str) -> Work | None:
         """Tell the servers of other ranks in the attempt's directory."""
