@@ -44,7 +44,8 @@ def status(job: JobContext) -> JobStatus:
     members = _members(job.membership, world)
     health, health_text = health_view.summary(job)
     loss = next((item.loss for node in members[:1] for item in node.ranks[:1]), 0.0)
-    step, guess = _step(job, members), _guess(members)
+    step = _step(job, members)
+    guess = 0 if step else _guess(members)
     return JobStatus(
         name=job.identity.job_name,
         uid=job.identity.job_uid,
@@ -61,7 +62,7 @@ def status(job: JobContext) -> JobStatus:
         min_replicas=spec.min_replicas,
         max_replicas=spec.max_replicas,
         step=step or guess,
-        step_guessed=guess > 0 and not step,
+        step_guessed=guess > 0,
         memory_shortages=_shortages(state),
         step_seconds=world.step_seconds if world else 0.0,
         loss=loss,
@@ -114,8 +115,14 @@ def _rate(world: World | None, members: list[Node]) -> float:
     """Samples a second of this round: what a node said last may be about the one before."""
     if world is None:
         return 0.0
-    heard = [node for node in members if node.ranks and node.ranks[0].round == world.round]
-    return sum([node.samples_per_second for node in heard])
+    number = world.round  # read once: a world may have ten thousand members
+    return sum(
+        [
+            node.samples_per_second
+            for node in members
+            if node.ranks and node.ranks[0].round == number
+        ]
+    )
 
 
 def _step(job: JobContext, members: list[Node]) -> int:
@@ -148,9 +155,10 @@ def _shortages(state: JobState) -> tuple[MemoryShortage, ...]:
 
 def _guess(members: list[Node]) -> int:
     """Return the guessed step that all ranks have completed in this world; 0: none is known."""
+    if not all(node.ranks for node in members):
+        return 0
     ranks = [item for node in members for item in node.ranks]
-    heard = bool(ranks) and all(node.ranks for node in members)
-    return min(item.step for item in ranks) if heard and all(map(is_guess, ranks)) else 0
+    return min(item.step for item in ranks) if ranks and all(map(is_guess, ranks)) else 0
 
 
 def _restored(book: CheckpointTracker, number: int) -> int | None:
