@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from holdfast.flash.checkpointer import Checkpointer
     from holdfast.flash.schedule import Schedule
     from holdfast.flash.trainer.client import CheckpointError
+    from holdfast.flash.trainer.leaves import StateError
     from holdfast.flash.trainer.restore import RestoreError
-    from holdfast.flash.trainer.state_dict import StateError
 
 
 def __getattr__(name: str) -> Any:
@@ -59,8 +59,8 @@ def _flash() -> dict[str, Any]:
     from holdfast.flash.checkpointer import Checkpointer
     from holdfast.flash.schedule import Schedule
     from holdfast.flash.trainer.client import CheckpointError
+    from holdfast.flash.trainer.leaves import StateError
     from holdfast.flash.trainer.restore import RestoreError
-    from holdfast.flash.trainer.state_dict import StateError
 
     names = Checkpointer, CheckpointError, RestoreError, Schedule, StateError
     return {one.__name__: one for one in names}

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from checkpoints.small_models import same, state_of, train
-from holdfast.flash.trainer.state_dict import StateError
+from holdfast.flash.trainer.leaves import StateError
 
 pytestmark = pytest.mark.train
 WIDTH = 2500

@@ -15,8 +15,8 @@ import holdfast
 from checkpoints.small_models import same, state_of, train
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.trainer.client import CheckpointError
+from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.restore import RestoreError
-from holdfast.flash.trainer.state_dict import StateError
 
 pytestmark = pytest.mark.train
 

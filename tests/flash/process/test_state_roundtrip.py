@@ -12,8 +12,8 @@ import pytest
 
 import holdfast
 from checkpoints.small_models import same, state_of, train
+from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.restore import RestoreError
-from holdfast.flash.trainer.state_dict import StateError
 
 pytestmark = pytest.mark.train
 

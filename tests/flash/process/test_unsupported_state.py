@@ -15,7 +15,8 @@ from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import of_files, stored
 from holdfast.flash.trainer.restore import RestoreError, Restorer
-from holdfast.flash.trainer.state_dict import StateError, collect
+from holdfast.flash.trainer.leaves import StateError
+from holdfast.flash.trainer.parts import collect
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(60)]
 
@@ -158,7 +159,7 @@ def test_a_reshard_that_fails_is_an_error_with_its_name(tmp_path: Path) -> None:
         flash.save(1)
     other, _ = state_of(1)
     before = {name: one.clone() for name, one in other.state_dict().items()}
-    parts = arguments.parts(other, None, None, {"data": Position()})
+    parts = arguments.parts(other, None, None, None, {"data": Position()})
     place = RankPosition(rank=0, world=2, local_rank=0, local_world=2)
     found = stored(of_files(str(tmp_path / "step_1")), 1)
     restorer = Restorer(parts, collect(parts, 0), place, found, lambda _: None)

@@ -12,9 +12,11 @@ from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena, geometry_of, i
 from holdfast.flash.memory.replica_check import ENTRY_BYTES, unlike
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.trainer.copier import Comparison, Saver
+from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
+from holdfast.flash.trainer.parts import Parts, collect
 from holdfast.flash.trainer.planner import Planner, RankPosition
 from holdfast.flash.trainer.replica_sketches import Compared, Sketcher, room_for
-from holdfast.flash.trainer.state_dict import Leaves, Parts, TensorLeaf, collect
+from holdfast.flash.trainer.torch_shards import TorchShards
 
 PLACE = RankPosition(rank=0, world=2, local_rank=0, local_world=2)
 
@@ -210,7 +212,8 @@ def _state(count: int, extra: dict[str, Any]) -> Leaves:
     for one in model.parameters():
         moments = {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
         optimizer.state[one] = {"step": torch.tensor(1.0), **moments}
-    parts = Parts(models={"": model}, optimizers={"": optimizer}, extra=extra, per_rank={})
+    shards = TorchShards({"": model}, {"": optimizer})
+    parts = Parts(shards=shards, extra=extra, per_rank={})
     return collect(parts, 0)
 
 

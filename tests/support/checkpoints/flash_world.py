@@ -218,10 +218,9 @@ def _read_by_dcp(world: Mapping[str, Any], model: Any, optimizer: Any) -> None:
     import torch
     import torch.distributed.checkpoint as dcp
 
-    from holdfast.flash.trainer.state_dict import Parts, parameter_names, unwrap
+    from holdfast.flash.trainer.state_dict import parameter_names, unwrap
 
-    parts = Parts(models={"": model}, optimizers={"": optimizer}, extra={}, per_rank={})
-    names, state = parameter_names(parts, ""), {}
+    names, state = parameter_names({"": model}, ""), {}
     for parameter in optimizer.param_groups[0]["params"]:
         fresh = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
         optimizer.state[parameter] = state[names[id(parameter)]] = {
@@ -282,11 +281,10 @@ class Taken:
 
 def digest(model: Any, optimizer: Any, scheduler: Any = None) -> str:
     """Return a hash of all values, whole tensors by name."""
-    from holdfast.flash.trainer.state_dict import Parts, parameter_names, unwrap
+    from holdfast.flash.trainer.state_dict import parameter_names, unwrap
 
     found = hashlib.sha256()
-    parts = Parts(models={"": model}, optimizers={"": optimizer}, extra={}, per_rank={})
-    names = parameter_names(parts, "")
+    names = parameter_names({"": model}, "")
     tensors = dict(unwrap(model).state_dict())
     for parameter, state in optimizer.state.items():
         for key, value in state.items():

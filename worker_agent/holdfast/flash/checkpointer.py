@@ -23,12 +23,14 @@ from holdfast.flash.storage.retention_rule import chosen
 from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.leaves import StateError
+from holdfast.flash.trainer.parts import collect
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import of_start, stored
 from holdfast.flash.trainer.restore import Restorer, idle_cores
 from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
 from holdfast.flash.trainer.save_policy import Pacer
-from holdfast.flash.trainer.state_dict import StateError, collect
+from holdfast.flash.trainer.shards import Shards
 from holdfast.flash.without_agent import UnsavedEnd, say_what_is_missing
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
@@ -101,6 +103,7 @@ class Checkpointer:
         *,
         model: Any = None,
         optimizer: Any = None,
+        shards: Shards | None = None,
         extra: Mapping[str, Any] | None = None,
         per_rank: Mapping[str, Any] | None = None,
         schedule: Schedule | None = None,
@@ -116,6 +119,8 @@ class Checkpointer:
                 agent keeps while the job runs; without an agent nothing is saved then.
             model: An `nn.Module`, or a list of them.
             optimizer: A `torch.optim.Optimizer`, or a list of them, over parameters of `model`.
+            shards: In place of both, the state of a framework that keeps it elsewhere
+                (`holdfast.integrations`).
             extra: Names to objects with `state_dict` and `load_state_dict`, or to plain data
                 (numbers, text, tensors, and lists, tuples and dicts of them); equal on all ranks.
                 The first durable save compares the ranks and fails where they differ. Floats may
@@ -140,7 +145,7 @@ class Checkpointer:
             ValueError: an argument or an environment variable has an invalid value.
             NotADirectoryError: `path` is a file, or a dangling link.
         """
-        self._parts = arguments.parts(model, optimizer, extra, per_rank)
+        self._parts = arguments.parts(model, optimizer, shards, extra, per_rank)
         environment = Environment.read()
         self._place = RankPosition(
             rank=environment.rank,

@@ -31,9 +31,9 @@ from holdfast.flash.storage.manifest import foreign_names
 from holdfast.flash.trainer.client import CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_rank_0
 from holdfast.flash.trainer.copier import RoomNeeded, Saver
+from holdfast.flash.trainer.leaves import Leaves, Stateful, TensorLeaf, ValueLeaf, is_own
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
 from holdfast.flash.trainer.replica_sketches import room_for
-from holdfast.flash.trainer.state_dict import Leaves, Stateful, TensorLeaf, ValueLeaf, is_own
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 _SLOT_SECONDS: Final = 600.0

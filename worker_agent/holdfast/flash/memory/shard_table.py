@@ -84,8 +84,8 @@ class ShardTable:
     """Items of the file come first."""
     paths: Mapping[str, Path] = field(default_factory=dict)
     """Name → keys in the nested state, as DCP's planner data has them."""
-    needs: Mapping[str, Box] = field(default_factory=dict)
-    """Part of a tensor that this rank has, where other ranks store some of it."""
+    needs: Mapping[str, tuple[Box, ...]] = field(default_factory=dict)
+    """Parts of a tensor that this rank has, where other ranks store some of them."""
     optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Prefix of an optimizer's names → names of its classes, its own class first. Empty if an
     older release saved."""
@@ -140,7 +140,7 @@ def encode(table: ShardTable) -> bytes:
         "paths": {name: list(path) for name, path in table.paths.items()},
     }
     if table.needs:
-        fields["needs"] = {name: list(box) for name, box in table.needs.items()}
+        fields["needs"] = {name: list(map(list, boxes)) for name, boxes in table.needs.items()}
     if table.optimizers:
         fields["optimizers"] = {name: list(kinds) for name, kinds in table.optimizers.items()}
     if not table.alike:
@@ -171,7 +171,7 @@ def from_fields(fields: Any) -> ShardTable:
             tensors=tuple(_tensor(row) for row in fields["tensors"]),
             byte_items=tuple(ByteItem(name=n, tail=bool(t)) for n, t in fields["byte_items"]),
             paths={name: tuple(path) for name, path in fields["paths"].items()},
-            needs={name: _box(box) for name, box in fields.get("needs", {}).items()},
+            needs={name: _boxes(rows) for name, rows in fields.get("needs", {}).items()},
             optimizers={
                 name: tuple(map(str, kinds)) for name, kinds in fields.get("optimizers", {}).items()
             },
@@ -191,6 +191,12 @@ def _tensor(row: Sequence[Any]) -> TensorItem:
         name=str(name), dtype=str(dtype), shape=boxes[0], offsets=boxes[1], sizes=boxes[2],
         at=numbers[0], length=numbers[1], payload=numbers[2], size=numbers[3], tail=bool(tail),
     )  # fmt: skip
+
+
+def _boxes(rows: Sequence[Any]) -> tuple[Box, ...]:
+    if rows and not (rows[0] and isinstance(rows[0][0], list)):
+        return (_box(rows),)  # of an older release, which had one
+    return tuple(map(_box, rows))
 
 
 def _box(fields: Sequence[Any]) -> Box:
@@ -268,7 +274,8 @@ def lacking(tables: Iterable[ShardTable]) -> list[str]:
         {
             name
             for table in tables
-            for name, box in table.needs.items()
+            for name, needed_boxes in table.needs.items()
+            for box in needed_boxes
             if _covered(box, boxes[name]) != math.prod(box[1])
         }
     )

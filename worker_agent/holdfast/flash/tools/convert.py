@@ -25,14 +25,14 @@ from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.manifest import MANIFEST_NAME, METADATA_NAME, ManifestError, Shard
 from holdfast.flash.tools.contents import Contents
 from holdfast.flash.trainer.copier import RoomNeeded, Saver
-from holdfast.flash.trainer.planner import Planner, RankPosition
-from holdfast.flash.trainer.state_dict import (
+from holdfast.flash.trainer.leaves import (
     OWN_BUFFERS,
     Leaves,
     StateError,
     TensorLeaf,
     ValueLeaf,
 )
+from holdfast.flash.trainer.planner import Planner, RankPosition
 
 BAD_INPUT: Final = 2
 _PART: Final = re.compile(rf"model|optimizer|extra|{OWN_BUFFERS}|rank_\d+")

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, Final, SupportsIndex, cast
 
 from holdfast.flash.schedule import Schedule
+from holdfast.flash.trainer.parts import Parts
 from holdfast.flash.trainer.rng import Rng
-from holdfast.flash.trainer.state_dict import Parts
+from holdfast.flash.trainer.shards import Shards
+from holdfast.flash.trainer.torch_shards import TorchShards
 
+_SHARDS_METHODS: Final = ("collect", "accept", "finish")
 _MOST_STEPS: Final = 2**63 - 1
 _MOST_THREADS: Final = 1024
 
 
-def parts(model: Any, optimizer: Any, extra: Any, per_rank: Any) -> Parts:
+def parts(model: Any, optimizer: Any, shards: Any, extra: Any, per_rank: Any) -> Parts:
     """Return the arguments by kind; raises TypeError or ValueError naming the wrong one."""
-    import torch
-    from torch import nn
-
     own = _named(per_rank, "per_rank")
     if "rng" in own:
         raise ValueError(
@@ -32,12 +32,37 @@ def parts(model: Any, optimizer: Any, extra: Any, per_rank: Any) -> Parts:
             "give it another name"
         )
     return Parts(
-        models=_numbered(model, nn.Module, "model"),
-        optimizers=_numbered(optimizer, torch.optim.Optimizer, "optimizer"),
+        shards=_shards(model, optimizer, shards),
         extra=_named(extra, "extra"),
         # The caller's own mapping: later changes to it are saved, and a load writes into it.
         per_rank=ChainMap(cast("dict[str, Any]", own), {"rng": Rng()}),
     )
+
+
+def _shards(model: Any, optimizer: Any, shards: Any) -> Shards:
+    """Return the framework's state; by default that of torch's own modules and optimizers."""
+    import torch
+    from torch import nn
+
+    if shards is None:
+        return TorchShards(
+            models=_numbered(model, nn.Module, "model"),
+            optimizers=_numbered(optimizer, torch.optim.Optimizer, "optimizer"),
+        )
+    for name, given in (("model", model), ("optimizer", optimizer)):
+        if given is not None:
+            raise ValueError(
+                f"{name} and shards are given: shards has the framework's whole state, so leave "
+                f"out {name}"
+            )
+    lacking = [one for one in _SHARDS_METHODS if not callable(getattr(shards, one, None))]
+    if lacking:
+        raise TypeError(
+            f"shards={shards!r} has no {lacking[0]}(): expected an object with "
+            f"{', '.join(_SHARDS_METHODS)}, as holdfast.integrations makes them"
+        )
+    found: Shards = shards
+    return found
 
 
 def _numbered(things: Any, kind: type, name: str) -> dict[str, Any]:

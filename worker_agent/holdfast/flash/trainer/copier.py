@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.arena import Arena, ArenaSlot, SlotWord
 from holdfast.flash.memory.slots import Move, Party, SlotState, Version, after
+from holdfast.flash.trainer.leaves import Leaves, StateError, ValueLeaf
 from holdfast.flash.trainer.planner import ImagePlan, ItemSource
 from holdfast.flash.trainer.replica_sketches import Sketcher
-from holdfast.flash.trainer.state_dict import Leaves, StateError, ValueLeaf
 from holdfast.flash.trainer.values import (
     encode_value,
     frozen,
@@ -178,6 +178,10 @@ class Saver:
             (leaf.holder, leaf.key, leaf.tensor, at.data_ptr(), at.nbytes, at.stride(), at.dtype)
             for leaf in leaves.tensors
             for at in (plain(leaf.tensor),)
+        ]
+        self._signature += [
+            (holder, key, tensor, tensor.data_ptr(), tensor.nbytes, tensor.stride(), tensor.dtype)
+            for holder, key, tensor in leaves.watched
         ]
         self._encoded: dict[str, tuple[Any, bytes]] = {}
         self._proven: dict[str, set[type | str]] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.flash.memory.shard_table import Path
-from holdfast.flash.trainer.state_dict import Leaves, StateError, TensorLeaf, ValueLeaf
+from holdfast.flash.trainer.leaves import Leaves, StateError, TensorLeaf, ValueLeaf
 
 _SHOWN = 10
 
@@ -68,7 +68,8 @@ def _form(leaf: TensorLeaf) -> str:
         return ""  # each rank may have its own
     if parameter.is_lazy(leaf.tensor):
         raise StateError(f"{leaf.name} has no values yet")
-    shape = "x".join(map(str, leaf.tensor.shape)) or "scalar"
+    whole = leaf.tensor.shape if leaf.box is None else leaf.box.shape
+    shape = "x".join(map(str, whole)) or "scalar"
     return f"{str(leaf.tensor.dtype).removeprefix('torch.')} {shape}"
 
 

@@ -15,8 +15,7 @@ from holdfast.flash.memory import replica_check
 from holdfast.flash.memory.arena import BYTES_ROOM
 from holdfast.flash.memory.shard_table import Box, ByteItem, ShardTable, TensorItem
 from holdfast.flash.trainer.holders import Holders, with_groups_of_all
-from holdfast.flash.trainer.replica_sketches import Compared
-from holdfast.flash.trainer.state_dict import (
+from holdfast.flash.trainer.leaves import (
     Leaves,
     StateError,
     TensorLeaf,
@@ -25,6 +24,7 @@ from holdfast.flash.trainer.state_dict import (
     is_own,
     of_rank,
 )
+from holdfast.flash.trainer.replica_sketches import Compared
 from holdfast.flash.trainer.tensor_framing import ALIGN, Frame, Frames
 
 if TYPE_CHECKING:
@@ -86,13 +86,45 @@ class ImagePlan:
     compared_values: tuple[ValueLeaf, ...] = ()
 
 
-def locate(tensor: torch.Tensor, name: str, place: RankPosition) -> Local:
+def locate(leaf: TensorLeaf, name: str, place: RankPosition) -> Local:
+    """Return the part of a leaf's tensor in this process; raises `StateError`.
+
+    name: the tensor's name in an error.
+    """
+    if leaf.box is None:
+        return locate_tensor(leaf.tensor, name, place)
+    values, box = _plain(leaf.tensor, name), leaf.box
+    ends = tuple(at + size for at, size in zip(box.offsets, values.shape, strict=True))
+    if len(box.shape) != values.dim() or any(
+        end > size for end, size in zip(ends, box.shape, strict=True)
+    ):
+        raise StateError(
+            f"{name}: a box of {tuple(values.shape)} at {box.offsets} is not in {box.shape}"
+        )
+    return Local(shape=box.shape, offsets=box.offsets, values=values, copy=0, copies=1)
+
+
+def locate_tensor(tensor: torch.Tensor, name: str, place: RankPosition) -> Local:
     """Return the part of a tensor in this process; raises `StateError` for an unknown kind."""
-    import torch
     from torch.distributed.tensor import DTensor
 
     if isinstance(tensor, DTensor):
         return _locate_shards(tensor, name)
+    values = _plain(tensor, name)
+    shape = tuple(values.shape)
+    return Local(
+        shape=shape,
+        offsets=(0,) * len(shape),
+        values=values,
+        copy=place.rank,
+        copies=place.world,
+    )
+
+
+def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a tensor without its gradient's graph; raises `StateError` unless it is plain."""
+    import torch
+
     if torch.nn.parameter.is_lazy(tensor):
         raise StateError(f"{name} has no values yet: run a forward pass before a save or a load")
     known = (torch.Tensor, torch.nn.Parameter)
@@ -103,14 +135,7 @@ def locate(tensor: torch.Tensor, name: str, place: RankPosition) -> Local:
         )
     if tensor.device.type == "meta":
         raise StateError(f"{name} is on the meta device: it has no values yet")
-    shape = tuple(tensor.shape)
-    return Local(
-        shape=shape,
-        offsets=(0,) * len(shape),
-        values=tensor.detach(),
-        copy=place.rank,
-        copies=place.world,
-    )
+    return tensor.detach()
 
 
 def _locate_shards(tensor: Any, name: str) -> Local:
@@ -254,6 +279,8 @@ class Planner:
             local = self._locate(leaf)
             if not local.values.numel() or self._of_first(leaf):
                 continue
+            if leaf.box is not None:
+                continue  # one rank has each element, says its framework; a commit finds others
             is_shard = local.values.shape != local.shape
             (shards if is_shard else found).append(Compared(leaf, local.offsets))
         some = sorted(shards, key=lambda one: crc32(one.leaf.name.encode()))[:_SHARDS_COMPARED]
@@ -267,7 +294,9 @@ class Planner:
 
     def _locate(self, leaf: TensorLeaf) -> Local:
         """Return this process's part of a tensor; only the holders of a plain one have copies."""
-        local = locate(leaf.tensor, leaf.name, self._place)
+        local = locate(leaf, leaf.name, self._place)
+        if leaf.box is not None:
+            return local
         if leaf.own:
             return replace(local, copy=0, copies=1)
         holders = self.holders.of(leaf.name, leaf.path)
@@ -276,19 +305,21 @@ class Planner:
             return local
         return replace(local, copy=holders.index(self._place.rank), copies=len(holders))
 
-    def _needs(self, leaves: Sequence[TensorLeaf]) -> dict[str, Box]:
-        found: dict[str, Box] = {}
+    def _needs(self, leaves: Sequence[TensorLeaf]) -> dict[str, tuple[Box, ...]]:
+        found: dict[str, tuple[Box, ...]] = {}
         for leaf in leaves:
             local = self._locate(leaf)
             rows = [cut.rows for cut in self._cuts(leaf, local)]
             sizes = tuple(local.values.shape)
             whole = None in rows or (rows and sum(row or 0 for row in rows) == sizes[0])
             if local.values.numel() and not whole:
-                found[leaf.name] = (local.offsets, sizes)
+                found[leaf.name] = (*found.get(leaf.name, ()), (local.offsets, sizes))
         return found
 
     def _cuts(self, leaf: TensorLeaf, local: Local) -> list[_Cut]:
         """Return this rank's parts of a tensor to store; if ranks may differ, rank 0 stores it."""
+        if leaf.box is not None:
+            return [_Cut(0, None, tail=False)] if leaf.stored and local.values.numel() else []
         shared = self._first[leaf.name]
         return _cuts(local, shared, self._place, of_first=self._of_first(leaf))
 
@@ -316,8 +347,11 @@ class Planner:
             values = local.values
             lazy = values.is_conj(), values.is_neg()  # the same bytes, but other values
             key = (values.data_ptr(), values.dtype, local.shape, values.stride(), lazy)
-            shared = first.setdefault(key, leaf.name) if values.numel() else leaf.name
-            self._first[leaf.name] = shared
+            if leaf.box is not None:
+                shared = f"{leaf.name} {local.offsets}"  # a box has one name, and no other place
+            else:
+                shared = first.setdefault(key, leaf.name) if values.numel() else leaf.name
+                self._first[leaf.name] = shared
             for cut in self._cuts(leaf, local):
                 sizes = tuple(values.shape)
                 if cut.rows is not None:

@@ -19,7 +19,7 @@ from holdfast.flash.trainer.tensor_samples import SAMPLES, Samples, View, read, 
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.flash.trainer.state_dict import Leaves, TensorLeaf
+    from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
 
 _SIGNS: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 """The bits of each number are the signs of one sum; any three without a pattern would do."""

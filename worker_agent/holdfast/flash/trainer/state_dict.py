@@ -1,17 +1,16 @@
-"""Collects a training state: tensors and other values, each under its name.
+"""Walks torch's modules and optimizers: tensors and other values, each under its name.
 
 It changes nothing: it never forces optimizer state into existence, and reads FSDP's sharded
 parameters, whatever the module shows at the moment. Names are those of torch's `get_state_dict`, so
-that `dcp.load` finds them. Does not belong here: the layout (`planner`).
+that `dcp.load` finds them. Does not belong here: how a checkpoint fills them (`torch_shards`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.trainer.leaves import Leaves, StateError, TensorLeaf, ValueLeaf
 from holdfast.flash.trainer.optimizers import classes_of
 
 if TYPE_CHECKING:
@@ -20,164 +19,26 @@ if TYPE_CHECKING:
 
 _WRAPPERS: Final = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 """Names that DDP, torch.compile and activation checkpointing add to a parameter's name."""
-OWN_BUFFERS: Final = "buffers"
-"""First key of the buffers that each rank keeps for itself; the second one names the rank."""
-OWN_BYTES: Final = 64 * 2**10
-"""Bytes of a plain buffer that is saved per rank, at most: 16,384 channels of a BatchNorm."""
+Models = Mapping[str, "nn.Module"]
+"""Models by prefix: "" for a single one, else its number."""
+Optimizers = Mapping[str, "torch.optim.Optimizer"]
+"""Optimizers by prefix, as `Models`."""
 
 
-class StateError(Exception):
-    """The state holds a value that cannot be saved exactly; the message names it."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Common interface of schedulers, data loaders and torch's own Stateful."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Load the state."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLeaf:
-    """A tensor, and the place to find it again without a walk."""
-
-    name: str
-    path: Path
-    holder: Mapping[Any, Any]
-    key: Any
-    tensor: torch.Tensor
-    trained: bool = False
-    """It changes in `optimizer.step()` only."""
-    buffer: bool = False
-    """A module's buffer: ranks may have different values, such as BatchNorm's statistics."""
-    synced: bool = False
-    """DDP gives all ranks rank 0's values of this buffer before each forward pass."""
-    own: bool = False
-    """True: each rank has its own, under a name of its own."""
-
-
-def is_own(leaf: TensorLeaf) -> bool:
-    """Tell whether a buffer goes back to each rank with its own values: a plain and small one."""
-    import torch
-
-    tensor = leaf.tensor
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return leaf.buffer and plain and tensor.nbytes <= OWN_BYTES
-
-
-def of_rank(leaf: TensorLeaf, rank: int) -> TensorLeaf:
-    """Return a buffer's leaf under its name for one rank."""
-    path = (OWN_BUFFERS, f"rank_{rank}", *leaf.path)
-    return replace(leaf, name=".".join(map(str, path)), path=path, own=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ValueLeaf:
-    """A value that is no tensor; each save reads it anew."""
-
-    name: str
-    path: Path
-    read: Callable[[], Any]
-    own: bool = False
-    """True: a value of `per_rank`."""
-
-
-def is_common(leaf: ValueLeaf) -> bool:
-    """Tell whether all ranks should have the same value: not for a module's own state."""
-    return not leaf.own and leaf.path[0] != "model"
-
-
-@dataclass(slots=True)
-class Leaves:
-    """All tensors and values to save, and the signs of a changed structure."""
-
-    tensors: list[TensorLeaf] = field(default_factory=list)
-    values: list[ValueLeaf] = field(default_factory=list)
-    counts: list[tuple[Any, int]] = field(default_factory=list)
-    """Containers and their lengths."""
-    links: list[tuple[Mapping[Any, Any], Any, Any]] = field(default_factory=list)
-    """(holder, key, object) of each leaf's place. If the script replaces an object as a whole, the
-    old one would otherwise still be read, and it would not change any more."""
-    optimizers: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Prefix of an optimizer's names → its classes (`optimizers.classes_of`)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Arguments of a `Checkpointer`, by kind."""
-
-    models: Mapping[str, nn.Module]
-    """Models by prefix: "" for a single one, else its number."""
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    extra: Mapping[str, Any]
-    per_rank: Mapping[str, Any]
-
-
-def collect(parts: Parts, rank: int) -> Leaves:
-    """Return all leaves; raises `StateError` for a value that cannot be saved."""
-    leaves = Leaves()
+def collect_torch(leaves: Leaves, models: Models, optimizers: Optimizers) -> None:
+    """Add all leaves of modules and optimizers; raises `StateError`."""
     trained = {
         id(parameter)
-        for optimizer in parts.optimizers.values()
+        for optimizer in optimizers.values()
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    for prefix, model in parts.models.items():
+    for prefix, model in models.items():
         _model(leaves, ("model", prefix) if prefix else ("model",), model, trained)
-    for prefix, optimizer in parts.optimizers.items():
+    for prefix, optimizer in optimizers.items():
         path = ("optimizer", prefix) if prefix else ("optimizer",)
         leaves.optimizers[".".join(path)] = classes_of(optimizer)
-        _optimizer(leaves, path, optimizer, parameter_names(parts, prefix))
-    for source, first, own in (
-        (parts.extra, "extra", False),
-        (parts.per_rank, f"rank_{rank}", True),
-    ):
-        leaves.counts.append((_AtLeast(source), len(source)))
-        for key in source:
-            if not isinstance(key, str):
-                raise StateError(f"{first} has the name {key!r}: expected text")
-            path, read = (first, key), _reader(source, key)
-            leaves.values.append(ValueLeaf(".".join(path), path, read, own=own))
-    _check_names(leaves)
-    return leaves
-
-
-class _AtLeast:
-    """Counts the keys of a mapping; a missing key is found by its reader."""
-
-    def __init__(self, source: Mapping[str, Any]) -> None:
-        self._source, self._least = source, len(source)
-
-    def __len__(self) -> int:
-        return max(self._least, len(self._source))
-
-
-def _check_names(leaves: Leaves) -> None:
-    """Refuse a name that two leaves have, and a name that is no text for a file."""
-    names = set[str]()
-    for name in [leaf.name for leaf in leaves.tensors] + [leaf.name for leaf in leaves.values]:
-        if name in names:
-            raise StateError(f"two things are named {name!r}: rename one of them")
-        if not name.isascii():
-            try:
-                name.encode()
-            except UnicodeEncodeError as error:
-                raise StateError(f"the name {name!r} is no text: {error}") from error
-        names.add(name)
-
-
-def _reader(source: Mapping[str, Any], key: str) -> Callable[[], Any]:
-    def read() -> Any:
-        if key not in source:
-            raise StateError(f"{key!r} is no longer in what was given to the Checkpointer")
-        value = source[key]  # at each save: the script may have put another object there
-        return value.state_dict() if isinstance(value, Stateful) else value
-
-    return read
+        _optimizer(leaves, path, optimizer, parameter_names(models, prefix))
 
 
 def clean(name: str) -> str:
@@ -225,18 +86,18 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def parameter_names(parts: Parts, prefix: str) -> dict[int, str]:
+def parameter_names(models: Models, prefix: str) -> dict[int, str]:
     """Return id → name of every parameter an optimizer may hold; the first name if it has two.
 
     Parameters of the optimizer's own model have no prefix, unless two would then have one name.
     """
-    names = _names(parts, prefix)
-    return names if len(set(names.values())) == len(names) else _names(parts, None)
+    names = _names(models, prefix)
+    return names if len(set(names.values())) == len(names) else _names(models, None)
 
 
-def _names(parts: Parts, own: str | None) -> dict[int, str]:
+def _names(models: Models, own: str | None) -> dict[int, str]:
     names: dict[int, str] = {}
-    for number, model in parts.models.items():
+    for number, model in models.items():
         begin = f"{number}." if number and number != own else ""
         for name, holder, key in parameters(model):
             names.setdefault(id(holder[key]), begin + name)

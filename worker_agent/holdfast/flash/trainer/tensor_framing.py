@@ -10,7 +10,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.state_dict import StateError
+from holdfast.flash.trainer.leaves import StateError
 
 if TYPE_CHECKING:
     import torch

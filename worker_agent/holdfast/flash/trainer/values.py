@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from holdfast.flash.trainer.state_dict import StateError
+from holdfast.flash.trainer.leaves import StateError
 
 _SIMPLE: Final = (int, float, str, bool, type(None))
 _MOST_BITS: Final = 2039

@@ -1,0 +1,262 @@
+"""Torch's own modules and optimizers as `Shards`: plain, DDP, FSDP2, tensor parallelism.
+
+Belongs here: what fills modules and optimizers from a checkpoint, under torch's names. Does not
+belong here: the walk that lists them (`state_dict`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast.flash.trainer.filling import Filling
+from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, is_own, of_rank
+from holdfast.flash.trainer.optimizers import (
+    OF_THE_CLASS,
+    classes_of,
+    other_class,
+    other_form,
+    other_settings,
+)
+from holdfast.flash.trainer.planner import locate, locate_tensor
+from holdfast.flash.trainer.reshard import is_like, new_like
+from holdfast.flash.trainer.state_dict import Models, Optimizers, collect_torch, parameter_names
+
+_BUFFERS_LOST: Final = "buffers of rank {} are those of another rank: its own are lost"
+
+
+class TorchShards:
+    """Modules and optimizers of torch; see `Shards`."""
+
+    def __init__(self, models: Models, optimizers: Optimizers) -> None:
+        """Take modules and optimizers by prefix."""
+        self._models, self._optimizers = models, optimizers
+        self._fresh: dict[int, dict[Any, dict[Any, Any]]] = {}
+        self._settings: list[tuple[dict[str, Any], str, Any]] = []
+        self._lacks_own = False
+        """True: the world that saved kept buffers per rank, and this rank's are lost."""
+        self._unfit: set[int] = set()
+        """Ids of parameters with another form in the checkpoint: they stay as they are."""
+
+    def collect(self, leaves: Leaves) -> None:
+        """List modules and optimizers; see `Shards.collect`."""
+        collect_torch(leaves, self._models, self._optimizers)
+
+    def accept(self, filling: Filling) -> None:
+        """Plan the copies into modules and optimizers; see `Shards.accept`."""
+        self._fresh, self._settings, self._unfit = {}, [], set()
+        self._lacks_own = False
+        self._fill_models(filling)
+        self._fill_optimizers(filling)
+        if self._lacks_own:
+            filling.notes.append(_BUFFERS_LOST.format(filling.place.rank))
+
+    def finish(self, *, partial: bool) -> None:
+        """Give the optimizers their state; see `Shards.finish`."""
+        self._unshard_nothing()
+        for optimizer in self._optimizers.values():
+            fresh = self._fresh[id(optimizer)]
+            if partial:
+                fresh = {**optimizer.state, **fresh}
+            optimizer.state.clear()
+            optimizer.state.update(fresh)
+        for group, key, value in self._settings:
+            _set(group, key, value)
+
+    def _fill_models(self, filling: Filling) -> None:
+        names, first = set(), dict[int, str]()
+        for leaf in filling.leaves.tensors:
+            if leaf.path[0] != "model":
+                continue
+            names.add(leaf.name)
+            name = self._stored_name(filling, leaf)
+            other = first.setdefault(id(leaf.tensor), name)
+            if not filling.filler.are_one(other, name):
+                continue
+            local = locate(leaf, name, filling.place)
+            if not filling.filler.fill(name, local, files_first=leaf.buffer):
+                self._unfit.add(id(leaf.tensor))
+        filling.missing_or_new(names, "model")
+
+    def _stored_name(self, filling: Filling, leaf: TensorLeaf) -> str:
+        """Return the name under which this rank's values of a tensor are stored.
+
+        A buffer's own values go back to the rank of an equally large world; else all get rank 0's.
+        """
+        found, place = filling.found, filling.place
+        if not leaf.buffer or found.world != place.world:
+            return leaf.name
+        own = of_rank(leaf, place.rank).name
+        if own in found.tensors:
+            return own
+        self._lacks_own |= is_own(leaf) and any(
+            of_rank(leaf, rank).name in found.tensors for rank in range(found.world)
+        )
+        return leaf.name
+
+    def _fill_optimizers(self, filling: Filling) -> None:
+        for prefix, optimizer in self._optimizers.items():
+            path = ("optimizer", prefix) if prefix else ("optimizer",)
+            names = parameter_names(self._models, prefix)
+            if other := _other(filling, path, optimizer):
+                filling.wrong.append(f"{'.'.join(path)}: {other}")
+                self._fresh[id(optimizer)] = {}
+                continue
+            by_name = {
+                names[id(parameter)]: (parameter, group)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            }
+            fresh: dict[Any, dict[Any, Any]] = {}
+            for name, full in filling.paths.items():
+                if full[: len(path) + 1] != (*path, "state"):
+                    continue
+                owner, key = str(full[len(path) + 1]), full[len(path) + 2]
+                if owner not in by_name:
+                    filling.wrong += filling.unless_of_others([name])
+                    continue
+                parameter, group = by_name[owner]
+                if id(parameter) in self._unfit:
+                    continue
+                state = fresh.setdefault(parameter, {})
+                if name in filling.values:
+                    state[key] = filling.values[name]
+                elif name in filling.found.tensors:
+                    here = (optimizer.state.get(parameter) or {}).get(key)
+                    state[key] = self._state_tensor(filling, name, key, parameter, group, here)
+            self._fresh[id(optimizer)] = {
+                one: state for one, state in fresh.items() if id(one) not in self._unfit
+            }
+            self._compare_groups(filling, path, optimizer, names)
+        given = {".".join(("optimizer", *([one] if one else []))) for one in self._optimizers}
+        if given:  # without any optimizer it is a load for evaluation
+            filling.wrong += filling.unless_of_others(filling.found.optimizers.keys() - given)
+
+    def _state_tensor(
+        self,
+        filling: Filling,
+        name: str,
+        key: str | int,
+        parameter: Any,
+        group: dict[str, Any],
+        here: Any,
+    ) -> Any:
+        """Return the tensor for a state entry, with the copies into it planned.
+
+        A tensor of the parameter's shape is sharded like the parameter. Other state is placed as
+        torch does: a step count on the CPU, the rest on the parameter's device. An existing tensor
+        of that form is filled in place: touching new memory takes longer than the copy.
+        """
+        import torch
+
+        item = filling.found.tensors[name][0].item
+        dtype = getattr(torch, item.dtype)
+        whole = item.shape == tuple(parameter.shape)
+        on_device = whole or key != "step" or group.get("capturable") or group.get("fused")
+        device = parameter.device if on_device else torch.device("cpu")
+        like = parameter if whole else None
+        if is_like(here, item, dtype, device, like):
+            state = here
+        elif whole:
+            state = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            state = torch.empty(item.shape, dtype=dtype, device=device)
+        if not filling.filler.fill(name, locate_tensor(state, name, filling.place)):
+            self._unfit.add(id(parameter))
+        return state
+
+    def _compare_groups(
+        self, filling: Filling, path: tuple[str, ...], optimizer: Any, names: Mapping[int, str]
+    ) -> None:
+        """Compare the groups' parameters; plan the copies of settings that are tensors."""
+        begin, wrong = (*path, "param_groups"), filling.wrong
+        settings = filling.below(begin)
+        there = {number for number, _ in settings}
+        others = {
+            number
+            for (number, _), name in settings.items()
+            if number not in range(len(optimizer.param_groups)) and filling.is_of_others(name)
+        }
+        if there - others != set(range(len(optimizer.param_groups))):
+            wrong.append(
+                f"{'.'.join(begin)}: {len(there)} groups in the checkpoint, "
+                f"{len(optimizer.param_groups)} here: add_param_group() before load() what the "
+                "run that saved had added by then"
+            )
+            return
+        for number, group in enumerate(optimizer.param_groups):
+            held = f"{'.'.join(begin)}.{number}.params"
+            own = [names[id(parameter)] for parameter in group["params"]]
+            saved = filling.values.get(held, [])
+            if sorted(saved) != sorted(filling.group_members(held, own)):
+                wrong.append(f"{'.'.join(begin)}.{number}: other parameters in the checkpoint")
+                continue
+            for key, value in group.items():
+                name = settings.get((number, key)) if key not in OF_THE_CLASS else None
+                if name in filling.found.tensors and name is not None:
+                    group_value = new_like(filling.found.tensors[name][0].item, value)
+                    filling.filler.fill(name, locate_tensor(group_value, name, filling.place))
+                    self._settings.append((group, key, group_value))
+                elif name is not None and key != "params":
+                    self._settings.append((group, key, filling.values[name]))
+            self._only_stored(filling, number, group, settings)
+
+    def _only_stored(
+        self,
+        filling: Filling,
+        number: int,
+        group: dict[str, Any],
+        settings: Mapping[tuple[Any, Any], str],
+    ) -> None:
+        """Take stored settings that this group lacks, such as one that a scheduler has added."""
+        for (at, key), name in settings.items():
+            if at != number or key in group or key in OF_THE_CLASS:
+                continue
+            if name in filling.found.tensors:
+                value = new_like(filling.found.tensors[name][0].item, None)
+                filling.filler.fill(name, locate_tensor(value, name, filling.place))
+                self._settings.append((group, key, value))
+            elif name in filling.values:
+                self._settings.append((group, key, filling.values[name]))
+
+    def _unshard_nothing(self) -> None:
+        """Have FSDP drop its gathered parameters: they would outlive the values they came from."""
+        for model in self._models.values():
+            for module in model.modules():
+                if hasattr(module, "reshard") and hasattr(module, "_get_fsdp_state"):
+                    module.reshard()  # type: ignore[operator] # checked above
+
+
+def _other(filling: Filling, path: tuple[str, ...], optimizer: Any) -> str:
+    """Return the reason why the stored state is another optimizer's; empty: it is not."""
+    found, groups = filling.found, optimizer.param_groups
+    settings = filling.below((*path, "param_groups"))
+    saved = [
+        {key: filling.values.get(name) for (at, key), name in settings.items() if at == number}
+        for number in range(len(groups))
+    ]
+    kinds = found.optimizers.get(".".join(path), ())
+    return (
+        other_class(kinds, classes_of(optimizer), found.step)
+        or other_settings({key for _, key in settings}, {key for one in groups for key in one})
+        or other_form(saved, groups, found.step)
+    )
+
+
+def _set(group: dict[str, Any], key: str, value: Any) -> None:
+    """Set a group's setting in the script's own form: a number or a tensor.
+
+    A compiled step and a CUDA graph hold that very tensor; some of torch's steps take no tensor.
+    """
+    import torch
+
+    here = group.get(key)
+    is_tensor = isinstance(value, torch.Tensor)
+    if isinstance(here, torch.Tensor) and is_tensor and here.shape == value.shape:
+        here.copy_(value)
+    elif isinstance(here, torch.Tensor) and here.numel() == 1 and type(value) in (int, float):
+        here.fill_(value)
+    elif type(here) is float and is_tensor and value.numel() == 1:
+        group[key] = value.item()
+    else:
+        group[key] = value
