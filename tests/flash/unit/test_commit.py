@@ -304,7 +304,7 @@ def test_a_step_of_an_abandoned_lineage_is_replaced_at_once() -> None:
     assert disk.names(ROOT) == ["step_20"]
 
 
-def _piece(rank: int, begin: int, rows: int, needs: dict[str, Box]) -> ShardTable:
+def _piece(rank: int, begin: int, rows: int, needs: dict[str, tuple[Box, ...]]) -> ShardTable:
     """Return the table of a rank that stores rows of a tensor of four."""
     item = TensorItem(
         name="w", dtype="uint8", shape=(4,), offsets=(begin,), sizes=(rows,),
@@ -330,7 +330,7 @@ def test_a_node_starts_from_its_memory_only_with_all_that_its_ranks_need(
 ) -> None:
     """A value held alike may lie in pieces with ranks of other nodes. The node then lacks it."""
     tables = [
-        decode(encode(_piece(rank, begin, rows, {"w": ((start,), (size,))})))
+        decode(encode(_piece(rank, begin, rows, {"w": (((start,), (size,)),)})))
         for rank, (begin, rows, (start, size)) in enumerate(pieces)
     ]
     assert lacking(tables) == missing

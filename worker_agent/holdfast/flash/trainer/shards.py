@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.trainer.reshard import Filling
 
 
 class Shards(Protocol):
