@@ -334,3 +334,15 @@ def test_a_node_starts_from_its_memory_only_with_all_that_its_ranks_need(
         for rank, (begin, rows, (start, size)) in enumerate(pieces)
     ]
     assert lacking(tables) == missing
+
+
+def test_a_rank_may_need_several_boxes_of_a_tensor() -> None:
+    """Each counts; the one box that an older release wrote is read."""
+    two: dict[str, tuple[Box, ...]] = {"w": (((0,), (1,)), ((3,), (1,)))}
+    tables = [decode(encode(_piece(0, 0, 1, two)))]
+    assert tables[0].needs == two
+    assert lacking(tables) == ["w"]
+    assert lacking([*tables, _piece(1, 3, 1, {})]) == []
+    old = json.loads(encode(_piece(0, 0, 1, {})))
+    old["needs"] = {"w": [[1], [2]]}
+    assert decode(json.dumps(old).encode()).needs == {"w": (((1,), (2,)),)}
