@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves, StateError
+from holdfast.flash.trainer.reshard import Filling
 
 _ENGINE: Final = ("deepspeed", "engine")
 _SCHEDULER: Final = ("deepspeed", "lr_scheduler")

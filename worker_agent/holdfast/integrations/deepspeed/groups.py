@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves, StateError
-from holdfast.flash.trainer.optimizers import (
+from holdfast.flash.trainer.reshard import Filling
+from holdfast.flash.trainer.state_dict import classes_of
+from holdfast.flash.trainer.torch_shards import (
     OF_THE_CLASS,
-    classes_of,
     other_class,
     other_form,
     other_settings,

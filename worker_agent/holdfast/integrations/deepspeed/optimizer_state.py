@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves, StateError, ValueLeaf
+from holdfast.flash.trainer.reshard import Filling
 from holdfast.integrations.deepspeed.partitions import Flat, is_stored
 
 if TYPE_CHECKING:

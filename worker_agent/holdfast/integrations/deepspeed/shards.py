@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.state_dict import parameter_names
 from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.integrations.deepspeed.engine_state import (
