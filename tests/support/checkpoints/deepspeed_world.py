@@ -35,24 +35,24 @@ def model_of(world: Mapping[str, Any]) -> Any:
     from torch import nn
 
     torch.manual_seed(world.get("seed", 0))
-    model = nn.Sequential(
-        nn.Linear(5, world.get("width", 9)),
-        nn.Tanh(),
-        nn.Linear(world.get("width", 9), 7),
-        nn.LayerNorm(7),
-        nn.Linear(7, 3),
-    )
-    model.register_buffer("scale", torch.full((3,), 0.5))
+    model = nn.Module()
+    model.first = nn.Linear(5, world.get("width", 9))
+    model.middle = nn.Linear(world.get("width", 9), 5)
+    model.norm = nn.LayerNorm(5)
+    model.again = model.first if world.get("tied") else nn.Linear(5, world.get("width", 9))
+    model.head = nn.Linear(world.get("width", 9), 3)
+    model.register_buffer("scale", torch.full((3,), 0.5 + world.get("seed", 0)))
     if world.get("frozen"):
-        model[2].weight.requires_grad_(requires_grad=False)
+        model.middle.weight.requires_grad_(False)
     if world.get("zero_sized"):
-        model.register_parameter("nothing", nn.Parameter(torch.empty(0, 4)))
-    if world.get("tied"):
-        model.add_module("5", nn.Linear(3, 7, bias=False))
-        model[5].weight = nn.Parameter(torch.randn(7, 3))
-        model.add_module("6", nn.Linear(3, 7, bias=False))
-        model[6].weight = model[5].weight
+        model.norm.register_parameter("nothing", nn.Parameter(torch.empty(0, 4)))
+    model.forward = lambda rows: _forward(model, rows)
     return model
+
+
+def _forward(model: Any, rows: Any) -> Any:
+    hidden = model.middle(model.first(rows).tanh())
+    return model.head(model.again(model.norm(hidden)).tanh()) * model.scale.to(hidden.dtype)
 
 
 def groups_of(world: Mapping[str, Any], model: Any) -> Any:
@@ -83,6 +83,7 @@ def config_of(world: Mapping[str, Any]) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": world["stage"], **world.get("zero", {})},
+        "gradient_clipping": 0.0,  # 1.0 by default, which torch alone does not do
         "steps_per_print": 10**9,
     }
     if world.get("dtype", "fp32") != "fp32":
@@ -113,10 +114,10 @@ def batches(world: Mapping[str, Any], step: int) -> Iterator[Any]:
     yield from share.chunk(every)
 
 
-def loss_of(model: Any, rows: Any, scale: Any) -> Any:
+def loss_of(model: Any, rows: Any) -> Any:
     """Return the loss of some rows."""
-    out = model(rows) * scale
-    return out.float().square().mean() + out.float().sum(1).sin().mean()
+    out = model(rows).float()
+    return out.square().mean() + out.sum(1).sin().mean()
 
 
 def train(world: Mapping[str, Any], engine: Any, begin: int, steps: int) -> list[float]:
@@ -125,7 +126,7 @@ def train(world: Mapping[str, Any], engine: Any, begin: int, steps: int) -> list
     for step in range(begin, begin + steps):
         total = 0.0
         for rows in batches(world, step):
-            loss = loss_of(engine, rows.to(engine.module.scale.dtype), engine.module.scale)
+            loss = loss_of(engine, rows.to(engine.module.head.weight.dtype))
             engine.backward(loss)
             engine.step()
             total += loss.item()
@@ -135,12 +136,22 @@ def train(world: Mapping[str, Any], engine: Any, begin: int, steps: int) -> list
 
 def digests(engine: Any) -> dict[str, str]:
     """Return a hash of every whole tensor: masters, moments, frozen parameters and buffers."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    from deepspeed.utils import (
+        safe_get_full_fp32_param,
+        safe_get_full_optimizer_state,
+    )
 
     found: dict[str, str] = {}
+    zero = engine.optimizer
+    if hasattr(zero, "_hp_optimizer_states_linked"):
+        # DeepSpeed links all groups once the first has taken a step: the others had nothing yet.
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in engine.module.named_parameters():
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-        if not parameter.requires_grad or 0 in shape:
+        if 0 in shape:
+            continue  # stage 3 cannot gather it
+        if not parameter.requires_grad:
             found[f"model.{name}"] = _hash(_whole(parameter), shape)
             continue
         found[f"model.{name}"] = _hash(safe_get_full_fp32_param(parameter), shape)
@@ -231,6 +242,52 @@ def _load(world: Mapping[str, Any], pipe: Any) -> None:
     pipe.send({"loads": answers})
 
 
+def _torch(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train with DDP or FSDP2 from what is there, if anything is; save at the end."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    import holdfast
+
+    model = model_of({**world, "seed": world.get("seed", 3)})
+    if world["wrapper"] == "fsdp":
+        fully_shard(model)
+    wrapped = DistributedDataParallel(model) if world["wrapper"] == "ddp" else model
+    optimizer = optimizer_of(world, model)
+    flash = holdfast.Checkpointer(world["root"], model=wrapped, optimizer=optimizer)
+    start = flash.load()
+    if start:
+        pipe.send({"loaded": _torch_digests(model, optimizer)})
+    losses = []
+    for step in range(start, start + world["steps"]):
+        optimizer.zero_grad()
+        loss = loss_of(wrapped, *batches(world, step))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if world.get("save"):
+        flash.save(start + world["steps"])
+        flash.wait()
+    pipe.send({"start": start, "losses": losses, "digests": _torch_digests(model, optimizer)})
+    flash.close()
+    torch.distributed.barrier()
+
+
+def _torch_digests(model: Any, optimizer: Any) -> dict[str, str]:
+    """Return a hash of every whole tensor, under the names of `digests`."""
+    found = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key in optimizer.state.get(parameter, ()):
+                found[f"optimizer.state.{name}.{key}"] = optimizer.state[parameter][key]
+    whole = {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in found.items()
+    }
+    return {name: _hash(value, tuple(value.shape)) for name, value in whole.items()}
+
+
 def weights(engine: Any) -> str:
     """Return a hash of this rank's own masters and moments; no collective."""
     from holdfast.integrations.deepspeed.partitions import flats_of
@@ -251,4 +308,4 @@ if __name__ == "__main__":
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["shm_comm"] = False
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    serve({"save": _save, "load": _load})
+    serve({"save": _save, "load": _load, "torch": _torch})

@@ -180,5 +180,4 @@ def renew_weights(zero: Any) -> None:
     zero.checkpoint_event_prologue()  # releases what was gathered from the old partitions
     for number in range(len(zero.fp32_partitioned_groups_flat)):
         zero._reassign_or_swap_out_partitioned_parameters(number)  # noqa: SLF001 - as step() does
-    zero.invalidate_secondary_tensor()
     zero.checkpoint_event_epilogue()  # gathers the small parameters that every rank keeps
