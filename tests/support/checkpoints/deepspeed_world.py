@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from checkpoints.flash_world import Worlds, serve
@@ -88,6 +88,8 @@ def config_of(world: Mapping[str, Any]) -> dict[str, Any]:
     }
     if world.get("dtype", "fp32") != "fp32":
         found[world["dtype"]] = {"enabled": True, **world.get("precision", {})}
+    if "accumulation_dtype" in world:
+        found["data_types"] = {"grad_accum_dtype": world["accumulation_dtype"]}
     if "scheduler" in world:
         found["scheduler"] = world["scheduler"]
     return found
@@ -134,7 +136,7 @@ def train(world: Mapping[str, Any], engine: Any, begin: int, steps: int) -> list
     return losses
 
 
-def digests(engine: Any) -> dict[str, str]:
+def digests(engine: Any, moments: Sequence[str] = ("exp_avg", "exp_avg_sq")) -> dict[str, str]:
     """Return a hash of every whole tensor: masters, moments, frozen parameters and buffers."""
     from deepspeed.utils import (
         safe_get_full_fp32_param,
@@ -155,7 +157,7 @@ def digests(engine: Any) -> dict[str, str]:
             found[f"model.{name}"] = _hash(_whole(parameter), shape)
             continue
         found[f"model.{name}"] = _hash(safe_get_full_fp32_param(parameter), shape)
-        for key in ("exp_avg", "exp_avg_sq"):
+        for key in moments:
             moment = safe_get_full_optimizer_state(parameter, key)
             found[f"optimizer.state.{name}.{key}"] = _hash(moment, shape)
         found[f"low.{name}"] = _hash(_whole(parameter), shape)
@@ -197,6 +199,10 @@ def settings(engine: Any) -> dict[str, Any]:
     }
 
 
+def _moments(world: Mapping[str, Any]) -> list[Sequence[str]]:
+    return [world["moments"]] if "moments" in world else []
+
+
 def _save(world: Mapping[str, Any], pipe: Any) -> None:
     """Train, save, and train on: the unbroken run."""
     from holdfast.integrations.deepspeed import Checkpointer
@@ -206,7 +212,7 @@ def _save(world: Mapping[str, Any], pipe: Any) -> None:
     train(world, engine, flash.load(), world["steps"])
     flash.save(world["steps"])
     flash.wait()
-    found = {"digests": digests(engine), "settings": settings(engine)}
+    found = {"digests": digests(engine, *_moments(world)), "settings": settings(engine)}
     flash.close()
     pipe.send({**found, "losses": train(world, engine, world["steps"], world.get("more", 5))})
 
@@ -228,18 +234,36 @@ def _load(world: Mapping[str, Any], pipe: Any) -> None:
                 warnings.simplefilter("always")
                 start = flash.load(partial=world.get("partial", False))
         except RestoreError as error:
-            untouched = before == weights(engine) and not engine.global_steps
+            untouched = before == weights(engine)
             answers.append({"refused": str(error), "untouched": untouched})
             continue
         texts = [str(note.message) for note in notes if "holdfast" not in str(note.filename)]
         found = {"start": start, "notes": texts, "settings": settings(engine)}
         if world.get("digest", True):
-            found["digests"] = digests(engine)
+            found["digests"] = digests(engine, *_moments(world))
         found["losses"] = train(world, engine, start, world.get("more", 5))
         flash.close()
         engine.destroy()
         answers.append(found)
     pipe.send({"loads": answers})
+
+
+def _half(world: Mapping[str, Any], pipe: Any) -> None:
+    """Save between the micro-batches of a step."""
+    from holdfast.flash.trainer.leaves import StateError
+    from holdfast.integrations.deepspeed import Checkpointer
+
+    engine = engine_of(world)
+    flash = Checkpointer(world["root"], engine)
+    first, _ = batches(world, 0)
+    engine.backward(loss_of(engine, first))
+    engine.step()
+    try:
+        flash.save(1)
+    except StateError as error:
+        pipe.send({"refused": str(error)})
+    pipe.send({"latest": flash.latest()})
+    flash.close()
 
 
 def _torch(world: Mapping[str, Any], pipe: Any) -> None:
@@ -251,6 +275,7 @@ def _torch(world: Mapping[str, Any], pipe: Any) -> None:
     import holdfast
 
     model = model_of({**world, "seed": world.get("seed", 3)})
+    model.to(getattr(torch, world.get("cast", "float32")))
     if world["wrapper"] == "fsdp":
         fully_shard(model)
     wrapped = DistributedDataParallel(model) if world["wrapper"] == "ddp" else model
@@ -262,7 +287,9 @@ def _torch(world: Mapping[str, Any], pipe: Any) -> None:
     losses = []
     for step in range(start, start + world["steps"]):
         optimizer.zero_grad()
-        loss = loss_of(wrapped, *batches(world, step))
+        loss = loss_of(
+            wrapped, *(rows.to(model.head.weight.dtype) for rows in batches(world, step))
+        )
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -298,7 +325,7 @@ def weights(engine: Any) -> str:
         found.update(flat.master.detach().numpy().tobytes())
         for key, value in sorted((state.get(flat.master) or {}).items()):
             found.update(f"{key} {value}".encode())
-    found.update(json.dumps(settings(engine)["groups"]).encode())
+    found.update(json.dumps(settings(engine)).encode())
     return found.hexdigest()
 
 
@@ -308,4 +335,4 @@ if __name__ == "__main__":
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["shm_comm"] = False
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    serve({"save": _save, "load": _load, "torch": _torch})
+    serve({"save": _save, "load": _load, "half": _half, "torch": _torch})
