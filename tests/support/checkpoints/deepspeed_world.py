@@ -57,7 +57,7 @@ def _forward(model: Any, rows: Any) -> Any:
 
 def groups_of(world: Mapping[str, Any], model: Any) -> Any:
     """Return the parameters for an optimizer: in one group, or weights and biases in two."""
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [one for one in model.parameters() if one.requires_grad and one.numel()]
     if not world.get("groups"):
         return trained
     return [
@@ -98,7 +98,11 @@ def config_of(world: Mapping[str, Any]) -> dict[str, Any]:
 def engine_of(world: Mapping[str, Any]) -> Any:
     """Return a new engine."""
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
 
+    if world.get("dtype") == "fp16":
+        # DeepSpeed refuses it on CPU for its speed; torch computes it.
+        get_accelerator().is_fp16_supported = lambda: True
     model = model_of(world)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer_of(world, model), config=config_of(world)
@@ -185,7 +189,8 @@ def settings(engine: Any) -> dict[str, Any]:
     """Return what an engine keeps besides tensors."""
     inner = engine.optimizer.optimizer
     keys = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
-    scaler = vars(engine.optimizer.loss_scaler) if hasattr(engine.optimizer, "loss_scaler") else {}
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    scale = vars(scaler) if scaler is not None and scaler.dynamic else {}
     scheduler = engine.lr_scheduler
     return {
         "counters": {key: getattr(engine, key) for key in keys},
@@ -194,7 +199,7 @@ def settings(engine: Any) -> dict[str, Any]:
             for group in inner.param_groups
         ],
         "steps": sorted({float(one["step"]) for one in inner.state.values() if "step" in one}),
-        "scaler": {key: str(value) for key, value in scaler.items()},
+        "scaler": {key: str(value) for key, value in scale.items()},
         "scheduler": None if scheduler is None else str(scheduler.state_dict()),
     }
 
@@ -246,6 +251,28 @@ def _load(world: Mapping[str, Any], pipe: Any) -> None:
         engine.destroy()
         answers.append(found)
     pipe.send({"loads": answers})
+
+
+def _calls(world: Mapping[str, Any], pipe: Any) -> None:
+    """Do what a script does with DeepSpeed's own two calls: some loads, then a save per step."""
+    from holdfast.integrations.deepspeed import plug_in
+
+    engine = engine_of(world)
+    if not world.get("own"):
+        plugged = plug_in(engine)
+    loads = []
+    for tag in world.get("tags", []):
+        path, client = engine.load_checkpoint(world["root"], tag)
+        known = digests(engine) if path else {}
+        loads.append({"path": path, "client": client, "digests": known})
+    found = []
+    for _ in range(world["steps"]):
+        train(world, engine, engine.global_steps, 1)
+        engine.save_checkpoint(world["root"], client_state={"epoch": engine.global_steps * 10})
+        found.append(digests(engine))
+    pipe.send({"loads": loads, "saved": found, "steps": engine.global_steps})
+    if not world.get("own"):
+        plugged.close()
 
 
 def _half(world: Mapping[str, Any], pipe: Any) -> None:
@@ -335,4 +362,4 @@ if __name__ == "__main__":
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["shm_comm"] = False
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    serve({"save": _save, "load": _load, "half": _half, "torch": _torch})
+    serve({"save": _save, "load": _load, "calls": _calls, "half": _half, "torch": _torch})

@@ -28,16 +28,24 @@ def collect_engine(leaves: Leaves, engine: Any) -> None:
         leaves.add_value(_LOSS_SCALE, lambda: _loss_scale(engine))
 
 
-def _counters(engine: Any) -> dict[str, int]:
-    """Return the counters; raises `StateError` while gradients are accumulated: those are lost."""
+def refuse_half_a_step(engine: Any) -> None:
+    """Raise `StateError` while gradients are accumulated: they are no part of a checkpoint."""
     every = engine.gradient_accumulation_steps()
-    if left := engine.micro_steps % every:
+    if engine.managed_gradient_accumulation():
+        left = engine.micro_steps % every
+    else:
+        left = engine._unmanaged_backward_count  # noqa: SLF001 - the only place that knows
+    if left:
         raise StateError(
             f"gradients of {left} of {every} micro-batches are accumulated, and are no part of a "
             "checkpoint: save after the engine.step() that ends the accumulation"
         )
+
+
+def _counters(engine: Any) -> dict[str, int]:
+    refuse_half_a_step(engine)
     found = {key: int(getattr(engine, key)) for key in _COUNTERS}
-    return {**found, "gradient_accumulation_steps": int(every)}
+    return {**found, "gradient_accumulation_steps": int(engine.gradient_accumulation_steps())}
 
 
 def _scheduler(engine: Any) -> dict[str, Any]:
