@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
 def test_the_own_calls_load_any_tag_into_another_stage_and_world(
     worlds: DeepSpeedWorlds, tmp_path: Path
 ) -> None:
-    """A tag or the newest step comes back exactly, with the script's state, and training goes on."""
+    """A tag or the newest step comes back exactly, with the script's state; training goes on."""
     root = str(tmp_path)
     common = {"kind": "deepspeed", "job": "calls", "root": root}
     saved = worlds.run(stage=1, world=2, steps=3, tags=[None], **common)

@@ -258,8 +258,7 @@ def _calls(world: Mapping[str, Any], pipe: Any) -> None:
     from holdfast.integrations.deepspeed import plug_in
 
     engine = engine_of(world)
-    if not world.get("own"):
-        plugged = plug_in(engine)
+    plugged = None if world.get("own") else plug_in(engine)
     loads = []
     for tag in world.get("tags", []):
         path, client = engine.load_checkpoint(world["root"], tag)
@@ -271,7 +270,7 @@ def _calls(world: Mapping[str, Any], pipe: Any) -> None:
         engine.save_checkpoint(world["root"], client_state={"epoch": engine.global_steps * 10})
         found.append(digests(engine))
     pipe.send({"loads": loads, "saved": found, "steps": engine.global_steps})
-    if not world.get("own"):
+    if plugged is not None:
         plugged.close()
 
 
@@ -362,4 +361,16 @@ if __name__ == "__main__":
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["shm_comm"] = False
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    serve({"save": _save, "load": _load, "calls": _calls, "half": _half, "torch": _torch})
+    from checkpoints import deepspeed_pipeline
+
+    serve(
+        {
+            "save": _save,
+            "load": _load,
+            "calls": _calls,
+            "half": _half,
+            "torch": _torch,
+            "pipe": deepspeed_pipeline.run,
+            "read": deepspeed_pipeline.read,
+        }
+    )

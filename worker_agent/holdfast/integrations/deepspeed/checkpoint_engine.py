@@ -123,12 +123,12 @@ class PluggedIn:
             return self._of_deepspeed(load_dir, tag)
         start = 0 if self._started else flash.load()
         self._started = True
-        if wanted and wanted != start:
-            flash.load_step(wanted)
-        elif not start:
+        step = wanted or start or flash.latest()
+        if not step:
             return self._of_deepspeed(load_dir, tag)
-        path = f"{self._folder}/step_{wanted or start}"
-        return path, dict(self._client["client_state"])
+        if step != start:
+            flash.load_step(step)
+        return f"{self._folder}/step_{step}", dict(self._client["client_state"])
 
     def close(self) -> None:
         """Wait for steps on their way to storage, and release server and memory."""
