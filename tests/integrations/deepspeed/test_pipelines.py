@@ -34,3 +34,22 @@ def test_a_pipeline_continues_with_other_stages_and_replicas(
     assert len(first) > 20
     for other in others:
         assert other == first
+
+
+def test_a_tied_layer_with_an_untied_bias_is_refused(
+    worlds: DeepSpeedWorlds, tmp_path: Path
+) -> None:
+    """DeepSpeed ties weights alone by default: each stage trains its own bias, and one is lost."""
+    ranks = worlds.run(
+        kind="deepspeed",
+        job="pipe",
+        root=str(tmp_path),
+        world=2,
+        pipe=2,
+        steps=0,
+        untied=True,
+        may_fail=True,
+    )
+    for rank in ranks:
+        assert "bias of a tied layer differs on its stages" in rank["error"]
+        assert "tied_weight_attr=['weight', 'bias']" in rank["error"]

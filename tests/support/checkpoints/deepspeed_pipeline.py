@@ -25,13 +25,13 @@ def _engine(world: Mapping[str, Any]) -> Any:
     torch.manual_seed(world.get("seed", 0))
     net = PipelineModule(
         [
-            TiedLayerSpec("ends", nn.Linear, 5, 5),
+            TiedLayerSpec("ends", nn.Linear, 5, 5, bias=world.get("untied", False)),
             torch.tanh,
             LayerSpec(nn.Linear, 5, 9),
             LayerSpec(nn.LayerNorm, 9),
             torch.tanh,
             LayerSpec(nn.Linear, 9, 5),
-            TiedLayerSpec("ends", nn.Linear, 5, 5),
+            TiedLayerSpec("ends", nn.Linear, 5, 5, bias=world.get("untied", False)),
         ],
         num_stages=world["pipe"],
         loss_fn=lambda out, wanted: (out - wanted).square().mean(),
@@ -94,7 +94,7 @@ def read(world: Mapping[str, Any], pipe: Any) -> None:
     answers = []
     for folder in world["folders"]:
         reader = dcp.FileSystemReader(folder)
-        forms = reader.read_metadata().state_dict_metadata
+        forms: dict[str, Any] = reader.read_metadata().state_dict_metadata
         state = {
             name: torch.empty(form.size, dtype=form.properties.dtype)
             for name, form in forms.items()
