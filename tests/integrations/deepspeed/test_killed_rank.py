@@ -15,7 +15,7 @@ from jobs.local_job import ROOT, RunningJob, losses
 
 pytestmark = [pytest.mark.train, pytest.mark.slow, pytest.mark.timeout(400)]
 STEPS = 60
-EXAMPLE = ROOT / "examples/deepspeed"
+EXAMPLE = ROOT / "examples/with_deepspeed"
 
 
 def test_a_killed_rank_and_a_smaller_world_leave_the_curve_as_it_is(tmp_path: Path) -> None:
