@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from checkpoints.flash_world import Worlds, serve
@@ -35,29 +35,29 @@ def model_of(world: Mapping[str, Any]) -> Any:
     from torch import nn
 
     torch.manual_seed(world.get("seed", 0))
-    model = nn.Sequential(
-        nn.Linear(5, world.get("width", 9)),
-        nn.Tanh(),
-        nn.Linear(world.get("width", 9), 7),
-        nn.LayerNorm(7),
-        nn.Linear(7, 3),
-    )
-    model.register_buffer("scale", torch.full((3,), 0.5))
+    model = nn.Module()
+    model.first = nn.Linear(5, world.get("width", 9))
+    model.middle = nn.Linear(world.get("width", 9), 5)
+    model.norm = nn.LayerNorm(5)
+    model.again = model.first if world.get("tied") else nn.Linear(5, world.get("width", 9))
+    model.head = nn.Linear(world.get("width", 9), 3)
+    model.register_buffer("scale", torch.full((3,), 0.5 + world.get("seed", 0)))
     if world.get("frozen"):
-        model[2].weight.requires_grad_(requires_grad=False)
+        model.middle.weight.requires_grad_(False)
     if world.get("zero_sized"):
-        model.register_parameter("nothing", nn.Parameter(torch.empty(0, 4)))
-    if world.get("tied"):
-        model.add_module("5", nn.Linear(3, 7, bias=False))
-        model[5].weight = nn.Parameter(torch.randn(7, 3))
-        model.add_module("6", nn.Linear(3, 7, bias=False))
-        model[6].weight = model[5].weight
+        model.norm.register_parameter("nothing", nn.Parameter(torch.empty(0, 4)))
+    model.forward = lambda rows: _forward(model, rows)
     return model
+
+
+def _forward(model: Any, rows: Any) -> Any:
+    hidden = model.middle(model.first(rows).tanh())
+    return model.head(model.again(model.norm(hidden)).tanh()) * model.scale.to(hidden.dtype)
 
 
 def groups_of(world: Mapping[str, Any], model: Any) -> Any:
     """Return the parameters for an optimizer: in one group, or weights and biases in two."""
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [one for one in model.parameters() if one.requires_grad and one.numel()]
     if not world.get("groups"):
         return trained
     return [
@@ -83,10 +83,13 @@ def config_of(world: Mapping[str, Any]) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": world["stage"], **world.get("zero", {})},
+        "gradient_clipping": 0.0,  # 1.0 by default, which torch alone does not do
         "steps_per_print": 10**9,
     }
     if world.get("dtype", "fp32") != "fp32":
         found[world["dtype"]] = {"enabled": True, **world.get("precision", {})}
+    if "accumulation_dtype" in world:
+        found["data_types"] = {"grad_accum_dtype": world["accumulation_dtype"]}
     if "scheduler" in world:
         found["scheduler"] = world["scheduler"]
     return found
@@ -95,7 +98,11 @@ def config_of(world: Mapping[str, Any]) -> dict[str, Any]:
 def engine_of(world: Mapping[str, Any]) -> Any:
     """Return a new engine."""
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
 
+    if world.get("dtype") == "fp16":
+        # DeepSpeed refuses it on CPU for its speed; torch computes it.
+        get_accelerator().is_fp16_supported = lambda: True
     model = model_of(world)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer_of(world, model), config=config_of(world)
@@ -113,10 +120,10 @@ def batches(world: Mapping[str, Any], step: int) -> Iterator[Any]:
     yield from share.chunk(every)
 
 
-def loss_of(model: Any, rows: Any, scale: Any) -> Any:
+def loss_of(model: Any, rows: Any) -> Any:
     """Return the loss of some rows."""
-    out = model(rows) * scale
-    return out.float().square().mean() + out.float().sum(1).sin().mean()
+    out = model(rows).float()
+    return out.square().mean() + out.sum(1).sin().mean()
 
 
 def train(world: Mapping[str, Any], engine: Any, begin: int, steps: int) -> list[float]:
@@ -125,7 +132,7 @@ def train(world: Mapping[str, Any], engine: Any, begin: int, steps: int) -> list
     for step in range(begin, begin + steps):
         total = 0.0
         for rows in batches(world, step):
-            loss = loss_of(engine, rows.to(engine.module.scale.dtype), engine.module.scale)
+            loss = loss_of(engine, rows.to(engine.module.head.weight.dtype))
             engine.backward(loss)
             engine.step()
             total += loss.item()
@@ -133,18 +140,28 @@ def train(world: Mapping[str, Any], engine: Any, begin: int, steps: int) -> list
     return losses
 
 
-def digests(engine: Any) -> dict[str, str]:
+def digests(engine: Any, moments: Sequence[str] = ("exp_avg", "exp_avg_sq")) -> dict[str, str]:
     """Return a hash of every whole tensor: masters, moments, frozen parameters and buffers."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    from deepspeed.utils import (
+        safe_get_full_fp32_param,
+        safe_get_full_optimizer_state,
+    )
 
     found: dict[str, str] = {}
+    zero = engine.optimizer
+    if hasattr(zero, "_hp_optimizer_states_linked"):
+        # DeepSpeed links all groups once the first has taken a step: the others had nothing yet.
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in engine.module.named_parameters():
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-        if not parameter.requires_grad or 0 in shape:
+        if 0 in shape:
+            continue  # stage 3 cannot gather it
+        if not parameter.requires_grad:
             found[f"model.{name}"] = _hash(_whole(parameter), shape)
             continue
         found[f"model.{name}"] = _hash(safe_get_full_fp32_param(parameter), shape)
-        for key in ("exp_avg", "exp_avg_sq"):
+        for key in moments:
             moment = safe_get_full_optimizer_state(parameter, key)
             found[f"optimizer.state.{name}.{key}"] = _hash(moment, shape)
         found[f"low.{name}"] = _hash(_whole(parameter), shape)
@@ -172,7 +189,8 @@ def settings(engine: Any) -> dict[str, Any]:
     """Return what an engine keeps besides tensors."""
     inner = engine.optimizer.optimizer
     keys = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
-    scaler = vars(engine.optimizer.loss_scaler) if hasattr(engine.optimizer, "loss_scaler") else {}
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    scale = vars(scaler) if scaler is not None and scaler.dynamic else {}
     scheduler = engine.lr_scheduler
     return {
         "counters": {key: getattr(engine, key) for key in keys},
@@ -181,9 +199,13 @@ def settings(engine: Any) -> dict[str, Any]:
             for group in inner.param_groups
         ],
         "steps": sorted({float(one["step"]) for one in inner.state.values() if "step" in one}),
-        "scaler": {key: str(value) for key, value in scaler.items()},
+        "scaler": {key: str(value) for key, value in scale.items()},
         "scheduler": None if scheduler is None else str(scheduler.state_dict()),
     }
+
+
+def _moments(world: Mapping[str, Any]) -> list[Sequence[str]]:
+    return [world["moments"]] if "moments" in world else []
 
 
 def _save(world: Mapping[str, Any], pipe: Any) -> None:
@@ -195,7 +217,7 @@ def _save(world: Mapping[str, Any], pipe: Any) -> None:
     train(world, engine, flash.load(), world["steps"])
     flash.save(world["steps"])
     flash.wait()
-    found = {"digests": digests(engine), "settings": settings(engine)}
+    found = {"digests": digests(engine, *_moments(world)), "settings": settings(engine)}
     flash.close()
     pipe.send({**found, "losses": train(world, engine, world["steps"], world.get("more", 5))})
 
@@ -217,18 +239,106 @@ def _load(world: Mapping[str, Any], pipe: Any) -> None:
                 warnings.simplefilter("always")
                 start = flash.load(partial=world.get("partial", False))
         except RestoreError as error:
-            untouched = before == weights(engine) and not engine.global_steps
+            untouched = before == weights(engine)
             answers.append({"refused": str(error), "untouched": untouched})
             continue
         texts = [str(note.message) for note in notes if "holdfast" not in str(note.filename)]
         found = {"start": start, "notes": texts, "settings": settings(engine)}
         if world.get("digest", True):
-            found["digests"] = digests(engine)
+            found["digests"] = digests(engine, *_moments(world))
         found["losses"] = train(world, engine, start, world.get("more", 5))
         flash.close()
         engine.destroy()
         answers.append(found)
     pipe.send({"loads": answers})
+
+
+def _calls(world: Mapping[str, Any], pipe: Any) -> None:
+    """Do what a script does with DeepSpeed's own two calls: some loads, then a save per step."""
+    from holdfast.integrations.deepspeed import plug_in
+
+    engine = engine_of(world)
+    plugged = None if world.get("own") else plug_in(engine)
+    loads = []
+    for tag in world.get("tags", []):
+        path, client = engine.load_checkpoint(world["root"], tag)
+        known = digests(engine) if path else {}
+        loads.append({"path": path, "client": client, "digests": known})
+    found = []
+    for _ in range(world["steps"]):
+        train(world, engine, engine.global_steps, 1)
+        engine.save_checkpoint(world["root"], client_state={"epoch": engine.global_steps * 10})
+        found.append(digests(engine))
+    pipe.send({"loads": loads, "saved": found, "steps": engine.global_steps})
+    if plugged is not None:
+        plugged.close()
+
+
+def _half(world: Mapping[str, Any], pipe: Any) -> None:
+    """Save between the micro-batches of a step."""
+    from holdfast.flash.trainer.leaves import StateError
+    from holdfast.integrations.deepspeed import Checkpointer
+
+    engine = engine_of(world)
+    flash = Checkpointer(world["root"], engine)
+    first, _ = batches(world, 0)
+    engine.backward(loss_of(engine, first))
+    engine.step()
+    try:
+        flash.save(1)
+    except StateError as error:
+        pipe.send({"refused": str(error)})
+    pipe.send({"latest": flash.latest()})
+    flash.close()
+
+
+def _torch(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train with DDP or FSDP2 from what is there, if anything is; save at the end."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    import holdfast
+
+    model = model_of({**world, "seed": world.get("seed", 3)})
+    model.to(getattr(torch, world.get("cast", "float32")))
+    if world["wrapper"] == "fsdp":
+        fully_shard(model)
+    wrapped = DistributedDataParallel(model) if world["wrapper"] == "ddp" else model
+    optimizer = optimizer_of(world, model)
+    flash = holdfast.Checkpointer(world["root"], model=wrapped, optimizer=optimizer)
+    start = flash.load()
+    if start:
+        pipe.send({"loaded": _torch_digests(model, optimizer)})
+    losses = []
+    for step in range(start, start + world["steps"]):
+        optimizer.zero_grad()
+        loss = loss_of(
+            wrapped, *(rows.to(model.head.weight.dtype) for rows in batches(world, step))
+        )
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if world.get("save"):
+        flash.save(start + world["steps"])
+        flash.wait()
+    pipe.send({"start": start, "losses": losses, "digests": _torch_digests(model, optimizer)})
+    flash.close()
+    torch.distributed.barrier()
+
+
+def _torch_digests(model: Any, optimizer: Any) -> dict[str, str]:
+    """Return a hash of every whole tensor, under the names of `digests`."""
+    found = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key in optimizer.state.get(parameter, ()):
+                found[f"optimizer.state.{name}.{key}"] = optimizer.state[parameter][key]
+    whole = {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in found.items()
+    }
+    return {name: _hash(value, tuple(value.shape)) for name, value in whole.items()}
 
 
 def weights(engine: Any) -> str:
@@ -241,7 +351,7 @@ def weights(engine: Any) -> str:
         found.update(flat.master.detach().numpy().tobytes())
         for key, value in sorted((state.get(flat.master) or {}).items()):
             found.update(f"{key} {value}".encode())
-    found.update(json.dumps(settings(engine)["groups"]).encode())
+    found.update(json.dumps(settings(engine)).encode())
     return found.hexdigest()
 
 
@@ -251,4 +361,16 @@ if __name__ == "__main__":
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["shm_comm"] = False
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    serve({"save": _save, "load": _load})
+    from checkpoints import deepspeed_pipeline
+
+    serve(
+        {
+            "save": _save,
+            "load": _load,
+            "calls": _calls,
+            "half": _half,
+            "torch": _torch,
+            "pipe": deepspeed_pipeline.run,
+            "read": deepspeed_pipeline.read,
+        }
+    )

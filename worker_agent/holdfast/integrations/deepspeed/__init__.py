@@ -4,7 +4,8 @@ Belongs here: one module per part of an engine's state. Does not belong here: th
 stand on (`holdfast.flash.trainer.shards`).
 """
 
+from holdfast.integrations.deepspeed.checkpoint_engine import plug_in
 from holdfast.integrations.deepspeed.checkpointer import Checkpointer
 from holdfast.integrations.deepspeed.shards import EngineShards
 
-__all__ = ["Checkpointer", "EngineShards"]
+__all__ = ["Checkpointer", "EngineShards", "plug_in"]

@@ -7,10 +7,16 @@ Belongs here: what differs from `holdfast.Checkpointer`. Does not belong here: t
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 from holdfast.flash import checkpointer
+from holdfast.flash.trainer.parts import collect
+from holdfast.flash.trainer.reshard import of_files, stored
+from holdfast.flash.trainer.restore import Restorer, idle_cores
+from holdfast.integrations.deepspeed.engine_state import refuse_half_a_step
 from holdfast.integrations.deepspeed.shards import EngineShards
+from holdfast.job import Action
 
 
 class Checkpointer(checkpointer.Checkpointer):
@@ -40,3 +46,46 @@ class Checkpointer(checkpointer.Checkpointer):
                 engine's LR scheduler is no part of `extra`: it is saved with the engine.
         """
         super().__init__(path, shards=EngineShards(engine), **options)
+        self._engine = engine
+
+    def step(
+        self, step: int, *, samples: int = 0, loss: Any = None, fingerprint: int | None = None
+    ) -> Action:
+        """Report a completed step, and save it if it is due; see `holdfast.Checkpointer.step`.
+
+        Raises:
+            StateError: gradients of micro-batches are accumulated; call it after the
+                `engine.step()` that updates the weights.
+        """
+        refuse_half_a_step(self._engine)  # here, since it is so on all ranks
+        return super().step(step, samples=samples, loss=loss, fingerprint=fingerprint)
+
+    def save(self, step: int, *, durable: bool = True, tag: str | None = None) -> None:
+        """Save the present state now; see `holdfast.Checkpointer.save`.
+
+        Raises:
+            StateError: also while gradients of micro-batches are accumulated.
+        """
+        refuse_half_a_step(self._engine)
+        super().save(step, durable=durable, tag=tag)
+
+    def load_step(self, step: int) -> None:
+        """Fill the engine from one committed step of the directory; all ranks call it.
+
+        A later save must have a step above the directory's newest: go on in another directory, or
+        delete the newer steps, to train on from an older one.
+
+        Args:
+            step: A step whose directory `step_<n>` is there.
+
+        Raises:
+            RestoreError: the checkpoint does not fit the engine; it is unchanged.
+            OSError: there is no such step.
+        """
+        self._preparer.meet(again=True)
+        leaves = collect(self._parts, self._place.rank)
+        found = stored(of_files(f"{self._root}/step_{step}"), step)
+        holders = self._preparer.holders
+        restorer = Restorer(self._parts, leaves, self._place, found, lambda _: None, holders)
+        for note in restorer.run(partial=False, threads=idle_cores(self._place)):
+            warnings.warn(note, RuntimeWarning, stacklevel=2)

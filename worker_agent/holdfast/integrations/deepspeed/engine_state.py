@@ -28,16 +28,24 @@ def collect_engine(leaves: Leaves, engine: Any) -> None:
         leaves.add_value(_LOSS_SCALE, lambda: _loss_scale(engine))
 
 
-def _counters(engine: Any) -> dict[str, int]:
-    """Return the counters; raises `StateError` while gradients are accumulated: those are lost."""
+def refuse_half_a_step(engine: Any) -> None:
+    """Raise `StateError` while gradients are accumulated: they are no part of a checkpoint."""
     every = engine.gradient_accumulation_steps()
-    if left := engine.micro_steps % every:
+    if engine.managed_gradient_accumulation():
+        left = engine.micro_steps % every
+    else:
+        left = engine._unmanaged_backward_count  # noqa: SLF001 - the only place that knows
+    if left:
         raise StateError(
             f"gradients of {left} of {every} micro-batches are accumulated, and are no part of a "
             "checkpoint: save after the engine.step() that ends the accumulation"
         )
+
+
+def _counters(engine: Any) -> dict[str, int]:
+    refuse_half_a_step(engine)
     found = {key: int(getattr(engine, key)) for key in _COUNTERS}
-    return {**found, "gradient_accumulation_steps": int(every)}
+    return {**found, "gradient_accumulation_steps": int(engine.gradient_accumulation_steps())}
 
 
 def _scheduler(engine: Any) -> dict[str, Any]:
@@ -75,19 +83,30 @@ def accept_engine(filling: Filling, engine: Any) -> None:
 def finish_engine(filling: Filling, engine: Any) -> None:
     """Set counters, scheduler and loss scale to the stored ones, where the checkpoint has them."""
     values = filling.values
-    if counters := values.get(".".join(_ENGINE)):
-        for key in _COUNTERS:
-            setattr(engine, key, counters[key])
-        every = engine.gradient_accumulation_steps()
-        if every != counters["gradient_accumulation_steps"]:
-            # So that the next accumulation is whole, as after any boundary.
-            engine.micro_steps = (counters["global_steps"]) * every
+    counters = values.get(".".join(_ENGINE)) or _counted(engine, filling.step)
+    every = engine.gradient_accumulation_steps()
+    for key in _COUNTERS:
+        setattr(engine, key, counters[key])
+    if every != counters["gradient_accumulation_steps"]:
+        engine.micro_steps = counters["global_steps"] * every  # as after a whole accumulation
     saved = values.get(".".join(_SCHEDULER))
     here = engine.lr_scheduler
     if saved is not None and here is not None and saved["class"] == type(here).__name__:
         here.load_state_dict(saved["state"])
     if scale := values.get(".".join(_LOSS_SCALE)):
         _set_scale(engine, scale)
+
+
+def _counted(engine: Any, step: int) -> dict[str, int]:
+    """Return the counters for a step that another framework saved, as DeepSpeed guesses them."""
+    every = engine.gradient_accumulation_steps()
+    return {
+        "global_steps": step,
+        "global_samples": step * engine.train_batch_size(),
+        "skipped_steps": 0,
+        "micro_steps": step * every,
+        "gradient_accumulation_steps": every,
+    }
 
 
 def _set_scale(engine: Any, saved: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ the optimizer's state (`optimizer_state`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,20 @@ def _refuse_elsewhere(engine: Any, zero: Any) -> None:
         raise StateError(
             "experts of DeepSpeed's MoE have the same names on all ranks: they cannot be saved here"
         )
+    for tied in (getattr(engine.module, "tied_comms", None) or {}).values():
+        _refuse_untied(tied)
+
+
+def _refuse_untied(tied: Mapping[str, Any]) -> None:
+    """Refuse a tied layer of a pipeline with a parameter that DeepSpeed does not keep equal."""
+    attributes = tied["weight_attr"]
+    names = [attributes] if isinstance(attributes, str) else list(attributes)
+    for name, _ in tied["module"].named_parameters():
+        if name not in names:
+            raise StateError(
+                f"{name} of a tied layer differs on its stages, which are tied by "
+                f"{', '.join(names)}: give TiedLayerSpec tied_weight_attr={[*names, name]!r}"
+            )
 
 
 def _has_flats(zero: Any) -> bool:
@@ -180,5 +194,4 @@ def renew_weights(zero: Any) -> None:
     zero.checkpoint_event_prologue()  # releases what was gathered from the old partitions
     for number in range(len(zero.fp32_partitioned_groups_flat)):
         zero._reassign_or_swap_out_partitioned_parameters(number)  # noqa: SLF001 - as step() does
-    zero.invalidate_secondary_tensor()
     zero.checkpoint_event_epilogue()  # gathers the small parameters that every rank keeps

@@ -1,0 +1,118 @@
+"""A checkpoint that does not fit an engine is refused by name, and the engine stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints.deepspeed_world import DeepSpeedWorlds
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
+WARM_UP = {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}
+DECAY = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 4, "total_num_steps": 9}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "a changed model": (
+        {},
+        {"width": 10},
+        ["model.first.weight is float32 (10, 5), in the checkpoint ('float32', (9, 5))"],
+    ),
+    "another optimizer": (
+        {},
+        {"optimizer": "SGD"},
+        ["optimizer:", "was saved by AdamW", "this job has SGD", "train with AdamW"],
+    ),
+    "another form of the optimizer": (
+        {},
+        {"options": {"amsgrad": True}},
+        ["optimizer:", "was saved with amsgrad=False, this job has amsgrad=True"],
+    ),
+    "other groups": (
+        {"groups": True},
+        {},
+        ["optimizer.param_groups: 2 groups in the checkpoint, 1 here"],
+    ),
+    "a trained parameter that was frozen": (
+        {"frozen": True},
+        {},
+        [
+            "optimizer.state.middle.weight.exp_avg is not in the checkpoint",
+            "optimizer.param_groups.0.params",
+            "lacks middle.weight",
+        ],
+    ),
+    "a frozen parameter that was trained": (
+        {},
+        {"frozen": True},
+        ["optimizer.state.middle.weight.exp_avg is not in the state"],
+    ),
+    "another scheduler": (
+        {"scheduler": WARM_UP},
+        {"scheduler": DECAY},
+        ["deepspeed.lr_scheduler is a WarmupLR in the checkpoint, a WarmupDecayLR here"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_difference_is_named_and_nothing_is_touched(
+    worlds: DeepSpeedWorlds, tmp_path: Path, name: str
+) -> None:
+    """The error names what was found and what would be right; masters and moments stay."""
+    saver, loader, texts = CASES[name]
+    root = str(tmp_path)
+    common = {"kind": "deepspeed", "world": 2}
+    worlds.run(job="save", stage=2, root=root, steps=2, more=0, **common, **saver)
+    for stage in (1, 3):
+        ranks = worlds.run(job="load", stage=stage, roots=[root], warm=1, **common, **loader)
+        for rank in ranks:
+            load = rank["loads"][0]
+            assert load["untouched"]
+        told = " ".join(rank["loads"][0]["refused"] for rank in ranks)
+        for text in texts:
+            assert text in told
+
+
+def test_another_dtype_is_named(worlds: DeepSpeedWorlds, tmp_path: Path) -> None:
+    """A checkpoint without fp32 masters is refused: its bf16 weights are not what ZeRO steps."""
+    root = str(tmp_path)
+    worlds.run(
+        kind="ddp",
+        job="torch",
+        wrapper="ddp",
+        world=1,
+        root=root,
+        steps=2,
+        save=True,
+        cast="bfloat16",
+    )
+    ranks = worlds.run(
+        kind="deepspeed", job="load", stage=2, world=2, roots=[root], warm=1, dtype="bf16"
+    )
+    told = " ".join(rank["loads"][0]["refused"] for rank in ranks)
+    assert "model.first.weight is float32 (9, 5), in the checkpoint ('bfloat16', (9, 5))" in told
+    assert all(rank["loads"][0]["untouched"] for rank in ranks)
+
+
+def test_partial_takes_what_fits(worlds: DeepSpeedWorlds, tmp_path: Path) -> None:
+    """With `partial=True` an engine with another head has the rest of the weights, and trains."""
+    root = str(tmp_path)
+    common = {"kind": "deepspeed", "stage": 2}
+    saved = worlds.run(job="save", world=2, root=root, steps=2, frozen=True, **common)
+    ranks = worlds.run(job="load", world=3, roots=[root], partial=True, more=2, **common)
+    for rank in ranks:
+        load = rank["loads"][0]
+        same = {name for name, one in saved[0]["digests"].items() if load["digests"][name] == one}
+        assert same >= {"model.first.weight", "model.head.bias", "model.scale"}
+        assert len(load["losses"]) == 2
+
+
+def test_a_save_between_micro_batches_is_refused(worlds: DeepSpeedWorlds, tmp_path: Path) -> None:
+    """Accumulated gradients are no part of a checkpoint, so there is none with them missing."""
+    ranks = worlds.run(
+        kind="deepspeed", job="half", stage=2, world=2, accumulate=2, root=str(tmp_path)
+    )
+    for rank in ranks:
+        assert "gradients of 1 of 2 micro-batches are accumulated" in rank["refused"]
+        assert rank["latest"] == 0
