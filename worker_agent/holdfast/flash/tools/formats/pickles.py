@@ -177,17 +177,14 @@ def pairs(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
         yield (key.value if isinstance(key, _ByIdentity) else key), value
 
 
-class TorchFile:
-    """A file of torch.save, or a range of a file with such an archive."""
+class TorchArchive:
+    """The tensors in a file of torch.save, or in a range of a file with such an archive."""
 
-    def __init__(
-        self, pickles: Pickles, path: str, begin: int = 0, length: int | None = None
-    ) -> None:
-        """Read all but the tensors; raises `ForeignError`, OSError."""
+    def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
+        """List the records; raises `ForeignError`, OSError."""
         self.path, self._zip = path, TorchZip(path, begin, length)
         if self._zip.has("byteorder") and self._zip.read("byteorder") != b"little":
             raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
-        self.state = pickles.read(self._zip.read("data.pkl"), path)
 
     def tensor(self, ref: TensorRef) -> torch.Tensor:
         """Return a tensor, contiguous; raises `ForeignError` if it is damaged."""
@@ -204,6 +201,18 @@ class TorchFile:
             return torch.empty(ref.size, dtype=dtype)
         flat = torch.frombuffer(body, dtype=dtype)
         return flat.as_strided(ref.size, ref.stride).contiguous()
+
+
+
+class TorchFile(TorchArchive):
+    """An archive with its data."""
+
+    def __init__(
+        self, pickles: Pickles, path: str, begin: int = 0, length: int | None = None
+    ) -> None:
+        """Read all but the tensors; raises `ForeignError`, OSError."""
+        super().__init__(path, begin, length)
+        self.state = pickles.read(self._zip.read("data.pkl"), path)
 
     def with_tensors(self, value: Any) -> Any:
         """Return data with its tensors loaded: for small values only."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import io
 import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.flash.tools.formats.foreign import ForeignError
-from holdfast.flash.trainer.values import decode_value
 
 _FLOAT: Final = struct.Struct(">d")
 
@@ -33,9 +31,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"b": base64.b64encode(value).decode()}
     if isinstance(value, torch.Tensor):
-        file = io.BytesIO()
-        torch.save(value, file)
-        return {"T": base64.b64encode(file.getvalue()).decode()}
+        body = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"T": [dtype, list(value.shape), base64.b64encode(body).decode()]}
     raise ForeignError(f"a {type(value).__name__} is no plain data")
 
 
@@ -58,4 +56,13 @@ def from_json(value: Any) -> Any:
         case "b":
             return base64.b64decode(body)
         case _:
-            return decode_value("a value", base64.b64decode(body))
+            return _tensor(*body)
+
+
+def _tensor(dtype: str, shape: list[int], text: str) -> Any:
+    import torch
+
+    body = bytearray(base64.b64decode(text))
+    kind = getattr(torch, dtype)
+    flat = torch.frombuffer(body, dtype=kind) if body else torch.empty(0, dtype=kind)
+    return flat.view(shape)

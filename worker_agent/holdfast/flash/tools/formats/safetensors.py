@@ -79,7 +79,7 @@ def read(place: str) -> Checkpoint:
     for header in headers:
         tensors += _tensors(header)
         if text := header.meta.get(_VALUES):
-            values |= {tuple(path): from_json(value) for path, value in json.loads(text)}
+            values |= _values(header.file, text)
     if not folder.is_file() and (folder / INDEX).exists():
         _compare(folder / INDEX, headers)
     twice = {tensor.name for tensor in tensors if tensor.name in values}
@@ -95,6 +95,13 @@ def read(place: str) -> Checkpoint:
         values=values,
         notes=() if hashed else ("the files have no checksums: a changed value is not noticed",),
     )
+
+
+def _values(file: str, text: str) -> dict[Path, Any]:
+    try:
+        return {tuple(path): from_json(value) for path, value in json.loads(text)}
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ForeignError(f"{file}: {_VALUES} is damaged ({error!r}): copy it again") from error
 
 
 def _files(folder: File) -> list[File]:
