@@ -86,8 +86,8 @@ class Directory:
 
     def _stored(self, found: Mapping[Any, Any]) -> Iterable[tuple[Key, Place]]:
         for index, info in pairs(found):
-            name, offset = _field(index, "fqn", 0), _field(index, "offset", 1)
-            if info.state and _optional(info, "transform_descriptors"):
+            name, offset = _field(index, "fqn", 0), _field(index, "offset", 1, None)
+            if _field(info, "transform_descriptors", 3, None):
                 raise ValueError(f"{name} is compressed or transformed")
             file = info.field("relative_path")
             if "/" in file or file in ("", ".", ".."):
@@ -172,16 +172,16 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
     return value
 
 
-def _field(one: Opaque, name: str, at: int) -> Any:
+def _field(one: Opaque, name: str, at: int, *default: Any) -> Any:
     """Return a field of an object that was made by its constructor, or by its state."""
-    return one.args[at] if len(one.args) > at else one.field(name)
-
-
-def _optional(one: Opaque, name: str) -> Any:
+    if len(one.args) > at:
+        return one.args[at]
     try:
         return one.field(name)
     except KeyError:
-        return None
+        if default:
+            return default[0]
+        raise
 
 
 def _tensor(one: Opaque) -> DcpTensor:
