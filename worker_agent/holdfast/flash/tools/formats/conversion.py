@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path as File
 from typing import Any, Final
@@ -81,8 +82,10 @@ def _deeper(path: File, names: list[str]) -> list[str]:
     return found
 
 
-def open_checkpoint(place: str, pickles: Pickles) -> Checkpoint:
+def open_checkpoint(place: str, pickles: Pickles, *, model: bool = False) -> Checkpoint:
     """Return a checkpoint of any known format, without its tensors' bytes.
+
+    model: only the model, as it was saved: of Megatron its weights, not their masters.
 
     Raises `ForeignError` if the format is unknown, or a file is missing or damaged; `ManifestError`
     for a damaged step of Holdfast; OSError.
@@ -90,7 +93,17 @@ def open_checkpoint(place: str, pickles: Pickles) -> Checkpoint:
     verdict = format_of(place)
     if not verdict.format:
         raise ForeignError(verdict.reason)
-    found = _READERS[verdict.format](place.rstrip("/") or "/", pickles)
+    place = place.rstrip("/") or "/"
+    if model and verdict.format == "megatron":
+        found = megatron.read(place, pickles, model=True)
+    else:
+        found = _READERS[verdict.format](place, pickles)
+    if model:
+        kept = tuple(tensor for tensor in found.tensors if tensor.path[0] == "model")
+        values = {path: value for path, value in found.values.items() if path[0] == "model"}
+        found = replace(found, tensors=kept, values=values)
+    if not found.tensors:
+        raise ForeignError(f"{place} holds no {'model' if model else 'tensor'}")
     names = [tensor.name for tensor in found.tensors]
     if len(set(names)) != len(names):
         twice = min(name for name in names if names.count(name) > 1)
@@ -98,7 +111,9 @@ def open_checkpoint(place: str, pickles: Pickles) -> Checkpoint:
     return found
 
 
-def convert(source: str, target: str, to: str = "", step: int | None = None) -> str:
+def convert(
+    source: str, target: str, to: str = "", *, step: int | None = None, model: bool = False
+) -> str:
     """Write a checkpoint in another format; return the path of what was made.
 
     Args:
@@ -106,6 +121,7 @@ def convert(source: str, target: str, to: str = "", step: int | None = None) -> 
         target: With "holdfast" a directory of checkpoints without a step, else a new directory.
         to: A name of `TARGETS`; empty: "holdfast".
         step: Number of the step; None: the one that the source tells.
+        model: Convert the model only.
 
     Raises:
         ForeignError: it cannot be converted exactly. Nothing was written.
@@ -118,9 +134,9 @@ def convert(source: str, target: str, to: str = "", step: int | None = None) -> 
     if to not in TARGETS:
         raise ForeignError(f"--to={to}: {', '.join(TARGETS)} can be written")
     with Pickles() as pickles:
-        found = open_checkpoint(source, pickles)
-        if found.format == to == "holdfast":
+        if to == "holdfast" == format_of(source).format:
             raise ForeignError(f"{source} is Holdfast's own: name --to {' or '.join(_WRITERS)}")
+        found = open_checkpoint(source, pickles, model=model)
         bar = Bar(found.bytes)
         try:
             if to == "holdfast":

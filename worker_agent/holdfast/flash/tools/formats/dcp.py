@@ -26,7 +26,7 @@ from holdfast.flash.tools.formats.pickles import (
     pairs,
     plain,
 )
-from holdfast.flash.tools.formats.torch_names import foreign_parts, is_tensor_place
+from holdfast.flash.tools.formats.torch_names import foreign_parts, is_tensor_place, walk
 
 if TYPE_CHECKING:
     import torch
@@ -99,11 +99,11 @@ class Directory:
 
     def _compare(self) -> None:
         """Compare the lists of names: a damaged name is in one of them only."""
-        listed = {(name, at) for name, one in self.tensors.items() for at, _ in one.boxes}
+        listed: set[Key] = {(name, at) for name, one in self.tensors.items() for at, _ in one.boxes}
         listed |= {(name, None) for name in self.values}
         scalars = {(name, at) for name, at in listed if at == ()}
         there = {*self._places}
-        odd = (listed - there - scalars) | {
+        odd: set[Key] = (listed - there - scalars) | {
             key for key in there - listed if (key[0], ()) not in scalars
         }
         names = {*self.tensors, *self.values}
@@ -206,13 +206,11 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
             "the parts of a training state, as holdfast checkpoint inspect shows them"
         )
     tensors, values = list[ForeignTensor](), dict[Path, Any]()
-    for name in found.tensors:
-        path = found.path(name)
-        if is_tensor_place(path):
-            tensors.append(found.tensor(name, path))
+    for path, value in walk((), _nested(found)):
+        if isinstance(value, _Name) and is_tensor_place(path):
+            tensors.append(found.tensor(value.name, path))
         else:
-            values[path] = found.tensor(name, path).load()
-    values |= {found.path(name): found.value(name) for name in sorted(found.values)}
+            values[path] = _loaded(found, value)
     return Checkpoint(
         place=place,
         format="dcp",
@@ -221,6 +219,38 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
         tensors=tuple(tensors),
         values=values,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A tensor's place in the nested state."""
+
+    name: str
+
+
+def _nested(found: Directory) -> Mapping[str, Any]:
+    """Return the state as it was before it was flattened; raises `ForeignError`."""
+    from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+
+    flat: dict[str, Any] = {name: _Name(name) for name in sorted(found.tensors)}
+    flat |= {name: found.value(name) for name in sorted(found.values)}
+    try:
+        nested: Mapping[str, Any] = unflatten_state_dict(flat, {n: found.path(n) for n in flat})
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ForeignError(
+            f"{found.place}/{METADATA_NAME}: its planner_data is damaged ({error!r}): copy it again"
+        ) from error
+    return nested
+
+
+def _loaded(found: Directory, value: Any) -> Any:
+    if isinstance(value, _Name):
+        return found.tensor(value.name, (value.name,)).load()
+    if isinstance(value, Mapping):
+        return {key: _loaded(found, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_loaded(found, one) for one in value)
+    return value
 
 
 def files_of(place: str) -> int:

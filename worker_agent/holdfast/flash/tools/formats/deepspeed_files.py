@@ -119,9 +119,12 @@ class ModelFiles:
             file = self.of(mp)
             module = file.state.get("module")
             module = module if isinstance(module, Mapping) else {}
-            for name in file.state.get("buffer_names") or ():
-                if isinstance(ref := module.get(name), TensorRef):
-                    found.append(of_ref(file, ("model", name), ref))
+            refs = {name: module.get(name) for name in file.state.get("buffer_names") or ()}
+            found += [
+                of_ref(file, ("model", name), ref)
+                for name, ref in refs.items()
+                if isinstance(ref, TensorRef)
+            ]
         return found
 
 

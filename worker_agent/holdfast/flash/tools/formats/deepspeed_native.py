@@ -40,9 +40,7 @@ from holdfast.flash.tools.formats.torch_file import of_ref
 if TYPE_CHECKING:
     import torch
 
-OPTIM_FILE: Final = re.compile(
-    r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt"
-)
+OPTIM_FILE: Final = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 
 _WEIGHTS: Final = 3
 """Stage that partitions the weights."""
@@ -144,7 +142,9 @@ class _Ranks:
     def range_of(self, data: int, mp: int, name: str) -> Range | None:
         """Return the range of a parameter on a rank; None: it has none."""
         if (data, mp) not in self._known:
-            found = self._of_stage_3(data, mp) if self._stage == _WEIGHTS else self._mapped(data, mp)
+            found = (
+                self._of_stage_3(data, mp) if self._stage == _WEIGHTS else self._mapped(data, mp)
+            )
             self._known[data, mp] = {one.name: one for one in found}
         return self._known[data, mp].get(name)
 
@@ -233,10 +233,11 @@ def _slice(
         reader = partial(_flat_range, file, ref, found.begin, found.count)
         parts.append(Part(offsets=(end,), sizes=(found.count,), where=where, read=reader))
         end, dtype = end + found.count, ref.dtype
-    if not parts and math.prod(shape):
+    if not parts and 0 not in shape:
         return None
+    count = math.prod(shape)
     return ForeignTensor(
-        path=("model", name), dtype=dtype, shape=shape, parts=tuple(parts), grid=(math.prod(shape),)
+        path=("model", name), dtype=dtype, shape=shape, parts=tuple(parts), grid=(count,)
     )
 
 

@@ -68,7 +68,10 @@ def _shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
     if files.tensor_size > 1:
         return {}
     return {
-        name: shape for mp in files.ranks for group in files.shapes(mp) for name, shape in group.items()
+        name: shape
+        for mp in files.ranks
+        for group in files.shapes(mp)
+        for name, shape in group.items()
     }
 
 
@@ -154,7 +157,9 @@ def write(found: Checkpoint, folder: File, progress: Progress, *, version: float
     Every tensor of the model that is of floating point is written as fp32, as DeepSpeed loads it.
     """
     parameters = [one for one in found.tensors if one.path[0] == "model"]
-    moments = {one.path[-2:]: one for one in found.tensors if one.path[:2] == ("optimizer", "state")}
+    moments = {
+        one.path[-2:]: one for one in found.tensors if one.path[:2] == ("optimizer", "state")
+    }
     trained = {str(key[0]) for key in moments}
     _check(found, trained)
     steps = set[float]()
@@ -218,7 +223,9 @@ def _write_settings(found: Checkpoint, folder: File, steps: set[float]) -> None:
 
     groups: dict[Any, dict[str, Any]] = {}
     for path, value in found.values.items():
-        if path[:2] == ("optimizer", "param_groups") and len(path) == 4:  # noqa: PLR2004
+        if path[:2] == ("optimizer", "param_groups") and len(path) == len(
+            ("optimizer", "param_groups", "n", "setting")
+        ):
             groups.setdefault(path[2], {})[str(path[3])] = value
     for one in found.tensors:
         if one.path[:2] == ("optimizer", "param_groups"):

@@ -7,6 +7,7 @@ meaning of a format's files (a module each).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,16 @@ from holdfast.flash.memory.shard_table import Path, overlap
 
 if TYPE_CHECKING:
     import torch
+
+
+def width(dtype: str) -> int:
+    """Return the bytes of an element; raises `ForeignError` for an unknown dtype. No torch."""
+    if dtype == "bool" or dtype.startswith("float8"):
+        return 1
+    bits = re.fullmatch(r"(?:bfloat|float|u?int|complex)(8|16|32|64|128)", dtype)
+    if bits is None:
+        raise ForeignError(f"dtype {dtype!r} is not known")
+    return int(bits[1]) // 8
 
 
 class ForeignError(Exception):
@@ -58,9 +69,7 @@ class ForeignTensor:
     @property
     def bytes(self) -> int:
         """Size of the values."""
-        import torch
-
-        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+        return math.prod(self.shape) * width(self.dtype)
 
     def load(self) -> torch.Tensor:
         """Return the whole tensor; raises `ForeignError` naming the part that is damaged."""

@@ -48,7 +48,7 @@ def read(place: str) -> Checkpoint:
             if isinstance(item, TensorItem):
                 boxes.setdefault(item.name, []).append((item, _part(file, item, span, stated)))
             elif item.name not in values:
-                values[item.name] = decode_value(item.name, _checked(file, item.name, span, stated))
+                values[item.name] = _value(file, item.name, span, stated)
     return Checkpoint(
         place=place,
         format="holdfast",
@@ -61,12 +61,14 @@ def read(place: str) -> Checkpoint:
     )
 
 
+def _value(file: str, name: str, span: tuple[int, int], stated: int) -> Any:
+    return decode_value(name, bytes(_checked(file, name, span, stated)))
+
+
 def _tensor(path: Path, found: list[tuple[TensorItem, Part]]) -> ForeignTensor:
     first = {part.offsets: part for _, part in reversed(found)}
     item = found[0][0]
-    return ForeignTensor(
-        path=path, dtype=item.dtype, shape=item.shape, parts=tuple(first.values())
-    )
+    return ForeignTensor(path=path, dtype=item.dtype, shape=item.shape, parts=tuple(first.values()))
 
 
 def _part(file: str, item: TensorItem, span: tuple[int, int], stated: int) -> Part:
@@ -192,7 +194,7 @@ def bytes_of(values: torch.Tensor) -> memoryview:
     import torch
 
     flat = values.contiguous().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _write_file(

@@ -12,6 +12,7 @@ a checkpoint with one that differs is refused.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +35,6 @@ _OWN_RANK: Final = re.compile(r"(rng_state|rerun_state_machine_state)\b.*")
 _SIZES: Final = {
     "tensor": "tensor_model_parallel_size",
     "pipeline": "pipeline_model_parallel_size",
-    "world": "world_size",
 }
 
 
@@ -45,10 +45,16 @@ class _Names:
     """Key of a parameter → kind of its state → name in the directory."""
 
 
-def read(place: str, pickles: Pickles) -> Checkpoint:
-    """Return a directory of Megatron; raises `ForeignError` naming file and tensor, OSError."""
+def read(place: str, pickles: Pickles, *, model: bool = False) -> Checkpoint:
+    """Return a directory of Megatron; raises `ForeignError` naming file and tensor, OSError.
+
+    model: only the weights, as the model has them; the optimizer's state is not looked at.
+    """
     found = Directory(place, pickles)
     common = _common(place, pickles)
+    if model:
+        weights = [name for name in found.tensors if not name.startswith("optimizer.")]
+        return _checkpoint(found, common, [found.tensor(one, ("model", one)) for one in weights])
     if bucketed := sorted(name for name in found.tensors if ".bucket_idx_" in name):
         raise ForeignError(
             f"{place}/.metadata: {bucketed[0]} is optimizer state by buckets (dp_reshardable), "
@@ -59,12 +65,18 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
     tensors = list[ForeignTensor]()
     for key in names.weights:
         tensors += _parameter(found, key, names.states.get(key, {}))
+    return _checkpoint(found, common, tensors)
+
+
+def _checkpoint(
+    found: Directory, common: Mapping[str, Any], tensors: list[ForeignTensor]
+) -> Checkpoint:
     objects, notes = _objects(found)
     return Checkpoint(
-        place=place,
+        place=found.place,
         format="megatron",
         framework="Megatron",
-        layout=_layout(common, found, place),
+        layout=_layout(common, found),
         tensors=tuple(tensors),
         values=_values(common) | objects,
         step=_iteration(common),
@@ -207,17 +219,19 @@ def _iteration(common: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def _layout(common: Mapping[str, Any], found: Directory, place: str) -> str:
+def _layout(common: Mapping[str, Any], found: Directory) -> str:
     content = common.get("content_metadata")
     kind = content.get("distrib_optim_sharding_type") if isinstance(content, Mapping) else None
     has_state = any(_STATE.fullmatch(name) for name in found.tensors)
     optimizer = f", optimizer {kind or 'of parameters'}" if has_state else ", no optimizer"
-    return f"torch_dist, {files_of(place)} files{optimizer}"
+    return f"torch_dist, {files_of(found.place)} files{optimizer}"
 
 
 def _sizes(common: Mapping[str, Any]) -> dict[str, int]:
     args = common.get("args")
     fields = args.state if isinstance(args, Opaque) and isinstance(args.state, Mapping) else {}
-    return {
-        name: fields[key] for name, key in _SIZES.items() if isinstance(fields.get(key), int)
-    }
+    found = {name: fields[key] for name, key in _SIZES.items() if isinstance(fields.get(key), int)}
+    world = fields.get("world_size")
+    if isinstance(world, int) and len(found) == len(_SIZES):
+        found["data"] = world // max(math.prod(found.values()), 1)
+    return found

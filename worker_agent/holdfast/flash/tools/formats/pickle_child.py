@@ -24,7 +24,7 @@ import pickle
 import resource
 import struct
 import sys
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 _LENGTH: Final = struct.Struct("<Q")
 _MEMORY: Final = 2**32
@@ -34,10 +34,11 @@ _NODES: Final = 20_000_000
 _NEW_NETWORK: Final = 0x40000000
 _NEW_USER: Final = 0x10000000
 
-_DTYPES: Final = (
-    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
-    "complex32 complex64 complex128 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
-).split()
+_DTYPES: Final = {
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+}  # fmt: skip
 _STORAGES: Final = {
     "BoolStorage": "bool", "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16",
     "IntStorage": "int32", "LongStorage": "int64", "HalfStorage": "float16",
@@ -60,7 +61,8 @@ class Opaque:
 
     name: ClassVar[str] = ""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Opaque:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Keep the arguments."""
         made = super().__new__(cls)
         made.args, made.state, made.entries = [*args, *kwargs.values()], None, []
         return made
@@ -128,7 +130,7 @@ def _parameter(data: Any, *_: Any) -> Any:
 
 
 def _of_type(make: Any, _kind: Any, args: Any, _state: Any) -> Any:
-    """torch's _rebuild_from_type_v2: a tensor with attributes, which are left out."""
+    """Do as torch's _rebuild_from_type_v2: a tensor with attributes, which are left out."""
     if make not in _CALLS.values():
         raise pickle.UnpicklingError("a tensor of an unknown kind")
     return make(*args)

@@ -11,7 +11,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -133,27 +133,30 @@ def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, body),) = value.items()
-    match kind:
-        case "l":
-            return [_decode(one) for one in body]
-        case "t":
-            return tuple(_decode(one) for one in body)
-        case "s":
-            return {_decode(one) for one in body}
-        case "d":
-            return {_key(_decode(key)): _decode(one) for key, one in body}
-        case "b":
-            return base64.b64decode(body)
-        case "c":
-            return complex(*body)
-        case "y":
-            return DtypeName(body)
-        case "T":
-            key, dtype, at, size, stride = body
-            return TensorRef(key, dtype, at, tuple(size), tuple(stride))
-        case _:
-            name, args, state = body
-            return Opaque(name, tuple(map(_decode, args)), _decode(state))
+    return _DECODERS[kind](body)
+
+
+def _tensor_of(body: list[Any]) -> TensorRef:
+    key, dtype, at, size, stride = body
+    return TensorRef(key, dtype, at, tuple(size), tuple(stride))
+
+
+def _opaque_of(body: list[Any]) -> Opaque:
+    name, args, state = body
+    return Opaque(name, tuple(map(_decode, args)), _decode(state))
+
+
+_DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "l": lambda body: [_decode(one) for one in body],
+    "t": lambda body: tuple(_decode(one) for one in body),
+    "s": lambda body: {_decode(one) for one in body},
+    "d": lambda body: {_key(_decode(key)): _decode(one) for key, one in body},
+    "b": base64.b64decode,
+    "c": lambda body: complex(*body),
+    "y": DtypeName,
+    "T": _tensor_of,
+    "o": _opaque_of,
+}
 
 
 class _ByIdentity:
@@ -191,17 +194,15 @@ class TorchArchive:
         import torch
 
         dtype = getattr(torch, ref.dtype)
-        last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
-        count = last + 1 if ref.count else 0
-        if min((ref.at, last, *ref.size, *ref.stride), default=0) < 0:
+        if len(ref.size) != len(ref.stride) or min((ref.at, *ref.size, *ref.stride)) < 0:
             raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
-        width = int(dtype.itemsize)
+        last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
+        count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
         body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width)
         if not count:
             return torch.empty(ref.size, dtype=dtype)
         flat = torch.frombuffer(body, dtype=dtype)
         return flat.as_strided(ref.size, ref.stride).contiguous()
-
 
 
 class TorchFile(TorchArchive):

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.memory.shard_table import Path
-from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, whole
+from holdfast.flash.tools.formats.foreign import (
+    Checkpoint,
+    ForeignError,
+    ForeignTensor,
+    whole,
+    width,
+)
 from holdfast.flash.tools.formats.holdfast_step import Progress, bytes_of
 from holdfast.flash.tools.formats.plain_json import from_json, to_json
 
@@ -82,8 +88,7 @@ def read(place: str) -> Checkpoint:
             values |= _values(header.file, text)
     if not folder.is_file() and (folder / INDEX).exists():
         _compare(folder / INDEX, headers)
-    twice = {tensor.name for tensor in tensors if tensor.name in values}
-    if len({tensor.name for tensor in tensors}) != len(tensors) or twice:
+    if len({tensor.name for tensor in tensors}) != len(tensors):
         raise ForeignError(f"{place}: a tensor is in two files: remove the files of another save")
     hashed = all(_HASHES in header.meta for header in headers)
     return Checkpoint(
@@ -182,11 +187,9 @@ def _entry(fields: Any) -> _Entry:
 
 def _check(file: str, entries: Mapping[str, _Entry], size: int) -> None:
     """Raise `ForeignError` unless the tensors tile the data, as the format asks."""
-    import torch
-
     at = 0
     for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].begin, pair[1].end)):
-        due = math.prod(entry.shape) * getattr(torch, entry.dtype).itemsize
+        due = math.prod(entry.shape) * width(entry.dtype)
         if entry.begin != at or entry.end - entry.begin != due:
             raise ForeignError(
                 f"{file}: {name} has bytes {entry.begin} to {entry.end}, where {due} bytes from "
