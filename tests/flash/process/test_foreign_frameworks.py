@@ -114,8 +114,7 @@ def _wrong(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 def test_missing_and_unknown_files_of_deepspeed_are_named(
     saved: Path, tmp_path: Path, capsys: Print
 ) -> None:
-    """A rank's file, a model file, a parameter, a version, a cut pickle: nothing is written."""
-    import torch
+    """A rank's file, a model file, a parameter: nothing is written."""
 
     def refused(source: Path, *texts: str) -> None:
         assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
@@ -141,16 +140,30 @@ def test_missing_and_unknown_files_of_deepspeed_are_named(
     fresh()
     (universal / "zero" / "b.bias" / "exp_avg_sq.pt").unlink()
     refused(universal, "zero/b.bias/exp_avg_sq.pt is missing")
-    fresh()
-    file = universal / "mp_rank_00_model_states.pt"
+    refused(saved / "zero1", "name one of global_step3")
+
+
+def test_an_unknown_version_and_a_cut_file_are_named(
+    saved: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """The error tells what was found, and which versions are read."""
+    import torch
+
+    source = tmp_path / "universal"
+    shutil.copytree(saved / "zero2" / "global_step3_universal", source)
+    file = source / "mp_rank_00_model_states.pt"
     state = torch.load(file, weights_only=False)
     state["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.5}
     torch.save(state, file)
-    refused(universal, str(file), "is 0.5", "0.2, 0.3, 0.4 are read", "ds_to_universal")
-    content = (native / "mp_rank_00_model_states.pt").read_bytes()
-    (native / "mp_rank_00_model_states.pt").write_bytes(content[: len(content) // 2])
-    refused(native, "mp_rank_00_model_states.pt: no whole archive of torch.save")
-    refused(saved / "zero1", "name one of global_step3")
+    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    for text in (str(file), "is 0.5", "0.2, 0.3, 0.4 are read", "ds_to_universal"):
+        assert text in error
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
+    assert f"{file}: no whole archive of torch.save" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_rank_of_another_save_is_refused(saved: Path, tmp_path: Path, capsys: Print) -> None:

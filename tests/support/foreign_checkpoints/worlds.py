@@ -61,7 +61,7 @@ def _rank(store: str, rank: int, module: Any, world: dict[str, Any]) -> None:
         getattr(module, world.pop("run"))(**world)
         dist.barrier()
         dist.destroy_process_group()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - told to the process that waits
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

@@ -198,10 +198,9 @@ def _write_parameter(
     for key, one in [("fp32", weight), *((key, moments.get((name, key))) for key in MOMENTS)]:
         if one is None:
             continue
-        values = one.load().float()
-        if tuple(values.shape) != weight.shape:
+        if one.shape != weight.shape:
             raise ForeignError(f"{one.name}: {one.shape}, and its parameter {weight.shape}")
-        _save(folder / f"{key}.pt", {"cat_dim": 0, "param": values})
+        _save(folder / f"{key}.pt", {"cat_dim": 0, "param": one.load().float()})
         progress(one.bytes)
     step = moments.get((name, "step"))
     if step is None:

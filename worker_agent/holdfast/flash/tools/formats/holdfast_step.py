@@ -197,6 +197,19 @@ def bytes_of(values: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
+def _write_item(disk: PosixDisk, handle: int, pieces: Iterable[memoryview]) -> int:
+    """Append an item; return its hash."""
+    from xxhash import xxh3_64
+
+    digest = xxh3_64()
+    for piece in pieces:
+        for begin in range(0, len(piece), _CHUNK):
+            chunk = piece[begin : begin + _CHUNK]
+            digest.update(chunk)
+            disk.write(handle, chunk)
+    return digest.intdigest()
+
+
 def _write_file(
     disk: PosixDisk,
     folder: str,
@@ -205,22 +218,15 @@ def _write_file(
     image: Iterable[tuple[int, list[memoryview]]],
 ) -> Shard:
     """Write the rank's file, durably, and return its description with all hashes."""
-    from xxhash import xxh3_64
-
     shard = Shard(table=plan.table, lengths=lengths, hashes=())
     private, end, hashes = f"{folder}/.{shard.file}.{unique()}", 0, list[int]()
     handle = disk.create(private, direct=False)
     try:
         for at, pieces in image:
             disk.write(handle, bytes(at - end))
-            digest, end = xxh3_64(), at
-            for piece in pieces:
-                for begin in range(0, len(piece), _CHUNK):
-                    chunk = piece[begin : begin + _CHUNK]
-                    digest.update(chunk)
-                    disk.write(handle, chunk)
-                end += len(piece)
-            hashes.append(digest.intdigest())
+            end = at + sum(map(len, pieces))
+            hashes.append(_write_item(disk, handle, pieces))
+            del pieces  # before the next tensor is read
         disk.write(handle, bytes(max(0, shard.bytes - end)))
         disk.sync(handle)
     finally:

@@ -288,6 +288,7 @@ def _write_file(
             hashes[name] = _hash_of(body)
             stream.write(body)
             progress(len(body))
+            del body  # before the next tensor is read
         text = _header_text(tensors, values, hashes)
         text = text.replace(_own(_ZEROS), _own(_hash_of(text)), 1)
         stream.seek(0)
