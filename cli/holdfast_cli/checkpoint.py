@@ -66,13 +66,13 @@ def _tool(name: str, summary: str) -> Callable[..., Any]:
 
 inspect = _tool(
     "inspect",
-    "List the steps in PATH; of a single step every tensor with its type, shape, size and ranks. Of "
-    "a checkpoint of DeepSpeed, Megatron, torch or safetensors: framework, layout, parallel sizes.",
+    "List the steps in PATH; of a single step every tensor with its type, shape, size and ranks. "
+    "Of a checkpoint of DeepSpeed, Megatron, torch or safetensors: framework, layout, sizes.",
 )
 verify = _tool(
     "verify",
-    "Compare every hash of the steps in PATH, or every checksum of a foreign checkpoint. Exit codes: "
-    "0 whole, 7 a step is damaged.",
+    "Compare every hash of the steps in PATH, or every checksum of a foreign checkpoint. "
+    "Exit codes: 0 whole, 7 a step is damaged.",
 )
 
 

@@ -245,11 +245,10 @@ def _sources(folder: Path) -> list[Path]:
     return [folder / name for name in ("state.pt", "dcp", "hf", "universal", "ck/step_3")]
 
 
-def _read(source: Path) -> dict[str, Any]:
-    with Pickles() as pickles:
-        found = open_checkpoint(str(source), pickles)
-        tensors = {tensor.name: tensor.load() for tensor in found.tensors}
-        return tensors | {"values": sorted(map(repr, found.values.items()))}
+def _read(source: Path, pickles: Pickles) -> dict[str, Any]:
+    found = open_checkpoint(str(source), pickles)
+    tensors = {tensor.name: tensor.load() for tensor in found.tensors}
+    return tensors | {"values": sorted(map(repr, found.values.items()))}
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -261,14 +260,16 @@ def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("seed", [random.randrange(10**6)])
-def test_no_corruption_is_read_as_something_else(tmp_path: Path, seed: int) -> None:
+@pytest.mark.slow
+def test_no_corruption_is_read_as_something_else(tmp_path: Path) -> None:
     """500 flipped bits, cuts and overwritten ranges: refused by the file's name, or without effect.
 
     A reader may pass over bytes that carry nothing, such as padding; what it returns is the state.
     """
+    seed = random.randrange(10**6)
     chosen, sources = random.Random(seed), _sources(tmp_path)
-    origins = {source: _read(source) for source in sources}
+    pickles = Pickles()
+    origins = {source: _read(source, pickles) for source in sources}
     refused = 0
     for number in range(500):
         source = sources[number % len(sources)]
@@ -276,18 +277,19 @@ def test_no_corruption_is_read_as_something_else(tmp_path: Path, seed: int) -> N
         file = chosen.choice(sorted(files))
         content = file.read_bytes()
         file.write_bytes(_damaged(content, chosen))
-        error, found = _outcome(source)
+        error, found = _outcome(source, pickles)
         file.write_bytes(content)
         refused += bool(error)
         named = file.name in error or str(source) in error
         assert named or _alike(found, origins[source]), f"seed {seed}, {number}: {file}: {error}"
+    pickles.close()
     assert refused > 350, f"seed {seed}: {refused} of 500 were refused"
 
 
-def _outcome(source: Path) -> tuple[str, dict[str, Any]]:
+def _outcome(source: Path, pickles: Pickles) -> tuple[str, dict[str, Any]]:
     """Return the error of a reading, or what was read."""
     try:
-        return "", _read(source)
+        return "", _read(source, pickles)
     except (ForeignError, ManifestError, StateError) as error:
         return str(error), {}
 
@@ -305,6 +307,11 @@ def _damaged(content: bytes, chosen: random.Random) -> bytes:
     return bytes(body)
 
 
+_ALONE = """
+import torch
+(own,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(own)
+"""
 _PEAK = """
 import sys, threading, time
 from pathlib import Path
@@ -332,13 +339,16 @@ print(code, own, most)
 @pytest.mark.slow
 @pytest.mark.exclusive
 def test_memory_holds_two_of_the_largest_tensors_at_most(tmp_path: Path) -> None:
-    """Through every format: 200 MB, four tensors; beside torch itself, in both processes."""
+    """Through every format, with four tensors of 200 MB; beside what an import of torch takes."""
     import torch
 
     size = 50_000_000
     weights = {f"w{number}": torch.randn(size) for number in range(4)}
     torch.save(weights, tmp_path / "state.pt")
     del weights
+    command = [sys.executable, "-c", _ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    alone = int(done.stdout)
     steps = [
         ("state.pt", "ck", "--step", "1"),
         ("ck/step_1", "hf", "--to", "safetensors"),
@@ -358,8 +368,9 @@ def test_memory_holds_two_of_the_largest_tensors_at_most(tmp_path: Path) -> None
         )
         code, own, child = map(int, done.stdout.split()[-3:])
         assert code == 0
-        peak = (own + child) * 1024
-        assert peak <= 2 * 4 * size + 300e6, f"{source} to {target}: {peak / 1e6:.0f} MB"
+        peak = (own - alone) * 1024
+        assert peak <= 1.5 * 4 * size + 100e6, f"{source} to {target}: {peak / 1e6:.0f} MB"
+        assert child <= alone
 
 
 def test_a_bar_is_drawn_on_a_terminal_only(tmp_path: Path) -> None:
