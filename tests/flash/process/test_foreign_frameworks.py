@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from foreign_checkpoints import worlds
+from foreign_checkpoints.corruption import damage
 from holdfast.flash.tools import convert, diff, inspect
 from holdfast.flash.tools.contents import Contents
 
@@ -249,3 +251,17 @@ def test_megatrons_buckets_are_refused_and_slices_joined(
     assert inspect.main(["inspect", str(megatron / "tensor")]) == 0
     head = capsys.readouterr().out.splitlines()
     assert any("tensor parallel 2, pipeline parallel 1, data parallel 2, step 3" in h for h in head)
+
+
+@pytest.mark.slow
+def test_no_corruption_of_a_framework_is_read_as_something_else(
+    saved: Path, megatron: Path, tmp_path: Path
+) -> None:
+    """Native files of each stage, universal ones of both kinds, Megatron's."""
+    names = ("global_step3", "global_step3_universal")
+    sources = [saved / f"zero{stage}" / name for stage in (1, 2, 3) for name in names]
+    sources.append(megatron / "whole")
+    copies = [Path(shutil.copytree(one, tmp_path / str(at))) for at, one in enumerate(sources)]
+    seed = random.randrange(10**6)
+    refused = damage(copies, 210, seed)
+    assert refused > 100, f"seed {seed}: {refused} of 210 were refused"
