@@ -279,7 +279,6 @@ print(code, own, most)
 
 
 @pytest.mark.slow
-@pytest.mark.exclusive
 def test_memory_holds_two_of_the_largest_tensors_at_most(tmp_path: Path) -> None:
     """Through every format, with three tensors of 200 MB; beside what an import of torch takes."""
     import torch

@@ -16,7 +16,7 @@ def model() -> Any:
     from torch import nn
 
     torch.manual_seed(0)
-    made = nn.Module()
+    made: Any = nn.Module()
     made.a, made.n, made.b = nn.Linear(7, 11), nn.LayerNorm(11), nn.Linear(11, 3)
     made.register_buffer("count", torch.arange(3.0))
     made.forward = lambda rows: made.b(made.n(made.a(rows)))
