@@ -56,7 +56,7 @@ def _call(module: str, *words: str, needs: str = "holdfast") -> None:
 
 def _tool(name: str, summary: str) -> Callable[..., Any]:
     @checkpoint.command(name, help=summary)
-    @click.argument("path", type=click.Path(file_okay=False))
+    @click.argument("path", type=click.Path())
     @output_option
     def look(path: str, output: str) -> None:
         _call("inspect", name, path, *(["--json"] if output == "json" else []))
@@ -66,11 +66,13 @@ def _tool(name: str, summary: str) -> Callable[..., Any]:
 
 inspect = _tool(
     "inspect",
-    "List the steps in PATH; of a single step every tensor with its type, shape, size and ranks.",
+    "List the steps in PATH; of a single step every tensor with its type, shape, size and ranks. "
+    "Of a checkpoint of DeepSpeed, Megatron, torch or safetensors: framework, layout, sizes.",
 )
 verify = _tool(
     "verify",
-    "Compare every hash of the steps in PATH. Exit codes: 0 whole, 7 a step is damaged.",
+    "Compare every hash of the steps in PATH, or every checksum of a foreign checkpoint. "
+    "Exit codes: 0 whole, 7 a step is damaged.",
 )
 
 
@@ -107,8 +109,35 @@ def export(step: str, file: str, *, model: bool) -> None:
 def take_in(source: str, path: str, step: int) -> None:
     """Make a checkpoint in PATH, a directory without any, from a foreign one.
 
-    SOURCE is a file of torch.save with a model's state_dict (or with "model" and others), or a
-    directory of torch.distributed.checkpoint. Reading the latter's .metadata runs code from it:
-    only use a directory that you would run a program from.
+    SOURCE is of any format that `convert` reads, such as a file of torch.save with a model's
+    state_dict (or with "model" and others), or a directory of torch.distributed.checkpoint.
     """
     _call("convert", "import", source, path, "--step", str(step), needs="torch")
+
+
+@checkpoint.command()
+@click.argument("source", type=click.Path())
+@click.argument("target", type=click.Path())
+@click.option(
+    "--to",
+    type=click.Choice(
+        ["holdfast", "safetensors", "deepspeed-universal", "deepspeed-universal-0.3"]
+    ),
+    default="holdfast",
+    show_default=True,
+    help="Format of TARGET.",
+)
+@click.option(
+    "--step", type=click.IntRange(min=1), help="Number that load() returns; else SOURCE's own."
+)
+@click.option("--model", is_flag=True, help="Only the model.")
+def convert(source: str, target: str, *, to: str, step: int | None, model: bool) -> None:
+    """Write a checkpoint in another format, exactly, one tensor at a time.
+
+    SOURCE is of DeepSpeed (native or universal), Megatron (torch_dist), torch (torch.save or
+    torch.distributed.checkpoint), safetensors, or a step_N of Holdfast; its format is recognised.
+    Nothing in it is run. TARGET is a directory of checkpoints without any, or with --to a new
+    directory. If a file is damaged or missing, nothing is written.
+    """
+    words = [*(["--step", str(step)] if step else []), *(["--model"] if model else [])]
+    _call("convert", "convert", source, target, "--to", to, *words, needs="torch")

@@ -1,7 +1,8 @@
 """`python -m holdfast.flash.tools.inspect`: the steps in a directory, and their damages.
 
 Belongs here: the report on a step, for people and as JSON; `storage.reader` finds the facts.
-Nothing is changed and nothing is loaded; no torch. `holdfast checkpoint inspect|verify` calls it in
+Nothing is changed and nothing is loaded; no torch. Does not belong here: checkpoints of others
+(`foreign_report`). `holdfast checkpoint inspect|verify` calls it in
 a process of its own.
 """
 
@@ -10,10 +11,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,11 +29,11 @@ from holdfast.flash.storage.manifest import (
     steps,
 )
 from holdfast.flash.storage.reader import verify
+from holdfast.flash.tools.foreign_report import is_foreign, report
+from holdfast.flash.tools.printing import put, size_text, table_text
 
 NOT_WHOLE: Final = 7
 BAD_INPUT: Final = 2
-NOBODY_READS: Final = 141
-_KIB: Final = 1024.0
 _STEP: Final = re.compile(r"step_\d+")
 
 
@@ -120,11 +120,6 @@ def _steps_at(path: str) -> list[str]:
         return [path]
     if numbers := steps(PosixDisk(), path):
         return [f"{path}/step_{number}" for number in numbers]
-    if (folder / METADATA_NAME).exists():
-        raise InspectionError(
-            f"{path} has no {MANIFEST_NAME}: torch.distributed.checkpoint wrote it, without "
-            "hashes to compare; `python -m torch.distributed.checkpoint.format_utils` reads it"
-        )
     if _STEP.fullmatch(folder.name):
         return [path]
     begun = len(attempts(PosixDisk(), path))
@@ -166,7 +161,7 @@ def summary(one: Look) -> str:
     return (
         f"{one.path}: step {facts['step']}, saved by {_count(facts['ranks'], 'rank')} in round "
         f"{facts['lineage']}: {_count(facts['tensors'], 'tensor')}, "
-        f"{_count(facts['values'], 'other value')}, {_size(facts['bytes'])}"
+        f"{_count(facts['values'], 'other value')}, {size_text(facts['bytes'])}"
     )
 
 
@@ -180,18 +175,8 @@ def table(one: Look) -> str:
     for item in one.facts(items=True).get("items", ()):
         shape = "-" if item["shape"] is None else "x".join(map(str, item["shape"])) or "scalar"
         ranks = ",".join(map(str, item["ranks"]))
-        rows.append((item["name"], item["dtype"] or "-", shape, _size(item["bytes"]), ranks))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "\n".join(lines)
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < _KIB:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= _KIB
-    return f"{size:.1f} TiB"
+        rows.append((item["name"], item["dtype"] or "-", shape, size_text(item["bytes"]), ranks))
+    return table_text(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,6 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     disk, deep = PosixDisk(), options.tool == "verify"
+    if is_foreign(options.path):
+        return report(options.path, deep=deep, as_json=options.json)
     try:
         found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
     except (InspectionError, OSError) as error:
@@ -209,17 +196,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     text = _as_json(found, deep=deep) if options.json else _as_text(found, deep=deep)
     return put([text], NOT_WHOLE if any(one.wrong for one in found) else 0)
-
-
-def put(lines: Iterable[str], code: int) -> int:
-    """Print lines; return the exit code, or 141 if the reader has closed the pipe."""
-    try:
-        sys.stdout.writelines(lines)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the interpreter's flush at its end would fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NOBODY_READS
-    return code
 
 
 def _as_json(found: Sequence[Look], *, deep: bool) -> str:

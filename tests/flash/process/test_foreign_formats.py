@@ -1,0 +1,348 @@
+"""Files of torch and safetensors, to steps and back; what is damaged or unknown is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreign_checkpoints.corruption import damage
+from holdfast.flash.tools import convert, diff, inspect
+from holdfast.flash.tools.contents import Contents
+from holdfast.flash.tools.formats import safetensors as ours
+from holdfast.flash.tools.formats.progress import Bar
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
+Print = pytest.CaptureFixture[str]
+
+
+def _state() -> dict[str, Any]:
+    """A training state with odd dtypes, shapes, keys and values."""
+    import torch
+
+    torch.manual_seed(4)
+    weights = {
+        "w": torch.randn(6, 5),
+        "half": torch.randn(7, dtype=torch.bfloat16),
+        "number": torch.tensor(3, dtype=torch.int64),
+        "none": torch.empty(0, 3),
+        "mask": torch.tensor([True, False]),
+        "slice": torch.arange(20.0).view(4, 5)[:, 1:3],
+    }
+    groups = {"0": {"lr": 0.1, "betas": (0.9, float("inf")), "params": ["w"]}}
+    moments = {"state": {"w": {"exp_avg": torch.randn(6, 5), "step": torch.tensor(2.0)}}}
+    return {
+        "model": weights,
+        "optimizer": {**moments, "param_groups": groups},
+        "extra": {"data": {1: [2, (3, None)], "t": torch.ones(3), "b": b"\x00\xff"}},
+    }
+
+
+def _converted(source: Path, target: Path, *more: str) -> Path:
+    assert convert.main(["convert", str(source), str(target), *more]) == 0
+    return target
+
+
+def _torch_file(folder: Path) -> Path:
+    import torch
+
+    torch.save(_state(), folder / "state.pt")
+    return folder / "state.pt"
+
+
+def _step(folder: Path) -> Path:
+    return _converted(_torch_file(folder), folder / "ck", "--step", "3") / "step_3"
+
+
+def test_a_state_goes_through_safetensors_unchanged(tmp_path: Path) -> None:
+    """Weights for others in model.safetensors; all else beside it; back bit for bit."""
+    from safetensors.torch import load_file
+
+    step = _step(tmp_path)
+    made = _converted(step, tmp_path / "hf", "--to", "safetensors")
+    assert sorted(path.name for path in made.iterdir()) == [
+        "model.safetensors",
+        "training_state.safetensors",
+    ]
+    again = _converted(made, tmp_path / "again", "--step", "3") / "step_3"
+    assert diff.main([str(step), str(again)]) == 0
+    for name, tensor in load_file(made / "model.safetensors").items():
+        assert tensor.equal(Contents(str(step)).tensor(f"model.{name}"))
+    assert len(load_file(made / "model.safetensors")) == len(_state()["model"])
+
+
+def test_what_safetensors_itself_writes_is_read(tmp_path: Path) -> None:
+    """One file, and a directory with Hugging Face's index; there are no checksums, it says."""
+    from safetensors.torch import save_file
+
+    weights = {name: one.contiguous() for name, one in _state()["model"].items()}
+    save_file(weights, tmp_path / "one.safetensors")
+    hf = tmp_path / "hf"
+    _sharded(hf, weights)
+    steps = [
+        _converted(source, tmp_path / f"ck{at}", "--step", "1") / "step_1"
+        for at, source in enumerate((tmp_path / "one.safetensors", hf))
+    ]
+    assert diff.main([str(step) for step in steps]) == 0
+    for name, tensor in weights.items():
+        assert Contents(str(steps[1])).tensor(f"model.{name}").equal(tensor)
+
+
+def _sharded(folder: Path, weights: dict[str, Any]) -> None:
+    """Write a directory as Hugging Face's libraries do."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    names = sorted(weights)
+    halves = {"model-00001-of-00002": names[:3], "model-00002-of-00002": names[3:]}
+    index: dict[str, str] = {}
+    for file, half in halves.items():
+        save_file({name: weights[name] for name in half}, folder / f"{file}.safetensors")
+        index |= dict.fromkeys(half, f"{file}.safetensors")
+    text = json.dumps({"metadata": {}, "weight_map": index})
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def test_a_large_model_is_written_in_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an index that names each tensor's file; the largest tensor has one of its own."""
+    step = _step(tmp_path)
+    monkeypatch.setattr(ours, "SHARD_BYTES", 100)
+    made = _converted(step, tmp_path / "hf", "--to", "safetensors", "--model")
+    index = json.loads((made / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == _state()["model"].keys()
+    assert len(set(index["weight_map"].values())) > 1
+    again = _converted(made, tmp_path / "again", "--step", "3") / "step_3"
+    found, origin = Contents(str(again)), Contents(str(step))
+    assert all(found.tensor(name).equal(origin.tensor(name)) for name in found.forms)
+
+
+def _refused(capsys: Print, source: Path, target: Path, *texts: str) -> None:
+    assert convert.main(["convert", str(source), str(target), "--step", "1"]) == 2
+    error = capsys.readouterr().err
+    assert [text for text in texts if text not in error] == [], error
+    assert error.count("\n") == 1
+    assert not target.exists()
+
+
+def test_what_is_wrong_with_safetensors_is_named(tmp_path: Path, capsys: Print) -> None:
+    """A missing file, a tensor in another file than the index says, a cut file, a long header."""
+    weights = {name: one.contiguous() for name, one in _state()["model"].items()}
+    hf, out = tmp_path / "hf", tmp_path / "out"
+    _sharded(hf, weights)
+    second = hf / "model-00002-of-00002.safetensors"
+    content = second.read_bytes()
+    second.write_bytes(content[:-1])
+    _refused(capsys, hf, out, str(second), "bytes of tensors, not")
+    second.write_bytes(struct.pack("<Q", 2**40) + content[8:])
+    _refused(capsys, hf, out, str(second), "a header of 1099511627776 bytes")
+    second.unlink()
+    _refused(capsys, hf, out, f"{second} is missing", "lists it")
+    second.write_bytes(content)
+    index = hf / "model.safetensors.index.json"
+    text = index.read_text()
+    index.write_text(text.replace("00002-of-00002", "00001-of-00002", 1))
+    _refused(capsys, hf, out, str(index), "by it, and in model-00002")
+    index.write_text(text.replace('"model-00002-of', '"../model-00002-of', 1))
+    _refused(capsys, hf, out, "only files beside it are read")
+
+
+def test_an_unknown_or_ambiguous_path_lists_what_was_looked_for(
+    tmp_path: Path, capsys: Print
+) -> None:
+    """And a conversion to what it is already, or over something, is refused."""
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "out"
+    _refused(
+        capsys, tmp_path / "empty", out, "holdfast.json", "zero/optimizer_state.pt", ".metadata"
+    )
+    _refused(capsys, tmp_path / "missing", out, "No such file")
+    both = tmp_path / "both"
+    both.mkdir()
+    (both / ".metadata").touch()
+    (both / "x.safetensors").touch()
+    _refused(capsys, both, out, ".metadata (dcp) and *.safetensors (safetensors)", "another save")
+    step = _step(tmp_path)
+    _refused(capsys, step, out, "is Holdfast's own", "--to safetensors")
+    for to in ("safetensors", "deepspeed-universal"):
+        assert convert.main(["convert", str(step), str(both), "--to", to]) == 2
+        assert "is there already" in capsys.readouterr().err
+    assert convert.main(["convert", str(tmp_path / "state.pt"), str(out)]) == 2
+    assert "name one with --step" in capsys.readouterr().err
+
+
+class _Evil:
+    """Would run a program, were it unpickled."""
+
+    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
+        self._made = call, args
+
+    def __reduce__(self) -> Any:
+        return self._made
+
+
+@pytest.mark.parametrize("call", [os.system, eval, getattr, __import__, shutil.rmtree])
+def test_no_name_of_a_pickle_is_run(tmp_path: Path, capsys: Print, call: Any) -> None:
+    """In a file of torch.save, and in a `.metadata`; the error names it."""
+    import pickle
+
+    import torch
+
+    torch.save({"w": _Evil(call, f"touch {tmp_path}/run")}, tmp_path / "evil.pt")
+    name = "is not among the names that are read"
+    _refused(capsys, tmp_path / "evil.pt", tmp_path / "out", "evil.pt", name)
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(_Evil(call, "1")))
+    _refused(capsys, tmp_path / "dcp", tmp_path / "out", ".metadata", name)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_process_that_unpickles_can_open_nothing() -> None:
+    """Neither a file nor a socket: the limit of open files is 0 before the first byte is read."""
+    from holdfast.flash.tools.formats import pickle_child
+
+    program = (
+        "import sys, socket; sys.path.insert(0, sys.argv[1]); import pickle_child\n"
+        "pickle_child._give_up_rights()\n"
+        "for call in (lambda: open('/etc/hostname'), socket.socket):\n"
+        "    try:\n        call()\n    except OSError as error:\n        print(error.errno)\n"
+    )
+    folder = str(Path(pickle_child.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.stdout.split() == ["24", "24"], done.stderr
+
+
+def _sources(folder: Path) -> list[Path]:
+    """Make one checkpoint of every format that torch, safetensors and we write."""
+    import torch.distributed.checkpoint as dcp
+
+    step = _step(folder)
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(_state(), checkpoint_id=folder / "dcp", no_dist=True)
+    _converted(step, folder / "hf", "--to", "safetensors")
+    _converted(step, folder / "universal", "--to", "deepspeed-universal", "--model")
+    return [folder / name for name in ("state.pt", "dcp", "hf", "universal", "ck/step_3")]
+
+
+@pytest.mark.slow
+def test_no_corruption_is_read_as_something_else(tmp_path: Path) -> None:
+    """Flipped bits, cuts and overwritten ranges: refused by the file's name, or without effect."""
+    seed = random.randrange(10**6)
+    refused = damage(_sources(tmp_path), 350, seed)
+    assert refused > 200, f"seed {seed}: {refused} of 350 were refused"
+
+
+_ALONE = """
+import torch
+(own,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(own)
+"""
+_PEAK = """
+import sys, threading, time
+from pathlib import Path
+from holdfast.flash.tools import convert
+
+def of_children():
+    global most
+    while True:
+        for pid in Path("/proc/self/task").glob("*/children"):
+            for child in pid.read_text().split():
+                try:
+                    most = max(most, int(Path(f"/proc/{child}/statm").read_text().split()[1]) * 4)
+                except OSError:
+                    pass
+        time.sleep(0.01)
+
+most = 0
+threading.Thread(target=of_children, daemon=True).start()
+code = convert.main(sys.argv[1:])
+(own,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(code, own, most)
+"""
+
+
+@pytest.mark.slow
+def test_memory_holds_two_of_the_largest_tensors_at_most(tmp_path: Path) -> None:
+    """Through every format, with three tensors of 200 MB; beside what an import of torch takes."""
+    import torch
+
+    size = 50_000_000
+    weights = {f"w{number}": torch.randn(size) for number in range(3)}
+    torch.save(weights, tmp_path / "state.pt")
+    del weights
+    command = [sys.executable, "-c", _ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    alone = int(done.stdout)
+    steps = [
+        ("state.pt", "ck", "--step", "1"),
+        ("ck/step_1", "hf", "--to", "safetensors"),
+        ("hf", "ck2", "--step", "1"),
+        ("ck/step_1", "universal", "--to", "deepspeed-universal"),
+        ("universal", "ck3", "--step", "1"),
+    ]
+    for source, target, *more in steps:
+        words = ["convert", str(tmp_path / source), str(tmp_path / target), *more]
+        done = subprocess.run(
+            [sys.executable, "-c", _PEAK, *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        code, own, child = map(int, done.stdout.split()[-3:])
+        assert code == 0
+        peak = (own - alone) * 1024
+        assert peak <= 1.5 * 4 * size + 100e6, f"{source} to {target}: {peak / 1e6:.0f} MB"
+        assert child <= alone
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(tmp_path: Path) -> None:
+    """Over itself, up to 100 %."""
+    import pty
+
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        bar = Bar(2 * 2**20, terminal)
+        bar(2**20)
+        bar(2**20)
+        bar.end()
+    text = os.read(master, 4096).decode()
+    os.close(master)
+    assert text.count("\r[") == 2
+    assert " 100% 2 of 2 MiB" in text
+    with (tmp_path / "log").open("w") as file:
+        Bar(10, file)(10)
+    assert not (tmp_path / "log").read_text()
+
+
+def test_inspect_and_verify_read_files_of_others(tmp_path: Path, capsys: Print) -> None:
+    """As text and as JSON; verify ends with 7 when a checksum differs."""
+    file = _torch_file(tmp_path)
+    assert inspect.main(["inspect", str(file), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["format"], found["tensors"], found["parallel"]) == ("torch", 8, {})
+    assert inspect.main(["verify", str(file)]) == 0
+    content = bytearray(file.read_bytes())
+    at = content.index(_state()["model"]["w"].numpy().tobytes())
+    content[at + 3] ^= 1
+    file.write_bytes(bytes(content))
+    assert inspect.main(["verify", str(file)]) == 7
+    assert "differs from its checksum" in capsys.readouterr().err

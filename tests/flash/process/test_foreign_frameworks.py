@@ -1,0 +1,267 @@
+"""Checkpoints of DeepSpeed and Megatron, made by the real libraries, to steps and back."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreign_checkpoints import worlds
+from foreign_checkpoints.corruption import damage
+from holdfast.flash.tools import convert, diff, inspect
+from holdfast.flash.tools.contents import Contents
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
+Print = pytest.CaptureFixture[str]
+STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of ZeRO-1, 2 and 3 of two ranks, each also as `ds_to_universal` makes it."""
+    pytest.importorskip("deepspeed")
+    folder = tmp_path_factory.mktemp("deepspeed")
+    worlds.run(
+        folder,
+        "deepspeed",
+        [
+            {
+                "run": "save",
+                "ranks": 2,
+                "stage": stage,
+                "folder": str(folder / f"zero{stage}"),
+                "truth": str(folder / f"zero{stage}.pt"),
+            }
+            for stage in (1, 2, 3)
+        ],
+    )
+    for stage in (1, 2, 3):
+        source = folder / f"zero{stage}" / "global_step3"
+        command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+        words = ["--input_folder", str(source), "--output_folder", f"{source}_universal"]
+        subprocess.run(
+            [*command, *words, "--inject_missing_state"],
+            check=True,
+            capture_output=True,
+            timeout=100,
+            env={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        )
+    return folder
+
+
+def _step(source: Path, target: Path, *more: str) -> str:
+    assert convert.main(["convert", str(source), str(target), *more]) == 0
+    (made,) = target.glob("step_*")
+    return str(made)
+
+
+@STAGES
+def test_native_and_universal_files_of_a_stage_are_one_state(
+    saved: Path, tmp_path: Path, stage: int
+) -> None:
+    """Masters are those that DeepSpeed gathers; all else is as its own converter has it."""
+    import torch
+
+    native = _step(saved / f"zero{stage}" / "global_step3", tmp_path / "native")
+    universal = _step(saved / f"zero{stage}" / "global_step3_universal", tmp_path / "universal")
+    assert native.endswith("step_3")
+    assert diff.main([native, universal]) == 0
+    found, truth = Contents(native), torch.load(saved / f"zero{stage}.pt")
+    for name, master in truth.items():
+        assert torch.equal(found.tensor(f"model.{name}"), master), name
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            assert found.tensor(f"optimizer.state.{name}.{key}").abs().sum() > 0
+    assert found.value("optimizer.param_groups.0.weight_decay") == 0.1
+    assert torch.equal(found.tensor("model.count"), torch.arange(3.0))
+
+
+@pytest.mark.parametrize(("stage", "version"), [(1, "-0.3"), (2, ""), (3, "")])
+def test_deepspeed_itself_loads_a_universal_checkpoint_of_ours(
+    saved: Path, tmp_path: Path, stage: int, version: str
+) -> None:
+    """In another world and stage: what it then saves is the state bit for bit."""
+    origin = _step(saved / "zero2" / "global_step3", tmp_path / "origin")
+    made = tmp_path / "ck" / "ours"
+    made.parent.mkdir()
+    to = f"deepspeed-universal{version}"
+    assert convert.main(["convert", origin, str(made), "--to", to]) == 0
+    world = {"run": "load_and_save", "ranks": 3, "stage": stage, "folder": str(made.parent)}
+    worlds.run(tmp_path, "deepspeed", [world | {"tag": "ours", "again": str(tmp_path / "again")}])
+    one, other = (_tensors(path) for path in (origin, _step(made, tmp_path / "read")))
+    loaded = _tensors(_step(tmp_path / "again" / "again", tmp_path / "loaded"))
+    assert _wrong(one, other) == []
+    assert _wrong(one, loaded) == []
+    assert len(loaded) == len(one)
+
+
+def _tensors(step: str) -> dict[str, Any]:
+    found = Contents(step)
+    return {name: found.tensor(name) for name in found.forms}
+
+
+def _wrong(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    import torch
+
+    same = {name for name in one if name in other and torch.equal(one[name], other[name])}
+    return sorted(one.keys() - same)
+
+
+def test_missing_and_unknown_files_of_deepspeed_are_named(
+    saved: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """A rank's file, a model file, a parameter: nothing is written."""
+
+    def refused(source: Path, *texts: str) -> None:
+        assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
+        error = capsys.readouterr().err
+        assert [text for text in texts if text not in error] == [], error
+        assert error.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+
+    native, universal = tmp_path / "native", tmp_path / "universal"
+
+    def fresh() -> None:
+        for path, name in ((native, "global_step3"), (universal, "global_step3_universal")):
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(saved / "zero2" / name, path)
+
+    fresh()
+    (native / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    refused(native, "zero_pp_rank_1_mp_rank_00_optim_states.pt is missing", "2 data ranks saved")
+    (native / "mp_rank_00_model_states.pt").unlink()
+    refused(native, "no mp_rank_00_model_states.pt")
+    shutil.rmtree(universal / "zero" / "a.bias")
+    refused(universal, "zero/a.bias is missing")
+    fresh()
+    (universal / "zero" / "b.bias" / "exp_avg_sq.pt").unlink()
+    refused(universal, "zero/b.bias/exp_avg_sq.pt is missing")
+    refused(saved / "zero1", "name one of global_step3")
+
+
+def test_an_unknown_version_and_a_cut_file_are_named(
+    saved: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """The error tells what was found, and which versions are read."""
+    import torch
+
+    source = tmp_path / "universal"
+    shutil.copytree(saved / "zero2" / "global_step3_universal", source)
+    file = source / "mp_rank_00_model_states.pt"
+    state = torch.load(file, weights_only=False)
+    state["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.5}
+    torch.save(state, file)
+    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    for text in (str(file), "is 0.5", "0.2, 0.3, 0.4 are read", "ds_to_universal"):
+        assert text in error
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
+    assert f"{file}: no whole archive of torch.save" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_of_another_save_is_refused(saved: Path, tmp_path: Path, capsys: Print) -> None:
+    """Its flat partition has another length: the parameter and the files are named."""
+    folder = tmp_path / "mixed"
+    shutil.copytree(saved / "zero2" / "global_step3", folder)
+    names = [f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)]
+    shutil.copy(folder / names[0], folder / names[1])
+    assert convert.main(["convert", str(folder), str(tmp_path / "out")]) == 2
+    assert "elements are there, of " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_inspect_shows_framework_layout_and_sizes(saved: Path, capsys: Print) -> None:
+    """Of a directory of DeepSpeed, as text and as JSON."""
+    assert inspect.main(["inspect", str(saved / "zero3" / "global_step3")]) == 0
+    head = capsys.readouterr().out.splitlines()[0]
+    assert re.search(r": DeepSpeed 0\.\d+\.\d+, ZeRO-3, data parallel 2, tensor parallel 1,", head)
+    assert ", step 3: 25 tensors," in head
+    assert inspect.main(["verify", str(saved / "zero3" / "global_step3_universal")]) == 0
+    assert "all of it was read" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def megatron(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories of Megatron: one bucket, several, by buckets, tensor parallel."""
+    pytest.importorskip("megatron.core")
+    folder = tmp_path_factory.mktemp("megatron")
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("whole", {"ranks": 1, "sharding": "fully_reshardable"}),
+        ("buckets", {"ranks": 1, "sharding": "fully_reshardable", "buckets": True}),
+        ("local", {"ranks": 1, "sharding": "dp_reshardable"}),
+        ("tensor", {"ranks": 4, "sharding": "fully_reshardable", "tensor": 2}),
+    ]
+    asked = [{"run": "save", "folder": str(folder / name), **kind} for name, kind in kinds]
+    asked[0]["truth"] = str(folder / "truth.pt")
+    worlds.run(folder, "megatron", asked)
+    return folder
+
+
+def test_megatrons_state_is_that_of_its_optimizer(megatron: Path, tmp_path: Path) -> None:
+    """Masters and moments of every parameter under its global key."""
+    import torch
+
+    found, truth = Contents(_step(megatron / "whole", tmp_path)), torch.load(megatron / "truth.pt")
+    assert len(truth) == 29
+    for name, states in truth.items():
+        layer = re.fullmatch(r"(decoder\.layers)\.(\d+)\.(.+)", name)
+        key, index = (f"{layer[1]}.{layer[3]}", int(layer[2])) if layer else (name, None)
+        key = key.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
+        key = key.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+        assert {"param", "exp_avg", "exp_avg_sq"} <= states.keys()
+        for kind, value in states.items():
+            there = f"model.{key}" if kind == "param" else f"optimizer.state.{key}.{kind}"
+            tensor = found.tensor(there)
+            assert torch.equal(tensor if index is None else tensor[index], value), there
+    assert found.value("megatron.iteration") == 3
+
+
+def test_optimizer_state_cut_at_wrong_offsets_is_refused(
+    megatron: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """Megatron writes it with several buckets; the model alone may be taken."""
+    target = tmp_path / "out"
+    assert convert.main(["convert", str(megatron / "buckets"), str(target)]) == 2
+    error = capsys.readouterr().err
+    for text in ("optimizer.state.param.", "masters are not the weight of model.", "0.16 to 0.19"):
+        assert text in error
+    assert not target.exists()
+    assert inspect.main(["verify", str(megatron / "buckets")]) == 7
+    found = Contents(_step(megatron / "buckets", target, "--model"))
+    assert {dtype for dtype, _ in found.forms.values()} == {"bfloat16"}
+
+
+def test_megatrons_buckets_are_refused_and_slices_joined(
+    megatron: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """Buckets need Megatron itself; tensor-parallel slices are put together."""
+    assert convert.main(["convert", str(megatron / "local"), str(tmp_path / "no")]) == 2
+    assert "(dp_reshardable)" in capsys.readouterr().err
+    found = Contents(_step(megatron / "tensor", tmp_path / "yes"))
+    assert found.forms["model.decoder.layers.mlp.linear_fc1.weight"] == ("float32", (2, 96, 24))
+    assert inspect.main(["inspect", str(megatron / "tensor")]) == 0
+    head = capsys.readouterr().out.splitlines()
+    assert any("tensor parallel 2, pipeline parallel 1, data parallel 2, step 3" in h for h in head)
+
+
+@pytest.mark.slow
+def test_no_corruption_of_a_framework_is_read_as_something_else(
+    saved: Path, megatron: Path, tmp_path: Path
+) -> None:
+    """Native files of each stage, universal ones of both kinds, Megatron's."""
+    names = ("global_step3", "global_step3_universal")
+    sources = [saved / f"zero{stage}" / name for stage in (1, 2, 3) for name in names]
+    sources.append(megatron / "whole")
+    copies = [Path(shutil.copytree(one, tmp_path / str(at))) for at, one in enumerate(sources)]
+    seed = random.randrange(10**6)
+    refused = damage(copies, 210, seed)
+    assert refused > 100, f"seed {seed}: {refused} of 210 were refused"

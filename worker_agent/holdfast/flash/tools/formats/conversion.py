@@ -1,0 +1,181 @@
+"""Opens a checkpoint of any known format, and writes it in another one.
+
+Belongs here: which reader and which writer; a target that appears as a whole or not at all. Does
+not belong here: the formats themselves, the command line (`tools.convert`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path as File
+from typing import Any, Final
+
+from holdfast.flash.ids import unique
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.tools.formats import (
+    dcp,
+    deepspeed_native,
+    deepspeed_universal,
+    holdfast_step,
+    megatron,
+    safetensors,
+    torch_file,
+)
+from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError
+from holdfast.flash.tools.formats.pickles import Pickles
+from holdfast.flash.tools.formats.progress import Bar
+from holdfast.flash.tools.formats.recognise import Verdict, recognise
+
+Progress = Callable[[int], None]
+_READERS: Final[dict[str, Callable[[str, Pickles], Checkpoint]]] = {
+    "holdfast": lambda place, _: holdfast_step.read(place),
+    "megatron": megatron.read,
+    "dcp": dcp.read,
+    "deepspeed-universal": deepspeed_universal.read,
+    "deepspeed": deepspeed_native.read,
+    "safetensors": lambda place, _: safetensors.read(place),
+    "torch": torch_file.read,
+}
+_WRITERS: Final[dict[str, Callable[[Checkpoint, File, Progress], None]]] = {
+    "safetensors": safetensors.write,
+    "deepspeed-universal": partial(deepspeed_universal.write, version=0.4),
+    "deepspeed-universal-0.3": partial(deepspeed_universal.write, version=0.3),
+}
+TARGETS: Final = ("holdfast", *_WRITERS)
+"""Formats that are written."""
+
+
+def format_of(place: str) -> Verdict:
+    """Return the format of a path, with the reason; raises OSError if there is nothing."""
+    path = File(place)
+    if path.is_file():
+        with path.open("rb") as stream:
+            return recognise(place, None, stream.read(16))
+    names = sorted(os.listdir(path))  # noqa: PTH208 - raises for what does not exist
+    if (path / "zero").is_dir():
+        names += [f"zero/{name}" for name in sorted(os.listdir(path / "zero"))]  # noqa: PTH208
+    return recognise(place, names, config=_config(path), deeper=_deeper(path, names))
+
+
+def _config(path: File) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((path / "metadata.json").read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _deeper(path: File, names: list[str]) -> list[str]:
+    """Return directories below that hold something themselves."""
+    found = []
+    for name in names[:1000]:
+        with contextlib.suppress(OSError):
+            if "/" not in name and (path / name).is_dir():
+                inside = os.listdir(path / name)  # noqa: PTH208
+                if recognise(name, inside, config=_config(path / name)).format:
+                    found.append(name)
+    return found
+
+
+def open_checkpoint(place: str, pickles: Pickles, *, model: bool = False) -> Checkpoint:
+    """Return a checkpoint of any known format, without its tensors' bytes.
+
+    model: only the model, as it was saved: of Megatron its weights, not their masters.
+
+    Raises `ForeignError` if the format is unknown, or a file is missing or damaged; `ManifestError`
+    for a damaged step of Holdfast; OSError.
+    """
+    verdict = format_of(place)
+    if not verdict.format:
+        raise ForeignError(verdict.reason)
+    place = place.rstrip("/") or "/"
+    if model and verdict.format == "megatron":
+        found = megatron.read(place, pickles, model=True)
+    else:
+        found = _READERS[verdict.format](place, pickles)
+    if model:
+        kept = tuple(tensor for tensor in found.tensors if tensor.path[0] == "model")
+        values = {path: value for path, value in found.values.items() if path[0] == "model"}
+        found = replace(found, tensors=kept, values=values)
+    if not found.tensors:
+        raise ForeignError(f"{place} holds no {'model' if model else 'tensor'}")
+    names = [tensor.name for tensor in found.tensors]
+    if len(set(names)) != len(names):
+        twice = min(name for name in names if names.count(name) > 1)
+        raise ForeignError(f"{place}: {twice} is there twice: the files are of two saves")
+    return found
+
+
+def convert(
+    source: str, target: str, to: str = "", *, step: int | None = None, model: bool = False
+) -> str:
+    """Write a checkpoint in another format; return the path of what was made.
+
+    Args:
+        source: File or directory of any format that is read.
+        target: With "holdfast" a directory of checkpoints without a step, else a new directory.
+        to: A name of `TARGETS`; empty: "holdfast".
+        step: Number of the step; None: the one that the source tells.
+        model: Convert the model only.
+
+    Raises:
+        ForeignError: it cannot be converted exactly. Nothing was written.
+        ManifestError: a step of Holdfast is damaged.
+        StateError: a value is no plain data.
+        CommitError: the step cannot be committed.
+        OSError: a file cannot be read or written.
+    """
+    to = to or "holdfast"
+    if to not in TARGETS:
+        raise ForeignError(f"--to={to}: {', '.join(TARGETS)} can be written")
+    with Pickles() as pickles:
+        if to == "holdfast" == format_of(source).format:
+            raise ForeignError(f"{source} is Holdfast's own: name --to {' or '.join(_WRITERS)}")
+        found = open_checkpoint(source, pickles, model=model)
+        bar = Bar(found.bytes)
+        try:
+            if to == "holdfast":
+                return holdfast_step.write(found, target, _step(found, step), bar)
+            return _write(found, target, partial(_WRITERS[to], found), bar)
+        finally:
+            bar.end()
+
+
+def _step(found: Checkpoint, step: int | None) -> int:
+    number = found.step if step is None else step
+    if number is None:
+        raise ForeignError(f"{found.place} tells no step: name one with --step N")
+    return number
+
+
+def _write(
+    found: Checkpoint, target: str, writer: Callable[[File, Progress], None], progress: Progress
+) -> str:
+    final = File(target)
+    if final.exists() or not final.parent.is_dir():
+        why = "is there already" if final.exists() else "is in no directory"
+        raise ForeignError(f"{target} {why}: name a new directory in one that exists")
+    for tensor in found.tensors:
+        tensor.check()
+    with _private(final) as folder:
+        writer(folder, progress)
+        PosixDisk().rename_new(str(folder), str(final))
+    PosixDisk().sync_dir(str(final.parent))
+    return target
+
+
+@contextlib.contextmanager
+def _private(final: File) -> Iterator[File]:
+    """Make a directory beside the target; remove it if it is still there at the end."""
+    folder = final.with_name(f".{final.name}.{unique()}")
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        if folder.exists():
+            shutil.rmtree(folder)

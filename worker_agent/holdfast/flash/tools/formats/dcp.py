@@ -1,0 +1,258 @@
+"""Directories of torch.distributed.checkpoint: `.metadata`, and `__<rank>_<n>.distcp` files.
+
+Belongs here: what torch itself writes. Does not belong here: the names that a framework gives its
+parts (`megatron`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path as File
+from typing import TYPE_CHECKING, Any
+
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.storage.manifest import METADATA_NAME
+from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, Part
+from holdfast.flash.tools.formats.pickles import (
+    DtypeName,
+    Opaque,
+    Pickles,
+    TensorRef,
+    TorchArchive,
+    TorchFile,
+    pairs,
+    plain,
+)
+from holdfast.flash.tools.formats.torch_names import foreign_parts, is_tensor_place, walk
+
+if TYPE_CHECKING:
+    import torch
+
+Key = tuple[str, tuple[int, ...] | None]
+"""Name, and the offsets of a tensor's box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an item's archive lies."""
+
+    file: str
+    begin: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class DcpTensor:
+    """A tensor of `.metadata`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """Offsets and sizes."""
+
+
+class Directory:
+    """The items of a directory by their names in it."""
+
+    def __init__(self, place: str, pickles: Pickles) -> None:
+        """Read `.metadata`; raises `ForeignError`, OSError."""
+        self.place, self._pickles = place, pickles
+        self._file = f"{place}/{METADATA_NAME}"
+        metadata = pickles.read(File(self._file).read_bytes(), self._file)
+        self.tensors: dict[str, DcpTensor] = {}
+        self.values: set[str] = set()
+        try:
+            self._kinds(_mapping(metadata.field("state_dict_metadata")))
+            self._places = dict(self._stored(_mapping(metadata.field("storage_data"))))
+            data = metadata.field("planner_data")
+            self.paths: dict[str, Path] = {k: tuple(v) for k, v in (data or {}).items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ForeignError(
+                f"{self._file} is damaged, or of an unknown torch ({error!r}): copy it again"
+            ) from error
+        self._compare()
+
+    def _kinds(self, found: Mapping[Any, Any]) -> None:
+        for name, one in found.items():
+            if one.name.endswith(".TensorStorageMetadata"):
+                self.tensors[name] = _tensor(one)
+            elif one.name.endswith(".BytesStorageMetadata"):
+                self.values.add(name)
+            else:
+                raise ValueError(f"{name} is a {one.name}")
+
+    def _stored(self, found: Mapping[Any, Any]) -> Iterable[tuple[Key, Place]]:
+        for index, info in pairs(found):
+            name, offset = _field(index, "fqn", 0), _field(index, "offset", 1, None)
+            if _field(info, "transform_descriptors", 3, None):
+                raise ValueError(f"{name} is compressed or transformed")
+            file = info.field("relative_path")
+            if "/" in file or file in ("", ".", ".."):
+                raise ValueError(f"{name} lies in {file!r}, outside the directory")
+            place = Place(
+                f"{self.place}/{file}", int(info.field("offset")), int(info.field("length"))
+            )
+            yield (name, None if offset is None else tuple(offset)), place
+
+    def _compare(self) -> None:
+        """Compare the lists of names: a damaged name is in one of them only."""
+        listed: set[Key] = {(name, at) for name, one in self.tensors.items() for at, _ in one.boxes}
+        listed |= {(name, None) for name in self.values}
+        scalars = {(name, at) for name, at in listed if at == ()}
+        there = {*self._places}
+        odd: set[Key] = (listed - there - scalars) | {
+            key for key in there - listed if (key[0], ()) not in scalars
+        }
+        names = {*self.tensors, *self.values}
+        if self.paths:
+            odd |= {(name, None) for name in names.symmetric_difference(self.paths)}
+            joined = {".".join(map(str, path)): name for name, path in self.paths.items()}
+            odd |= {(name, None) for text, name in joined.items() if text != name}
+        if odd:
+            name, at = min(odd, key=repr)
+            raise ForeignError(
+                f"{self._file}: {name} at {at} is not in all of its lists: copy it again"
+            )
+
+    def path(self, name: str) -> Path:
+        """Return an item's keys in the nested state."""
+        return self.paths.get(name, (name,))
+
+    def tensor(self, name: str, path: Path) -> ForeignTensor:
+        """Return a tensor under a name of torch's."""
+        one = self.tensors[name]
+        parts = []
+        for offsets, sizes in one.boxes:
+            place = self._places.get((name, offsets)) or self._places[name, None]
+            reader = partial(self._read, place, name, one.dtype, sizes)
+            where = f"{place.file}: {name} at {offsets}"
+            parts.append(Part(offsets=offsets, sizes=sizes, where=where, read=reader))
+        return ForeignTensor(path=path, dtype=one.dtype, shape=one.shape, parts=tuple(parts))
+
+    def _read(self, place: Place, name: str, dtype: str, sizes: tuple[int, ...]) -> torch.Tensor:
+        file = TorchFile(self._pickles, place.file, place.begin, place.length)
+        ref = file.state
+        if not isinstance(ref, TensorRef) or ref.size != sizes or ref.dtype != dtype:
+            raise ForeignError(
+                f"{place.file}: at byte {place.begin} is no {dtype} {sizes} of {name}: copy the "
+                "directory again"
+            )
+        return TorchArchive(place.file, place.begin, place.length).tensor(ref)
+
+    def value(self, name: str) -> Any:
+        """Return a value that is no tensor, as data."""
+        place = self._places[name, None]
+        with open(place.file, "rb") as stream:  # noqa: PTH123 - a range of it
+            stream.seek(place.begin)
+            begin = stream.read(4)
+        if begin != b"PK\x03\x04":
+            raise ForeignError(f"{place.file}: at byte {place.begin} is no value {name}")
+        file = TorchFile(self._pickles, place.file, place.begin, place.length)
+        if isinstance(file.state, Opaque) or not _no_objects(file.state):
+            raise ForeignError(f"{place.file}: {name} has objects that are no data")
+        return file.with_tensors(file.state)
+
+
+def _no_objects(value: Any) -> bool:
+    if isinstance(value, TensorRef):
+        return True
+    if isinstance(value, Mapping):
+        return all(map(_no_objects, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_no_objects, value))
+    return plain(value)
+
+
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a {type(value).__name__} where a dict is due")
+    return value
+
+
+def _field(one: Opaque, name: str, at: int, *default: Any) -> Any:
+    """Return a field of an object that was made by its constructor, or by its state."""
+    if len(one.args) > at:
+        return one.args[at]
+    try:
+        return one.field(name)
+    except KeyError:
+        if default:
+            return default[0]
+        raise
+
+
+def _tensor(one: Opaque) -> DcpTensor:
+    properties, shape = one.field("properties"), tuple(map(int, one.field("size")))
+    dtype = properties.state[0] if isinstance(properties.state, tuple) else None
+    if not isinstance(dtype, DtypeName):
+        dtype = properties.field("dtype")
+    boxes = tuple(
+        (tuple(map(int, chunk.field("offsets"))), tuple(map(int, chunk.field("sizes"))))
+        for chunk in one.field("chunks")
+    )
+    return DcpTensor(dtype.name, shape, boxes)
+
+
+def read(place: str, pickles: Pickles) -> Checkpoint:
+    """Return a directory that a script of torch wrote; raises `ForeignError`, OSError."""
+    found = Directory(place, pickles)
+    first = {found.path(name)[0]: None for name in (*found.tensors, *found.values)}
+    if foreign := foreign_parts(first):
+        raise ForeignError(
+            f"{place} has {', '.join(map(repr, foreign[:10]))} beside model, optimizer and extra: "
+            "the parts of a training state, as holdfast checkpoint inspect shows them"
+        )
+    tensors, values = list[ForeignTensor](), dict[Path, Any]()
+    for path, value in walk((), _nested(found)):
+        if isinstance(value, _Name) and is_tensor_place(path):
+            tensors.append(found.tensor(value.name, path))
+        else:
+            values[path] = _loaded(found, value)
+    return Checkpoint(
+        place=place,
+        format="dcp",
+        framework="torch",
+        layout=f"torch.distributed.checkpoint, {files_of(place)} files",
+        tensors=tuple(tensors),
+        values=values,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A tensor's place in the nested state."""
+
+    name: str
+
+
+def _nested(found: Directory) -> Mapping[str, Any]:
+    """Return the state as it was before it was flattened; raises `ForeignError`."""
+    from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+
+    flat: dict[str, Any] = {name: _Name(name) for name in sorted(found.tensors)}
+    flat |= {name: found.value(name) for name in sorted(found.values)}
+    try:
+        nested: Mapping[str, Any] = unflatten_state_dict(flat, {n: found.path(n) for n in flat})
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ForeignError(
+            f"{found.place}/{METADATA_NAME}: its planner_data is damaged ({error!r}): copy it again"
+        ) from error
+    return nested
+
+
+def _loaded(found: Directory, value: Any) -> Any:
+    if isinstance(value, _Name):
+        return found.tensor(value.name, (value.name,)).load()
+    if isinstance(value, Mapping):
+        return {key: _loaded(found, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_loaded(found, one) for one in value)
+    return value
+
+
+def files_of(place: str) -> int:
+    """Return the number of data files in a directory."""
+    return sum(name.endswith(".distcp") for name in os.listdir(place))  # noqa: PTH208

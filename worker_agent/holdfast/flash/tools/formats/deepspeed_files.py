@@ -1,0 +1,152 @@
+"""What DeepSpeed's native and universal checkpoints have in common: names and values.
+
+Belongs here: the model files (`mp_rank_XX_model_states.pt`), settings of parameter groups. Does not
+belong here: where the optimizer's tensors lie (`deepspeed_native`, `deepspeed_universal`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path as File
+from typing import Any, Final
+
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.tools.formats.foreign import ForeignError, ForeignTensor
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, TorchFile, plain
+from holdfast.flash.tools.formats.torch_file import of_ref
+
+MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+KNOWN_VERSIONS: Final = (0.2, 0.3, 0.4)
+"""Versions of universal metadata. 0.4 tells the widths of unevenly cut sub-parameters."""
+INFO: Final = "universal_checkpoint_info"
+VERSION: Final = "universal_checkpoint_version"
+_KEPT: Final = (
+    "global_steps", "global_samples", "skipped_steps", "micro_steps", "lr_scheduler", "ds_version",
+)  # fmt: skip
+"""Values of the engine, under `deepspeed`."""
+
+
+class ModelFiles:
+    """The model files of a directory, by (pipeline and tensor rank, data rank)."""
+
+    def __init__(self, folder: str, pickles: Pickles) -> None:
+        """Read them without their tensors; raises `ForeignError`, OSError."""
+        self.folder = folder
+        self.files: dict[tuple[int, int], TorchFile] = {}
+        for path in sorted(File(folder).iterdir()):
+            if match := MODEL_FILE.fullmatch(path.name):
+                key = int(match[2]), int(match[1] or 0)
+                if key in self.files and match[1] is not None:
+                    continue  # a universal checkpoint for every stage has its file twice
+                self.files[key] = TorchFile(pickles, str(path))
+        if not self.files:
+            raise ForeignError(
+                f"{folder}: no mp_rank_00_model_states.pt: name the directory of one save"
+            )
+        self.ranks = sorted({mp for mp, _ in self.files})
+        if self.ranks != list(range(len(self.ranks))):
+            missing = min(set(range(len(self.ranks))) - set(self.ranks))
+            raise ForeignError(
+                f"{folder}: mp_rank_{missing:02d}_model_states.pt is missing, and there are "
+                f"{len(self.ranks)} others: copy the files of all ranks"
+            )
+
+    def of(self, mp: int, data: int = 0) -> TorchFile:
+        """Return a file; raises `ForeignError` if it is missing."""
+        found = self.files.get((mp, data)) or self.files.get((mp, 0))
+        if found is None:
+            raise ForeignError(f"{self.folder}: the model file of mp_rank_{mp:02d} is missing")
+        return found
+
+    def get(self, name: str, default: Any = None, mp: int = 0) -> Any:
+        """Return an entry of a model file."""
+        state = self.of(mp).state
+        return state.get(name, default) if isinstance(state, Mapping) else default
+
+    @property
+    def tensor_size(self) -> int:
+        """Number of tensor-parallel ranks; raises `ForeignError` if files are missing."""
+        degrees = self.get("checkpoint_parallel_dimensions") or {}
+        due = max(int(self.get("mp_world_size") or 1), 1)
+        stages = max(int(degrees.get("pp_degree") or 1), 1)
+        size = int(degrees.get("tp_degree") or 0) or max(due // stages, 1)
+        if len(self.ranks) not in (size * stages, due * stages, due):
+            raise ForeignError(
+                f"{self.folder}: model files of {len(self.ranks)} ranks, not of "
+                f"{max(size * stages, due)}: copy the files of all ranks"
+            )
+        return min(size, len(self.ranks))
+
+    def shapes(self, mp: int) -> list[dict[str, tuple[int, ...]]]:
+        """Return the parameters' shapes by optimizer group; raises `ForeignError`."""
+        found = self.get("param_shapes", mp=mp)
+        groups = [found] if isinstance(found, Mapping) else found
+        if not isinstance(groups, Sequence) or not all(isinstance(one, Mapping) for one in groups):
+            raise ForeignError(
+                f"{self.of(mp).path}: param_shapes is missing: it was saved without ZeRO; save "
+                "with zero_optimization.stage from 1 on, or export the model's state_dict"
+            )
+        return [{name: tuple(size) for name, size in group.items()} for group in groups]
+
+    def version(self) -> float | None:
+        """Return the version of universal metadata; None: there are none. Raises `ForeignError`."""
+        info = self.get(INFO)
+        if not isinstance(info, Mapping):
+            return None
+        found = info.get(VERSION, 0.0)
+        if found not in KNOWN_VERSIONS:
+            raise ForeignError(
+                f"{self.of(0).path}: {VERSION} is {found!r}; {', '.join(map(str, KNOWN_VERSIONS))} "
+                "are read: convert it with ds_to_universal of an older DeepSpeed, or update "
+                "Holdfast"
+            )
+        return float(found)
+
+    def values(self) -> dict[Path, Any]:
+        """Return what the engine keeps beside model and optimizer."""
+        return {
+            ("deepspeed", name): value
+            for name in _KEPT
+            if (value := self.get(name)) is not None and plain(value)
+        }
+
+    def buffers(self) -> list[ForeignTensor]:
+        """Return the modules' buffers, of the first tensor-parallel rank."""
+        found = []
+        for mp in self.ranks[:: self.tensor_size]:
+            file = self.of(mp)
+            module = file.state.get("module")
+            module = module if isinstance(module, Mapping) else {}
+            refs = {name: module.get(name) for name in file.state.get("buffer_names") or ()}
+            found += [
+                of_ref(file, ("model", name), ref)
+                for name, ref in refs.items()
+                if isinstance(ref, TensorRef)
+            ]
+        return found
+
+
+def group_values(groups: Any, where: str) -> dict[Path, Any]:
+    """Return the settings of parameter groups under torch's names; raises `ForeignError`."""
+    if not isinstance(groups, list) or not all(isinstance(one, Mapping) for one in groups):
+        raise ForeignError(f"{where}: param_groups is no list of settings: copy the file again")
+    return {
+        ("optimizer", "param_groups", number, name): value
+        for number, group in enumerate(groups)
+        for name, value in group.items()
+        if name != "params" and plain(value)
+    }
+
+
+def moe_files(names: Iterable[str]) -> list[str]:
+    """Return the files of experts among names."""
+    return sorted(name for name in names if "expert" in name and name.endswith("_states.pt"))
+
+
+def stage_of(value: Any) -> int:
+    """Return a ZeRO stage, which DeepSpeed writes as an enum or a number."""
+    if isinstance(value, Opaque) and value.args:
+        value = value.args[0]
+    return int(value) if isinstance(value, int) else 0

@@ -1,0 +1,237 @@
+"""Megatron's `torch_dist` directories: torch's files, with common.pt and metadata.json.
+
+Names are Megatron's global keys under torch's scheme: `model.<key>` is the fp32 master where the
+optimizer keeps one, `optimizer.state.<key>.exp_avg` a moment.
+
+megatron-core 0.16 to 0.19 writes `fully_reshardable` optimizer state from wrong offsets once there
+are several gradient buckets (`overlap_grad_reduce`) with padding between them. No file tells the
+number of buckets. But master and moments of a parameter are cut at the same offset, and the master,
+rounded, is the weight that the model itself saved: so each master is compared with its weight, and
+a checkpoint with one that differs is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path as File
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.tools.formats.dcp import Directory, files_of
+from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, Part
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TorchFile, plain
+
+if TYPE_CHECKING:
+    import torch
+
+_STATE: Final = re.compile(r"optimizer\.state\.(param|fp32_param|exp_avg|exp_avg_sq)\.(.+)")
+_MASTERS: Final = ("param", "fp32_param")
+_OWN_RANK: Final = re.compile(r"(rng_state|rerun_state_machine_state)\b.*")
+"""Values of each rank that begin anew in another world."""
+_SIZES: Final = {
+    "tensor": "tensor_model_parallel_size",
+    "pipeline": "pipeline_model_parallel_size",
+}
+
+
+@dataclass(slots=True)
+class _Names:
+    weights: list[str]
+    states: dict[str, dict[str, str]]
+    """Key of a parameter → kind of its state → name in the directory."""
+
+
+def read(place: str, pickles: Pickles, *, model: bool = False) -> Checkpoint:
+    """Return a directory of Megatron; raises `ForeignError` naming file and tensor, OSError.
+
+    model: only the weights, as the model has them; the optimizer's state is not looked at.
+    """
+    found = Directory(place, pickles)
+    common = _common(place, pickles)
+    if model:
+        weights = [name for name in found.tensors if not name.startswith("optimizer.")]
+        return _checkpoint(found, common, [found.tensor(one, ("model", one)) for one in weights])
+    if bucketed := sorted(name for name in found.tensors if ".bucket_idx_" in name):
+        raise ForeignError(
+            f"{place}/.metadata: {bucketed[0]} is optimizer state by buckets (dp_reshardable), "
+            "which only the same model and layout in Megatron can read: load it there, and save "
+            "once with --dist-ckpt-optim-fully-reshardable"
+        )
+    names = _names(found)
+    tensors = list[ForeignTensor]()
+    for key in names.weights:
+        tensors += _parameter(found, key, names.states.get(key, {}))
+    return _checkpoint(found, common, tensors)
+
+
+def _checkpoint(
+    found: Directory, common: Mapping[str, Any], tensors: list[ForeignTensor]
+) -> Checkpoint:
+    objects, notes = _objects(found)
+    return Checkpoint(
+        place=found.place,
+        format="megatron",
+        framework="Megatron",
+        layout=_layout(common, found),
+        tensors=tuple(tensors),
+        values=_values(common) | objects,
+        step=_iteration(common),
+        sizes=_sizes(common),
+        notes=notes,
+    )
+
+
+def _common(place: str, pickles: Pickles) -> Mapping[str, Any]:
+    file = File(place, "common.pt")
+    if not file.exists():
+        raise ForeignError(f"{file} is missing: copy the whole directory")
+    state = TorchFile(pickles, str(file)).state
+    if not isinstance(state, Mapping):
+        raise ForeignError(f"{file} holds a {type(state).__name__}, not a dict: copy it again")
+    return state
+
+
+def _names(found: Directory) -> _Names:
+    """Sort the names; raises `ForeignError` for states without a parameter."""
+    names = _Names([], {})
+    for name in sorted(found.tensors):
+        if match := _STATE.fullmatch(name):
+            kind = "master" if match[1] in _MASTERS else match[1]
+            names.states.setdefault(match[2], {})[kind] = name
+        elif name.startswith("optimizer."):
+            raise ForeignError(
+                f"{found.place}/.metadata: {name} is optimizer state of an unknown kind: save "
+                "with --dist-ckpt-optim-fully-reshardable"
+            )
+        else:
+            names.weights.append(name)
+    for key, kinds in names.states.items():
+        missing = {"master", "exp_avg", "exp_avg_sq"} - kinds.keys()
+        if missing or key not in found.tensors:
+            what = f"optimizer.state of {key}: {', '.join(sorted(missing))}" if missing else key
+            raise ForeignError(
+                f"{found.place}/.metadata: {what} is missing beside {min(kinds.values())}: copy "
+                "the directory again"
+            )
+    return names
+
+
+def _parameter(found: Directory, key: str, kinds: Mapping[str, str]) -> Iterator[ForeignTensor]:
+    weight = found.tensor(key, ("model", key))
+    if not kinds:
+        yield weight
+        return
+    for kind in ("exp_avg", "exp_avg_sq"):
+        moment = found.tensor(kinds[kind], ("optimizer", "state", key, kind))
+        yield _of_shape(found, moment, weight)
+    master = _of_shape(found, found.tensor(kinds["master"], ("model", key)), weight)
+    where = f"{kinds['master']}, {', '.join(sorted({p.where for p in master.parts})[:2])}"
+    part = Part(
+        offsets=(0,) * len(master.shape),
+        sizes=master.shape,
+        where=where,
+        read=partial(_compared, master, weight, where),
+    )
+    master.check()
+    weight.check()
+    yield replace(master, parts=(part,))
+
+
+def _of_shape(found: Directory, state: ForeignTensor, weight: ForeignTensor) -> ForeignTensor:
+    if state.shape != weight.shape:
+        raise ForeignError(
+            f"{found.place}/.metadata: {state.name} has shape {state.shape}, its parameter "
+            f"{weight.shape}: copy the directory again"
+        )
+    return state
+
+
+def _compared(master: ForeignTensor, weight: ForeignTensor, where: str) -> torch.Tensor:
+    """Return a master whose rounded values are the weight's; raises `ForeignError`."""
+    import torch
+
+    values, rounded = master.load(), weight.load()
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rounded.itemsize]
+    mine = values.to(rounded.dtype).view(-1).view(bits)
+    wrong = int((mine != rounded.view(-1).view(bits)).sum())
+    if wrong:
+        raise ForeignError(
+            f"{where}: {wrong} of {values.numel()} masters are not the weight of {weight.name}: "
+            "megatron-core 0.16 to 0.19 writes the optimizer state of fully_reshardable from wrong "
+            "offsets when there are several gradient buckets. Save once more without "
+            "overlap_grad_reduce, or with one bucket (--ddp-num-buckets 1), or take the model only "
+            "(--model)"
+        )
+    return values
+
+
+def _values(common: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return settings under torch's names, and what Megatron alone knows under `megatron`."""
+    found: dict[Path, Any] = {
+        ("optimizer", "param_groups", number, str(name)): value
+        for number, group in enumerate(_groups(common.get("optimizer")))
+        for name, value in group.items()
+        if name != "params" and plain(value)
+    }
+    args = common.get("args")
+    if isinstance(args, Opaque) and isinstance(args.state, Mapping):
+        kept = {str(name): value for name, value in args.state.items() if plain(value)}
+        found["megatron", "args"] = kept
+    for name in ("iteration", "checkpoint_version", "num_floating_point_operations_so_far"):
+        if name in common and plain(common[name]):
+            found["megatron", name] = common[name]
+    if (scheduler := common.get("opt_param_scheduler")) is not None and plain(scheduler):
+        found["megatron", "opt_param_scheduler"] = scheduler
+    return found
+
+
+def _groups(optimizer: Any) -> list[Mapping[str, Any]]:
+    """Return the parameter groups of an optimizer, or of a chain of them, in order."""
+    if not isinstance(optimizer, Mapping):
+        return []
+    inner = optimizer.get("optimizer", optimizer)
+    if isinstance(inner, Mapping) and isinstance(inner.get("param_groups"), list):
+        return [group for group in inner["param_groups"] if isinstance(group, Mapping)]
+    chain = sorted(key for key in optimizer if isinstance(key, int))
+    return [group for key in chain for group in _groups(optimizer[key])]
+
+
+def _objects(found: Directory) -> tuple[dict[Path, Any], tuple[str, ...]]:
+    """Return objects of modules that are data, and a note on what was left out."""
+    objects, left = dict[Path, Any](), list[str]()
+    for name in sorted(found.values):
+        if _OWN_RANK.fullmatch(name):
+            left.append(name)
+            continue
+        value = found.value(name)
+        if value not in ([None], None):
+            objects["megatron", "objects", name] = value
+    notes = (f"left out, each rank's own: {', '.join(left[:4])}",) if left else ()
+    return objects, notes
+
+
+def _iteration(common: Mapping[str, Any]) -> int | None:
+    found = common.get("iteration")
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _layout(common: Mapping[str, Any], found: Directory) -> str:
+    content = common.get("content_metadata")
+    kind = content.get("distrib_optim_sharding_type") if isinstance(content, Mapping) else None
+    has_state = any(_STATE.fullmatch(name) for name in found.tensors)
+    optimizer = f", optimizer {kind or 'of parameters'}" if has_state else ", no optimizer"
+    return f"torch_dist, {files_of(found.place)} files{optimizer}"
+
+
+def _sizes(common: Mapping[str, Any]) -> dict[str, int]:
+    args = common.get("args")
+    fields = args.state if isinstance(args, Opaque) and isinstance(args.state, Mapping) else {}
+    found = {name: fields[key] for name, key in _SIZES.items() if isinstance(fields.get(key), int)}
+    world = fields.get("world_size")
+    if isinstance(world, int) and len(found) == len(_SIZES):
+        found["data"] = world // max(math.prod(found.values()), 1)
+    return found

@@ -1,0 +1,235 @@
+"""Pickles of others, read in a process without rights (`pickle_child`), as plain data.
+
+Belongs here: the conversation with that process; files of torch.save as data and references to
+their tensors. Does not belong here: the meaning of the data (a format's module).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from holdfast.flash.tools.formats.foreign import ForeignError
+from holdfast.flash.tools.formats.torch_zip import TorchZip
+
+if TYPE_CHECKING:
+    import torch
+
+_CHILD: Final = Path(__file__).with_name("pickle_child.py")
+_LENGTH: Final = Struct("<Q")
+_LARGEST: Final = 2**30
+"""Bytes of a pickle, at most. Tensors are no part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A tensor in an archive: a strided view of one record."""
+
+    key: str
+    dtype: str
+    at: int
+    """First element in the record."""
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An object of a class that was not run."""
+
+    name: str
+    """Module and name of the class."""
+    args: tuple[Any, ...]
+    state: Any
+
+    def field(self, name: str) -> Any:
+        """Return an attribute; raises KeyError."""
+        for part in self.state if isinstance(self.state, tuple) else (self.state,):
+            if isinstance(part, Mapping) and name in part:
+                return part[name]
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeName:
+    """A dtype of torch."""
+
+    name: str
+
+
+class Pickles:
+    """A process that unpickles; it starts with the first pickle."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+        child.wait()
+
+    def read(self, body: bytes | bytearray, where: str) -> Any:
+        """Return a pickle as data: containers, numbers, `TensorRef`, `Opaque`, `DtypeName`.
+
+        where: names the file in an error. Raises `ForeignError`.
+        """
+        if len(body) > _LARGEST:
+            raise ForeignError(f"{where}: a pickle of {len(body)} bytes, {_LARGEST} are read")
+        answer = self._ask(body)
+        if "error" in answer:
+            raise ForeignError(
+                f"{where} cannot be read as data: {answer['error']}. Copy it again; if it is "
+                "whole, save it without objects of your own"
+            )
+        return _decode(answer["value"])
+
+    def _ask(self, body: bytes | bytearray) -> dict[str, Any]:
+        if self._child is None:
+            command = [sys.executable, "-I", "-S", str(_CHILD)]
+            pipe = subprocess.PIPE
+            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={})
+        stdin, stdout = self._child.stdin, self._child.stdout
+        assert stdin is not None and stdout is not None  # noqa: S101, PT018 - both are pipes
+        try:
+            stdin.write(_LENGTH.pack(len(body)))
+            stdin.write(body)
+            stdin.flush()
+            header = stdout.read(_LENGTH.size)
+            text = stdout.read(_LENGTH.unpack(header)[0]) if len(header) == _LENGTH.size else b""
+            found: dict[str, Any] = json.loads(text)
+        except (OSError, ValueError):
+            self.close()
+            return {"error": "the process that reads it ended: it needs too much memory or time"}
+        return found
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, body),) = value.items()
+    return _DECODERS[kind](body)
+
+
+def _tensor_of(body: list[Any]) -> TensorRef:
+    key, dtype, at, size, stride = body
+    return TensorRef(key, dtype, at, tuple(size), tuple(stride))
+
+
+def _opaque_of(body: list[Any]) -> Opaque:
+    name, args, state = body
+    return Opaque(name, tuple(map(_decode, args)), _decode(state))
+
+
+_DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "l": lambda body: [_decode(one) for one in body],
+    "t": lambda body: tuple(_decode(one) for one in body),
+    "s": lambda body: {_decode(one) for one in body},
+    "d": lambda body: {_key(_decode(key)): _decode(one) for key, one in body},
+    "b": base64.b64decode,
+    "c": lambda body: complex(*body),
+    "y": DtypeName,
+    "T": _tensor_of,
+    "o": _opaque_of,
+}
+
+
+class _ByIdentity:
+    """An object as the key of a dict: each is another key."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _key(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return _ByIdentity(value)
+    return value
+
+
+def pairs(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys, also objects, and values of a mapping that was read."""
+    for key, value in mapping.items():
+        yield (key.value if isinstance(key, _ByIdentity) else key), value
+
+
+class TorchArchive:
+    """The tensors in a file of torch.save, or in a range of a file with such an archive."""
+
+    def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
+        """List the records; raises `ForeignError`, OSError."""
+        self.path, self._zip = path, TorchZip(path, begin, length)
+        if self._zip.has("byteorder") and self._zip.read("byteorder") != b"little":
+            raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
+
+    def tensor(self, ref: TensorRef) -> torch.Tensor:
+        """Return a tensor, contiguous; raises `ForeignError` if it is damaged."""
+        import torch
+
+        dtype = getattr(torch, ref.dtype)
+        if len(ref.size) != len(ref.stride) or min((ref.at, *ref.size, *ref.stride)) < 0:
+            raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
+        last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
+        count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
+        body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width)
+        if not count:
+            return torch.empty(ref.size, dtype=dtype)
+        flat = torch.frombuffer(body, dtype=dtype)
+        return flat.as_strided(ref.size, ref.stride).contiguous()
+
+
+class TorchFile(TorchArchive):
+    """An archive with its data."""
+
+    def __init__(
+        self, pickles: Pickles, path: str, begin: int = 0, length: int | None = None
+    ) -> None:
+        """Read all but the tensors; raises `ForeignError`, OSError."""
+        super().__init__(path, begin, length)
+        self.state = pickles.read(self._zip.read("data.pkl"), path)
+
+    def with_tensors(self, value: Any) -> Any:
+        """Return data with its tensors loaded: for small values only."""
+        if isinstance(value, TensorRef):
+            return self.tensor(value)
+        if isinstance(value, Mapping):
+            return {key: self.with_tensors(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.with_tensors(one) for one in value)
+        return value
+
+
+def plain(value: Any) -> bool:
+    """Tell whether data has nothing but numbers, text and containers of them."""
+    if isinstance(value, Mapping):
+        return all(plain(key) and plain(one) for key, one in value.items())
+    if isinstance(value, list | tuple | set):
+        return all(map(plain, value))
+    return value is None or isinstance(value, bool | int | float | str | bytes | complex)

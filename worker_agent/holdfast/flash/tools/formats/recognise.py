@@ -1,0 +1,100 @@
+"""Which format a path has: a decision by names alone, with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_LOOKED: Final = {
+    "holdfast": "holdfast.json",
+    "megatron": "metadata.json with sharded_backend torch_dist, and .metadata",
+    "dcp": ".metadata",
+    "deepspeed-universal": "zero/optimizer_state.pt",
+    "deepspeed": "*_optim_states.pt or mp_rank_*_model_states.pt",
+    "safetensors": "*.safetensors",
+}
+"""Format → what its directory has."""
+FORMATS: Final = (*_LOOKED, "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A format, or none, and why."""
+
+    format: str
+    """Empty: unknown or ambiguous."""
+    reason: str
+
+
+def recognise(
+    path: str,
+    names: Collection[str] | None,
+    head: bytes = b"",
+    config: Mapping[str, object] | None = None,
+    deeper: Collection[str] = (),
+) -> Verdict:
+    """Return the format of a path.
+
+    Args:
+        path: For the reason.
+        names: Names in the directory, and of `zero/` as "zero/<name>"; None: it is a file.
+        head: First bytes of a file.
+        config: Content of `metadata.json`, if it is there.
+        deeper: Directories in it that have a checkpoint by their names.
+    """
+    if names is None:
+        return _file(path, head)
+    found = [kind for kind in _LOOKED if _has(kind, names, config)]
+    if found[:1] == ["holdfast"]:
+        return Verdict("holdfast", f"{path} has holdfast.json")
+    if "megatron" in found:
+        found.remove("dcp")
+    if "deepspeed-universal" in found and "deepspeed" in found:
+        if any(name.endswith("_optim_states.pt") for name in names):
+            return Verdict("", f"{path} has zero/ and *_optim_states.pt: remove those of one save")
+        found.remove("deepspeed")
+    if len(found) == 1:
+        return Verdict(found[0], f"{path} has {_LOOKED[found[0]]}")
+    if found:
+        both = " and ".join(f"{_LOOKED[kind]} ({kind})" for kind in found)
+        return Verdict("", f"{path} has {both}: remove what belongs to another save")
+    if deeper:
+        return Verdict("", f"{path} holds no checkpoint itself: name one of {_list(deeper)} in it")
+    looked = "; ".join(f"{what} ({kind})" for kind, what in _LOOKED.items())
+    return Verdict("", f"{path} has none of: {looked}. Name the directory of one save")
+
+
+def _list(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:5])
+
+
+def _has(kind: str, names: Collection[str], config: Mapping[str, object] | None) -> bool:
+    match kind:
+        case "holdfast":
+            return "holdfast.json" in names
+        case "dcp":
+            return ".metadata" in names
+        case "megatron":
+            backend = (config or {}).get("sharded_backend")
+            return ".metadata" in names and backend == "torch_dist"
+        case "deepspeed-universal":
+            return any(name.startswith("zero/") for name in names)
+        case "deepspeed":
+            pattern = re.compile(r".*_optim_states\.pt|.*mp_rank_\d+_model_states\.pt")
+            return any(pattern.fullmatch(name) for name in names)
+        case _:
+            return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
+
+
+def _file(path: str, head: bytes) -> Verdict:
+    if head.startswith(b"PK\x03\x04"):
+        return Verdict("torch", f"{path} is an archive of torch.save")
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
+        return Verdict("safetensors", f"{path} begins with a header of safetensors")
+    return Verdict(
+        "",
+        f"{path} begins neither as an archive of torch.save (PK) nor with a header of safetensors: "
+        "a file of torch before 1.6 must be loaded and saved by a newer torch",
+    )
