@@ -1,0 +1,131 @@
+"""Runs the real classes of megatron-core on the CPU with gloo: for tests, never for training.
+
+Call `install` before the first import of `megatron.core`. Megatron names CUDA in literals, so each
+patch below puts the CPU in its place, and says who needs it. What this does not give: fused
+kernels, streams that overlap, CUDA graphs, NCCL, FP8.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+_FACTORIES: Final = (
+    "tensor as_tensor empty zeros ones full arange rand randn randint "
+    "empty_like zeros_like ones_like full_like"
+).split()
+
+
+def install() -> None:
+    """Apply all patches to torch in this process."""
+    # Tensor parallelism with sequence parallelism asserts it.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # Megatron's jit_fuser is torch.compile, which would build C++ for each small function.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    import torch
+    import torch.distributed
+
+    for patch in (
+        _current_device,
+        _factories,
+        _moves,
+        _type_names,
+        _synchronize,
+        _generators,
+        _backend,
+    ):
+        patch(torch)
+
+
+def _cpu(device: Any) -> Any:
+    """Return the CPU for any spelling of a CUDA device."""
+    is_number = isinstance(device, int) and not isinstance(device, bool)
+    return "cpu" if is_number or str(device).startswith("cuda") else device
+
+
+def _current_device(torch: Any) -> None:
+    """About 150 places pass device=torch.cuda.current_device()."""
+    torch.cuda.current_device = lambda: torch.device("cpu")
+
+
+def _factories(torch: Any) -> None:
+    """Schedules, gradient clipping, scalers and embeddings pass device="cuda" as a literal."""
+
+    def on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("device") is not None:
+                kwargs["device"] = _cpu(kwargs["device"])
+            return make(*args, **kwargs)
+
+        return made
+
+    for name in _FACTORIES:
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+
+
+def _moves(torch: Any) -> None:
+    """The scripts and the loss reductions call .cuda() on tensors and modules."""
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    torch.nn.Module.cuda = lambda self, *_, **__: self
+
+
+def _type_names(torch: Any) -> None:
+    """Both optimizers sort parameters by type(): "torch.cuda.FloatTensor" or an error."""
+    original = torch.Tensor.type
+
+    def named(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            return original(self).replace("torch.", "torch.cuda.", 1)
+        if isinstance(dtype, str):
+            dtype = dtype.replace("torch.cuda.", "torch.", 1)
+        return original(self, dtype, *args, **kwargs)
+
+    torch.Tensor.type = named
+
+
+def _synchronize(torch: Any) -> None:
+    """Communication between pipeline stages synchronizes the device unconditionally."""
+    torch.cuda.synchronize = lambda *_, **__: None
+
+
+def _generators(torch: Any) -> None:
+    """The tracker of tensor parallelism forks CUDA's generator: it gets the CPU's."""
+    generator = torch.default_generator
+
+    class Only(tuple[Any, ...]):
+        """The generators by device, which is the CPU here."""
+
+        __slots__ = ()
+
+        def __getitem__(self, _: Any) -> Any:
+            return generator
+
+    torch.cuda.default_generators = Only((generator,))
+    for module in (torch.cuda, torch.cuda.random):
+        module.get_rng_state = lambda *_, **__: generator.get_state()
+        module.set_rng_state = lambda state, *_, **__: generator.set_state(state)
+        module.manual_seed = lambda seed: generator.manual_seed(seed)  # noqa: PLW0108 - torch
+        # refuses one built-in function under two names
+        module.initial_seed = lambda: generator.initial_seed()  # noqa: PLW0108
+    torch.cuda._lazy_call = lambda call, **_: call()
+
+
+def _backend(torch: Any) -> None:
+    """Process groups ask for nccl and its options; gloo refuses both."""
+    dist = torch.distributed
+
+    def on_gloo(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if "nccl" in str(kwargs.get("backend")):
+                kwargs["backend"] = "gloo"
+            if "pg_options" in kwargs:
+                kwargs["pg_options"] = None
+            return call(*args, **kwargs)
+
+        return called
+
+    dist.new_group = dist.distributed_c10d.new_group = on_gloo(dist.new_group)

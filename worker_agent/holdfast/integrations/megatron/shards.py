@@ -1,0 +1,392 @@
+"""Megatron-LM's model and optimizer as `Shards`: each rank's own boxes of the global tensors.
+
+Belongs here: the lists for a save, and what a start fills. Does not belong here: where Megatron
+keeps these (`global_tensors`, `owned_ranges`), its functions' signatures (`checkpointing`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.trainer.filling import Filling
+from holdfast.flash.trainer.leaves import Leaves, StateError, Stateful
+from holdfast.integrations.megatron import group_settings
+from holdfast.integrations.megatron.global_tensors import (
+    GlobalTensors,
+    ModelTensor,
+    Piece,
+    PieceBox,
+    global_tensors,
+)
+from holdfast.integrations.megatron.group_settings import Settings, Steps
+from holdfast.integrations.megatron.owned_ranges import Owned, OwnedRange, optimizers_of, owned
+from holdfast.integrations.megatron.random_states import RandomStates
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_STATE: Final = ("optimizer", "state")
+_EXTRA: Final = ("megatron", "extra_state")
+_SCALERS: Final = ("megatron", "grad_scaler")
+_OBJECTS: Final = ("megatron", "objects")
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Model and optimizer as they are now."""
+
+    model: GlobalTensors
+    owned: Owned
+
+    def pieces(self, one: OwnedRange) -> tuple[Piece, ...]:
+        """Return the pieces of an owned parameter."""
+        return self.tensor(one).pieces
+
+    def tensor(self, one: OwnedRange) -> ModelTensor:
+        """Return the model's tensor of an owned range."""
+        found = self.model.tensors.get(id(one.parameter))
+        if found is None:
+            raise StateError(
+                f"the optimizer updates a parameter of shape {tuple(one.parameter.shape)} that is "
+                "not in the model's sharded_state_dict(): pass all model chunks"
+            )
+        return found
+
+    def keys(self) -> dict[int, list[str]]:
+        """Return the global tensors of each of the optimizer's parameters, by id."""
+        return {
+            id(one.slot): [
+                piece.key
+                for piece in self.pieces(one)
+                if max(piece.begin, one.begin) < min(piece.end, one.end)
+            ]
+            for one in self.owned.ranges
+        }
+
+    def others(self) -> list[ModelTensor]:
+        """Return buffers and frozen parameters: what no optimizer updates."""
+        own = self.owned.parameters
+        return [one for key, one in self.model.tensors.items() if key not in own]
+
+
+class MegatronShards:
+    """Megatron-core's model chunks and optimizer; see `Shards`.
+
+    ```python
+    flash = holdfast.Checkpointer("/shared/run", shards=MegatronShards(model, optimizer))
+    ```
+
+    Names follow the global keys of `sharded_state_dict()`. `model.<key>` is the fp32 master where
+    the optimizer keeps one, else the weight; `optimizer.state.<key>.exp_avg` and so on are boxes of
+    the same global shape. So any tensor, pipeline, virtual pipeline, data and expert parallel size
+    loads what another one saved. A vocabulary that is padded to another size fits as far as both
+    have it.
+
+    The optimizer: `DistributedOptimizer`, `Float16OptimizerWithFloat16Params`, `FP32Optimizer`, or a
+    chain of them. Not: Megatron-FSDP, parameters in FP8, the precision-aware optimizer, its offload
+    to the CPU, the layer-wise optimizers.
+    """
+
+    def __init__(
+        self,
+        model_chunks: nn.Module | Sequence[nn.Module],
+        optimizer: Any = None,
+        objects: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        """Take the state's parts; nothing is read yet.
+
+        Args:
+            model_chunks: The model, or the list of a virtual pipeline's chunks, with or without
+                Megatron's wrappers.
+            optimizer: Megatron's optimizer; None: a load for evaluation, which fills the weights
+                from the masters.
+            objects: Names to objects with `state_dict` and `load_state_dict`, equal on all ranks,
+                such as the `OptimizerParamScheduler`. A checkpoint without one is no error.
+
+        Raises:
+            StateError: the optimizer is of a kind that is not known here.
+        """
+        from torch import nn
+
+        one = isinstance(model_chunks, nn.Module)
+        self._chunks: list[Any] = [model_chunks] if one else list(model_chunks)
+        self._optimizer, self._objects = optimizer, dict(objects or {})
+        self._steps = Steps(owned(optimizer).inner)
+        self._random = RandomStates()
+        self._settings = Settings()
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """(weight, its values in the checkpoint's dtype)."""
+        self._values: Mapping[str, Any] = {}
+        self._unstored: list[OwnedRange] = []
+        """Ranges whose optimizer state the checkpoint lacks, for it is of before a first step."""
+
+    def _view(self) -> _View:
+        return _View(global_tensors(self._chunks), owned(self._optimizer))
+
+    def collect(self, leaves: Leaves) -> None:
+        """List this rank's boxes and values; see `Shards.collect`."""
+        view = self._view()
+        for one in view.owned.ranges:
+            _watch(leaves, one, view.tensor(one))
+            _add_range(leaves, one, view.pieces(one))
+        for tensor in view.others():
+            leaves.watch(tensor.holder, tensor.name)
+            for piece, box in _whole(tensor):
+                leaves.add_box(
+                    ("model", piece.key),
+                    _part(tensor.tensor.detach().view(-1), box, 0),
+                    piece.shape,
+                    box.offsets,
+                    trained=False,
+                    stored=piece.first,
+                )
+        for inner in view.owned.inner:
+            leaves.counts.append((inner.state, len(inner.state)))
+        group_settings.collect(leaves, view.owned, view.keys(), self._steps)
+        self._random.collect(leaves)
+        for extra in view.model.extra:
+            if extra.first:
+                leaves.add_value((*_EXTRA, extra.key), _extra_reader(extra.module))
+        for number, scaler in self._scalers():
+            leaves.add_value((*_SCALERS, number), scaler.state_dict)
+        for name, thing in self._objects.items():
+            leaves.add_value((*_OBJECTS, name), thing.state_dict)
+
+    def _scalers(self) -> list[tuple[int, Any]]:
+        found = enumerate(optimizers_of(self._optimizer))
+        scalers = [(number, getattr(one, "grad_scaler", None)) for number, one in found]
+        return [(number, one) for number, one in scalers if one is not None]
+
+    def accept(self, filling: Filling) -> None:
+        """Compare the checkpoint and plan the copies; see `Shards.accept`.
+
+        The moments of a fresh optimizer are made, as zeros: without a step they change nothing.
+        """
+        view = self._view()
+        self._values, self._settings = filling.values, Settings()
+        self._staged, self._unstored = [], []
+        for one in view.owned.ranges:
+            for piece, box in _boxes(one, view.pieces(one)):
+                _fill(filling, ("model", piece.key), _part(one.master, box, one.begin), piece, box)
+        for tensor in view.others():
+            self._fill_weight(filling, tensor)
+        keys = {piece.key for one in view.model.tensors.values() for piece in one.pieces}
+        filling.missing_or_new({f"model.{key}" for key in keys}, "model")
+        if view.owned.inner:
+            self._settings = group_settings.accept(filling, view.owned, view.keys())
+            if self._settings.found:
+                self._fill_states(filling, view, keys)
+        self._random.accept(filling)
+
+    def _fill_weight(self, filling: Filling, tensor: ModelTensor) -> None:
+        """Plan the copies into a weight; a master of another precision is rounded in `finish`."""
+        import torch
+
+        weight = tensor.tensor.detach()
+        form = filling.form(f"model.{tensor.pieces[0].key}")
+        if form is not None and form[0] == "float32" and weight.dtype in _ROUNDED(torch):
+            staged = weight.float()
+            self._staged.append((weight, staged))
+            weight = staged
+        for piece, box in _whole(tensor):
+            _fill(filling, ("model", piece.key), _part(weight.view(-1), box, 0), piece, box)
+
+    def _fill_states(self, filling: Filling, view: _View, keys: set[str]) -> None:
+        stored = {
+            name: path
+            for name, path in filling.paths.items()
+            if path[:2] == _STATE and name in filling.found.tensors
+        }
+        kinds = sorted({str(path[3]) for path in stored.values()})
+        filling.wrong += filling.unless_of_others(
+            [name for name, path in stored.items() if path[2] not in keys]
+        )
+        for one in view.owned.ranges:
+            if not kinds:
+                self._unstored.append(one)
+                continue
+            state = _allocated(one, kinds, filling, view.pieces(one)[0].key)
+            for kind in sorted({*kinds, *(key for key, _ in _moments(one))}):
+                for piece, box in _boxes(one, view.pieces(one)):
+                    values = _part(state[kind].view(-1), box, one.begin)
+                    _fill(filling, (*_STATE, piece.key, kind), values, piece, box)
+
+    def finish(self, *, partial: bool) -> None:
+        """Round masters into the weights, gather these, restore the values; see `Shards.finish`.
+
+        Megatron's own gather of parameters runs among data parallel ranks, as after each step.
+        """
+        view = self._view()
+        for weight, values in self._staged:
+            weight.copy_(values)
+        self._staged = []
+        for one in view.owned.ranges:
+            weight = one.parameter.detach().view(-1)[one.begin : one.end]
+            if weight.data_ptr() != one.master.data_ptr():
+                weight.copy_(one.master)
+        if any(one.sharded for one in view.owned.ranges) or _has_distributed(self._optimizer):
+            for chunk in self._chunks:
+                chunk.start_param_sync(force_sync=True)
+        if not partial:
+            for one in self._unstored:
+                one.inner.state.pop(one.slot, None)
+        self._settings.restore(self._steps)
+        self._restore_values(view)
+        self._random.finish()
+
+    def _restore_values(self, view: _View) -> None:
+        for extra in view.model.extra:
+            self._restore((*_EXTRA, extra.key), _extra_writer(extra.module))
+        for number, scaler in self._scalers():
+            self._restore((*_SCALERS, number), scaler.load_state_dict)
+        for name, thing in self._objects.items():
+            self._restore((*_OBJECTS, name), thing.load_state_dict)
+
+    def _restore(self, path: tuple[str | int, ...], load: Any) -> None:
+        name = ".".join(map(str, path))
+        if name in self._values:
+            load(self._values[name])
+
+
+def _ROUNDED(torch: Any) -> tuple[Any, ...]:
+    return torch.bfloat16, torch.float16
+
+
+def _has_distributed(optimizer: Any) -> bool:
+    return any(hasattr(one, "gbuf_ranges") for one in optimizers_of(optimizer))
+
+
+def _boxes(one: OwnedRange, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, PieceBox]]:
+    for piece in pieces:
+        for box in piece.boxes(one.begin, one.end):
+            yield piece, box
+
+
+def _whole(tensor: ModelTensor) -> Iterator[tuple[Piece, PieceBox]]:
+    for piece in tensor.pieces:
+        for box in piece.boxes(piece.begin, piece.end):
+            yield piece, box
+
+
+def _part(flat: torch.Tensor, box: PieceBox, begin: int) -> torch.Tensor:
+    """Return a box as a view of the flat elements of a tensor from `begin` on."""
+    size = 1
+    for number in box.sizes:
+        size *= number
+    at = box.begin - begin
+    return flat[at : at + size].view(box.sizes)
+
+
+def _moments(one: OwnedRange) -> list[tuple[str, torch.Tensor]]:
+    """Return the state of a range that has its size."""
+    import torch
+
+    found = []
+    for key, value in sorted(one.state.items()):
+        if isinstance(value, torch.Tensor) and value.numel() == one.slot.numel() and value.dim():
+            found.append((key, value.detach()))
+        elif key != "step" and value is not None:
+            raise StateError(
+                f"the optimizer's state has {key!r}, a {type(value).__name__} that is no tensor of "
+                "the parameter's size: it cannot be saved in boxes"
+            )
+    return found
+
+
+def _add_range(leaves: Leaves, one: OwnedRange, pieces: Sequence[Piece]) -> None:
+    moments = _moments(one)
+    for piece, box in _boxes(one, pieces):
+        stored = not piece.copy and not one.spare if one.sharded else piece.first
+        leaves.add_box(
+            ("model", piece.key),
+            _part(one.master, box, one.begin),
+            piece.shape,
+            box.offsets,
+            stored=stored,
+        )
+        for key, values in moments:
+            leaves.add_box(
+                (*_STATE, piece.key, key),
+                _part(values.view(-1), box, one.begin),
+                piece.shape,
+                box.offsets,
+                stored=stored,
+            )
+
+
+def _watch(leaves: Leaves, one: OwnedRange, tensor: ModelTensor) -> None:
+    """Have a new plan made once the framework keeps other memory for a range."""
+    leaves.watch(tensor.holder, tensor.name)
+    held = vars(one.parameter)
+    if held.get("main_param") is one.slot:
+        leaves.watch(held, "main_param")
+    state = one.inner.state.get(one.slot)
+    if state is None:
+        return
+    leaves.counts.append((state, len(state)))
+    leaves.links.append((one.inner.state, one.slot, state))
+    for key, _ in _moments(one):
+        leaves.watch(state, key)
+
+
+def _allocated(
+    one: OwnedRange, kinds: Sequence[str], filling: Filling, key: str
+) -> dict[str, torch.Tensor]:
+    """Return the state of a range by kind; what a fresh optimizer lacks is made."""
+    import torch
+
+    state = one.inner.state[one.slot]
+    for kind in kinds:
+        if kind not in state:
+            state[kind] = torch.zeros_like(one.slot.detach())
+    if isinstance(one.inner, torch.optim.Adam) and "step" not in state:
+        group = next(
+            group
+            for group in one.inner.param_groups
+            if any(parameter is one.slot for parameter in group["params"])
+        )
+        on_device = group.get("capturable") or group.get("fused")
+        device = one.slot.device if on_device else torch.device("cpu")
+        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+    return {kind: value for kind, value in _moments(one)}
+
+
+def _fill(
+    filling: Filling,
+    path: tuple[str, ...],
+    values: torch.Tensor,
+    piece: Piece,
+    box: PieceBox,
+) -> bool:
+    """Plan the copies into a box; of a padded vocabulary, into the part that both have."""
+    name = ".".join(path)
+    form = filling.form(name)
+    if form is None or not piece.padded or len(form[1]) != len(piece.shape):
+        return filling.fill_box(name, values, piece.shape, box.offsets)
+    shape = (form[1][0], *piece.shape[1:])
+    rows = min(shape[0] - box.offsets[0], box.sizes[0])
+    if rows <= 0:
+        return True
+    return filling.fill_box(name, values[:rows], shape, box.offsets)
+
+
+def _extra_reader(module: Any) -> Any:
+    """Return the function that reads a module's extra state as plain data."""
+
+    def read() -> Any:
+        state = module.get_extra_state()
+        return state.getvalue() if hasattr(state, "getvalue") else state
+
+    return read
+
+
+def _extra_writer(module: Any) -> Any:
+    import io
+
+    return lambda state: module.set_extra_state(
+        io.BytesIO(state) if isinstance(state, bytes) else state
+    )
