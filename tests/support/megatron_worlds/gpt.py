@@ -82,7 +82,7 @@ def _config(setup: Setup) -> Any:
     if setup.experts:
         more = {
             "num_moe_experts": setup.experts,
-            "moe_router_topk": 1,
+            "moe_router_topk": 2,
             "moe_aux_loss_coeff": 0.0,
             "moe_token_dispatcher_type": "allgather",
             "expert_model_parallel_size": setup.expert,
@@ -179,7 +179,8 @@ def step(training: Training, number: int) -> float:
     _finish_gradients(training)
     training.optimizer.step()
     training.scheduler.step(increment=_BATCH)
-    mean = torch.tensor([float(sum(one["loss"] for one in found)) / share if found else 0.0])
+    total = float(sum(one["loss"] for one in found)) if found else 0.0
+    mean = torch.tensor([total / share], dtype=torch.float64)
     if found:
         dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
         mean /= parallel_state.get_data_parallel_world_size()
@@ -215,8 +216,7 @@ def _forward(samples: Iterator[Any], model: Any) -> Any:
     found = model(tokens[:, :-1], places, mask, labels=tokens[:, 1:])
 
     def mean(output: Any) -> Any:
-        loss = output.float().mean()
-        return loss, {"loss": loss.detach().clone()}  # the schedule divides it in place
+        return output.float().mean(), {"loss": output.detach().double().mean()}
 
     return found, mean
 
@@ -249,12 +249,11 @@ def _own(training: Training) -> Iterator[tuple[str, tuple[int, ...], Any, Any]]:
             inner = inner.module
         for entry in _nested(inner.sharded_state_dict()):
             for kind, values in _states(training.optimizer, entry.data):
-                fresh = replace(entry, data=values.view(entry.data.shape))
-                if not isinstance(entry, ShardedTensorFactory):
-                    fresh.dtype = values.dtype
-                    parts = [fresh]
+                whole = values.view(entry.data.shape)
+                if isinstance(entry, ShardedTensorFactory):
+                    parts = list(_nested(replace(entry, data=whole).build()))
                 else:
-                    parts = list(_nested(fresh.build()))
+                    parts = [replace(entry, data=whole, dtype=whole.dtype)]
                 for part in parts:
                     if not any(part.replica_id):
                         place = part.global_slice()
@@ -279,9 +278,8 @@ def _states(optimizer: Any, parameter: Any) -> Iterator[tuple[str, Any]]:
                 yield from _gathered(one, parameter)
         else:
             main = getattr(parameter, "main_param", parameter)
-            for key, values in one.optimizer.state.get(main, {}).items():
-                if values is not None and values.dim():
-                    yield key, values
+            states = {"param": main.detach(), **one.optimizer.state.get(main, {})}
+            yield from ((key, one) for key, one in states.items() if one is not None and one.dim())
 
 
 def _gathered(optimizer: Any, parameter: Any) -> Iterator[tuple[str, Any]]:
