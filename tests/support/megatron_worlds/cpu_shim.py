@@ -129,3 +129,11 @@ def _backend(torch: Any) -> None:
         return called
 
     dist.new_group = dist.distributed_c10d.new_group = on_gloo(dist.new_group)
+
+
+def mend_router() -> None:
+    """The router of 0.16.1 reads a name that only an import of Transformer Engine defines."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None

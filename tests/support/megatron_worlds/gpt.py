@@ -107,6 +107,9 @@ def _config(setup: Setup) -> Any:
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
+        # Between two stages, batched messages of activations and gradients would be mixed up.
+        overlap_p2p_comm=setup.virtual is not None,
+        batch_p2p_comm=setup.virtual is None,
         **more,
     )
 

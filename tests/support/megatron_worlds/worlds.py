@@ -58,7 +58,7 @@ class Worlds:
 
 
 def _serve() -> None:
-    from megatron_worlds.cpu_shim import install
+    from megatron_worlds.cpu_shim import install, mend_router
 
     install()
     # Of what is not installed (Apex, Transformer Engine), and of gradients of views.
@@ -71,6 +71,7 @@ def _serve() -> None:
     import holdfast.flash.checkpointer
     import holdfast.integrations.megatron.shards  # noqa: F401
 
+    mend_router()
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
     for line in sys.stdin:
