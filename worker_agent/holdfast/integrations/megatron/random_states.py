@@ -1,8 +1,8 @@
-"""Megatron's random generators: the trackers of tensor and expert parallelism, and the default ones.
+"""Megatron's random generators: the trackers of tensor and expert parallelism, and the default.
 
 A checkpoint keeps each rank's under its place in the layout. The same layout gets them back as they
 were. Another one is seeded anew by Megatron's own rule, from one number that all ranks derive from
-the checkpoint: ranks of a tensor parallel group must draw the same numbers outside parallel regions.
+the checkpoint: ranks of a tensor parallel group must draw equal numbers outside parallel regions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from holdfast.flash.trainer.filling import Filling
@@ -55,6 +55,13 @@ class RandomStates:
         self._same = states.get(_place()) if same else None
         if self._same is None:
             self._seed = _seed(states[min(states)])
+
+    def freeze(self) -> Callable[[], None]:
+        """Return the function that restores the present states."""
+        if _tracker() is None:
+            return lambda: None
+        states = _states()
+        return lambda: _restore(states)
 
     def finish(self) -> None:
         """Restore the states, or seed all generators."""

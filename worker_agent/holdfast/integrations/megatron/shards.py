@@ -6,7 +6,6 @@ keeps these (`global_tensors`, `owned_ranges`), its functions' signatures (`chec
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +32,7 @@ _STATE: Final = ("optimizer", "state")
 _EXTRA: Final = ("megatron", "extra_state")
 _SCALERS: Final = ("megatron", "grad_scaler")
 _OBJECTS: Final = ("megatron", "objects")
+_CONSTANTS: Final = ("megatron", "constants")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class MegatronShards:
     loads what another one saved. A vocabulary that is padded to another size fits as far as both
     have it.
 
-    The optimizer: `DistributedOptimizer`, `Float16OptimizerWithFloat16Params`, `FP32Optimizer`, or a
-    chain of them. Not: Megatron-FSDP, parameters in FP8, the precision-aware optimizer, its offload
-    to the CPU, the layer-wise optimizers.
+    The optimizer: `DistributedOptimizer`, `Float16OptimizerWithFloat16Params`, `FP32Optimizer`, or
+    a chain of them. Not: Megatron-FSDP, parameters in FP8, the precision-aware optimizer, its
+    offload to the CPU, the layer-wise optimizers.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class MegatronShards:
         model_chunks: nn.Module | Sequence[nn.Module],
         optimizer: Any = None,
         objects: Mapping[str, Stateful] | None = None,
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the state's parts; nothing is read yet.
 
@@ -106,15 +107,18 @@ class MegatronShards:
                 from the masters.
             objects: Names to objects with `state_dict` and `load_state_dict`, equal on all ranks,
                 such as the `OptimizerParamScheduler`. A checkpoint without one is no error.
+            constants: Plain values that a checkpoint must have alike, such as the number of
+                attention heads, which no tensor's shape shows.
 
         Raises:
             StateError: the optimizer is of a kind that is not known here.
         """
         from torch import nn
 
-        one = isinstance(model_chunks, nn.Module)
-        self._chunks: list[Any] = [model_chunks] if one else list(model_chunks)
+        given: Any = model_chunks
+        self._chunks: list[nn.Module] = [given] if isinstance(given, nn.Module) else list(given)
         self._optimizer, self._objects = optimizer, dict(objects or {})
+        self._constants = dict(constants or {})
         self._steps = Steps(owned(optimizer).inner)
         self._random = RandomStates()
         self._settings = Settings()
@@ -155,6 +159,8 @@ class MegatronShards:
             leaves.add_value((*_SCALERS, number), scaler.state_dict)
         for name, thing in self._objects.items():
             leaves.add_value((*_OBJECTS, name), thing.state_dict)
+        if self._constants:
+            leaves.add_value(_CONSTANTS, lambda: self._constants)
 
     def _scalers(self) -> list[tuple[int, Any]]:
         found = enumerate(optimizers_of(self._optimizer))
@@ -174,6 +180,12 @@ class MegatronShards:
                 _fill(filling, ("model", piece.key), _part(one.master, box, one.begin), piece, box)
         for tensor in view.others():
             self._fill_weight(filling, tensor)
+        saved = filling.values.get(".".join(_CONSTANTS), {})
+        filling.wrong += [
+            f"{name} is {value}, in the checkpoint {saved[name]}: train with {saved[name]}"
+            for name, value in self._constants.items()
+            if name in saved and saved[name] != value
+        ]
         keys = {piece.key for one in view.model.tensors.values() for piece in one.pieces}
         filling.missing_or_new({f"model.{key}" for key in keys}, "model")
         if view.owned.inner:
@@ -184,11 +196,10 @@ class MegatronShards:
 
     def _fill_weight(self, filling: Filling, tensor: ModelTensor) -> None:
         """Plan the copies into a weight; a master of another precision is rounded in `finish`."""
-        import torch
-
         weight = tensor.tensor.detach()
         form = filling.form(f"model.{tensor.pieces[0].key}")
-        if form is not None and form[0] == "float32" and weight.dtype in _ROUNDED(torch):
+        is_half = weight.is_floating_point() and weight.element_size() == 2
+        if form is not None and form[0] == "float32" and is_half:
             staged = weight.float()
             self._staged.append((weight, staged))
             weight = staged
@@ -209,7 +220,7 @@ class MegatronShards:
             if not kinds:
                 self._unstored.append(one)
                 continue
-            state = _allocated(one, kinds, filling, view.pieces(one)[0].key)
+            state = _allocated(one, kinds)
             for kind in sorted({*kinds, *(key for key, _ in _moments(one))}):
                 for piece, box in _boxes(one, view.pieces(one)):
                     values = _part(state[kind].view(-1), box, one.begin)
@@ -228,9 +239,8 @@ class MegatronShards:
             weight = one.parameter.detach().view(-1)[one.begin : one.end]
             if weight.data_ptr() != one.master.data_ptr():
                 weight.copy_(one.master)
-        if any(one.sharded for one in view.owned.ranges) or _has_distributed(self._optimizer):
-            for chunk in self._chunks:
-                chunk.start_param_sync(force_sync=True)
+        for chunk in _gathering(self._optimizer):
+            chunk.start_param_sync(force_sync=True)
         if not partial:
             for one in self._unstored:
                 one.inner.state.pop(one.slot, None)
@@ -252,12 +262,15 @@ class MegatronShards:
             load(self._values[name])
 
 
-def _ROUNDED(torch: Any) -> tuple[Any, ...]:
-    return torch.bfloat16, torch.float16
-
-
-def _has_distributed(optimizer: Any) -> bool:
-    return any(hasattr(one, "gbuf_ranges") for one in optimizers_of(optimizer))
+def _gathering(optimizer: Any) -> list[Any]:
+    """Return the model chunks whose parameters are gathered after a step."""
+    found = {
+        id(chunk): chunk
+        for one in optimizers_of(optimizer)
+        if hasattr(one, "gbuf_ranges")
+        for chunk in one.model_chunks
+    }
+    return list(found.values())
 
 
 def _boxes(one: OwnedRange, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, PieceBox]]:
@@ -333,9 +346,7 @@ def _watch(leaves: Leaves, one: OwnedRange, tensor: ModelTensor) -> None:
         leaves.watch(state, key)
 
 
-def _allocated(
-    one: OwnedRange, kinds: Sequence[str], filling: Filling, key: str
-) -> dict[str, torch.Tensor]:
+def _allocated(one: OwnedRange, kinds: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return the state of a range by kind; what a fresh optimizer lacks is made."""
     import torch
 
@@ -352,7 +363,7 @@ def _allocated(
         on_device = group.get("capturable") or group.get("fused")
         device = one.slot.device if on_device else torch.device("cpu")
         state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-    return {kind: value for kind, value in _moments(one)}
+    return dict(_moments(one))
 
 
 def _fill(
