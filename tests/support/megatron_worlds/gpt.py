@@ -224,6 +224,11 @@ def _forward(samples: Iterator[Any], model: Any) -> Any:
     return found, mean
 
 
+def weights(training: Training) -> dict[str, str]:
+    """Return the hash of every global weight, from all ranks."""
+    return {key: one for key, one in digest(training).items() if key.startswith("weight.")}
+
+
 def digest(training: Training) -> dict[str, str]:
     """Return the hash of every global tensor, from all ranks."""
     import torch
