@@ -70,6 +70,14 @@ MODELS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"world": 4, "expert": 2, "experts": 4},
         [{"world": 1, "expert": 1}, {"world": 4, "expert": 4}, {"world": 4, "pipeline": 2}],
     ),
+    "fused": (
+        {"world": 4, "pipeline": 2, "optimizer": "fused"},
+        [{"world": 1, "pipeline": 1}, {"world": 4, "optimizer": "adam"}],
+    ),
+    "instances": (
+        {"world": 4, "instances": 2, "buckets": 3000},
+        [{"world": 1, "instances": 1, "buckets": None}, {"world": 4, "tensor": 2, "instances": 1}],
+    ),
     "not-distributed": (
         {"world": 2, "distributed": False},
         [{"world": 4, "distributed": True}, {"world": 4, "tensor": 2}, {"world": 1}],

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from megatron_worlds import fused_adam
+
 _BATCH, _LENGTH, _VOCABULARY = 4, 8, 64
 
 
@@ -33,6 +35,9 @@ class Setup:
     hidden: int = 32
     vocabulary: int = _VOCABULARY
     optimizer: str = "adam"
+    """"adam", "sgd", or "fused"."""
+    instances: int = 1
+    """Instances of the distributed optimizer: groups of ranks with the same shards."""
     dropout: float = 0.0
 
 
@@ -58,6 +63,7 @@ def build(setup: Setup, seed: int) -> Training:
         pipeline_model_parallel_size=setup.pipeline,
         virtual_pipeline_model_parallel_size=setup.virtual,
         expert_model_parallel_size=setup.expert,
+        num_distributed_optimizer_instances=setup.instances,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     parallel = parallel_state.get_data_parallel_world_size()
@@ -77,7 +83,7 @@ def _config(setup: Setup) -> Any:
     import torch
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[setup.precision]
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[setup.precision]
     more: dict[str, Any] = {}
     if setup.experts:
         more = {
@@ -99,6 +105,7 @@ def _config(setup: Setup) -> Any:
         virtual_pipeline_model_parallel_size=setup.virtual,
         pipeline_dtype=dtype,
         bf16=setup.precision == "bf16",
+        fp16=setup.precision == "fp16",
         params_dtype=dtype,
         gated_linear_unit=setup.gated,
         hidden_dropout=setup.dropout,
@@ -132,12 +139,13 @@ def _chunk(setup: Setup, config: Any, number: int) -> Any:
         share_embeddings_and_output_weights=setup.tied,
         vp_stage=stage["vp_stage"],
     )
-    if setup.precision == "bf16":
+    if setup.precision != "fp32":
         model = Float16Module(config, model)
     wrapped = DistributedDataParallelConfig(
         use_distributed_optimizer=setup.distributed,
         bucket_size=setup.buckets,
         overlap_grad_reduce=setup.buckets is not None,
+        num_distributed_optimizer_instances=setup.instances,
     )
     return DistributedDataParallel(config, wrapped, model, disable_bucketing=number > 0)
 
@@ -145,12 +153,15 @@ def _chunk(setup: Setup, config: Any, number: int) -> Any:
 def _optimizer(setup: Setup, chunks: list[Any]) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
+    if setup.optimizer == "fused":
+        fused_adam.use()
     config = OptimizerConfig(
-        optimizer=setup.optimizer,
+        optimizer="sgd" if setup.optimizer == "sgd" else "adam",
         lr=1e-2,
         min_lr=1e-3,
         weight_decay=0.01,
         bf16=setup.precision == "bf16",
+        fp16=setup.precision == "fp16",
         use_distributed_optimizer=setup.distributed,
         clip_grad=1.0,
     )

@@ -35,14 +35,13 @@ def test_a_lost_rank_and_a_lost_node_change_no_loss(tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
     together.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     subprocess.run(
-        [sys.executable, *SCRIPT, *_flags(alone)],
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
-             "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+        [*torchrun, "--nproc-per-node=2", *SCRIPT, *_flags(alone)],
         check=True,
         capture_output=True,
         timeout=120,
-    )  # fmt: skip
+    )
     unbroken = {line["step"]: line for line in loss_lines(alone / "loss.jsonl")}
     with RunningJob(elastic_job("megatron", [*SCRIPT, *_flags(together)]), tmp_path) as job:
         before = job.wait_step(8)
