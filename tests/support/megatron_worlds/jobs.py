@@ -73,6 +73,47 @@ def _drawn() -> dict[str, Any]:
     return {"place": place, "default": default, "inside": inside}
 
 
+def _alone(world: Mapping[str, Any], pipe: Any) -> None:
+    """Rank 0 lists its state while the others do nothing at all; then each tells its boxes."""
+    import torch.distributed as dist
+
+    from holdfast.flash.trainer.leaves import Leaves
+    from holdfast.integrations.megatron import MegatronShards
+
+    training = _built(world)
+    step(training, 0)
+    shards = MegatronShards(training.chunks, training.optimizer)
+    leaves = Leaves()
+    if dist.get_rank() == 0:
+        shards.collect(leaves)
+    dist.barrier()
+    if dist.get_rank():
+        shards.collect(leaves)
+    own = _memory(training)
+    boxes = [
+        (leaf.name, leaf.box.shape, leaf.box.offsets, tuple(leaf.tensor.shape))
+        for leaf in leaves.tensors
+        if leaf.stored and leaf.box is not None
+    ]
+    strangers = [one.name for one in leaves.tensors if _storage(one.tensor) not in own]
+    pipe.send({"boxes": boxes, "strangers": strangers})
+
+
+def _memory(training: Training) -> set[int]:
+    """Return the memory of all masters, moments and weights."""
+    tensors = [each for chunk in training.chunks for each in chunk.parameters()]
+    for one in getattr(training.optimizer, "chained_optimizers", [training.optimizer]):
+        for group in one.optimizer.param_groups:
+            tensors += group["params"]
+        for state in one.optimizer.state.values():
+            tensors += [value for value in state.values() if hasattr(value, "dim")]
+    return {_storage(one) for one in tensors}
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
 def _evaluate(world: Mapping[str, Any], pipe: Any) -> None:
     """Load the weights without an optimizer."""
     from holdfast import Checkpointer
@@ -140,6 +181,7 @@ def use_arguments(**given: Any) -> argparse.Namespace:
 
 JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": _train,
+    "alone": _alone,
     "evaluate": _evaluate,
     "drop-in": _drop_in,
 }
