@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.train
 LATEST = "latest_checkpointed_iteration.txt"
 
 
-def _train(worlds: Worlds, root: Path, **more: object) -> list[dict[str, object]]:
+def _train(worlds: Worlds, root: Path, **more: Any) -> list[dict[str, Any]]:
     return worlds.run(**{"world": 2, "job": "drop-in", "root": str(root), "seed": 7, **more})
 
 
@@ -92,7 +93,7 @@ def test_an_older_iteration_can_be_loaded(worlds: Worlds, tmp_path: Path) -> Non
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(
-    worlds: Worlds, tmp_path: Path, args: dict[str, object], said: str
+    worlds: Worlds, tmp_path: Path, args: dict[str, Any], said: str
 ) -> None:
     """An argument that no tensor's shape shows is compared, as Megatron compares it."""
     _train(worlds, tmp_path, until=1, save_at=[1])

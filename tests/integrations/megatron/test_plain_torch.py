@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_worlds.worlds import Worlds
 
@@ -17,18 +21,16 @@ pytestmark = [
 
 def test_dcp_load_reads_every_global_tensor(worlds: Worlds, tmp_path: Path) -> None:
     """Masters and moments are whole tensors under torch's names, over Megatron's global keys."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
     setup = {"tensor": 2, "precision": "bf16"}
     first = worlds.run(world=4, root=str(tmp_path), until=2, save_at=[2], setup=setup)[0]
     metadata = dcp.FileSystemReader(tmp_path / "step_2").read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(one.size, dtype=one.properties.dtype)
         for name, one in metadata.items()
-        if hasattr(one, "size")
+        if isinstance(one, TensorStorageMetadata)
     }
-    dcp.load(tensors, checkpoint_id=tmp_path / "step_2", no_dist=True)
+    loaded: dict[str, Any] = dict(tensors)
+    dcp.load(loaded, checkpoint_id=tmp_path / "step_2", no_dist=True)
     assert len(tensors) == 3 * 17
     for name, tensor in tensors.items():
         assert tensor.dtype is torch.float32

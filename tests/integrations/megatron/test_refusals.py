@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from holdfast import Checkpointer
+from holdfast.flash.trainer.filling import Filling
+from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.trainer.reshard import of_files, stored
+from holdfast.flash.trainer.values import decode_value
 from megatron_worlds.worlds import Worlds
 
 pytestmark = [
@@ -39,77 +49,61 @@ def test_another_model_or_optimizer_is_refused(
         assert all(rank["untouched"] for rank in told)
 
 
-def _rewrite(root: Path, change: Callable[[dict[str, Any]], None], target: Path) -> None:
-    """Write a step again, with plain torch state that a change was made to."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-    from torch import nn
+class _Whole:
+    """A checkpoint's state as whole tensors, to be saved again after a change."""
 
-    from holdfast import Checkpointer
+    def __init__(self, root: Path) -> None:
+        """Read step 1 of a directory."""
+        found = stored(of_files(str(root / "step_1")), 1)
+        self.tensors = _tensors(root / "step_1")
+        self._paths, self._kinds = found.paths, found.optimizers
+        self._values = {name: decode_value(name, found.value(name)) for name in found.values}
 
-    reader = dcp.FileSystemReader(root / "step_1")
-    metadata = reader.read_metadata()
-    state = {
+    def collect(self, leaves: Leaves) -> None:
+        """List everything but what each rank has for itself."""
+        for name, tensor in self.tensors.items():
+            leaves.add_box(self._paths[name], tensor, tensor.shape, (0,) * tensor.dim())
+        for name, value in self._values.items():
+            if self._paths[name][0] in {"optimizer", "megatron"}:
+                leaves.add_value(self._paths[name], partial(copy, value))
+        leaves.optimizers.update(self._kinds)
+
+    def accept(self, filling: Filling) -> None:
+        """Load nothing."""
+
+    def finish(self, *, partial: bool) -> None:
+        """Load nothing."""
+
+
+def _tensors(step: Path) -> dict[str, torch.Tensor]:
+    """Return every tensor of a checkpoint, read by torch alone."""
+    metadata = dcp.FileSystemReader(step).read_metadata().state_dict_metadata
+    found = {
         name: torch.empty(one.size, dtype=one.properties.dtype)
-        for name, one in metadata.state_dict_metadata.items()
-        if hasattr(one, "size")
+        for name, one in metadata.items()
+        if isinstance(one, TensorStorageMetadata)
     }
-    dcp.load(state, checkpoint_id=root / "step_1", no_dist=True)
-    change(state)
-    values = _values(root)
+    loaded: dict[str, Any] = dict(found)
+    dcp.load(loaded, checkpoint_id=step, no_dist=True)
+    return found
 
-    class Plain(nn.Module):
-        """Nothing."""
 
-    class Shards:
-        """The state as whole tensors."""
-
-        def collect(self, leaves: Any) -> None:
-            for name, tensor in state.items():
-                leaves.add_box(_paths(root)[name], tensor, tensor.shape, (0,) * tensor.dim())
-            for path, value in values.values():
-                if path[0] in ("optimizer", "megatron"):
-                    leaves.add_value(path, _constant(value))
-            leaves.optimizers["optimizer"] = ("torch.optim.adamw.AdamW", "torch.optim.adam.Adam")
-
-        def accept(self, filling: Any) -> None:
-            """Nothing is loaded."""
-
-        def finish(self, *, partial: bool) -> None:
-            """Nothing is loaded."""
-
-    with Checkpointer(target, shards=Shards()) as flash:
+def _rewrite(root: Path, change: Callable[[dict[str, torch.Tensor]], None], target: Path) -> None:
+    """Write a step again, after a change of its tensors."""
+    whole = _Whole(root)
+    change(whole.tensors)
+    with Checkpointer(target, shards=whole) as flash:
         flash.save(1)
-
-
-def _constant(value: Any) -> Any:
-    return lambda: value
-
-
-def _paths(root: Path) -> Mapping[str, tuple[str | int, ...]]:
-    from holdfast.flash.trainer.reshard import of_files, stored
-
-    return stored(of_files(str(root / "step_1")), 1).paths
-
-
-def _values(root: Path) -> dict[str, tuple[tuple[str | int, ...], Any]]:
-    from holdfast.flash.trainer.reshard import of_files, stored
-    from holdfast.flash.trainer.values import decode_value
-
-    found = stored(of_files(str(root / "step_1")), 1)
-    return {
-        name: (found.paths[name], decode_value(name, found.value(name))) for name in found.values
-    }
 
 
 MOMENT = "optimizer.state.decoder.final_layernorm.weight.exp_avg"
 
 
-def _halved(state: dict[str, Any]) -> None:
+def _halved(state: dict[str, torch.Tensor]) -> None:
     state[MOMENT] = state[MOMENT].half()
 
 
-def _without(state: dict[str, Any]) -> None:
+def _without(state: dict[str, torch.Tensor]) -> None:
     del state[MOMENT]
 
 
@@ -121,7 +115,7 @@ def _without(state: dict[str, Any]) -> None:
     ],
 )
 def test_wrong_or_missing_state_is_refused(
-    worlds: Worlds, tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str
+    worlds: Worlds, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], said: str
 ) -> None:
     """Moments in 16 bits, or a tensor that is gone, are named; the whole state stays."""
     worlds.run(world=2, root=str(tmp_path / "a"), until=1, save_at=[1], setup={"tensor": 2})

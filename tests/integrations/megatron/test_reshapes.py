@@ -29,6 +29,7 @@ def _named(layout: dict[str, int]) -> str:
     return f"tensor{layout['tensor']}-pipeline{layout['pipeline']}-data{data}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=_named)
 def test_any_layout_goes_on_from_any_other(
     worlds: Worlds, tmp_path: Path, layout: dict[str, int]
