@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_worlds.worlds import Worlds
+from megatron_worlds.worlds import SUPPORT, Worlds
 
 pytestmark = pytest.mark.train
 LATEST = "latest_checkpointed_iteration.txt"
@@ -108,6 +111,46 @@ def test_checkpoints_of_megatrons_own_format_are_told_apart(worlds: Worlds, tmp_
     refused = str(_train(worlds, tmp_path)[0]["refused"])
     assert "Megatron's own format" in refused
     assert "megatron.training.checkpointing.load_checkpoint" in refused
+
+
+ALONE = """
+import os, sys
+from megatron_worlds.cpu_shim import install
+install()
+import torch
+from megatron_worlds.gpt import Setup, build, step
+from megatron_worlds.jobs import use_arguments
+from holdfast.integrations.megatron import load_checkpoint, save_checkpoint
+torch.distributed.init_process_group("gloo", init_method=sys.argv[2], rank=0, world_size=1)
+training = build(Setup(), 1)
+state = training.chunks, training.optimizer, training.scheduler
+use_arguments(save=sys.argv[1])
+load_checkpoint(*state)
+step(training, 0)
+save_checkpoint(1, *state, 0)
+if sys.argv[3] == "fail":
+    raise RuntimeError("a planted failure")
+"""
+
+
+@pytest.mark.parametrize("end", ["well", "fail"])
+def test_a_script_waits_for_its_saves_unless_it_fails(tmp_path: Path, end: str) -> None:
+    """Nothing of Holdfast is called at the end: Megatron's training knows nothing of it."""
+    root = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(root), f"file://{tmp_path / 'meet'}", end],
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == (1 if end == "fail" else 0), done.stderr
+    if end == "well":
+        assert (root / LATEST).read_text() == "1"
+        assert (root / "iter_0000001" / ".metadata").is_file()
+    else:
+        assert "a planted failure" in done.stderr
 
 
 def test_the_functions_take_the_arguments_of_megatron() -> None:

@@ -123,6 +123,19 @@ def test_a_vocabulary_may_be_padded_to_another_size(worlds: Worlds, tmp_path: Pa
     assert {key for key in back["saved"] if more["loaded"][key] != back["saved"][key]} == padded
 
 
+@pytest.mark.parametrize("other", [{"pipeline": 2}, {"tensor": 2}])
+def test_extra_states_of_modules_move_with_their_layers(
+    worlds: Worlds, tmp_path: Path, other: dict[str, int]
+) -> None:
+    """Bytes, as FP8 scales are, belong to a layer of the whole model, on whatever rank it is."""
+    setup = {"pipeline": 2, "tensor": 2}
+    saver: dict[str, Any] = {"world": 4, "until": 1, "save_at": [1], "setup": setup}
+    worlds.run(root=str(tmp_path), scales="saved", **saver)
+    ranks = worlds.run(root=str(tmp_path), world=2, setup=other, scales="here")
+    found = {key: value for rank in ranks for key, value in rank["restored"].items()}
+    assert found == {f"{number}": f"saved {number}" for number in (1, 2, 3, 4)}
+
+
 def test_overlapped_copies_have_the_state_of_their_step(worlds: Worlds, tmp_path: Path) -> None:
     """The next optimizer step waits for the copies of the masters and moments."""
     setup = {"precision": "bf16", "tensor": 2}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ def _built(world: Mapping[str, Any]) -> Training:
 
 def _train(world: Mapping[str, Any], pipe: Any) -> None:
     """Load, tell the state, train to step `until`, saving at `save_at`."""
-    import torch
-
     from holdfast import Checkpointer, RestoreError
     from holdfast.integrations.megatron import MegatronShards
 
     training = _built(world)
+    if world.get("scales"):
+        scales = _scaled(training, world["scales"])
+        pipe.send({"scales": scales})
     objects = {"opt_param_scheduler": training.scheduler}
     shards = MegatronShards(
         training.chunks, training.optimizer, objects, constants=world.get("constants")
@@ -46,7 +49,16 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     pipe.send({"start": start, "notes": [str(note.message) for note in notes]})
     if start:
         pipe.send({"loaded": digest(training), "weights": weights(training)})
+        pipe.send({"restored": dict(scales) if world.get("scales") else None})
     pipe.send({"drawn": _drawn() if world.get("draw") else None})
+    _go_on(world, training, flash, start, pipe)
+    flash.close()
+
+
+def _go_on(world: Mapping[str, Any], training: Training, flash: Any, start: int, pipe: Any) -> None:
+    """Train from a step on, and save."""
+    import torch
+
     losses = []
     for number in range(start, world.get("until", start)):
         losses.append(step(training, number))
@@ -57,7 +69,31 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     lr = [group["lr"] for group in training.optimizer.param_groups]
     pipe.send({"losses": losses, "final": digest(training) if losses else {}, "lr": lr})
     pipe.send({"numbers": torch.rand(2).tolist()})
-    flash.close()
+
+
+def _scaled(training: Training, begin: str) -> dict[str, str]:
+    """Give modules an extra state as Transformer Engine does, bytes in a file; return all by key.
+
+    A key has the layer's number in the whole model.
+    """
+    found: dict[str, str] = {}
+    for chunk in training.chunks:
+        for layer in (one for one in chunk.modules() if hasattr(one, "layer_number")):
+            if hasattr(layer, "mlp"):
+                key = f"{layer.layer_number}"
+                found[key] = f"{begin} {key}"
+                linear: Any = layer.mlp.linear_fc1
+                linear.get_extra_state = partial(_as_file, found, key)
+                linear.set_extra_state = partial(_of_file, found, key)
+    return found
+
+
+def _as_file(found: dict[str, str], key: str) -> io.BytesIO:
+    return io.BytesIO(found[key].encode())
+
+
+def _of_file(found: dict[str, str], key: str, file: io.BytesIO) -> None:
+    found[key] = file.getvalue().decode()
 
 
 def _drawn() -> dict[str, Any]:
