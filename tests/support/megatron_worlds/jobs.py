@@ -30,9 +30,7 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     from holdfast.integrations.megatron import MegatronShards
 
     training = _built(world)
-    if world.get("scales"):
-        scales = _scaled(training, world["scales"])
-        pipe.send({"scales": scales})
+    scales = _scaled(training, world["scales"]) if world.get("scales") else {}
     objects = {"opt_param_scheduler": training.scheduler}
     shards = MegatronShards(
         training.chunks, training.optimizer, objects, constants=world.get("constants")
@@ -49,7 +47,7 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     pipe.send({"start": start, "notes": [str(note.message) for note in notes]})
     if start:
         pipe.send({"loaded": digest(training), "weights": weights(training)})
-        pipe.send({"restored": dict(scales) if world.get("scales") else None})
+        pipe.send({"restored": scales})
     pipe.send({"drawn": _drawn() if world.get("draw") else None})
     _go_on(world, training, flash, start, pipe)
     flash.close()
