@@ -6,71 +6,37 @@ keeps these (`global_tensors`, `owned_ranges`), its functions' signatures (`chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.filling import Filling
-from holdfast.flash.trainer.leaves import Leaves, StateError, Stateful
+from holdfast.flash.trainer.leaves import Leaves, Stateful
 from holdfast.integrations.megatron import group_settings
-from holdfast.integrations.megatron.global_tensors import (
-    GlobalTensors,
-    ModelTensor,
-    Piece,
-    PieceBox,
-    global_tensors,
+from holdfast.integrations.megatron.boxes import (
+    STATE,
+    View,
+    add_range,
+    allocated,
+    boxes_of,
+    boxes_of_all,
+    fill,
+    moments,
+    part,
+    watch,
 )
+from holdfast.integrations.megatron.global_tensors import ModelTensor, global_tensors
 from holdfast.integrations.megatron.group_settings import Settings, Steps
-from holdfast.integrations.megatron.owned_ranges import Owned, OwnedRange, optimizers_of, owned
+from holdfast.integrations.megatron.owned_ranges import OwnedRange, optimizers_of, owned
 from holdfast.integrations.megatron.random_states import RandomStates
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_STATE: Final = ("optimizer", "state")
 _EXTRA: Final = ("megatron", "extra_state")
 _SCALERS: Final = ("megatron", "grad_scaler")
 _OBJECTS: Final = ("megatron", "objects")
 _CONSTANTS: Final = ("megatron", "constants")
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """Model and optimizer as they are now."""
-
-    model: GlobalTensors
-    owned: Owned
-
-    def pieces(self, one: OwnedRange) -> tuple[Piece, ...]:
-        """Return the pieces of an owned parameter."""
-        return self.tensor(one).pieces
-
-    def tensor(self, one: OwnedRange) -> ModelTensor:
-        """Return the model's tensor of an owned range."""
-        found = self.model.tensors.get(id(one.parameter))
-        if found is None:
-            raise StateError(
-                f"the optimizer updates a parameter of shape {tuple(one.parameter.shape)} that is "
-                "not in the model's sharded_state_dict(): pass all model chunks"
-            )
-        return found
-
-    def keys(self) -> dict[int, list[str]]:
-        """Return the global tensors of each of the optimizer's parameters, by id."""
-        return {
-            id(one.slot): [
-                piece.key
-                for piece in self.pieces(one)
-                if max(piece.begin, one.begin) < min(piece.end, one.end)
-            ]
-            for one in self.owned.ranges
-        }
-
-    def others(self) -> list[ModelTensor]:
-        """Return buffers and frozen parameters: what no optimizer updates."""
-        own = self.owned.parameters
-        return [one for key, one in self.model.tensors.items() if key not in own]
 
 
 class MegatronShards:
@@ -128,21 +94,21 @@ class MegatronShards:
         self._unstored: list[OwnedRange] = []
         """Ranges whose optimizer state the checkpoint lacks, for it is of before a first step."""
 
-    def _view(self) -> _View:
-        return _View(global_tensors(self._chunks), owned(self._optimizer))
+    def _view(self) -> View:
+        return View(global_tensors(self._chunks), owned(self._optimizer))
 
     def collect(self, leaves: Leaves) -> None:
         """List this rank's boxes and values; see `Shards.collect`."""
         view = self._view()
         for one in view.owned.ranges:
-            _watch(leaves, one, view.tensor(one))
-            _add_range(leaves, one, view.pieces(one))
+            watch(leaves, one, view.tensor(one))
+            add_range(leaves, one, view.pieces(one))
         for tensor in view.others():
             leaves.watch(tensor.holder, tensor.name)
-            for piece, box in _whole(tensor):
+            for piece, box in boxes_of_all(tensor):
                 leaves.add_box(
                     ("model", piece.key),
-                    _part(tensor.tensor.detach().view(-1), box, 0),
+                    part(tensor.tensor.detach().view(-1), box, 0),
                     piece.shape,
                     box.offsets,
                     trained=False,
@@ -150,6 +116,8 @@ class MegatronShards:
                 )
         for inner in view.owned.inner:
             leaves.counts.append((inner.state, len(inner.state)))
+            held = vars(inner)
+            leaves.links += [(held, key, held[key]) for key in ("state", "param_groups")]
         group_settings.collect(leaves, view.owned, view.keys(), self._steps)
         self._random.collect(leaves)
         for extra in view.model.extra:
@@ -176,8 +144,8 @@ class MegatronShards:
         self._values, self._settings = filling.values, Settings()
         self._staged, self._unstored = [], []
         for one in view.owned.ranges:
-            for piece, box in _boxes(one, view.pieces(one)):
-                _fill(filling, ("model", piece.key), _part(one.master, box, one.begin), piece, box)
+            for piece, box in boxes_of(one, view.pieces(one)):
+                fill(filling, ("model", piece.key), part(one.master, box, one.begin), piece, box)
         for tensor in view.others():
             self._fill_weight(filling, tensor)
         saved = filling.values.get(".".join(_CONSTANTS), {})
@@ -203,14 +171,14 @@ class MegatronShards:
             staged = weight.float()
             self._staged.append((weight, staged))
             weight = staged
-        for piece, box in _whole(tensor):
-            _fill(filling, ("model", piece.key), _part(weight.view(-1), box, 0), piece, box)
+        for piece, box in boxes_of_all(tensor):
+            fill(filling, ("model", piece.key), part(weight.view(-1), box, 0), piece, box)
 
-    def _fill_states(self, filling: Filling, view: _View, keys: set[str]) -> None:
+    def _fill_states(self, filling: Filling, view: View, keys: set[str]) -> None:
         stored = {
             name: path
             for name, path in filling.paths.items()
-            if path[:2] == _STATE and name in filling.found.tensors
+            if path[:2] == STATE and name in filling.found.tensors
         }
         kinds = sorted({str(path[3]) for path in stored.values()})
         filling.wrong += filling.unless_of_others(
@@ -220,11 +188,11 @@ class MegatronShards:
             if not kinds:
                 self._unstored.append(one)
                 continue
-            state = _allocated(one, kinds)
-            for kind in sorted({*kinds, *(key for key, _ in _moments(one))}):
-                for piece, box in _boxes(one, view.pieces(one)):
-                    values = _part(state[kind].view(-1), box, one.begin)
-                    _fill(filling, (*_STATE, piece.key, kind), values, piece, box)
+            state = allocated(one, kinds)
+            for kind in sorted({*kinds, *(key for key, _ in moments(one))}):
+                for piece, box in boxes_of(one, view.pieces(one)):
+                    values = part(state[kind].view(-1), box, one.begin)
+                    fill(filling, (*STATE, piece.key, kind), values, piece, box)
 
     def finish(self, *, partial: bool) -> None:
         """Round masters into the weights, gather these, restore the values; see `Shards.finish`.
@@ -248,7 +216,7 @@ class MegatronShards:
         self._restore_values(view)
         self._random.finish()
 
-    def _restore_values(self, view: _View) -> None:
+    def _restore_values(self, view: View) -> None:
         for extra in view.model.extra:
             self._restore((*_EXTRA, extra.key), _extra_writer(extra.module))
         for number, scaler in self._scalers():
@@ -271,118 +239,6 @@ def _gathering(optimizer: Any) -> list[Any]:
         for chunk in one.model_chunks
     }
     return list(found.values())
-
-
-def _boxes(one: OwnedRange, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, PieceBox]]:
-    for piece in pieces:
-        for box in piece.boxes(one.begin, one.end):
-            yield piece, box
-
-
-def _whole(tensor: ModelTensor) -> Iterator[tuple[Piece, PieceBox]]:
-    for piece in tensor.pieces:
-        for box in piece.boxes(piece.begin, piece.end):
-            yield piece, box
-
-
-def _part(flat: torch.Tensor, box: PieceBox, begin: int) -> torch.Tensor:
-    """Return a box as a view of the flat elements of a tensor from `begin` on."""
-    size = 1
-    for number in box.sizes:
-        size *= number
-    at = box.begin - begin
-    return flat[at : at + size].view(box.sizes)
-
-
-def _moments(one: OwnedRange) -> list[tuple[str, torch.Tensor]]:
-    """Return the state of a range that has its size."""
-    import torch
-
-    found = []
-    for key, value in sorted(one.state.items()):
-        if isinstance(value, torch.Tensor) and value.numel() == one.slot.numel() and value.dim():
-            found.append((key, value.detach()))
-        elif key != "step" and value is not None:
-            raise StateError(
-                f"the optimizer's state has {key!r}, a {type(value).__name__} that is no tensor of "
-                "the parameter's size: it cannot be saved in boxes"
-            )
-    return found
-
-
-def _add_range(leaves: Leaves, one: OwnedRange, pieces: Sequence[Piece]) -> None:
-    moments = _moments(one)
-    for piece, box in _boxes(one, pieces):
-        stored = not piece.copy and not one.spare if one.sharded else piece.first
-        leaves.add_box(
-            ("model", piece.key),
-            _part(one.master, box, one.begin),
-            piece.shape,
-            box.offsets,
-            stored=stored,
-        )
-        for key, values in moments:
-            leaves.add_box(
-                (*_STATE, piece.key, key),
-                _part(values.view(-1), box, one.begin),
-                piece.shape,
-                box.offsets,
-                stored=stored,
-            )
-
-
-def _watch(leaves: Leaves, one: OwnedRange, tensor: ModelTensor) -> None:
-    """Have a new plan made once the framework keeps other memory for a range."""
-    leaves.watch(tensor.holder, tensor.name)
-    held = vars(one.parameter)
-    if held.get("main_param") is one.slot:
-        leaves.watch(held, "main_param")
-    state = one.inner.state.get(one.slot)
-    if state is None:
-        return
-    leaves.counts.append((state, len(state)))
-    leaves.links.append((one.inner.state, one.slot, state))
-    for key, _ in _moments(one):
-        leaves.watch(state, key)
-
-
-def _allocated(one: OwnedRange, kinds: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the state of a range by kind; what a fresh optimizer lacks is made."""
-    import torch
-
-    state = one.inner.state[one.slot]
-    for kind in kinds:
-        if kind not in state:
-            state[kind] = torch.zeros_like(one.slot.detach())
-    if isinstance(one.inner, torch.optim.Adam) and "step" not in state:
-        group = next(
-            group
-            for group in one.inner.param_groups
-            if any(parameter is one.slot for parameter in group["params"])
-        )
-        on_device = group.get("capturable") or group.get("fused")
-        device = one.slot.device if on_device else torch.device("cpu")
-        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-    return dict(_moments(one))
-
-
-def _fill(
-    filling: Filling,
-    path: tuple[str, ...],
-    values: torch.Tensor,
-    piece: Piece,
-    box: PieceBox,
-) -> bool:
-    """Plan the copies into a box; of a padded vocabulary, into the part that both have."""
-    name = ".".join(path)
-    form = filling.form(name)
-    if form is None or not piece.padded or len(form[1]) != len(piece.shape):
-        return filling.fill_box(name, values, piece.shape, box.offsets)
-    shape = (form[1][0], *piece.shape[1:])
-    rows = min(shape[0] - box.offsets[0], box.sizes[0])
-    if rows <= 0:
-        return True
-    return filling.fill_box(name, values[:rows], shape, box.offsets)
 
 
 def _extra_reader(module: Any) -> Any:
