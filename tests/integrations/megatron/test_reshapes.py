@@ -55,6 +55,10 @@ MODELS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"world": 4, "tensor": 1, "buckets": 3000, "gated": True},
         [{"world": 1, "buckets": None}, {"world": 4, "buckets": 500}, {"world": 4, "tensor": 2}],
     ),
+    "late-gather": (
+        {"world": 4, "precision": "bf16", "buckets": 3000, "late_gather": True},
+        [{"world": 4, "late_gather": False}, {"world": 4, "tensor": 2}],
+    ),
     "gated": (
         {"world": 4, "tensor": 2, "pipeline": 2, "gated": True},
         [{"world": 1, "tensor": 1, "pipeline": 1}, {"world": 4, "tensor": 4, "pipeline": 1}],

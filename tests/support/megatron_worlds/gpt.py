@@ -29,6 +29,8 @@ class Setup:
     """Megatron's distributed optimizer."""
     buckets: int | None = None
     """Elements of a bucket, with overlapped gradients; None: one bucket."""
+    late_gather: bool = False
+    """Parameters are gathered bucket by bucket during the next forward pass; needs buckets."""
     gated: bool = False
     tied: bool = False
     experts: int | None = None
@@ -145,6 +147,7 @@ def _chunk(setup: Setup, config: Any, number: int) -> Any:
         use_distributed_optimizer=setup.distributed,
         bucket_size=setup.buckets,
         overlap_grad_reduce=setup.buckets is not None,
+        overlap_param_gather=setup.late_gather,
         num_distributed_optimizer_instances=setup.instances,
     )
     return DistributedDataParallel(config, wrapped, model, disable_bucketing=number > 0)
@@ -163,6 +166,7 @@ def _optimizer(setup: Setup, chunks: list[Any]) -> Any:
         bf16=setup.precision == "bf16",
         fp16=setup.precision == "fp16",
         use_distributed_optimizer=setup.distributed,
+        overlap_param_gather=setup.late_gather,
         clip_grad=1.0,
     )
     return get_megatron_optimizer(config, chunks)
@@ -245,6 +249,8 @@ def digest(training: Training) -> dict[str, str]:
     import torch
     import torch.distributed as dist
 
+    for chunk in training.chunks if training.setup.late_gather else ():
+        chunk.start_param_sync(force_sync=True)
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, list(_own(training)))
     whole: dict[str, Any] = {}
