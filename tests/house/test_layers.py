@@ -69,6 +69,9 @@ VIOLATIONS = {
         ("holdfast_master/job/nodes/liveness", "import holdfast_master.job.rescale"),
         ("holdfast_master/job/requests/views", "import holdfast_master.job.reconcile"),
     ],
+    "integrations": [
+        ("holdfast/flash/trainer/client", "import holdfast.integrations"),
+    ],
     "flash": [
         ("holdfast/flash/memory/arena", "import holdfast.flash.storage"),
         ("holdfast/flash/storage/commit", "import holdfast.flash.server"),

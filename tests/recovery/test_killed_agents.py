@@ -44,9 +44,11 @@ _TRAIN = '''
         dist.barrier()
         with torch.no_grad():
             model.weight.fill_(step)
+        before = flash.skipped
         answer = flash.step(step)
-        (folder / f"saved-{rank}.new").write_text(str(step))
-        os.replace(folder / f"saved-{rank}.new", folder / f"saved-{rank}")
+        if flash.skipped == before:  # the agent of a busy machine may have no free slot yet
+            (folder / f"saved-{rank}.new").write_text(str(step))
+            os.replace(folder / f"saved-{rank}.new", folder / f"saved-{rank}")
         if answer is holdfast.SAVE_AND_STOP or (folder / "enough").exists():
             break
     dist.barrier()

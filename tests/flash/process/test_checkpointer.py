@@ -387,8 +387,8 @@ def test_the_ranks_of_a_node_together_hold_what_each_of_them_needs() -> None:
     import torch
 
     from holdfast.flash.memory.shard_table import lacking
-    from holdfast.flash.trainer.parts import Parts, collect
     from holdfast.flash.trainer.planner import Planner, RankPosition
+    from holdfast.flash.trainer.state_dict import Parts, collect
     from holdfast.flash.trainer.torch_shards import TorchShards
 
     model = torch.nn.Linear(2048, 1024)  # 8 MiB: cut into rows

@@ -14,8 +14,9 @@ import pytest
 import holdfast
 from checkpoints.small_models import same, state_of, train
 from holdfast.flash.memory.hashes import hash64
-from holdfast.flash.trainer.optimizers import classes_of, other_class
 from holdfast.flash.trainer.restore import RestoreError
+from holdfast.flash.trainer.state_dict import classes_of
+from holdfast.flash.trainer.torch_shards import other_class
 
 pytestmark = pytest.mark.train
 

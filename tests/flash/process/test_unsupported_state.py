@@ -12,11 +12,11 @@ import pytest
 import holdfast
 from checkpoints.small_models import same, state_of, train
 from holdfast.flash.trainer import arguments
+from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import of_files, stored
 from holdfast.flash.trainer.restore import RestoreError, Restorer
-from holdfast.flash.trainer.leaves import StateError
-from holdfast.flash.trainer.parts import collect
+from holdfast.flash.trainer.state_dict import collect
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(60)]
 

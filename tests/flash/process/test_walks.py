@@ -53,6 +53,7 @@ _BESIDE_A_SAVE = {
     "log_once",
     "memory.shard_table",
     "trainer.arguments",
+    "trainer.leaves",
     "trainer.rng",
     "trainer.state_dict",
 }
@@ -65,6 +66,7 @@ _BESIDE_A_RESTORE = {
     "storage.dcp_metadata",
     "storage.filesystem",
     "trainer.copier",
+    "trainer.leaves",
     "trainer.planner",
     "trainer.rng",
 }

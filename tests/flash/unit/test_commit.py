@@ -304,7 +304,7 @@ def test_a_step_of_an_abandoned_lineage_is_replaced_at_once() -> None:
     assert disk.names(ROOT) == ["step_20"]
 
 
-def _piece(rank: int, begin: int, rows: int, needs: dict[str, Box]) -> ShardTable:
+def _piece(rank: int, begin: int, rows: int, needs: dict[str, tuple[Box, ...]]) -> ShardTable:
     """Return the table of a rank that stores rows of a tensor of four."""
     item = TensorItem(
         name="w", dtype="uint8", shape=(4,), offsets=(begin,), sizes=(rows,),
@@ -330,7 +330,19 @@ def test_a_node_starts_from_its_memory_only_with_all_that_its_ranks_need(
 ) -> None:
     """A value held alike may lie in pieces with ranks of other nodes. The node then lacks it."""
     tables = [
-        decode(encode(_piece(rank, begin, rows, {"w": ((start,), (size,))})))
+        decode(encode(_piece(rank, begin, rows, {"w": (((start,), (size,)),)})))
         for rank, (begin, rows, (start, size)) in enumerate(pieces)
     ]
     assert lacking(tables) == missing
+
+
+def test_a_rank_may_need_several_boxes_of_a_tensor() -> None:
+    """Each counts; the one box that an older release wrote is read."""
+    two: dict[str, tuple[Box, ...]] = {"w": (((0,), (1,)), ((3,), (1,)))}
+    tables = [decode(encode(_piece(0, 0, 1, two)))]
+    assert tables[0].needs == two
+    assert lacking(tables) == ["w"]
+    assert lacking([*tables, _piece(1, 3, 1, {})]) == []
+    old = json.loads(encode(_piece(0, 0, 1, {})))
+    old["needs"] = {"w": [[1], [2]]}
+    assert decode(json.dumps(old).encode()).needs == {"w": (((1,), (2,)),)}

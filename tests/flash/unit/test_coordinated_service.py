@@ -90,10 +90,17 @@ def test_parts_that_nobody_commits_are_deleted_and_those_of_other_steps_stay(
 ) -> None:
     """By the node of rank 0, also under the name that a coordinator gave them."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        for step in (7, 8):
+
+        def save(step: int) -> messages.ShardsPersisted:
             rank_0.save(Version(1, step), durable=True)
             rank_1.save(Version(1, step), durable=True)
-            mine, _ = first.master.hears("written"), second.master.hears("written")
+            second.master.hears("written")
+            told = first.master.hears("written")
+            assert isinstance(told, messages.ShardsPersisted)
+            return told
+
+        save(7)
+        mine = save(8)
         root, version = tmp_path / "root", Version(1, 7)
         taken = Attempt(version=version, number=f"{mine.attempt}e1c1")
         (root / Attempt(version=version, number=mine.attempt).folder).rename(root / taken.folder)

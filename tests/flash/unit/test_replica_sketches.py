@@ -13,9 +13,9 @@ from holdfast.flash.memory.replica_check import ENTRY_BYTES, unlike
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.trainer.copier import Comparison, Saver
 from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
-from holdfast.flash.trainer.parts import Parts, collect
 from holdfast.flash.trainer.planner import Planner, RankPosition
 from holdfast.flash.trainer.replica_sketches import Compared, Sketcher, room_for
+from holdfast.flash.trainer.state_dict import Parts, collect
 from holdfast.flash.trainer.torch_shards import TorchShards
 
 PLACE = RankPosition(rank=0, world=2, local_rank=0, local_world=2)

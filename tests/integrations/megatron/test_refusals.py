@@ -14,9 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast import Checkpointer
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves
-from holdfast.flash.trainer.reshard import of_files, stored
+from holdfast.flash.trainer.reshard import Filling, of_files, stored
 from holdfast.flash.trainer.values import decode_value
 from megatron_worlds.worlds import Worlds
 

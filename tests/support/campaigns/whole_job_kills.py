@@ -16,12 +16,12 @@ import shutil
 import signal
 import sys
 import tempfile
-import textwrap
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from campaigns.counting_scripts import STATES, script
 from campaigns.kill_records import record
 from holdfast_wire.messages import JobPhase, JobStatus
 from jobs.local_job import RunningJob, elastic_job, loss_lines
@@ -30,86 +30,6 @@ SAVE_EVERY = 5
 _VICTIMS = (*("rank 0", "rank 1") * 3, "agent 0", "agent 1", *("master",) * 2)
 """Ranks most; an agent seldom, because the next one needs ten seconds."""
 _PLENTY = 100_000
-_SCRIPT = '''
-    """Counts: every number of its state is the step; says what it has found after each restore."""
-    import argparse, json, os, time
-    import torch, torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-    import holdfast
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parallel", choices=["ddp", "fsdp2"], required=True)
-    parser.add_argument("--folder", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--overlap", action="store_true")
-    args = parser.parse_args()
-
-    class Value:
-        """A value that is no tensor."""
-        value = 0
-
-        def state_dict(self):
-            return {"value": self.value}
-
-        def load_state_dict(self, state):
-            self.value = state["value"]
-
-    class Own(Value):
-        """A value of each rank's own."""
-
-        @staticmethod
-        def reshard(states, rank, world):
-            return {"value": [states[0]["value"][0], rank]}
-
-    torch.set_num_threads(1)
-    dist.init_process_group("cpu:gloo,cuda:gloo" if args.device == "cuda" else "gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
-    model.to(args.device)
-    if args.parallel == "fsdp2":
-        fully_shard(model, mesh=dist.init_device_mesh(args.device, (world,)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    own, count = Own(), Value()
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # so that there are moments
-
-    def local(tensor):
-        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-    def tensors():
-        for parameter in model.parameters():
-            yield local(parameter.data)
-            for moment in ("exp_avg", "exp_avg_sq"):
-                yield local(optimizer.state[parameter][moment])
-
-    flash = holdfast.Checkpointer(
-        f"{args.folder}/checkpoints", model=model, optimizer=optimizer,
-        extra={"count": count}, per_rank={"own": own}, overlap=args.overlap,
-        schedule=holdfast.Schedule(memory_every=1, storage_every=SAVE_EVERY),
-    )
-    start = flash.load()
-    seen = {float(x) for t in tensors() for x in t.unique()} if start else {0.0}
-    found = {"round": int(os.environ["HOLDFAST_ROUND"]), "rank": rank, "world": world,
-             "start": start, "seen": sorted(seen), "count": count.value, "own": own.value}
-    with open(f"{args.folder}/starts.jsonl", "a") as log:
-        log.write(json.dumps(found) + "\\n")
-    step = start
-    while True:
-        step += 1
-        time.sleep(0.005)
-        mine = torch.tensor([float(step)], device=args.device)
-        dist.all_reduce(mine)
-        flash.join()  # what follows writes to parameters, and is no optimizer's step
-        for tensor in tensors():
-            tensor.fill_(step)
-        count.value = step
-        own.value = [step, rank]
-        if flash.step(step, samples=1, loss=0.0) is holdfast.SAVE_AND_STOP:
-            break
-    flash.close()
-    dist.destroy_process_group()
-'''
 
 
 def _in_files(folder: str) -> list[str]:
@@ -122,15 +42,22 @@ class Campaign:
     """One job, killed again and again."""
 
     def __init__(
-        self, seed: int, folder: Path, device: str = "cpu", *, files: bool, overlap: bool
+        self,
+        seed: int,
+        folder: Path,
+        device: str = "cpu",
+        *,
+        files: bool,
+        overlap: bool,
+        parallel: str = "",
     ) -> None:
         """Start the job."""
         self._rng = random.Random(seed)
         self._folder = folder
-        self.parallel = self._rng.choice(["ddp", "fsdp2"])
-        script = folder / "count.py"
-        script.write_text(textwrap.dedent(_SCRIPT).replace("SAVE_EVERY", str(SAVE_EVERY)))
-        words = [str(script), f"--parallel={self.parallel}", f"--folder={folder}"]
+        self.parallel = parallel or self._rng.choice(["ddp", "fsdp2"])
+        file = folder / "count.py"
+        file.write_text(script(self.parallel, SAVE_EVERY))
+        words = [str(file), f"--parallel={self.parallel}", f"--folder={folder}"]
         words += [f"--device={device}", *(["--overlap"] if overlap else [])]
         limits = {"limit": _PLENTY, "windowSeconds": 1}
         spec: dict[str, Any] = {
@@ -256,6 +183,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--kills", type=int, required=True)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the state")
+    parser.add_argument("--parallel", choices=sorted(STATES), default="", help="of the state")
     parser.add_argument("--files", action="store_true", help="arenas lie in files")
     parser.add_argument("--overlap", action="store_true", help="copies run beside training")
     parser.add_argument("--record", default="", help="file to add a line to")
@@ -264,7 +192,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(
             arguments.seed, Path(folder), arguments.device,
-            files=arguments.files, overlap=arguments.overlap,
+            files=arguments.files, overlap=arguments.overlap, parallel=arguments.parallel,
         )  # fmt: skip
         with campaign.job:
             number = 0

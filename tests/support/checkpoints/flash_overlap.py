@@ -103,7 +103,7 @@ def _local(tensor: Any) -> Any:
 
 
 def _leaves(flash: Any) -> list[tuple[str, Any]]:
-    from holdfast.flash.trainer.parts import collect
+    from holdfast.flash.trainer.state_dict import collect
 
     leaves = collect(flash._parts, int(os.environ["RANK"]))
     return [(leaf.name, leaf.tensor) for leaf in leaves.tensors]

@@ -26,19 +26,24 @@ from checkpoints.counted_saves import counted
 from checkpoints.flash_models import backward, evaluate, model_of
 
 SUPPORT = Path(__file__).parents[1]
+Jobs = Mapping[str, Callable[[Mapping[str, Any], Any], None]]
+"""Name of a job → the function that a rank runs: (world, pipe to the test)."""
 
 
 class Worlds:
     """The script as seen by a test."""
 
-    def __init__(self) -> None:
+    script = __file__
+
+    def __init__(self, **environment: str) -> None:
         """Start it."""
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT), **environment}
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, self.script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)},
+            env={**os.environ, **own},
         )
 
     def run(self, **world: Any) -> list[dict[str, Any]]:
@@ -89,7 +94,8 @@ class Keeping:
         self._process.wait(timeout=60)
 
 
-def _serve() -> None:
+def serve(jobs: Jobs) -> None:
+    """Run the worlds that standard input names, each with its job."""
     import torch
     import torch._dynamo  # what the first optimizer imports: a second, in each rank
     import torch.distributed.checkpoint
@@ -99,13 +105,15 @@ def _serve() -> None:
     import holdfast.flash.checkpointer  # noqa: F401 - forked ranks find it imported
 
     torch.set_num_threads(1)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a framework's own prints would stand between the answers
     context = multiprocessing.get_context("fork")
     for line in sys.stdin:
         world = json.loads(line)
         with tempfile.TemporaryDirectory() as folder:
             pairs = [context.Pipe(duplex=False) for _ in range(world["world"])]
             ranks = [
-                context.Process(target=_rank, args=(rank, world, folder, pairs[rank][1]))
+                context.Process(target=_rank, args=(jobs, rank, world, folder, pairs[rank][1]))
                 for rank in range(world["world"])
             ]
             for rank in ranks:
@@ -115,8 +123,8 @@ def _serve() -> None:
             answers = [_answer(begin) for begin, _ in pairs]
             for rank in ranks:
                 rank.join()
-        sys.stdout.write(json.dumps(answers) + "\n")
-        sys.stdout.flush()
+        out.write(json.dumps(answers) + "\n")
+        out.flush()
 
 
 def _answer(pipe: Any) -> dict[str, Any]:
@@ -128,7 +136,7 @@ def _answer(pipe: Any) -> dict[str, Any]:
         return found
 
 
-def _rank(rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
+def _rank(jobs: Jobs, rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
     import torch.distributed as dist
 
     count = world["world"]
@@ -145,7 +153,7 @@ def _rank(rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
             dist.init_process_group(
                 "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count
             )
-        _JOBS[world.get("job", "train")](world, pipe)
+        jobs[world.get("job", "train")](world, pipe)
     except Exception:  # noqa: BLE001 - it is what the test is to see
         pipe.send({"error": traceback.format_exc()})
     finally:
@@ -297,7 +305,7 @@ def digest(model: Any, optimizer: Any, scheduler: Any = None) -> str:
     return found.hexdigest()
 
 
-_JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
+_JOBS: Jobs = {
     "train": _train,
     "save": lambda world, pipe: flash_matrix.save(world, pipe, digest),
     "overlap": flash_overlap.run,
@@ -308,4 +316,4 @@ _JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(_JOBS)

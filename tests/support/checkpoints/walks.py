@@ -61,7 +61,7 @@ SAVE = Walk(
 RESTORE = Walk(
     rank=_names(
         "checkpointer trainer.client trainer.save trainer.restore trainer.reshard "
-        "trainer.state_dict trainer.optimizers trainer.holders trainer.collectives "
+        "trainer.state_dict trainer.torch_shards trainer.holders trainer.collectives "
         "trainer.values memory.arena storage.manifest server.protocol"
     ),
     server=_names(

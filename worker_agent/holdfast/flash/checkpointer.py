@@ -24,13 +24,13 @@ from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_rank_0
 from holdfast.flash.trainer.leaves import StateError
-from holdfast.flash.trainer.parts import collect
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import of_start, stored
 from holdfast.flash.trainer.restore import Restorer, idle_cores
 from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
 from holdfast.flash.trainer.save_policy import Pacer
 from holdfast.flash.trainer.shards import Shards
+from holdfast.flash.trainer.state_dict import collect
 from holdfast.flash.without_agent import UnsavedEnd, say_what_is_missing
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 

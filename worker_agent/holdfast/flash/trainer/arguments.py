@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final, SupportsIndex, cast
 
 from holdfast.flash.schedule import Schedule
-from holdfast.flash.trainer.parts import Parts
 from holdfast.flash.trainer.rng import Rng
 from holdfast.flash.trainer.shards import Shards
+from holdfast.flash.trainer.state_dict import Parts
 from holdfast.flash.trainer.torch_shards import TorchShards
 
 _SHARDS_METHODS: Final = ("collect", "accept", "finish")

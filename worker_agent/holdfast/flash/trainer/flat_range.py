@@ -1,7 +1,7 @@
-"""Ranges of a flattened tensor as boxes of the tensor.
+"""The boxes of a flat range: optimizers that cut flat buffers own ranges of tensors, not rows.
 
-Optimizers that cut a flat buffer into equal ranges own such a range of each parameter. Does not
-belong here: the buffers of any framework.
+Belongs here: the arithmetic. Does not belong here: the ranges themselves, which a framework's
+integration takes from its optimizer.
 """
 
 from __future__ import annotations
@@ -9,41 +9,55 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from holdfast.flash.memory.shard_table import Box
 
-def boxes_of_range(
-    shape: Sequence[int], begin: int, end: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the boxes that are the elements [begin, end) of a tensor in row-major order.
+
+def boxes_of_range(shape: Sequence[int], begin: int, end: int) -> Iterator[Box]:
+    """Yield the boxes of a tensor's elements `begin` to `end` in row-major order.
+
+    Their elements, one box after another and each in row-major order, are the range: so each box
+    is a contiguous part of it. Of N dimensions there are at most 2N - 1 boxes, and none of an empty
+    range.
 
     Args:
         shape: Shape of the tensor.
-        begin: First element of the range.
+        begin: First element, counted flat.
         end: The element after the last one.
 
     Yields:
-        (offsets, sizes) in the order of the elements; at most 2 * dimensions - 1 boxes.
+        (offsets, sizes) of each box.
+
+    Raises:
+        ValueError: the range is not in the tensor.
     """
-    if begin >= end:
-        return
-    if len(shape) < 2:
-        yield ((begin,), (end - begin,)) if shape else ((), ())
-        return
-    rest, row = tuple(shape[1:]), prod(shape[1:])
-    first, last = begin // row, (end - 1) // row
-    if first == last and end - begin < row:
-        yield from _in_row(first, rest, begin - first * row, end - first * row)
-        return
-    whole, tail = -(-begin // row), end // row
-    if begin % row:
-        yield from _in_row(first, rest, begin - first * row, row)
-    if tail > whole:
-        yield (whole, *(0,) * len(rest)), (tail - whole, *rest)
-    if end % row:
-        yield from _in_row(tail, rest, 0, end - tail * row)
+    if not 0 <= begin <= end <= prod(shape):
+        raise ValueError(
+            f"elements {begin} to {end} of a tensor of shape {tuple(shape)}: expected a range in "
+            f"its {prod(shape)} elements"
+        )
+    yield from _boxes(tuple(shape), begin, end)
 
 
-def _in_row(
-    number: int, rest: tuple[int, ...], begin: int, end: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    for offsets, sizes in boxes_of_range(rest, begin, end):
-        yield (number, *offsets), (1, *sizes)
+def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
+    if begin == end:
+        return
+    if not shape:
+        yield (), ()
+        return
+    inner = shape[1:]
+    size = prod(inner)
+    first, last = -(-begin // size), end // size  # whole rows
+    if first > last:
+        yield from _in_row(inner, last, begin - last * size, end - last * size)
+        return
+    if begin < first * size:
+        yield from _in_row(inner, first - 1, begin - (first - 1) * size, size)
+    if first < last:
+        zeros = (0,) * len(inner)
+        yield (first, *zeros), (last - first, *inner)
+    yield from _in_row(inner, last, 0, end - last * size)
+
+
+def _in_row(inner: tuple[int, ...], row: int, begin: int, end: int) -> Iterator[Box]:
+    for offsets, sizes in _boxes(inner, begin, end):
+        yield (row, *offsets), (1, *sizes)

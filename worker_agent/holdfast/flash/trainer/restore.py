@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast.flash.trainer.collectives import all_or_none
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.holders import Holders
 from holdfast.flash.trainer.leaves import Leaves, Stateful
-from holdfast.flash.trainer.parts import Parts
 from holdfast.flash.trainer.planner import RankPosition
-from holdfast.flash.trainer.reshard import Stored
+from holdfast.flash.trainer.reshard import Filling, Stored
 from holdfast.flash.trainer.rng import Rng
+from holdfast.flash.trainer.state_dict import Parts
 
 _SHOWN: Final = 10
 _MOST_THREADS: Final = 4

@@ -35,10 +35,10 @@ from holdfast.flash.trainer.collectives import from_all
 from holdfast.flash.trainer.copier import Changed, RoomNeeded, Saver, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, StateError
-from holdfast.flash.trainer.parts import Parts, collect
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
 from holdfast.flash.trainer.replica_sketches import room_for
 from holdfast.flash.trainer.save_policy import Pacer
+from holdfast.flash.trainer.state_dict import Parts, collect
 
 _SLOT_SECONDS: Final = 600.0
 """Seconds for which a save that must not be skipped waits for a slot."""

@@ -1,15 +1,15 @@
 """The border between the flash checkpoint and frameworks: boxes of named tensors, and values.
 
 Whoever implements `Shards` gets saves without a gather, restores from memory, and resharding to any
-other world and layout. docs/frameworks.md shows how, with an example.
+other world and layout. docs/contributing/a-framework.md shows how, with an example.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.trainer.reshard import Filling
 
 
 class Shards(Protocol):

@@ -1,28 +1,105 @@
-"""Walks torch's modules and optimizers: tensors and other values, each under its name.
+"""Collects a training state: tensors and other values, each under its name.
 
 It changes nothing: it never forces optimizer state into existence, and reads FSDP's sharded
 parameters, whatever the module shows at the moment. Names are those of torch's `get_state_dict`, so
-that `dcp.load` finds them. Does not belong here: how a checkpoint fills them (`torch_shards`).
+that `dcp.load` finds them. Another framework's part of the state comes from its `Shards`. Does not
+belong here: how a checkpoint fills the state (`torch_shards`), the layout (`planner`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.leaves import Leaves, StateError, TensorLeaf, ValueLeaf
-from holdfast.flash.trainer.optimizers import classes_of
+from holdfast.flash.trainer.leaves import (
+    GlobalBox,
+    Leaves,
+    StateError,
+    Stateful,
+    TensorLeaf,
+    ValueLeaf,
+)
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from holdfast.flash.trainer.shards import Shards
+
 _WRAPPERS: Final = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 """Names that DDP, torch.compile and activation checkpointing add to a parameter's name."""
+_MOST_WRAPPERS: Final = 8
 Models = Mapping[str, "nn.Module"]
 """Models by prefix: "" for a single one, else its number."""
 Optimizers = Mapping[str, "torch.optim.Optimizer"]
 """Optimizers by prefix, as `Models`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Arguments of a `Checkpointer`, by kind."""
+
+    shards: Shards
+    """State of the framework: weights, and what its optimizer keeps."""
+    extra: Mapping[str, Any]
+    per_rank: Mapping[str, Any]
+
+
+def collect(parts: Parts, rank: int) -> Leaves:
+    """Return all leaves; raises `StateError` for a value that cannot be saved."""
+    leaves = Leaves()
+    parts.shards.collect(leaves)
+    for source, first, own in (
+        (parts.extra, "extra", False),
+        (parts.per_rank, f"rank_{rank}", True),
+    ):
+        leaves.counts.append((_AtLeast(source), len(source)))
+        for key in source:
+            if not isinstance(key, str):
+                raise StateError(f"{first} has the name {key!r}: expected text")
+            path, read = (first, key), _reader(source, key)
+            leaves.values.append(ValueLeaf(".".join(path), path, read, own=own))
+    _check_names(leaves)
+    return leaves
+
+
+class _AtLeast:
+    """Counts the keys of a mapping; a missing key is found by its reader."""
+
+    def __init__(self, source: Mapping[str, Any]) -> None:
+        self._source, self._least = source, len(source)
+
+    def __len__(self) -> int:
+        return max(self._least, len(self._source))
+
+
+def _check_names(leaves: Leaves) -> None:
+    """Refuse a name that two leaves have, and a name that is no text for a file.
+
+    Boxes of one global tensor have one name.
+    """
+    names: dict[str, GlobalBox | None] = {}
+    boxes = [(leaf.name, leaf.box) for leaf in leaves.tensors]
+    for name, box in [*boxes, *((leaf.name, None) for leaf in leaves.values)]:
+        if name in names and (box is None or names[name] is None):
+            raise StateError(f"two things are named {name!r}: rename one of them")
+        names[name] = box
+        if not name.isascii():
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise StateError(f"the name {name!r} is no text: {error}") from error
+
+
+def _reader(source: Mapping[str, Any], key: str) -> Callable[[], Any]:
+    def read() -> Any:
+        if key not in source:
+            raise StateError(f"{key!r} is no longer in what was given to the Checkpointer")
+        value = source[key]  # at each save: the script may have put another object there
+        return value.state_dict() if isinstance(value, Stateful) else value
+
+    return read
 
 
 def collect_torch(leaves: Leaves, models: Models, optimizers: Optimizers) -> None:
@@ -39,6 +116,25 @@ def collect_torch(leaves: Leaves, models: Models, optimizers: Optimizers) -> Non
         path = ("optimizer", prefix) if prefix else ("optimizer",)
         leaves.optimizers[".".join(path)] = classes_of(optimizer)
         _optimizer(leaves, path, optimizer, parameter_names(models, prefix))
+
+
+def classes_of(optimizer: Any) -> tuple[str, ...]:
+    """Return the names of an optimizer's class and of its base classes, nearest first.
+
+    For a wrapper (`optimizer.optimizer`, as in accelerate), those of the inner optimizer.
+    """
+    from torch.optim import Optimizer
+
+    for _ in range(_MOST_WRAPPERS):
+        inner = vars(optimizer).get("optimizer")
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return tuple(
+        f"{kind.__module__}.{kind.__qualname__}"
+        for kind in type(optimizer).__mro__
+        if issubclass(kind, Optimizer) and kind is not Optimizer
+    )
 
 
 def clean(name: str) -> str:

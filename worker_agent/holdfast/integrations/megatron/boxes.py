@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves, StateError
+from holdfast.flash.trainer.reshard import Filling
 from holdfast.integrations.megatron.global_tensors import (
     GlobalTensors,
     ModelTensor,

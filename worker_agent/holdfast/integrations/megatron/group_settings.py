@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves
-from holdfast.flash.trainer.optimizers import OF_THE_CLASS, classes_of, other_class, other_form
+from holdfast.flash.trainer.reshard import Filling
+from holdfast.flash.trainer.state_dict import classes_of
+from holdfast.flash.trainer.torch_shards import OF_THE_CLASS, other_class, other_form
 from holdfast.integrations.megatron.owned_ranges import Owned
 
 if TYPE_CHECKING:

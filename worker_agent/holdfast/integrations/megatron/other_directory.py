@@ -13,11 +13,11 @@ from holdfast.flash.storage.reader import verify
 from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.collectives import all_or_none, from_all, from_rank_0
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
-from holdfast.flash.trainer.parts import collect
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import of_files, stored
 from holdfast.flash.trainer.restore import RestoreError, Restorer, idle_cores
 from holdfast.flash.trainer.shards import Shards
+from holdfast.flash.trainer.state_dict import collect
 
 
 def load_from(root: str, shards: Shards, *, step: int | None = None, partial: bool = False) -> int:

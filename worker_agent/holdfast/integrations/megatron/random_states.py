@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.rng import Rng
 
 _PLACES: Final = ("megatron", "rng")

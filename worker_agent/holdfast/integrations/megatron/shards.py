@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.filling import Filling
 from holdfast.flash.trainer.leaves import Leaves, Stateful
+from holdfast.flash.trainer.reshard import Filling
 from holdfast.integrations.megatron import group_settings
 from holdfast.integrations.megatron.boxes import (
     STATE,

@@ -1,0 +1,1 @@
+"""Saves, loads and reshaping of DeepSpeed's and Megatron's state, beside their own ways."""

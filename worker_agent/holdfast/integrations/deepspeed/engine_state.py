@@ -1,0 +1,100 @@
+"""What a DeepSpeed engine keeps besides weights and optimizer: counters, LR scheduler, loss scale.
+
+Belongs here: these values under the first key `deepspeed`, which other frameworks pass over. Does
+not belong here: random generators (the `Checkpointer` saves them), data loaders (`per_rank`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from holdfast.flash.trainer.leaves import Leaves, StateError
+from holdfast.flash.trainer.reshard import Filling
+
+_ENGINE: Final = ("deepspeed", "engine")
+_SCHEDULER: Final = ("deepspeed", "lr_scheduler")
+_LOSS_SCALE: Final = ("deepspeed", "loss_scale")
+_COUNTERS: Final = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
+_OF_SCALER: Final = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What a loss scaler changes while it trains; the rest is the configuration's."""
+
+
+def collect_engine(leaves: Leaves, engine: Any) -> None:
+    """List counters, scheduler and loss scale."""
+    leaves.add_value(_ENGINE, lambda: _counters(engine))
+    if engine.lr_scheduler is not None:
+        leaves.add_value(_SCHEDULER, lambda: _scheduler(engine))
+    if _scaler(engine) is not None:
+        leaves.add_value(_LOSS_SCALE, lambda: _loss_scale(engine))
+
+
+def _counters(engine: Any) -> dict[str, int]:
+    """Return the counters; raises `StateError` while gradients are accumulated: those are lost."""
+    every = engine.gradient_accumulation_steps()
+    if left := engine.micro_steps % every:
+        raise StateError(
+            f"gradients of {left} of {every} micro-batches are accumulated, and are no part of a "
+            "checkpoint: save after the engine.step() that ends the accumulation"
+        )
+    found = {key: int(getattr(engine, key)) for key in _COUNTERS}
+    return {**found, "gradient_accumulation_steps": int(every)}
+
+
+def _scheduler(engine: Any) -> dict[str, Any]:
+    scheduler = engine.lr_scheduler
+    return {"class": type(scheduler).__name__, "state": scheduler.state_dict()}
+
+
+def _scaler(engine: Any) -> Any:
+    return getattr(engine.optimizer, "loss_scaler", None)
+
+
+def _loss_scale(engine: Any) -> dict[str, Any]:
+    scaler, amp = _scaler(engine), getattr(engine.optimizer, "torch_autocast_gradscaler", None)
+    held = {key: getattr(scaler, key) for key in _OF_SCALER if hasattr(scaler, key)}
+    found: dict[str, Any] = {"dynamic": bool(scaler.dynamic), "state": held}
+    return found if amp is None else {**found, "autocast": amp.state_dict()}
+
+
+def accept_engine(filling: Filling, engine: Any) -> None:
+    """Note a scheduler of another class, and what begins anew."""
+    saved = filling.values.get(".".join(_SCHEDULER))
+    here = engine.lr_scheduler
+    if here is None:
+        return
+    kind = type(here).__name__
+    if saved is None:
+        filling.notes.append(f"{kind} begins anew: the checkpoint has no deepspeed.lr_scheduler")
+    elif saved["class"] != kind:
+        filling.wrong.append(
+            f"{'.'.join(_SCHEDULER)} is a {saved['class']} in the checkpoint, a {kind} here: "
+            f"configure {saved['class']}, or take load(partial=True)"
+        )
+
+
+def finish_engine(filling: Filling, engine: Any) -> None:
+    """Set counters, scheduler and loss scale to the stored ones, where the checkpoint has them."""
+    values = filling.values
+    if counters := values.get(".".join(_ENGINE)):
+        for key in _COUNTERS:
+            setattr(engine, key, counters[key])
+        every = engine.gradient_accumulation_steps()
+        if every != counters["gradient_accumulation_steps"]:
+            # So that the next accumulation is whole, as after any boundary.
+            engine.micro_steps = (counters["global_steps"]) * every
+    saved = values.get(".".join(_SCHEDULER))
+    here = engine.lr_scheduler
+    if saved is not None and here is not None and saved["class"] == type(here).__name__:
+        here.load_state_dict(saved["state"])
+    if scale := values.get(".".join(_LOSS_SCALE)):
+        _set_scale(engine, scale)
+
+
+def _set_scale(engine: Any, saved: dict[str, Any]) -> None:
+    """Take the loss scale where both are dynamic; a static one is the configuration's."""
+    scaler, amp = _scaler(engine), getattr(engine.optimizer, "torch_autocast_gradscaler", None)
+    if scaler is not None and scaler.dynamic and saved["dynamic"]:
+        for key, value in saved["state"].items():
+            setattr(scaler, key, value)
+    if amp is not None and "autocast" in saved:
+        amp.load_state_dict(saved["autocast"])

@@ -1,0 +1,241 @@
+"""What ZeRO's inner optimizer keeps for its flat tensors, under torch's names of each parameter.
+
+Belongs here: the list of moments and step counts, the comparison with a checkpoint, the state that
+a start installs. Does not belong here: the parameter groups (`groups`), the flat tensors themselves
+(`partitions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.trainer.leaves import Leaves, StateError, ValueLeaf
+from holdfast.flash.trainer.reshard import Filling
+from holdfast.integrations.deepspeed.partitions import Flat, is_stored
+
+if TYPE_CHECKING:
+    import torch
+
+_STATE: Final = ("optimizer", "state")
+_STEP: Final = "step"
+Names = Mapping[int, str]
+"""Id of a parameter → its name."""
+
+
+def collect_state(leaves: Leaves, inner: Any, flats: Sequence[Flat], names: Names) -> None:
+    """List what the inner optimizer keeps; raises `StateError` for what is no part of a parameter.
+
+    All ranks give a step count that is a number: they agree by name who stores it.
+    """
+    leaves.counts.append((inner.state, len(inner.state)))
+    leaves.links.append((vars(inner), "state", inner.state))
+    for flat in flats:
+        state = inner.state.get(flat.master)
+        if not state:
+            continue
+        leaves.links.append((inner.state, flat.master, state))
+        leaves.counts.append((state, len(state)))
+        for key, value in state.items():
+            _collect_entry(leaves, flat, state, key, value, names)
+
+
+def _collect_entry(
+    leaves: Leaves,
+    flat: Flat,
+    state: MutableMapping[str, Any],
+    key: str,
+    value: Any,
+    names: Names,
+) -> None:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        for parameter in flat.parameters:
+            path = (*_STATE, names[id(parameter)], key)
+            leaves.values.append(ValueLeaf(".".join(path), path, _number(state, key)))
+        return
+    leaves.watch(state, key)
+    if is_scalar(key, value):
+        _collect_scalar(leaves, flat, key, value, names)
+    elif value.shape == flat.master.shape:
+        for piece in flat.pieces:
+            path = (*_STATE, names[id(piece.parameter)], key)
+            stored = is_stored(piece.parameter)
+            for values, offsets in piece.boxes(value):
+                leaves.add_box(path, values, piece.shape, offsets, stored=stored)
+    else:
+        raise StateError(
+            f"the optimizer keeps {key} of shape {tuple(value.shape)} for a partition of "
+            f"{flat.master.numel()} elements: only one number, or one for each element, can be "
+            "given to parameters"
+        )
+
+
+def is_scalar(key: str, value: torch.Tensor) -> bool:
+    """Tell whether a state entry is one number for a whole partition, such as a step count."""
+    return key == _STEP or not value.dim()
+
+
+def _collect_scalar(leaves: Leaves, flat: Flat, key: str, value: Any, names: Names) -> None:
+    """Add a number of the partition for each parameter: who has its first element stores it."""
+    begins = {id(piece.parameter): piece.begin for piece in flat.pieces}
+    here = [one for one in flat.parameters if id(one) in begins] or flat.parameters[:1]
+    for parameter in here:
+        path = (*_STATE, names[id(parameter)], key)
+        stored = begins.get(id(parameter)) == 0 and is_stored(parameter)
+        leaves.add_box(path, value.detach().view(()), (), (), stored=stored)
+
+
+def _number(state: Mapping[str, Any], key: str) -> Callable[[], Any]:
+    """Return a reader of a number, as the tensor that torch's optimizers have in its place."""
+    import torch
+
+    if not isinstance(state[key], (int, float)):
+        raise StateError(f"the optimizer keeps {key}, a {type(state[key]).__name__}: no number")
+    return lambda: torch.tensor(float(state[key]))
+
+
+@dataclass(slots=True)
+class Fresh:
+    """A state that is being filled; it replaces the optimizer's once all ranks have agreed."""
+
+    flat: Flat
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """One number for each element, by key."""
+    numbers: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    """Key → (stored name, tensor) of each parameter."""
+
+
+def accept_state(filling: Filling, inner: Any, flats: Sequence[Flat], names: Names) -> list[Fresh]:
+    """Plan the copies into moments and step counts; note those that the checkpoint lacks.
+
+    Moments that do not exist yet are made here. The optimizer gets them in `install`.
+    """
+    stored = _stored_keys(filling)
+    known = {names[id(one)] for flat in flats for one in flat.parameters}
+    for owner in sorted(stored.keys() - known):
+        held = [".".join((*_STATE, owner, key)) for key in sorted(stored[owner])]
+        filling.wrong += filling.unless_of_others(held)
+    fresh = []
+    for flat in flats:
+        state = inner.state.get(flat.master) or {}
+        one = Fresh(flat)
+        keys = {key for owner in flat.parameters for key in stored.get(names[id(owner)], ())}
+        for key in sorted(keys):
+            if _is_number(filling, flat, key, names):
+                _accept_numbers(filling, one, key, names)
+            else:
+                _accept_elements(filling, one, key, state.get(key), names)
+        fresh.append(one)
+    return fresh
+
+
+def _stored_keys(filling: Filling) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for owner, key in filling.below(_STATE):
+        found.setdefault(str(owner), set()).add(str(key))
+    return found
+
+
+def _is_number(filling: Filling, flat: Flat, key: str, names: Names) -> bool:
+    """Tell whether the checkpoint has one number under a key, and none for each element."""
+    if key == _STEP:
+        return True
+    stored = [".".join((*_STATE, names[id(one)], key)) for one in flat.parameters]
+    forms = [filling.form(name) for name in stored]
+    return all(form is None or not form[1] for form in forms)
+
+
+def _accept_elements(filling: Filling, fresh: Fresh, key: str, here: Any, names: Names) -> None:
+    """Plan the copies into one number for each element, in the place that exists if it fits."""
+    import torch
+
+    master = fresh.flat.master.detach()
+    fits = (
+        isinstance(here, torch.Tensor)
+        and here.shape == master.shape
+        and here.device == master.device
+    )
+    values = here if fits else torch.zeros_like(master)
+    fresh.tensors[key] = values
+    for piece in fresh.flat.pieces:
+        name = ".".join((*_STATE, names[id(piece.parameter)], key))
+        for box, offsets in piece.boxes(values):
+            if not filling.fill_box(name, box, piece.shape, offsets):
+                break
+
+
+def _accept_numbers(filling: Filling, fresh: Fresh, key: str, names: Names) -> None:
+    import torch
+
+    here = [piece.parameter for piece in fresh.flat.pieces] or fresh.flat.parameters[:1]
+    found = fresh.numbers.setdefault(key, [])
+    for parameter in here:
+        name = ".".join((*_STATE, names[id(parameter)], key))
+        if name in filling.values:
+            found.append((name, filling.values[name]))
+            continue
+        form = filling.form(name)
+        value = torch.zeros((), dtype=getattr(torch, form[0]) if form else torch.float32)
+        if filling.fill_box(name, value, (), ()):
+            found.append((name, value))
+
+
+def install(inner: Any, fresh: Sequence[Fresh], *, partial: bool) -> list[str]:
+    """Give the optimizer the filled state; return notes for the user.
+
+    partial: what was not filled stays as it is.
+    """
+    notes = []
+    for one in fresh:
+        state: dict[str, Any] = dict(one.tensors)
+        before = inner.state.get(one.flat.master) or {}
+        for key, found in one.numbers.items():
+            numbers = {float(value) for _, value in found}
+            if len(numbers) > 1:
+                notes.append(_unlike(key, found))
+            if numbers:
+                state[key] = _as_kept(inner, one.flat, before.get(key), max(numbers))
+        if partial:
+            state = {**before, **state}
+        if state:
+            inner.state[one.flat.master] = state
+        else:
+            inner.state.pop(one.flat.master, None)
+    return notes
+
+
+def _unlike(key: str, found: Sequence[tuple[str, Any]]) -> str:
+    ordered = sorted(found, key=lambda pair: float(pair[1]))
+    (low, least), (high, most) = ordered[0], ordered[-1]
+    return (
+        f"{low} is {float(least):g}, {high} is {float(most):g}: ZeRO keeps one {key} for the "
+        "parameters of a partition, and takes the larger one"
+    )
+
+
+def _as_kept(inner: Any, flat: Flat, before: Any, number: float) -> Any:
+    """Return a number as the optimizer keeps it: torch's in a tensor, DeepSpeed's in an int."""
+    import torch
+
+    if isinstance(before, torch.Tensor):
+        return torch.full_like(before, number)
+    if before is None and is_of_torch(inner):
+        settings = inner.param_groups[flat.group]
+        on_device = settings.get("capturable") or settings.get("fused")
+        device = flat.master.device if on_device else torch.device("cpu")
+        return torch.tensor(number, dtype=torch.float32, device=device)
+    return int(number)
+
+
+def is_of_torch(inner: Any) -> bool:
+    """Tell whether an optimizer is one of torch's, or derived from one."""
+    from torch.optim import Optimizer
+
+    return any(
+        kind.__module__.startswith("torch.optim.") and kind is not Optimizer
+        for kind in type(inner).__mro__
+        if issubclass(kind, Optimizer)
+    )

@@ -1,0 +1,121 @@
+"""A DeepSpeed engine as `Shards`: each rank's own partitions, without a gather.
+
+Belongs here: the order of the parts. Does not belong here: the parts (`weights`,
+`optimizer_state`, `groups`, `engine_state`), the bookkeeping of flat tensors (`partitions`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.trainer.reshard import Filling
+from holdfast.flash.trainer.state_dict import parameter_names
+from holdfast.flash.trainer.torch_shards import TorchShards
+from holdfast.integrations.deepspeed.engine_state import (
+    accept_engine,
+    collect_engine,
+    finish_engine,
+)
+from holdfast.integrations.deepspeed.groups import (
+    Setting,
+    accept_groups,
+    collect_groups,
+    other_optimizer,
+)
+from holdfast.integrations.deepspeed.optimizer_state import (
+    Fresh,
+    Names,
+    accept_state,
+    collect_state,
+    install,
+)
+from holdfast.integrations.deepspeed.partitions import Flat, flats_of, renew_weights
+from holdfast.integrations.deepspeed.weights import collect_weights
+
+
+class EngineShards:
+    """An engine of `deepspeed.initialize`; see `Shards`.
+
+    Names are torch's, and `model.<parameter>` is the fp32 master, so that any stage and world loads
+    what another one saved, and so do DDP and FSDP2. Counters, LR scheduler and loss scale stand
+    under `deepspeed`.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        """Take the engine; its optimizer is ZeRO's of stage 1, 2 or 3, or torch's own (stage 0)."""
+        self._engine = engine
+        self._filling: Filling | None = None
+        self._fresh: list[Fresh] = []
+        self._settings: list[Setting] = []
+        self._torch = self._of_torch()
+
+    def collect(self, leaves: Leaves) -> None:
+        """List partitions, frozen parameters, buffers, settings; see `Shards.collect`."""
+        flats = flats_of(self._engine)
+        if flats:
+            names, inner = self._names(), self._engine.optimizer.optimizer
+            collect_weights(leaves, self._engine.module, flats)
+            collect_state(leaves, inner, flats, names)
+            collect_groups(leaves, inner, flats, names)
+        elif self._is_plain():
+            self._of_torch().collect(leaves)
+        else:
+            collect_weights(leaves, self._engine.module, ())
+        collect_engine(leaves, self._engine)
+
+    def accept(self, filling: Filling) -> None:
+        """Plan the copies into partitions and moments; see `Shards.accept`."""
+        self._filling, self._fresh, self._settings = filling, [], []
+        self._torch = self._of_torch()
+        self._torch.accept(filling)
+        if flats := flats_of(self._engine):
+            self._accept_optimizer(filling, flats)
+        accept_engine(filling, self._engine)
+        filling.wrong[:] = dict.fromkeys(filling.wrong)  # one line for the boxes of a tensor
+
+    def finish(self, *, partial: bool) -> None:
+        """Install moments, counters and settings; renew the weights; see `Shards.finish`."""
+        engine, filling = self._engine, self._filling
+        assert filling is not None, "accept() comes first"  # noqa: S101 - the border's order
+        self._torch.finish(partial=partial)
+        if flats_of(engine):
+            inner = engine.optimizer.optimizer
+            filling.notes += install(inner, self._fresh, partial=partial)
+            self._link_state(inner)
+        for group, key, value in self._settings:
+            group[key] = value
+        renew_weights(engine.optimizer)
+        finish_engine(filling, engine)
+        self._filling, self._fresh, self._settings = None, [], []
+
+    def _accept_optimizer(self, filling: Filling, flats: tuple[Flat, ...]) -> None:
+        names, inner = self._names(), self._engine.optimizer.optimizer
+        if other := other_optimizer(filling, inner):
+            filling.wrong.append(f"optimizer: {other}")
+            return
+        trained = {id(one) for flat in flats for one in flat.parameters}
+        frozen = {name for number, name in names.items() if number not in trained}
+        self._fresh = accept_state(filling, inner, flats, names)
+        self._settings = accept_groups(filling, inner, flats, names, frozen)
+
+    def _link_state(self, inner: Any) -> None:
+        """Have DeepSpeed's look-ups of single parameters find the new moments."""
+        zero = self._engine.optimizer
+        if hasattr(zero, "_hp_optimizer_states_linked"):
+            zero._hp_optimizer_states_linked = False  # noqa: SLF001 - it links at the first step
+            if inner.state:
+                zero._lazy_init_hp_params_optimizer_state()  # noqa: SLF001
+
+    def _names(self) -> Names:
+        return parameter_names({"": self._engine.module}, "")
+
+    def _is_plain(self) -> bool:
+        from torch.optim import Optimizer
+
+        return isinstance(self._engine.optimizer, Optimizer)
+
+    def _of_torch(self) -> TorchShards:
+        """Return what fills the model, and torch's own optimizer if the engine has no other."""
+        optimizers = {"": self._engine.optimizer} if self._is_plain() else {}
+        return TorchShards({"": self._engine.module}, optimizers)
