@@ -7,6 +7,7 @@ kernels, streams that overlap, CUDA graphs, NCCL, FP8.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -95,6 +96,9 @@ def _synchronize(torch: Any) -> None:
 class _Stream:
     """A stream on which everything has always finished."""
 
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take any device and priority."""
+
     def wait_stream(self, _: Any) -> None:
         """Wait for nothing."""
 
@@ -103,8 +107,13 @@ class _Stream:
 
 
 def _streams(torch: Any) -> None:
-    """From 0.19 on the reduction of gradients asks for the current stream."""
-    torch.cuda.current_stream = lambda *_, **__: _Stream()
+    """From 0.19 on the reduction of gradients asks for the current stream.
+
+    Several instances of the distributed optimizer reduce on a stream of their own.
+    """
+    torch.cuda.Stream = _Stream
+    torch.cuda.current_stream = torch.cuda.default_stream = lambda *_, **__: _Stream()
+    torch.cuda.stream = lambda _: contextlib.nullcontext()
 
 
 def _generators(torch: Any) -> None:

@@ -1,0 +1,72 @@
+"""Megatron's global arguments (`get_args()`): what a checkpoint has of them, what a load sets.
+
+Belongs here: which arguments count, and how a start changes them. Does not belong here: the calls
+that a script makes (`checkpointing`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+_HOMES: Final = ("megatron.training.global_vars", "megatron.training", "megatron.global_vars")
+"""Modules that have had `get_args`, the newest first."""
+_MODEL: Final = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "add_position_embedding",
+    "position_embedding_type",
+    "normalization",
+    "swiglu",
+    "tokenizer_type",
+)
+"""Arguments that a checkpoint must have alike."""
+_SAMPLES: Final = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
+
+
+def megatron_args() -> Any:
+    """Return Megatron's global arguments; raises RuntimeError without Megatron's training."""
+    for name in _HOMES:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "get_args"):
+            return module.get_args()
+    raise RuntimeError(
+        "save_checkpoint and load_checkpoint read Megatron's arguments, and none of "
+        f"{', '.join(_HOMES)} has get_args: put Megatron-LM on PYTHONPATH, or pass "
+        "MegatronShards(model, optimizer) to holdfast.Checkpointer(path, shards=...)"
+    )
+
+
+def model_arguments(args: Any) -> dict[str, Any]:
+    """Return the arguments that a checkpoint must have alike."""
+    return {name: getattr(args, name) for name in _MODEL if hasattr(args, name)}
+
+
+class Progress:
+    """Position of a training: what the data loader and the logs go on from."""
+
+    def __init__(self, args: Any) -> None:
+        """Take the arguments, which a load changes."""
+        self._args = args
+        self.iteration = 0
+        self.operations: float = 0
+        """Floating point operations so far."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position."""
+        samples = {name: getattr(self._args, name, 0) for name in _SAMPLES}
+        return {"iteration": self.iteration, "operations": self.operations, **samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a position, and set the arguments that follow from it."""
+        from megatron.core.num_microbatches_calculator import update_num_microbatches
+
+        self.iteration, self.operations = state["iteration"], state["operations"]
+        for name in _SAMPLES:
+            setattr(self._args, name, state.get(name, 0))
+        update_num_microbatches(consumed_samples=state.get(_SAMPLES[0], 0), verbose=True)

@@ -1,0 +1,248 @@
+"""Megatron's `save_checkpoint` and `load_checkpoint`, with its arguments, on the flash checkpoint.
+
+```python
+# from megatron.training.checkpointing import load_checkpoint
+# from megatron.training.checkpointing import save_checkpoint
+from holdfast.integrations.megatron import load_checkpoint, save_checkpoint
+```
+
+A save returns when the state is copied; the write goes on beside the training. A process that ends
+without an error waits for it. `args.save` gets Holdfast's `step_<n>`, links `iter_<n>` to them, and
+`latest_checkpointed_iteration.txt` (`iteration_folders`).
+
+Belongs here: what the arguments mean. Does not belong here: the state (`shards`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.flash.checkpointer import Checkpointer
+from holdfast.flash.trainer.client import CheckpointError
+from holdfast.flash.trainer.leaves import Stateful
+from holdfast.flash.trainer.restore import RestoreError
+from holdfast.integrations.megatron.arguments import Progress, megatron_args, model_arguments
+from holdfast.integrations.megatron.iteration_folders import LATEST, is_megatrons, show
+from holdfast.integrations.megatron.other_directory import load_from
+from holdfast.integrations.megatron.random_states import RandomStates
+from holdfast.integrations.megatron.shards import MegatronShards
+
+_PROGRESS: Final = "progress"
+_SCHEDULER: Final = "opt_param_scheduler"
+_ALL: Final = 1
+"""`keep_every` of a run without `--save-retain-interval`: Megatron deletes nothing."""
+
+
+class _Run:
+    """A job's own directory, from the first call on."""
+
+    def __init__(self, root: str, args: Any, model: Any, optimizer: Any, scheduler: Any) -> None:
+        self.root = root
+        self.progress = Progress(args)
+        self._links = True
+        kept = getattr(args, "save_retain_interval", None)
+        optimizer = None if getattr(args, "no_save_optim", None) else optimizer
+        self.flash = Checkpointer(
+            root,
+            shards=MegatronShards(model, optimizer, self.objects(scheduler), model_arguments(args)),
+            keep_every=_ALL if kept is None else kept,
+            keep_last=1,
+        )
+        atexit.register(self._end)
+
+    def objects(self, scheduler: Any) -> dict[str, Stateful]:
+        """Return what is saved beside model and optimizer."""
+        found: dict[str, Stateful] = {_PROGRESS: self.progress}
+        return found if scheduler is None else {**found, _SCHEDULER: scheduler}
+
+    def show(self) -> None:
+        """Let links and text follow the commits, on rank 0."""
+        if int(os.environ.get("RANK", "0")) or not self._links:
+            return
+        try:
+            show(self.root)
+        except OSError as error:
+            self._links = False
+            warnings.warn(
+                f"{self.root}: no iteration folders, only step_<n>: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def close(self) -> None:
+        """Wait until the steps on their way are durable, and release the memory."""
+        atexit.unregister(self._end)
+        self.flash.close()
+        self.show()
+
+    def _end(self) -> None:
+        if hasattr(sys, "last_type"):
+            return  # it ends with an error: the other ranks may never save what it waits for
+        try:
+            self.close()
+        except CheckpointError as error:
+            warnings.warn(f"a checkpoint was not kept: {error}", RuntimeWarning, stacklevel=2)
+
+
+_runs: dict[str, _Run] = {}
+"""Real path of a directory → the job's run there."""
+
+
+def save_checkpoint(
+    iteration: int,
+    model: Sequence[Any],
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    num_floating_point_operations_so_far: float = 0,
+    *_: Any,
+    non_persistent_ckpt: bool = False,
+    release: bool = False,
+    **__: Any,
+) -> None:
+    """Save this iteration to memory, and to `args.save` unless `non_persistent_ckpt`.
+
+    Megatron's other parameters have no meaning here: every rank writes its own boxes, and a data
+    loader's state is not saved with them.
+
+    Args:
+        iteration: Completed iterations, from 1 on.
+        model: The model chunks.
+        optimizer: Megatron's optimizer; see `MegatronShards`.
+        opt_param_scheduler: Its scheduler, or None.
+        num_floating_point_operations_so_far: It goes back with a load.
+        non_persistent_ckpt: Save to memory only: it survives a lost process, not a lost job.
+        release: Must be False.
+
+    Raises:
+        CheckpointError: a later iteration is there, or there is too little memory.
+        StateError: the state has a part that cannot be saved.
+        ValueError: `args.save` is not set, or `release` is.
+    """
+    args = megatron_args()
+    if release:
+        raise ValueError("release=True: a release has no iteration; copy its step's directory")
+    if not args.save:
+        raise ValueError("save=None: set --save to the directory of the checkpoints")
+    run = _run(args.save, args, model, optimizer, opt_param_scheduler)
+    run.progress.iteration = iteration
+    run.progress.operations = num_floating_point_operations_so_far
+    run.flash.save(iteration, durable=not non_persistent_ckpt)
+    run.show()
+
+
+def load_checkpoint(
+    ddp_model: Sequence[Any],
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    load_arg: str = "load",
+    strict: bool = True,  # noqa: FBT001, FBT002 - Megatron's signature
+    *_: Any,
+    **__: Any,
+) -> tuple[int, float]:
+    """Fill model, optimizer, scheduler and random generators, whatever layout saved them.
+
+    A job goes on from its own directory, `args.save`, once that has a checkpoint. Before, it starts
+    from the directory `load_arg`, of which `finetune`, `no_load_optim`, `no_load_rng` and
+    `ckpt_step` say what is taken.
+
+    Args:
+        ddp_model: The model chunks.
+        optimizer: Megatron's optimizer, or None.
+        opt_param_scheduler: Its scheduler, or None.
+        load_arg: The argument with the directory.
+        strict: False: load what fits, and leave the rest as it is.
+
+    Returns:
+        Iteration and floating point operations so far; (0, 0): there is no checkpoint.
+
+    Raises:
+        RestoreError: the checkpoint does not fit: another model, another optimizer. The model is
+            not changed. Another layout is no error.
+        ValueError: arguments contradict each other.
+    """
+    args = megatron_args()
+    source = getattr(args, load_arg, None) or ""
+    home = getattr(args, "save", None) or source
+    if not home:
+        return 0, 0
+    limits = _limits(args)
+    if source and limits and _real(source) == _real(home):
+        raise ValueError(
+            f"{', '.join(limits)} with --save and --load {source}: a job goes on from the "
+            "directory that it saves to; give --save another one"
+        )
+    for root in {home, source} - {""}:
+        _refuse_foreign(root)
+    run = _run(home, args, ddp_model, optimizer, opt_param_scheduler)
+    step = run.flash.load(partial=not strict)
+    if not step and source and _real(source) != _real(home):
+        return _from_elsewhere(args, source, run, ddp_model, optimizer, opt_param_scheduler, strict)
+    if not step and getattr(args, "exit_on_missing_checkpoint", False):
+        raise FileNotFoundError(f"{home} has no checkpoint, and --exit-on-missing-checkpoint is on")
+    run.show()
+    return (run.progress.iteration, run.progress.operations) if step else (0, 0)
+
+
+def _from_elsewhere(
+    args: Any, source: str, run: _Run, model: Any, optimizer: Any, scheduler: Any, strict: Any
+) -> tuple[int, float]:
+    """Start from a directory that the job does not save to."""
+    finetune = bool(getattr(args, "finetune", False))
+    bare = finetune or bool(getattr(args, "no_load_optim", None))
+    keep = RandomStates().freeze()
+    shards = MegatronShards(
+        model,
+        None if bare else optimizer,
+        {} if finetune else run.objects(None if bare else scheduler),
+        model_arguments(args),
+    )
+    step = load_from(source, shards, step=getattr(args, "ckpt_step", None), partial=not strict)
+    if not step and getattr(args, "exit_on_missing_checkpoint", False):
+        raise FileNotFoundError(f"{source} has no checkpoint: --exit-on-missing-checkpoint is on")
+    if finetune or getattr(args, "no_load_rng", None):
+        keep()
+    if step and bare and optimizer is not None:
+        optimizer.reload_model_params()
+    return (0, 0) if finetune or not step else (run.progress.iteration, run.progress.operations)
+
+
+def _limits(args: Any) -> list[str]:
+    """Return the options that take only a part of a checkpoint, or no newest one."""
+    names = ("finetune", "no_load_optim", "no_load_rng", "ckpt_step")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name, None)]
+
+
+def _run(root: str, args: Any, model: Any, optimizer: Any, scheduler: Any) -> _Run:
+    path = _real(root)
+    if path not in _runs:
+        _runs[path] = _Run(path, args, model, optimizer, scheduler)
+    return _runs[path]
+
+
+def _real(root: str) -> str:
+    return str(Path(root).resolve())
+
+
+def _refuse_foreign(root: str) -> None:
+    if is_megatrons(root):
+        raise RestoreError(
+            f"{root} has checkpoints of Megatron's own format ({LATEST}, and no step_<n>): load "
+            "them once with megatron.training.checkpointing.load_checkpoint, and save with this "
+            "save_checkpoint to another directory"
+        )
+
+
+def finish() -> None:
+    """Wait until all saves are durable, and release the memory; the process may then end at once.
+
+    Raises:
+        CheckpointError: a step did not become durable.
+    """
+    while _runs:
+        _runs.popitem()[1].close()

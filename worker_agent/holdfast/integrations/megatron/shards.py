@@ -1,0 +1,259 @@
+"""Megatron-LM's model and optimizer as `Shards`: each rank's own boxes of the global tensors.
+
+Belongs here: the lists for a save, and what a start fills. Does not belong here: where Megatron
+keeps these (`global_tensors`, `owned_ranges`), its functions' signatures (`checkpointing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.trainer.leaves import Leaves, Stateful
+from holdfast.flash.trainer.reshard import Filling
+from holdfast.integrations.megatron import group_settings
+from holdfast.integrations.megatron.boxes import (
+    STATE,
+    View,
+    add_range,
+    allocated,
+    boxes_of,
+    boxes_of_all,
+    fill,
+    moments,
+    part,
+    watch,
+)
+from holdfast.integrations.megatron.global_tensors import ModelTensor, global_tensors
+from holdfast.integrations.megatron.group_settings import Settings, Steps
+from holdfast.integrations.megatron.owned_ranges import OwnedRange, optimizers_of, owned
+from holdfast.integrations.megatron.random_states import RandomStates
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_EXTRA: Final = ("megatron", "extra_state")
+_SCALERS: Final = ("megatron", "grad_scaler")
+_OBJECTS: Final = ("megatron", "objects")
+_CONSTANTS: Final = ("megatron", "constants")
+
+
+class MegatronShards:
+    """Megatron-core's model chunks and optimizer; see `Shards`.
+
+    ```python
+    flash = holdfast.Checkpointer("/shared/run", shards=MegatronShards(model, optimizer))
+    ```
+
+    Names follow the global keys of `sharded_state_dict()`. `model.<key>` is the fp32 master where
+    the optimizer keeps one, else the weight; `optimizer.state.<key>.exp_avg` and so on are boxes of
+    the same global shape. So any tensor, pipeline, virtual pipeline, data and expert parallel size
+    loads what another one saved. A vocabulary that is padded to another size fits as far as both
+    have it.
+
+    The optimizer: `DistributedOptimizer`, `Float16OptimizerWithFloat16Params`, `FP32Optimizer`, or
+    a chain of them. Not: Megatron-FSDP, parameters in FP8, the precision-aware optimizer, its
+    offload to the CPU, the layer-wise optimizers.
+    """
+
+    def __init__(
+        self,
+        model_chunks: nn.Module | Sequence[nn.Module],
+        optimizer: Any = None,
+        objects: Mapping[str, Stateful] | None = None,
+        constants: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take the state's parts; nothing is read yet.
+
+        Args:
+            model_chunks: The model, or the list of a virtual pipeline's chunks, with or without
+                Megatron's wrappers.
+            optimizer: Megatron's optimizer; None: a load for evaluation, which fills the weights
+                from the masters.
+            objects: Names to objects with `state_dict` and `load_state_dict`, equal on all ranks,
+                such as the `OptimizerParamScheduler`. A checkpoint without one is no error.
+            constants: Plain values that a checkpoint must have alike, such as the number of
+                attention heads, which no tensor's shape shows.
+
+        Raises:
+            StateError: the optimizer is of a kind that is not known here.
+        """
+        from torch import nn
+
+        given: Any = model_chunks
+        self._chunks: list[nn.Module] = [given] if isinstance(given, nn.Module) else list(given)
+        self._optimizer, self._objects = optimizer, dict(objects or {})
+        self._constants = dict(constants or {})
+        self._steps = Steps(owned(optimizer).inner)
+        self._random = RandomStates()
+        self._settings = Settings()
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """(weight, its values in the checkpoint's dtype)."""
+        self._values: Mapping[str, Any] = {}
+        self._unstored: list[OwnedRange] = []
+        """Ranges whose optimizer state the checkpoint lacks, for it is of before a first step."""
+
+    def _view(self) -> View:
+        return View(global_tensors(self._chunks), owned(self._optimizer))
+
+    def collect(self, leaves: Leaves) -> None:
+        """List this rank's boxes and values; see `Shards.collect`."""
+        view = self._view()
+        for one in view.owned.ranges:
+            watch(leaves, one, view.tensor(one))
+            add_range(leaves, one, view.pieces(one))
+        for tensor in view.others():
+            leaves.watch(tensor.holder, tensor.name)
+            for piece, box in boxes_of_all(tensor):
+                leaves.add_box(
+                    ("model", piece.key),
+                    part(tensor.tensor.detach().view(-1), box, 0),
+                    piece.shape,
+                    box.offsets,
+                    trained=False,
+                    stored=piece.first,
+                )
+        for inner in view.owned.inner:
+            leaves.counts.append((inner.state, len(inner.state)))
+            held = vars(inner)
+            leaves.links += [(held, key, held[key]) for key in ("state", "param_groups")]
+        group_settings.collect(leaves, view.owned, view.keys(), self._steps)
+        self._random.collect(leaves)
+        for extra in view.model.extra:
+            if extra.first:
+                leaves.add_value((*_EXTRA, extra.key), _extra_reader(extra.module))
+        for number, scaler in self._scalers():
+            leaves.add_value((*_SCALERS, number), scaler.state_dict)
+        for name, thing in self._objects.items():
+            leaves.add_value((*_OBJECTS, name), thing.state_dict)
+        if self._constants:
+            leaves.add_value(_CONSTANTS, lambda: self._constants)
+
+    def _scalers(self) -> list[tuple[int, Any]]:
+        found = enumerate(optimizers_of(self._optimizer))
+        scalers = [(number, getattr(one, "grad_scaler", None)) for number, one in found]
+        return [(number, one) for number, one in scalers if one is not None]
+
+    def accept(self, filling: Filling) -> None:
+        """Compare the checkpoint and plan the copies; see `Shards.accept`.
+
+        The moments of a fresh optimizer are made, as zeros: without a step they change nothing.
+        """
+        view = self._view()
+        self._values, self._settings = filling.values, Settings()
+        self._staged, self._unstored = [], []
+        for one in view.owned.ranges:
+            for piece, box in boxes_of(one, view.pieces(one)):
+                fill(filling, ("model", piece.key), part(one.master, box, one.begin), piece, box)
+        for tensor in view.others():
+            self._fill_weight(filling, tensor)
+        saved = filling.values.get(".".join(_CONSTANTS), {})
+        filling.wrong += [
+            f"{name} is {value}, in the checkpoint {saved[name]}: train with {saved[name]}"
+            for name, value in self._constants.items()
+            if name in saved and saved[name] != value
+        ]
+        keys = {piece.key for one in view.model.tensors.values() for piece in one.pieces}
+        filling.missing_or_new({f"model.{key}" for key in keys}, "model")
+        if view.owned.inner:
+            self._settings = group_settings.accept(filling, view.owned, view.keys())
+            if self._settings.found:
+                self._fill_states(filling, view, keys)
+        self._random.accept(filling)
+
+    def _fill_weight(self, filling: Filling, tensor: ModelTensor) -> None:
+        """Plan the copies into a weight; a master of another precision is rounded in `finish`."""
+        weight = tensor.tensor.detach()
+        form = filling.form(f"model.{tensor.pieces[0].key}")
+        is_half = weight.is_floating_point() and weight.element_size() == 2
+        if form is not None and form[0] == "float32" and is_half:
+            staged = weight.float()
+            self._staged.append((weight, staged))
+            weight = staged
+        for piece, box in boxes_of_all(tensor):
+            fill(filling, ("model", piece.key), part(weight.view(-1), box, 0), piece, box)
+
+    def _fill_states(self, filling: Filling, view: View, keys: set[str]) -> None:
+        stored = {
+            name: path
+            for name, path in filling.paths.items()
+            if path[:2] == STATE and name in filling.found.tensors
+        }
+        kinds = sorted({str(path[3]) for path in stored.values()})
+        filling.wrong += filling.unless_of_others(
+            [name for name, path in stored.items() if path[2] not in keys]
+        )
+        for one in view.owned.ranges:
+            if not kinds:
+                self._unstored.append(one)
+                continue
+            state = allocated(one, kinds)
+            for kind in sorted({*kinds, *(key for key, _ in moments(one))}):
+                for piece, box in boxes_of(one, view.pieces(one)):
+                    values = part(state[kind].view(-1), box, one.begin)
+                    fill(filling, (*STATE, piece.key, kind), values, piece, box)
+
+    def finish(self, *, partial: bool) -> None:
+        """Round masters into the weights, gather these, restore the values; see `Shards.finish`.
+
+        Megatron's own gather of parameters runs among data parallel ranks, as after each step.
+        """
+        view = self._view()
+        for weight, values in self._staged:
+            weight.copy_(values)
+        self._staged = []
+        for one in view.owned.ranges:
+            weight = one.parameter.detach().view(-1)[one.begin : one.end]
+            if weight.data_ptr() != one.master.data_ptr():
+                weight.copy_(one.master)
+        for chunk in _gathering(self._optimizer):
+            chunk.start_param_sync(force_sync=True)
+        if not partial:
+            for one in self._unstored:
+                one.inner.state.pop(one.slot, None)
+        self._settings.restore(self._steps)
+        self._restore_values(view)
+        self._random.finish()
+
+    def _restore_values(self, view: View) -> None:
+        for extra in view.model.extra:
+            self._restore((*_EXTRA, extra.key), _extra_writer(extra.module))
+        for number, scaler in self._scalers():
+            self._restore((*_SCALERS, number), scaler.load_state_dict)
+        for name, thing in self._objects.items():
+            self._restore((*_OBJECTS, name), thing.load_state_dict)
+
+    def _restore(self, path: tuple[str | int, ...], load: Any) -> None:
+        name = ".".join(map(str, path))
+        if name in self._values:
+            load(self._values[name])
+
+
+def _gathering(optimizer: Any) -> list[Any]:
+    """Return the model chunks whose parameters are gathered after a step."""
+    found = {
+        id(chunk): chunk
+        for one in optimizers_of(optimizer)
+        if hasattr(one, "gbuf_ranges")
+        for chunk in one.model_chunks
+    }
+    return list(found.values())
+
+
+def _extra_reader(module: Any) -> Any:
+    """Return the function that reads a module's extra state as plain data."""
+
+    def read() -> Any:
+        state = module.get_extra_state()
+        return state.getvalue() if hasattr(state, "getvalue") else state
+
+    return read
+
+
+def _extra_writer(module: Any) -> Any:
+    import io
+
+    return lambda state: module.set_extra_state(
+        io.BytesIO(state) if isinstance(state, bytes) else state
+    )
