@@ -11,9 +11,9 @@ import warnings
 from typing import Any
 
 from holdfast.flash import checkpointer
-from holdfast.flash.trainer.state_dict import collect
 from holdfast.flash.trainer.reshard import of_files, stored
 from holdfast.flash.trainer.restore import Restorer, idle_cores
+from holdfast.flash.trainer.state_dict import collect
 from holdfast.integrations.deepspeed.engine_state import refuse_half_a_step
 from holdfast.integrations.deepspeed.shards import EngineShards
 from holdfast.job import Action
