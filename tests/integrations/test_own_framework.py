@@ -58,7 +58,8 @@ def as_ddp(rank, world, *, root):
 
 def _script() -> str:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return blocks[0] + _RANKS
+    example: str = blocks[0]
+    return example + _RANKS
 
 
 def _run(folder: Path, worlds: list[World]) -> list[list[Any]]:
