@@ -70,7 +70,11 @@ def optimizer_of(world: Mapping[str, Any], model: Any) -> Any:
     """Return the optimizer of a world, by default AdamW."""
     import torch
 
-    kind = getattr(torch.optim, world.get("optimizer", "AdamW"))
+    name = world.get("optimizer", "AdamW")
+    if name == "DeepSpeedCPUAdam":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam as kind
+    else:
+        kind = getattr(torch.optim, name)
     return kind(groups_of(world, model), lr=1e-2, **world.get("options", {}))
 
 
