@@ -1,7 +1,7 @@
 """Fits a small network to a sine with DeepSpeed, ZeRO of any stage, through Holdfast.
 
-Holdfast's lines are the import, the `Checkpointer` with its `load()`, and `flash.step()`, which also
-says when to stop for a change of the world.
+Holdfast's lines are the imports, the `Checkpointer` with its `load()`, and `flash.step()`, which
+also says when to stop for a change of the world.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import deepspeed
 import torch
 from torch import nn
 
+import holdfast
 from holdfast.integrations.deepspeed import Checkpointer
 
 ROWS = 24

@@ -68,13 +68,11 @@ def groups_of(world: Mapping[str, Any], model: Any) -> Any:
 
 def optimizer_of(world: Mapping[str, Any], model: Any) -> Any:
     """Return the optimizer of a world, by default AdamW."""
+    import deepspeed
     import torch
 
     name = world.get("optimizer", "AdamW")
-    if name == "DeepSpeedCPUAdam":
-        from deepspeed.ops.adam import DeepSpeedCPUAdam as kind
-    else:
-        kind = getattr(torch.optim, name)
+    kind = getattr(deepspeed.ops.adam if name == "DeepSpeedCPUAdam" else torch.optim, name)
     return kind(groups_of(world, model), lr=1e-2, **world.get("options", {}))
 
 
