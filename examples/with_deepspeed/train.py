@@ -1,6 +1,7 @@
 """Fits a small network to a sine with DeepSpeed, ZeRO of any stage, through Holdfast.
 
-Three lines are Holdfast's: the import, the `Checkpointer` with its `load()`, and `flash.step()`.
+Holdfast's lines are the imports, the `Checkpointer` with its `load()`, and `flash.step()`, which
+also says when to stop for a change of the world.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import deepspeed
 import torch
 from torch import nn
 
+import holdfast
 from holdfast.integrations.deepspeed import Checkpointer
 
 ROWS = 24
@@ -37,7 +39,8 @@ def main() -> None:
     engine = engine_of(args.stage)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     flash = Checkpointer(args.checkpoint_dir, engine)
-    for step in range(flash.load() + 1, args.steps + 1):
+    done = flash.load()
+    for step in range(done + 1, args.steps + 1):
         x = rows_of(step)[rank * ROWS // world : (rank + 1) * ROWS // world]
         loss = nn.functional.mse_loss(engine(x), x.sin())
         engine.backward(loss)
@@ -46,8 +49,10 @@ def main() -> None:
         if rank == 0:
             log(args.loss_log, step, mean.item() / world)
         time.sleep(args.pause_ms / 1000)
-        flash.step(step, samples=len(x), loss=mean / world)
-    flash.close(args.steps)
+        done = step
+        if flash.step(step, samples=len(x), loss=mean / world) is holdfast.SAVE_AND_STOP:
+            break
+    flash.close(done)
 
 
 def engine_of(stage: int) -> Any:

@@ -46,7 +46,8 @@ def test_a_tied_layer_with_an_untied_bias_is_refused(
         root=str(tmp_path),
         world=2,
         pipe=2,
-        steps=0,
+        steps=1,
+        save=True,
         untied=True,
         may_fail=True,
     )

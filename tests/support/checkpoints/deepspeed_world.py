@@ -68,9 +68,11 @@ def groups_of(world: Mapping[str, Any], model: Any) -> Any:
 
 def optimizer_of(world: Mapping[str, Any], model: Any) -> Any:
     """Return the optimizer of a world, by default AdamW."""
+    import deepspeed
     import torch
 
-    kind = getattr(torch.optim, world.get("optimizer", "AdamW"))
+    name = world.get("optimizer", "AdamW")
+    kind = getattr(deepspeed.ops.adam if name == "DeepSpeedCPUAdam" else torch.optim, name)
     return kind(groups_of(world, model), lr=1e-2, **world.get("options", {}))
 
 
@@ -274,6 +276,26 @@ def _calls(world: Mapping[str, Any], pipe: Any) -> None:
         plugged.close()
 
 
+def _alone(world: Mapping[str, Any], pipe: Any) -> None:
+    """List the boxes on one rank while no other takes part, by way of the calls of a save."""
+    import torch.distributed as dist
+
+    from holdfast.flash.trainer.leaves import Leaves
+    from holdfast.integrations.deepspeed import EngineShards
+
+    engine = engine_of(world)
+    train(world, engine, 0, 1)
+    total = sum(getattr(one, "ds_numel", one.numel()) for one in engine.module.parameters())
+    for rank in range(world["world"]):
+        if rank == dist.get_rank():
+            leaves = Leaves()
+            EngineShards(engine).collect(leaves)
+            boxes = [leaf for leaf in leaves.tensors if leaf.box is not None and leaf.stored]
+            count = sum(leaf.tensor.numel() for leaf in boxes if not leaf.name.endswith(".step"))
+            pipe.send({"count": count, "total": total})
+        dist.barrier()
+
+
 def _half(world: Mapping[str, Any], pipe: Any) -> None:
     """Save between the micro-batches of a step."""
     from holdfast.flash.trainer.leaves import StateError
@@ -369,6 +391,7 @@ if __name__ == "__main__":
             "load": _load,
             "calls": _calls,
             "half": _half,
+            "alone": _alone,
             "torch": _torch,
             "pipe": deepspeed_pipeline.run,
             "read": deepspeed_pipeline.read,

@@ -27,7 +27,8 @@ class Checkpointer(checkpointer.Checkpointer):
     flash = holdfast.integrations.deepspeed.Checkpointer("/shared/run", engine)
     for step in range(flash.load(), steps):
         train_step(engine)
-        flash.step(step + 1, samples=n, loss=loss)
+        if flash.step(step + 1, samples=n, loss=loss) is holdfast.SAVE_AND_STOP:
+            break
     flash.close()
     ```
 
