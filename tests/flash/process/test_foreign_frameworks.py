@@ -84,6 +84,9 @@ def test_native_and_universal_files_of_a_stage_are_one_state(
             assert found.tensor(f"optimizer.state.{name}.{key}").abs().sum() > 0
     assert found.value("optimizer.param_groups.0.weight_decay") == 0.1
     assert torch.equal(found.tensor("model.count"), torch.arange(3.0))
+    assert found.forms["model.frozen.weight"][1] == (11, 11)
+    assert found.tensor("model.tied.weight").equal(found.tensor("model.n.weight"))
+    assert found.value("deepspeed.epoch") == 2
 
 
 @pytest.mark.parametrize(("stage", "version"), [(1, "-0.3"), (2, ""), (3, "")])

@@ -19,7 +19,9 @@ def model() -> Any:
     made: Any = nn.Module()
     made.a, made.n, made.b = nn.Linear(7, 11), nn.LayerNorm(11), nn.Linear(11, 3)
     made.register_buffer("count", torch.arange(3.0))
-    made.forward = lambda rows: made.b(made.n(made.a(rows)))
+    made.frozen, made.tied = nn.Linear(11, 11, bias=False), made.n
+    made.frozen.requires_grad_(requires_grad=False)
+    made.forward = lambda rows: made.b(made.tied(made.frozen(made.a(rows))))
     return made
 
 
@@ -28,7 +30,7 @@ def _engine(stage: int, dtype: str, *, universal: bool = False) -> Any:
     import torch
 
     made = model()
-    every = list(made.parameters())
+    every = [one for one in made.parameters() if one.requires_grad]
     groups = [
         {"params": [one for one in every if one.dim() > 1], "weight_decay": 0.1},
         {"params": [one for one in every if one.dim() < 2], "weight_decay": 0.0},
@@ -60,8 +62,8 @@ def save(stage: int, folder: str, dtype: str = "bf16", truth: str = "") -> None:
         loss = engine(rows).float().square().mean()
         engine.backward(loss)
         engine.step()
-    engine.save_checkpoint(folder, tag="global_step3")
-    named = list(engine.module.named_parameters())
+    engine.save_checkpoint(folder, tag="global_step3", client_state={"epoch": 2})
+    named = [pair for pair in engine.module.named_parameters() if pair[1].requires_grad]
     masters = {name: safe_get_full_fp32_param(one) for name, one in named}
     if truth and dist.get_rank() == 0:
         torch.save(masters, truth)

@@ -32,7 +32,7 @@ def is_foreign(place: str) -> bool:
 
 
 def below(place: str) -> str:
-    """Return the names of directories in a directory that have a checkpoint of another framework."""
+    """Return the names of directories in a directory that have a foreign checkpoint."""
     try:
         return ", ".join(format_of(place).below[:5])
     except OSError:
