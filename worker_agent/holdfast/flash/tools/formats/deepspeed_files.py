@@ -79,9 +79,9 @@ class ModelFiles:
         return {name for group in self.shapes(mp) for name in group}
 
     def tied(self, mp: int) -> dict[str, str]:
-        """Return further names of trained parameters."""
+        """Return further names of trained parameters: they have one storage, also an empty one."""
         module, trained = self.module(mp), self.trained(mp)
-        names = {module[one]: one for one in sorted(trained & module.keys()) if module[one].count}
+        names = {module[one]: one for one in sorted(trained & module.keys())}
         found = {name: names[ref] for name, ref in module.items() if ref in names}
         shared = self.get("shared_params", mp=mp) or {}
         return {name: one for name, one in (found | shared).items() if name not in trained}

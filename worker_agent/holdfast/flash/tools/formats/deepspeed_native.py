@@ -66,7 +66,7 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
     files = ModelFiles(place, pickles)
     optimizers = _optimizer_files(place, files, pickles)
     first = _inner(optimizers[0, 0])
-    stage = stage_of(first.get("zero_stage"))
+    groups, stage = _base(first).get("param_groups"), stage_of(first.get("zero_stage"))
     slices = Slices(files)
     ranks = _Ranks(files, optimizers, stage)
     tensors = [
@@ -81,8 +81,7 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
         layout=f"ZeRO-{stage}",
         tensors=(*tensors, *files.aliases(tensors), *files.buffers()),
         notes=files.notes(),
-        values=group_values(_base(first).get("param_groups"), optimizers[0, 0].path)
-        | files.values(),
+        values=group_values(groups, optimizers[0, 0].path) | files.values(),
         step=files.get("global_steps"),
         sizes={
             "data": 1 + max(data for data, _ in optimizers),
