@@ -219,7 +219,7 @@ def test_inspect_shows_framework_layout_and_sizes(saved: Path, capsys: Print) ->
     assert inspect.main(["inspect", str(saved / "zero3" / "global_step3")]) == 0
     head = capsys.readouterr().out.splitlines()[0]
     assert re.search(r": DeepSpeed 0\.\d+\.\d+, ZeRO-3, data parallel 2, tensor parallel 1,", head)
-    assert ", step 3: 25 tensors," in head
+    assert ", step 3: 28 tensors," in head
     assert inspect.main(["verify", str(saved / "zero3" / "global_step3_universal")]) == 0
     assert "all of it was read" in capsys.readouterr().out
 
