@@ -18,7 +18,7 @@ from foreign_checkpoints.corruption import damage
 from holdfast.flash.tools import convert, diff, inspect
 from holdfast.flash.tools.contents import Contents
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 Print = pytest.CaptureFixture[str]
 STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
 
@@ -43,17 +43,21 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
     )
     for stage in (1, 2, 3):
-        source = folder / f"zero{stage}" / "global_step3"
-        command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
-        words = ["--input_folder", str(source), "--output_folder", f"{source}_universal"]
-        subprocess.run(
-            [*command, *words, "--inject_missing_state"],
-            check=True,
-            capture_output=True,
-            timeout=100,
-            env={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
-        )
+        _universal(folder / f"zero{stage}" / "global_step3")
     return folder
+
+
+def _universal(source: Path) -> None:
+    """Have DeepSpeed's own converter make a universal checkpoint beside a native one."""
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    words = ["--input_folder", str(source), "--output_folder", f"{source}_universal"]
+    subprocess.run(
+        [*command, *words, "--inject_missing_state"],
+        check=True,
+        capture_output=True,
+        timeout=100,
+        env={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+    )
 
 
 def _step(source: Path, target: Path, *more: str) -> str:
@@ -80,6 +84,9 @@ def test_native_and_universal_files_of_a_stage_are_one_state(
             assert found.tensor(f"optimizer.state.{name}.{key}").abs().sum() > 0
     assert found.value("optimizer.param_groups.0.weight_decay") == 0.1
     assert torch.equal(found.tensor("model.count"), torch.arange(3.0))
+    assert found.forms["model.frozen.weight"][1] == (11, 11)
+    assert found.tensor("model.tied.weight").equal(found.tensor("model.n.weight"))
+    assert found.value("deepspeed.epoch") == 2
 
 
 @pytest.mark.parametrize(("stage", "version"), [(1, "-0.3"), (2, ""), (3, "")])
@@ -145,6 +152,34 @@ def test_missing_and_unknown_files_of_deepspeed_are_named(
     refused(saved / "zero1", "name one of global_step3")
 
 
+def test_tensor_parallel_slices_are_joined_as_deepspeed_joins_them(
+    tmp_path: Path, capsys: Print
+) -> None:
+    """Columns, rows, halves, a padded vocabulary, replicas; without their patterns: refused."""
+    import torch
+
+    pytest.importorskip("deepspeed")
+    world = {"run": "save_slices", "ranks": 4, "stage": 2, "folder": str(tmp_path / "ck")}
+    worlds.run(tmp_path, "deepspeed", [world])
+    source = tmp_path / "ck" / "global_step2"
+    _universal(source)
+    native = _step(source, tmp_path / "native")
+    assert diff.main([native, _step(Path(f"{source}_universal"), tmp_path / "universal")]) == 0
+    forms = Contents(native).forms
+    shapes = {name: forms[f"model.{name}.weight"][1] for name in ("columns", "rows", "words")}
+    assert shapes == {"columns": (10, 6), "rows": (3, 8), "words": (7, 6)}
+    (source / "mp_rank_01_model_states.pt").rename(tmp_path / "kept")
+    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
+    assert "model files of 1 ranks, not of 2" in capsys.readouterr().err
+    (tmp_path / "kept").rename(source / "mp_rank_01_model_states.pt")
+    file = source / "mp_rank_00_model_states.pt"
+    state = torch.load(file, weights_only=False)
+    del state["universal_checkpoint_info"]
+    torch.save(state, file)
+    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
+    assert "no universal_checkpoint_info tells how" in capsys.readouterr().err
+
+
 def test_an_unknown_version_and_a_cut_file_are_named(
     saved: Path, tmp_path: Path, capsys: Print
 ) -> None:
@@ -184,7 +219,7 @@ def test_inspect_shows_framework_layout_and_sizes(saved: Path, capsys: Print) ->
     assert inspect.main(["inspect", str(saved / "zero3" / "global_step3")]) == 0
     head = capsys.readouterr().out.splitlines()[0]
     assert re.search(r": DeepSpeed 0\.\d+\.\d+, ZeRO-3, data parallel 2, tensor parallel 1,", head)
-    assert ", step 3: 25 tensors," in head
+    assert ", step 3: 28 tensors," in head
     assert inspect.main(["verify", str(saved / "zero3" / "global_step3_universal")]) == 0
     assert "all of it was read" in capsys.readouterr().out
 

@@ -124,11 +124,12 @@ def test_a_flipped_bit_is_seen_by_verify_only(folder: Path) -> None:
 def test_what_is_no_checkpoint_is_said_with_what_to_do(
     folder: Path, tmp_path: Path, capsys: Print
 ) -> None:
-    """Nothing there, a file, an empty directory, only attempts, one of DCP: exit code 2."""
+    """Nothing there, a file, an empty directory, only attempts: exit code 2; a damaged one: 7."""
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / ".metadata").write_text("")
+    theirs = tmp_path / "above" / "theirs"
+    theirs.mkdir(parents=True)
+    (theirs / ".metadata").write_text("")
     (tmp_path / "begun").mkdir()
     [begun] = folder.glob("step_30.tmp.*")
     begun.rename(tmp_path / "begun" / begun.name)
@@ -137,11 +138,13 @@ def test_what_is_no_checkpoint_is_said_with_what_to_do(
         "file": "is a file, not a directory",
         "empty": "holds no checkpoint: no step_N directory",
         "begun": "only 1 that were never finished",
-        "theirs": "torch.distributed.checkpoint wrote it",
+        "above": "no step_N directory; theirs in it has a checkpoint",
     }
     for name, text in said.items():
         assert main(["verify", str(tmp_path / name)]) == 2
         assert text in capsys.readouterr().err, name
+    assert main(["verify", str(theirs)]) == 7
+    assert f"{theirs}/.metadata cannot be read as data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tool", ["inspect", "verify"])

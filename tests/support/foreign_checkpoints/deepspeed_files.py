@@ -19,7 +19,9 @@ def model() -> Any:
     made: Any = nn.Module()
     made.a, made.n, made.b = nn.Linear(7, 11), nn.LayerNorm(11), nn.Linear(11, 3)
     made.register_buffer("count", torch.arange(3.0))
-    made.forward = lambda rows: made.b(made.n(made.a(rows)))
+    made.frozen, made.tied = nn.Linear(11, 11, bias=False), made.n
+    made.frozen.requires_grad_(requires_grad=False)
+    made.forward = lambda rows: made.b(made.tied(made.frozen(made.a(rows))))
     return made
 
 
@@ -28,7 +30,7 @@ def _engine(stage: int, dtype: str, *, universal: bool = False) -> Any:
     import torch
 
     made = model()
-    every = list(made.parameters())
+    every = [one for one in made.parameters() if one.requires_grad]
     groups = [
         {"params": [one for one in every if one.dim() > 1], "weight_decay": 0.1},
         {"params": [one for one in every if one.dim() < 2], "weight_decay": 0.0},
@@ -60,8 +62,8 @@ def save(stage: int, folder: str, dtype: str = "bf16", truth: str = "") -> None:
         loss = engine(rows).float().square().mean()
         engine.backward(loss)
         engine.step()
-    engine.save_checkpoint(folder, tag="global_step3")
-    named = list(engine.module.named_parameters())
+    engine.save_checkpoint(folder, tag="global_step3", client_state={"epoch": 2})
+    named = [pair for pair in engine.module.named_parameters() if pair[1].requires_grad]
     masters = {name: safe_get_full_fp32_param(one) for name, one in named}
     if truth and dist.get_rank() == 0:
         torch.save(masters, truth)
@@ -73,3 +75,86 @@ def load_and_save(stage: int, folder: str, tag: str, again: str) -> None:
     path, _ = engine.load_checkpoint(folder, tag=tag)
     assert path is not None, f"DeepSpeed found no checkpoint in {folder}/{tag}"
     engine.save_checkpoint(again, tag="again")
+
+
+class _Parallel:
+    """The tensor-parallel groups that a script of Megatron-DeepSpeed tells DeepSpeed of."""
+
+    def __init__(self, size: int) -> None:
+        import torch.distributed as dist
+
+        world, rank = dist.get_world_size(), dist.get_rank()
+        self.size, self.rank = size, rank % size
+        data = [[one for one in range(world) if one % size == at] for at in range(size)]
+        tensor = [list(range(at, at + size)) for at in range(0, world, size)]
+        self._data = [dist.new_group(ranks) for ranks in data][rank % size]
+        self._tensor = [dist.new_group(ranks) for ranks in tensor][rank // size]
+        self._data_size, self._data_rank = world // size, rank // size
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer Megatron's names, such as get_tensor_model_parallel_rank."""
+        tensor = self.size, self.rank, self._tensor
+        kinds = {
+            "get_data_parallel": (self._data_size, self._data_rank, self._data),
+            "get_model_parallel": tensor,
+            "get_tensor_model_parallel": tensor,
+        }
+        kind = name.rpartition("_")[0].removesuffix("_world")
+        if kind not in kinds:
+            raise AttributeError(name)
+        size, rank, group = kinds[kind]
+        answers = {"size": size, "rank": rank, "group": group}
+        return lambda: answers[name.rpartition("_")[2]]
+
+
+def save_slices(stage: int, folder: str) -> None:
+    """Train a model whose parameters are cut over two tensor-parallel ranks, and save."""
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    parallel = _Parallel(2)
+    torch.manual_seed(parallel.rank)
+    made: Any = nn.Module()
+    made.columns, made.rows = nn.Linear(6, 5, bias=False), nn.Linear(4, 3, bias=False)
+    made.words, made.gated = nn.Linear(6, 4, bias=False), nn.Linear(6, 8, bias=False)
+    torch.manual_seed(7)
+    made.norm = nn.LayerNorm(6)
+    made.universal_checkpoint_info = {
+        "universal_checkpoint_version": 0.4,
+        "tp_replicated_parameter_patterns": [r"norm\..*"],
+        "parameter_with_row_parallelism_patterns": [r"rows\.weight"],
+        "vocabulary_parameter_patterns": [r"words\.weight"],
+        "original_vocab_size": 7,
+        "parameter_with_2_sub_params_cat_dim_0": [r"gated\.weight"],
+    }
+    made.forward = lambda rows: [
+        part(given)
+        for part, given in (
+            (made.columns, rows),
+            (made.rows, rows[:, :4]),
+            (made.words, rows),
+            (made.gated, rows),
+            (made.norm, rows),
+        )
+    ]
+    engine, *_ = deepspeed.initialize(
+        model=made,
+        optimizer=torch.optim.AdamW(made.parameters(), lr=1e-2),
+        mpu=parallel,
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "zero_allow_untested_optimizer": True,
+            "zero_optimization": {"stage": stage},
+            "steps_per_print": 10**9,
+            "bf16": {"enabled": True},
+            "gradient_clipping": 0.0,
+        },
+    )
+    for step in range(2):
+        torch.manual_seed(step + 10 * (dist.get_rank() // 2))
+        rows = torch.randn(2, 6, dtype=torch.bfloat16)
+        engine.backward(sum(out.float().square().sum() for out in engine(rows)))
+        engine.step()
+    engine.save_checkpoint(folder, tag="global_step2")

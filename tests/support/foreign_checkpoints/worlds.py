@@ -30,7 +30,7 @@ def run(folder: Path, framework: str, worlds: Sequence[dict[str, Any]]) -> None:
         text=True,
         capture_output=True,
         check=False,
-        timeout=_SECONDS,
+        timeout=_SECONDS * len(worlds),
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",

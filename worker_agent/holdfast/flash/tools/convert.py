@@ -94,7 +94,7 @@ def take_in(source: str, root: str, step: int) -> str:
         OSError: a file cannot be read or written.
     """
     check_target(root, step)
-    return convert(source, root, step=step)
+    return convert(source, root, step=step).path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,10 +133,11 @@ def _run(options: argparse.Namespace) -> str:
     if options.tool == "import":
         path = take_in(options.source, options.target, options.step)
         return f"{path}: load() takes it, with partial=True if parts are missing"
-    path = convert(
+    made = convert(
         options.source, options.target, options.to, step=options.step, model=options.model
     )
-    return f"{path}: {options.to or 'holdfast'}, converted exactly"
+    lines = [f"{made.path}: written as {options.to or 'holdfast'}"]
+    return "\n".join([*lines, *(f"note: {note}" for note in made.notes)])
 
 
 if __name__ == "__main__":

@@ -31,6 +31,14 @@ def is_foreign(place: str) -> bool:
         return False
 
 
+def below(place: str) -> str:
+    """Return the names of directories in a directory that have a foreign checkpoint."""
+    try:
+        return ", ".join(format_of(place).below[:5])
+    except OSError:
+        return ""
+
+
 def report(place: str, *, deep: bool, as_json: bool) -> int:
     """Print what a foreign checkpoint is; return 0, 7 if it is damaged, 2 if it is not read.
 

@@ -29,7 +29,7 @@ from holdfast.flash.storage.manifest import (
     steps,
 )
 from holdfast.flash.storage.reader import verify
-from holdfast.flash.tools.foreign_report import is_foreign, report
+from holdfast.flash.tools.foreign_report import below, is_foreign, report
 from holdfast.flash.tools.printing import put, size_text, table_text
 
 NOT_WHOLE: Final = 7
@@ -124,6 +124,8 @@ def _steps_at(path: str) -> list[str]:
         return [path]
     begun = len(attempts(PosixDisk(), path))
     more = f", only {begun} that were never finished" if begun else ""
+    if names := below(path):
+        more += f"; {names} in it has a checkpoint"
     raise InspectionError(f"{path} holds no checkpoint: no step_N directory{more}")
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path as File
 from typing import Any, Final
@@ -42,6 +42,17 @@ _READERS: Final[dict[str, Callable[[str, Pickles], Checkpoint]]] = {
     "safetensors": lambda place, _: safetensors.read(place),
     "torch": torch_file.read,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a conversion made."""
+
+    path: str
+    notes: tuple[str, ...]
+    """What was left out, and what a reader should know."""
+
+
 _WRITERS: Final[dict[str, Callable[[Checkpoint, File, Progress], None]]] = {
     "safetensors": safetensors.write,
     "deepspeed-universal": partial(deepspeed_universal.write, version=0.4),
@@ -113,8 +124,8 @@ def open_checkpoint(place: str, pickles: Pickles, *, model: bool = False) -> Che
 
 def convert(
     source: str, target: str, to: str = "", *, step: int | None = None, model: bool = False
-) -> str:
-    """Write a checkpoint in another format; return the path of what was made.
+) -> Made:
+    """Write a checkpoint in another format.
 
     Args:
         source: File or directory of any format that is read.
@@ -140,8 +151,11 @@ def convert(
         bar = Bar(found.bytes)
         try:
             if to == "holdfast":
-                return holdfast_step.write(found, target, _step(found, step), bar)
-            return _write(found, target, partial(_WRITERS[to], found), bar)
+                made = holdfast_step.write(found, target, _step(found, step), bar)
+                return Made(made, found.notes)
+            _write(found, target, partial(_WRITERS[to], found), bar)
+            lost = deepspeed_universal.left_out(found) if to.startswith("deepspeed") else ()
+            return Made(target, (*found.notes, *lost))
         finally:
             bar.end()
 
@@ -155,7 +169,7 @@ def _step(found: Checkpoint, step: int | None) -> int:
 
 def _write(
     found: Checkpoint, target: str, writer: Callable[[File, Progress], None], progress: Progress
-) -> str:
+) -> None:
     final = File(target)
     if final.exists() or not final.parent.is_dir():
         why = "is there already" if final.exists() else "is in no directory"
@@ -166,7 +180,6 @@ def _write(
         writer(folder, progress)
         PosixDisk().rename_new(str(folder), str(final))
     PosixDisk().sync_dir(str(final.parent))
-    return target
 
 
 @contextlib.contextmanager

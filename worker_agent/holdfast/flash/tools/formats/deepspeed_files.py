@@ -6,15 +6,21 @@ belong here: where the optimizer's tensors lie (`deepspeed_native`, `deepspeed_u
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path as File
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.shard_table import Path
-from holdfast.flash.tools.formats.foreign import ForeignError, ForeignTensor
+from holdfast.flash.tools.formats.foreign import ForeignError, ForeignTensor, Part
 from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, TorchFile, plain
 from holdfast.flash.tools.formats.torch_file import of_ref
+
+if TYPE_CHECKING:
+    import torch
 
 MODEL_FILE: Final = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -22,10 +28,12 @@ KNOWN_VERSIONS: Final = (0.2, 0.3, 0.4)
 """Versions of universal metadata. 0.4 tells the widths of unevenly cut sub-parameters."""
 INFO: Final = "universal_checkpoint_info"
 VERSION: Final = "universal_checkpoint_version"
-_KEPT: Final = (
-    "global_steps", "global_samples", "skipped_steps", "micro_steps", "lr_scheduler", "ds_version",
-)  # fmt: skip
-"""Values of the engine, under `deepspeed`."""
+_STRUCTURE: Final = {
+    "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "shared_params",
+    "frozen_param_fragments", "dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions",
+    "ds_config", "num_experts", "ds_autoep_layers", INFO,
+}  # fmt: skip
+"""Entries of a model file that describe it. All others, also the script's own, are values."""
 
 
 class ModelFiles:
@@ -59,6 +67,65 @@ class ModelFiles:
         if found is None:
             raise ForeignError(f"{self.folder}: the model file of mp_rank_{mp:02d} is missing")
         return found
+
+    def module(self, mp: int = 0) -> dict[str, TensorRef]:
+        """Return the tensors of a model file; with ZeRO-3 those of parameters have no elements."""
+        found = self.of(mp).state.get("module")
+        found = found if isinstance(found, Mapping) else {}
+        return {name: ref for name, ref in found.items() if isinstance(ref, TensorRef)}
+
+    def trained(self, mp: int = 0) -> set[str]:
+        """Return the parameters that the optimizer has."""
+        return {name for group in self.shapes(mp) for name in group}
+
+    def tied(self, mp: int) -> dict[str, str]:
+        """Return further names of trained parameters: they have one storage, also an empty one."""
+        module, trained = self.module(mp), self.trained(mp)
+        names = {module[one]: one for one in sorted(trained & module.keys())}
+        found = {name: names[ref] for name, ref in module.items() if ref in names}
+        shared = self.get("shared_params", mp=mp) or {}
+        return {name: one for name, one in (found | shared).items() if name not in trained}
+
+    def frozen(self, mp: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of parameters that are not trained."""
+        passed = self.trained(mp) | {*(self.get("buffer_names", mp=mp) or ()), *self.tied(mp)}
+        found = {
+            name: ref.size
+            for name, ref in self.module(mp).items()
+            if ref.count and name not in passed
+        }
+        listed = self.get("frozen_param_shapes", mp=mp) or {}
+        return found | {name: tuple(size) for name, size in listed.items()}
+
+    def untrained(self, mp: int, name: str, shape: tuple[int, ...]) -> ForeignTensor:
+        """Return a parameter that the optimizer does not have; raises `ForeignError`."""
+        fragments = self._fragments(mp, name, shape)
+        if fragments is not None:
+            return fragments
+        ref, file = self.module(mp).get(name), self.of(mp)
+        if ref is None or ref.size != shape:
+            raise ForeignError(
+                f"{file.path}: {name} is in no optimizer file, and in this file it is "
+                f"{getattr(ref, 'size', 'missing')}, not {shape}: copy the files of all ranks"
+            )
+        return of_ref(file, ("model", name), ref)
+
+    def _fragments(self, mp: int, name: str, shape: tuple[int, ...]) -> ForeignTensor | None:
+        """Return a frozen parameter that the ranks of ZeRO-3 share; None: it is none."""
+        parts, end, left, dtype = list[Part](), 0, math.prod(shape), ""
+        for file in (self.files[key] for key in sorted(self.files) if key[0] == mp):
+            ref = (file.state.get("frozen_param_fragments") or {}).get(name)
+            if not isinstance(ref, TensorRef) or ref.size == shape:
+                return None
+            count, dtype = min(ref.count, left - end), ref.dtype
+            if count > 0:
+                where = f"{file.path}: frozen {name}"
+                reader = partial(flat_range, file, ref, 0, count)
+                parts.append(Part(offsets=(end,), sizes=(count,), where=where, read=reader))
+                end += count
+        return ForeignTensor(
+            path=("model", name), dtype=dtype, shape=shape, parts=tuple(parts), grid=(left,)
+        )
 
     def get(self, name: str, default: Any = None, mp: int = 0) -> Any:
         """Return an entry of a model file."""
@@ -106,11 +173,31 @@ class ModelFiles:
 
     def values(self) -> dict[Path, Any]:
         """Return what the engine keeps beside model and optimizer."""
+        state = self.of(0).state
         return {
-            ("deepspeed", name): value
-            for name in _KEPT
-            if (value := self.get(name)) is not None and plain(value)
+            ("deepspeed", str(name)): value
+            for name, value in state.items()
+            if name not in _STRUCTURE and value is not None and plain(value)
         }
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note on what of the engine's values is no plain data."""
+        odd = sorted(
+            str(name)
+            for name, value in self.of(0).state.items()
+            if name not in _STRUCTURE and not plain(value)
+        )
+        return (f"left out, no plain data: {', '.join(odd)}",) if odd else ()
+
+    def aliases(self, tensors: Iterable[ForeignTensor]) -> list[ForeignTensor]:
+        """Return tied parameters under their further names."""
+        found = {tensor.path: tensor for tensor in tensors}
+        return [
+            replace(found["model", name], path=("model", alias))
+            for mp in self.ranks[:: self.tensor_size]
+            for alias, name in self.tied(mp).items()
+            if ("model", name) in found and ("model", alias) not in found
+        ]
 
     def buffers(self) -> list[ForeignTensor]:
         """Return the modules' buffers, of the first tensor-parallel rank."""
@@ -126,6 +213,11 @@ class ModelFiles:
                 if isinstance(ref, TensorRef)
             ]
         return found
+
+
+def flat_range(file: TorchFile, ref: TensorRef, begin: int, count: int) -> torch.Tensor:
+    """Return a range of a flat tensor."""
+    return file.tensor(TensorRef(ref.key, ref.dtype, ref.at + begin, (count,), (1,)))
 
 
 def group_values(groups: Any, where: str) -> dict[Path, Any]:

@@ -22,6 +22,7 @@ from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.tools.formats.deepspeed_files import (
     MOMENTS,
     ModelFiles,
+    flat_range,
     group_values,
     moe_files,
     stage_of,
@@ -35,7 +36,6 @@ from holdfast.flash.tools.formats.foreign import (
     whole,
 )
 from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, TorchFile
-from holdfast.flash.tools.formats.torch_file import of_ref
 
 if TYPE_CHECKING:
     import torch
@@ -66,21 +66,22 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
     files = ModelFiles(place, pickles)
     optimizers = _optimizer_files(place, files, pickles)
     first = _inner(optimizers[0, 0])
-    stage = stage_of(first.get("zero_stage"))
+    groups, stage = _base(first).get("param_groups"), stage_of(first.get("zero_stage"))
     slices = Slices(files)
+    ranks = _Ranks(files, optimizers, stage)
     tensors = [
         tensor
         for name, found in slices.parameters().items()
-        for tensor in _parameter(slices, name, found, _Ranks(files, optimizers, stage))
+        for tensor in _parameter(slices, name, found, ranks)
     ]
     return Checkpoint(
         place=place,
         format="deepspeed",
         framework=f"DeepSpeed {files.get('ds_version', '')}".strip(),
         layout=f"ZeRO-{stage}",
-        tensors=(*tensors, *files.buffers()),
-        values=group_values(_base(first).get("param_groups"), optimizers[0, 0].path)
-        | files.values(),
+        tensors=(*tensors, *files.aliases(tensors), *files.buffers()),
+        notes=files.notes(),
+        values=group_values(groups, optimizers[0, 0].path) | files.values(),
         step=files.get("global_steps"),
         sizes={
             "data": 1 + max(data for data, _ in optimizers),
@@ -174,6 +175,16 @@ class _Ranks:
                 yield Range(name, begin, real, number)
                 begin += share
 
+    def kinds(self, mp: int, name: str) -> list[str]:
+        """Return the kinds of optimizer state of a parameter, without its step."""
+        for data in range(self.data):
+            found = self.range_of(data, mp, name)
+            if found is not None and found.count:
+                state = _base(_inner(self.file(data, mp))).get("state")
+                own = state.get(found.group, {}) if isinstance(state, Mapping) else {}
+                return sorted(str(key) for key in own if key != "step")
+        return [*MOMENTS]
+
     def flat(self, data: int, mp: int, group: int, key: str) -> Any:
         """Return the reference to a flat tensor, or a step; None: it is not there."""
         inner = _inner(self.file(data, mp))
@@ -199,7 +210,7 @@ def _parameter(
     """Yield a parameter's tensors. at: model-parallel rank → shape of its slice."""
     made = {
         key: {mp: _slice(ranks, mp, name, shape, key) for mp, shape in at.items()}
-        for key in ("fp32", *MOMENTS)
+        for key in ("fp32", *ranks.kinds(min(at), name))
     }
     if any(one is None for one in made["fp32"].values()):
         yield from _untrained(slices, name, at)
@@ -230,7 +241,7 @@ def _slice(
                 f"{where}: elements {found.begin} to {found.begin + found.count} are due, and "
                 f"{getattr(ref, 'count', 0)} are there: copy the file again"
             )
-        reader = partial(_flat_range, file, ref, found.begin, found.count)
+        reader = partial(flat_range, file, ref, found.begin, found.count)
         parts.append(Part(offsets=(end,), sizes=(found.count,), where=where, read=reader))
         end, dtype = end + found.count, ref.dtype
     if not parts and 0 not in shape:
@@ -241,25 +252,11 @@ def _slice(
     )
 
 
-def _flat_range(file: TorchFile, ref: TensorRef, begin: int, count: int) -> torch.Tensor:
-    cut = TensorRef(ref.key, ref.dtype, ref.at + begin, (count,), (1,))
-    return file.tensor(cut)
-
-
 def _untrained(
     slices: Slices, name: str, at: Mapping[int, tuple[int, ...]]
 ) -> Iterator[ForeignTensor]:
     """Yield the weight of a parameter that the optimizer does not know: it is in the model file."""
-    found = {}
-    for mp, shape in at.items():
-        file = slices.files.of(mp)
-        ref = (file.state.get("module") or {}).get(name)
-        if not isinstance(ref, TensorRef) or ref.size != shape:
-            raise ForeignError(
-                f"{file.path}: {name} is in no optimizer file, and in this file it is "
-                f"{getattr(ref, 'size', 'missing')}, not {shape}: copy the files of all ranks"
-            )
-        found[mp] = of_ref(file, ("model", name), ref)
+    found = {mp: slices.files.untrained(mp, name, shape) for mp, shape in at.items()}
     yield slices.join(("model", name), name, found)
 
 

@@ -56,7 +56,7 @@ class Slices:
         found: dict[str, dict[int, tuple[int, ...]]] = {}
         size = self.files.tensor_size
         for mp in self.files.ranks:
-            for shapes in self.files.shapes(mp):
+            for shapes in (*self.files.shapes(mp), self.files.frozen(mp)):
                 for name, shape in shapes.items():
                     there = found.setdefault(name, {})
                     if not there or min(there) // size == mp // size:

@@ -45,10 +45,11 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
     state = settings.state if isinstance(settings.state, Mapping) else {}
     groups = state.get("param_groups")
     buffers = {tensor.path[1]: tensor for tensor in files.buffers()}
+    kept = _untrained(files)
     tensors, values = list[ForeignTensor](), group_values(groups, settings.path) | files.values()
     for name, folder in _folders(place, shapes):
-        if name in buffers:
-            continue  # the converter copies buffers too, as fp32
+        if name in buffers or name in kept:
+            continue  # the converter copies what is not trained too, as fp32
         tensors += _parameter(folder, name, shapes.get(name), pickles)
         tensors += _step(folder, name, settings, pickles)
     return Checkpoint(
@@ -56,11 +57,30 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
         format="deepspeed-universal",
         framework=f"DeepSpeed {files.get('ds_version', '')}".strip(),
         layout="universal" if version is None else f"universal {version}",
-        tensors=(*tensors, *buffers.values()),
+        tensors=(
+            *tensors,
+            *(one for one in kept.values() if one is not None),
+            *files.aliases(tensors),
+            *buffers.values(),
+        ),
+        notes=files.notes(),
         values=values,
         step=files.get("global_steps"),
         sizes={"tensor": files.tensor_size, "data": int(files.get("dp_world_size") or 1)},
     )
+
+
+def _untrained(files: ModelFiles) -> dict[str, ForeignTensor | None]:
+    """Return what the model files have themselves; None: a further name of a parameter."""
+    if files.tensor_size > 1:
+        return {}
+    found: dict[str, ForeignTensor | None] = {}
+    for mp in files.ranks:
+        found |= dict.fromkeys(files.tied(mp))
+        found |= {
+            name: files.untrained(mp, name, shape) for name, shape in files.frozen(mp).items()
+        }
+    return found
 
 
 def _shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
@@ -91,9 +111,10 @@ def _parameter(
     folder: File, name: str, shape: tuple[int, ...] | None, pickles: Pickles
 ) -> Iterator[ForeignTensor]:
     found = {path.name for path in folder.iterdir()}
-    wanted = ["fp32", *(key for key in MOMENTS if f"{key}.pt" in found)]
-    if len(wanted) == 1 + len(MOMENTS) - 1:
-        missing = next(key for key in MOMENTS if key not in wanted)
+    others = sorted(one.removesuffix(".pt") for one in found if one.endswith(".pt"))
+    wanted = ["fp32", *(key for key in others if key not in ("fp32", "step"))]
+    missing = next((key for key in MOMENTS if key not in wanted), None)
+    if missing is not None and set(wanted) & {*MOMENTS}:
         raise ForeignError(f"{folder}/{missing}.pt is missing: copy the directory again")
     for key in wanted:
         path: Path = ("model", name) if key == "fp32" else ("optimizer", "state", name, key)
@@ -178,10 +199,26 @@ def write(found: Checkpoint, folder: File, progress: Progress, *, version: float
     _write_model(found, folder, version, shapes, buffers)
 
 
+def left_out(found: Checkpoint) -> tuple[str, ...]:
+    """Return a note on the values that a universal checkpoint has no place for."""
+    firsts = {str(path[0]) for path in found.values} - {"optimizer", "deepspeed"}
+    return (
+        (f"left out, DeepSpeed has no place for it: {', '.join(sorted(firsts))}",) if firsts else ()
+    )
+
+
 def _check(found: Checkpoint, trained: set[str]) -> None:
     names = {".".join(map(str, one.path[1:])) for one in found.tensors if one.path[0] == "model"}
     if odd := sorted(name for name in names if "/" in name or name in ("", ".", "..")):
         raise ForeignError(f"model.{odd[0]}: no directory can have this name")
+    for one in found.tensors:
+        placed = one.path[0] == "model" or one.path[:2] == ("optimizer", "param_groups")
+        is_state = one.path[:2] == ("optimizer", "state") and one.path[-1] in (*MOMENTS, "step")
+        if not placed and not is_state:
+            raise ForeignError(
+                f"{one.name}: a universal checkpoint has no place for it: DeepSpeed keeps "
+                f"{', '.join(MOMENTS)} of an Adam; take the model only (--model)"
+            )
     if lost := sorted(trained - names):
         raise ForeignError(f"optimizer.state.{lost[0]}: the model has no such parameter")
 

@@ -26,6 +26,8 @@ class Verdict:
     format: str
     """Empty: unknown or ambiguous."""
     reason: str
+    below: tuple[str, ...] = ()
+    """Directories in it that have a checkpoint."""
 
 
 def recognise(
@@ -61,7 +63,8 @@ def recognise(
         both = " and ".join(f"{_LOOKED[kind]} ({kind})" for kind in found)
         return Verdict("", f"{path} has {both}: remove what belongs to another save")
     if deeper:
-        return Verdict("", f"{path} holds no checkpoint itself: name one of {_list(deeper)} in it")
+        why = f"{path} holds no checkpoint itself: name one of {_list(deeper)} in it"
+        return Verdict("", why, tuple(sorted(deeper)))
     looked = "; ".join(f"{what} ({kind})" for kind, what in _LOOKED.items())
     return Verdict("", f"{path} has none of: {looked}. Name the directory of one save")
 
