@@ -60,6 +60,8 @@ class Piece:
     def boxes(self, begin: int, end: int) -> Iterator[PieceBox]:
         """Yield the boxes of the local tensor's elements [begin, end) in this piece, in order."""
         begin, end = max(begin, self.begin), min(end, self.end)
+        if begin >= end:
+            return  # the range is in other pieces
         at = begin
         for inner, sizes in boxes_of_range(self.sizes, begin - self.begin, end - self.begin):
             offsets = tuple(one + more for one, more in zip(self.offsets, inner, strict=True))

@@ -200,6 +200,8 @@ class MegatronShards:
         Megatron's own gather of parameters runs among data parallel ranks, as after each step.
         """
         view = self._view()
+        for chunk in _gathering(self._optimizer):
+            _end_gather(chunk)
         for weight, values in self._staged:
             weight.copy_(values)
         self._staged = []
@@ -239,6 +241,13 @@ def _gathering(optimizer: Any) -> list[Any]:
         for chunk in one.model_chunks
     }
     return list(found.values())
+
+
+def _end_gather(chunk: Any) -> None:
+    """Wait for a gather of the last step that still runs: its end would pass for the next one's."""
+    for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
+        if group.param_gather_handle is not None:
+            group.start_param_sync(force_sync=True)
 
 
 def _extra_reader(module: Any) -> Any:
