@@ -16,7 +16,7 @@ from jobs.local_job import RunningJob, elastic_job, loss_lines
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 SCRIPT = [
     str(ROOT / "tests" / "support" / "megatron_worlds" / "on_cpu.py"),
-    str(ROOT / "examples" / "megatron" / "train_gpt.py"),
+    str(ROOT / "examples" / "with_megatron" / "train_gpt.py"),
 ]
 STEPS = 60
 

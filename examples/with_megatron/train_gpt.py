@@ -1,6 +1,6 @@
 """Trains a small GPT with megatron-core, and goes on in whatever layout its world allows.
 
-    torchrun --nproc-per-node=4 examples/megatron/train_gpt.py --tensor=2
+    torchrun --nproc-per-node=4 examples/with_megatron/train_gpt.py --tensor=2
 
 Holdfast's part is the `Checkpointer` with `MegatronShards`, `load`, and `step`. The rest is a
 training with megatron-core's distributed optimizer. The samples are random numbers that follow from
