@@ -26,8 +26,8 @@ EXTRA_OF = {
     "holdfast_cli": "cli",
     "holdfast": "train",
 }
-# torch is the user's own build, in the worker's environment; see [agent] in pyproject.toml. A framework
-# is there where its integration is imported.
+# torch is the user's own build, in the worker's environment; see [agent] in pyproject.toml. A
+# framework is there where its integration is imported.
 BROUGHT_BY_THE_USER = {
     "holdfast_agent": {"torch", "numpy"},
     "holdfast": {"deepspeed", "megatron-core"},
