@@ -104,6 +104,10 @@ coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as lon
 test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (15 minutes)
 	$(KUBE)
 
+.PHONY: test-matrix
+test-matrix: $(STAMP) ## Run every pair of layouts of DeepSpeed and Megatron (`make test` takes some; 30 minutes)
+	MATRIX_WHOLE=1 $(PYTEST) tests/integrations -n $(WORKERS) -m "$(LONG)" $(SLOWEST)
+
 .PHONY: test-fast
 test-fast: $(STAMP) ## Run the fast tests only (3 to 5 minutes)
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -40,6 +41,8 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # phase every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# The workers of a run must choose the same cases (checkpoints.matrix_sample), and each run others.
+os.environ.setdefault("MATRIX_SEED", str(random.randrange(2**32)))
 
 
 @pytest.fixture(autouse=True, scope="session")

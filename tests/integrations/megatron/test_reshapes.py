@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from checkpoints.matrix_sample import sampled
 from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train
@@ -30,14 +31,17 @@ def _named(layout: dict[str, int]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS, ids=_named)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, 3), ids=_named)
 def test_any_layout_goes_on_from_any_other(
     worlds: Worlds, tmp_path: Path, layout: dict[str, int]
 ) -> None:
-    """Every global tensor has the same bytes, and the next losses differ by less than 1e-6."""
+    """Every global tensor has the same bytes, and the next losses differ by less than 1e-6.
+
+    Some layouts each time; `make test-matrix` has all 81 pairs.
+    """
     first = worlds.run(root=str(tmp_path), until=4, save_at=[2], seed=7, **_of(layout))[0]
     assert len(first["saved"]) == 68  # weights, masters, two moments of 17 global tensors
-    for other in LAYOUTS:
+    for other in [layout, *sampled(LAYOUTS[::-1], 3)]:
         for rank in worlds.run(root=str(tmp_path), until=4, seed=9, **_of(other)):
             assert rank["start"] == 2
             assert rank["loaded"] == first["saved"], _named(other)
@@ -94,7 +98,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(list(MODELS), 5))
 def test_any_model_goes_on_in_another_layout(worlds: Worlds, tmp_path: Path, name: str) -> None:
     """That holds for 16-bit weights, halves of gated units, tied weights, chunks, experts."""
     saver, others = MODELS[name]
