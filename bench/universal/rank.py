@@ -1,4 +1,4 @@
-"""What every measured rank does: time a call together with the other ranks, and log it."""
+"""Tools of a measured rank: time a call together with the other ranks, and log it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tools print: sizes, tables, and a reader of the pipe that goes."""
+"""Prints for the tools: sizes, tables, and a reader of the pipe that goes."""
 
 from __future__ import annotations
 

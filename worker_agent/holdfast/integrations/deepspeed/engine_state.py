@@ -1,4 +1,4 @@
-"""What a DeepSpeed engine keeps besides weights and optimizer: counters, LR scheduler, loss scale.
+"""State of a DeepSpeed engine besides weights and optimizer: counters, LR scheduler, loss scale.
 
 Belongs here: these values under the first key `deepspeed`, which other frameworks pass over. Does
 not belong here: random generators (the `Checkpointer` saves them), data loaders (`per_rank`).

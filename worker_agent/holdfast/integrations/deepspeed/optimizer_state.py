@@ -1,4 +1,4 @@
-"""What ZeRO's inner optimizer keeps for its flat tensors, under torch's names of each parameter.
+"""State that ZeRO's inner optimizer keeps for flat tensors, under torch's names of parameters.
 
 Belongs here: the list of moments and step counts, the comparison with a checkpoint, the state that
 a start installs. Does not belong here: the parameter groups (`groups`), the flat tensors themselves

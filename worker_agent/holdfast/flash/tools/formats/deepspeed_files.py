@@ -1,4 +1,4 @@
-"""What DeepSpeed's native and universal checkpoints have in common: names and values.
+"""Names and values that DeepSpeed's native and universal checkpoints have in common.
 
 Belongs here: the model files (`mp_rank_XX_model_states.pt`), settings of parameter groups. Does not
 belong here: where the optimizer's tensors lie (`deepspeed_native`, `deepspeed_universal`).

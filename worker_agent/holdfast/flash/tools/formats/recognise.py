@@ -1,4 +1,4 @@
-"""Which format a path has: a decision by names alone, with its reason."""
+"""Decides which format a path has, by names alone, with its reason."""
 
 from __future__ import annotations
 
