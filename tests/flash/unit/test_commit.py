@@ -161,6 +161,23 @@ def test_after_an_error_of_fsync_the_shard_is_written_to_a_new_file() -> None:
     assert verify(disk, f"{ROOT}/step_10") == manifest
 
 
+@pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.parametrize("shares", [1, 2, 3, 7])
+def test_the_shares_of_all_nodes_are_all_files_once(
+    world: int, shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes verify neighbouring ranks' files, in their order: each file on one node."""
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    _save(disk, *sample_step(10, random.Random(3), world=world))
+    read: list[str] = []
+    monkeypatch.setattr(disk, "open", lambda name: read.append(name) or open_file(name))
+    open_file = ForgetfulDisk.open.__get__(disk)
+    for share in range(shares):
+        verify(disk, f"{ROOT}/step_10", share, shares)
+    assert read == [f"{ROOT}/step_10/__{rank}_0.distcp" for rank in range(world)]
+
+
 def test_a_full_disk_is_named_and_leaves_no_file() -> None:
     """ENOSPC is not tried again; what was half written is removed."""
     disk = ForgetfulDisk()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from checkpoints import flash_large, flash_matrix, flash_odd_shapes, flash_overlap
+from checkpoints import flash_large, flash_matrix, flash_memory, flash_odd_shapes, flash_overlap
 from checkpoints.counted_saves import counted
 from checkpoints.flash_models import backward, evaluate, model_of
 
@@ -311,6 +311,7 @@ _JOBS: Jobs = {
     "overlap": flash_overlap.run,
     "odd shapes": flash_odd_shapes.run,
     "large": flash_large.run,
+    "memory": flash_memory.run,
     "load": lambda world, pipe: flash_matrix.load(world, pipe, digest),
 }
 

@@ -25,7 +25,7 @@ from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Clien
 from holdfast.flash.trainer.collectives import from_rank_0
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.planner import RankPosition
-from holdfast.flash.trainer.reshard import of_start, stored
+from holdfast.flash.trainer.reshard import BytesRead, of_start, stored
 from holdfast.flash.trainer.restore import Restorer, idle_cores
 from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
 from holdfast.flash.trainer.save_policy import Pacer
@@ -169,6 +169,8 @@ class Checkpointer:
         self._client: Client | None = None
         self.failed = 0
         """Scheduled saves that failed, for lack of memory, say. Training went on."""
+        self.read = BytesRead()
+        """Bytes that the last `load()` read for this rank's tensors: memory, peers, storage."""
         self._trouble = Trouble()
         self._process = os.getpid()
         self._lock = RLock()
@@ -217,9 +219,7 @@ class Checkpointer:
             return 0
         if self._loaded and self._taker.newest != self._loaded:
             raise CheckpointError(_TOO_LATE.format(self._taker.newest[0]))
-        client = self._connect()
-        origin = RestoreStart()
-        descriptors: tuple[int, ...] = ()
+        client, origin, descriptors = self._connect(), RestoreStart(), tuple[int, ...]()
         if client.has_agent or self._place.rank == 0:
             answer, descriptors = client.ask(Restore(), RestoreStart)
             assert isinstance(answer, RestoreStart)  # noqa: S101 - `_ask` returns no other
@@ -241,9 +241,8 @@ class Checkpointer:
         return origin.step
 
     def _agree(self, origin: RestoreStart) -> RestoreStart:
-        world = self._place.world
-        step = from_rank_0(origin.step, world)
-        lineage = from_rank_0(origin.lineage, world)
+        own = (origin.step, origin.lineage)
+        step, lineage = (from_rank_0(number, self._place.world) for number in own)
         path = f"{self._root}/step_{step}" if step else ""
         return RestoreStart(step=step, lineage=lineage, path=path, durable=bool(step))
 
@@ -252,13 +251,13 @@ class Checkpointer:
     ) -> None:
         leaves = collect(self._parts, self._place.rank)
         arenas = self._preparer.map(descriptors).values()
-        fetch = self._connect().fetch
         found = stored(of_start(origin, arenas), origin.step)
-        holders = self._preparer.holders
+        fetch, holders = self._connect().fetch, self._preparer.holders
         restorer = Restorer(self._parts, leaves, self._place, found, fetch, holders)
         threads = max(self._threads, idle_cores(self._place))
         for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)
+        self.read = restorer.read
         self._preparer.let_go(origin.lent)
 
     def step(

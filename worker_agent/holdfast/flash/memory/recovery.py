@@ -170,7 +170,8 @@ def _clear(arena: Arena) -> list[str]:
 def _mismatch(arena: Arena, slot: ArenaSlot) -> str:
     """Compare a slot with its hashes; store the hashes if the dead agent had not yet."""
     try:
-        hashes = hash_items(slot.image, arena.table.spans(tuple(slot.lengths)))
+        spans = arena.table.spans(tuple(slot.lengths))
+        hashes = hash_items(slot.image, spans, training=False)
     except (ValueError, IndexError) as error:
         return str(error)
     if slot.words[SlotWord.HASHED] == slot.words[SlotWord.SEQUENCE]:

@@ -402,7 +402,7 @@ class AvailableVersions:
             if not was_hashed(slot):
                 continue
             spans = held.arena.table.spans(tuple(slot.lengths))
-            if hash_items(slot.image, spans) != tuple(slot.hashes):
+            if hash_items(slot.image, spans, training=False) != tuple(slot.hashes):
                 slot.give_back(Move.RELEASE)
                 notes.append(
                     f"step {version.step} of rank {held.rank} was passed over: slot {slot.index} "
@@ -444,7 +444,7 @@ def _is_same(slot: ArenaSlot, shard: Shard, spans: list[tuple[int, int]]) -> boo
     """Tell whether a slot has the bytes of a committed shard, its tail included."""
     if tuple(slot.lengths) != shard.lengths:
         return False
-    hashes = hash_items(slot.image, spans)
+    hashes = hash_items(slot.image, spans, training=False)
     return hashes == shard.hashes
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.flash.memory.hashes import on_threads
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import (
@@ -32,41 +34,62 @@ class VerifiedStep:
 def verify(disk: Disk, path: str, share: int = 0, shares: int = 1) -> Manifest:
     """Return the manifest of a committed step after comparing every item's hash.
 
-    share, shares: verify only one file in `shares`, beginning with number `share`; others verify
-    the rest. Raises `ManifestError` naming the file and the item that differ.
+    share, shares: verify only part `share` of so many parts of the files, in the order of ranks;
+    others verify the rest. So a node reads the files first that its own ranks will read next.
+    Raises `ManifestError` naming the file and the item that differ.
     """
     manifest = read_manifest(disk, path)
-    _compare(disk, path, manifest.shards[share::shares])
+    count = len(manifest.shards)
+    _compare(disk, path, manifest.shards[count * share // shares : count * (share + 1) // shares])
     return manifest
 
 
+@dataclass(frozen=True, slots=True)
+class _Stated:
+    """One item of a file, and the hash that the manifest states."""
+
+    file: str
+    name: str
+    begin: int
+    length: int
+    hash: int
+
+
 def _compare(disk: Disk, path: str, shards: Iterable[Shard]) -> None:
-    for shard in shards:
-        file = f"{path}/{shard.file}"
+    """Compare the items of some files, on several threads; the first that differs is named."""
+    items = [item for shard in shards for item in _stated(f"{path}/{shard.file}", shard)]
+    on_threads(items, lambda item: item.length, lambda run: _compare_items(disk, run))
+
+
+def _stated(file: str, shard: Shard) -> Iterable[_Stated]:
+    table = shard.table
+    for item, (begin, length), stated in zip(
+        table.items, table.spans(shard.lengths), shard.hashes, strict=True
+    ):
+        if not item.tail:
+            yield _Stated(file, item.name, begin, length, stated)
+
+
+def _compare_items(disk: Disk, items: Iterable[_Stated]) -> None:
+    """Compare by reading: an unreadable byte of a mapping would end an agent with SIGBUS."""
+    buffer = memoryview(bytearray(_PIECE))
+    for file, own in itertools.groupby(items, lambda item: item.file):
         try:
             handle = disk.open(file)
             try:
-                _compare_items(disk, handle, file, shard)
+                for item in own:
+                    if _hash_of(disk, handle, item, buffer) != item.hash:
+                        raise ManifestError(f"{file}: {item.name} at byte {item.begin} is damaged")
             finally:
                 disk.close(handle)
         except OSError as error:
             raise ManifestError(f"{file}: {error}") from error
 
 
-def _compare_items(disk: Disk, handle: int, file: str, shard: Shard) -> None:
-    """Compare by reading: an unreadable byte of a mapping would end an agent with SIGBUS."""
-    table, buffer = shard.table, memoryview(bytearray(_PIECE))
-    for item, (begin, length), stated in zip(
-        table.items, table.spans(shard.lengths), shard.hashes, strict=True
-    ):
-        if not item.tail and _hash_of(disk, handle, begin, length, buffer) != stated:
-            raise ManifestError(f"{file}: {item.name} at byte {begin} is damaged")
-
-
-def _hash_of(disk: Disk, handle: int, begin: int, length: int, buffer: memoryview) -> int:
+def _hash_of(disk: Disk, handle: int, item: _Stated, buffer: memoryview) -> int:
     from xxhash import xxh3_64
 
-    digest, at, end = xxh3_64(), begin, begin + length
+    digest, at, end = xxh3_64(), item.begin, item.begin + item.length
     while at < end:
         done = disk.read_at(handle, at, buffer[: end - at])
         if not done:

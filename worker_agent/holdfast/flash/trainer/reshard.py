@@ -152,6 +152,25 @@ def stored(images: Iterable[Image], step: int = 0) -> Stored:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesRead:
+    """Bytes of a checkpoint that one rank has read for its tensors, by the place they came from."""
+
+    memory: int = 0
+    """From this node's memory."""
+    peers: int = 0
+    """From other nodes' memory. An item travels whole, so this may be more than is needed of it."""
+    storage: int = 0
+    """From the files of the step. What a node reads to compare hashes is not counted."""
+
+    def __str__(self) -> str:
+        """Tell them in MiB."""
+        return (
+            f"{self.memory / 2**20:.1f} MiB from this node's memory, {self.peers / 2**20:.1f} MiB "
+            f"from other nodes' memory, {self.storage / 2**20:.1f} MiB from storage"
+        )
+
+
 class Filler:
     """Copies of one restore."""
 
@@ -167,6 +186,13 @@ class Filler:
         """(rank, index of the item) → bytes, of items to fetch before `copy`."""
         self.wrong: list[str] = []
         """Reasons for tensors that cannot be filled."""
+        self._near = self._filed = 0
+
+    @property
+    def read(self) -> BytesRead:
+        """Bytes that the planned copies read."""
+        peers = sum(self.wanted.values())
+        return BytesRead(memory=self._near, peers=peers, storage=self._filed)
 
     def fill(self, name: str, local: Local, *, files_first: bool = False) -> bool:
         """Plan the copies into one local tensor; if impossible, note the reason, return False.
@@ -218,8 +244,13 @@ class Filler:
 
     def _plan(self, part: StoredBox, common: Box, local: Local) -> None:
         item = part.item
+        size = math.prod(common[1]) * local.values.element_size()
         if part.lent is not None:
             self.wanted[part.lent] = item.length
+        elif part.near:
+            self._near += size
+        else:
+            self._filed += size
         source = narrow(values_of(item, part.memory, local.values.dtype), common, item.offsets)
         to = narrow(local.values, common, local.offsets)
         self._kept.append(source)

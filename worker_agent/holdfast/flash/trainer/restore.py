@@ -10,13 +10,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final
 
 from holdfast.flash.trainer.collectives import all_or_none
 from holdfast.flash.trainer.holders import Holders
 from holdfast.flash.trainer.leaves import Leaves, Stateful
 from holdfast.flash.trainer.planner import RankPosition
-from holdfast.flash.trainer.reshard import Filling, Stored
+from holdfast.flash.trainer.reshard import BytesRead, Filling, Stored
 from holdfast.flash.trainer.rng import Rng
 from holdfast.flash.trainer.state_dict import Parts
 
@@ -31,6 +32,7 @@ _RESEEDED: Final = (
     "the random generators of all ranks are reseeded from those of rank 0: a world of %d saved "
     "them, this one has %d"
 )
+_READ: Final = "step %d is loaded on rank %d: %s, in %.3f s"
 log: Final = logging.getLogger("holdfast")
 
 
@@ -70,7 +72,7 @@ class Restorer:
         """
         import torch
 
-        filling = self._filling
+        filling, begun = self._filling, monotonic()
         # Not in the caller's inference mode: optimizers cannot step with tensors made in it.
         with torch.inference_mode(mode=False), torch.no_grad():
             with all_or_none(self._place.world, RestoreError):
@@ -89,7 +91,13 @@ class Restorer:
                 self._give()
             filling.filler.copy(threads)
             self._parts.shards.finish(partial=partial)
+        log.info(_READ, filling.step, self._place.rank, self.read, monotonic() - begun)
         return filling.notes
+
+    @property
+    def read(self) -> BytesRead:
+        """Bytes that `run` has read for tensors."""
+        return self._filling.filler.read
 
     def _extras(self) -> None:
         filling = self._filling
