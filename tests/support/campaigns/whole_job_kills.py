@@ -21,14 +21,19 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from campaigns.counting_scripts import STATES, script
+from campaigns.counting_scripts import LAYOUTS, STATES, script
 from campaigns.kill_records import record
 from holdfast_wire.messages import JobPhase, JobStatus
 from jobs.local_job import RunningJob, elastic_job, loss_lines
 
 SAVE_EVERY = 5
-_VICTIMS = (*("rank 0", "rank 1") * 3, "agent 0", "agent 1", *("master",) * 2)
-"""Ranks most; an agent seldom, because the next one needs ten seconds."""
+_OTHERS = ("agent 0", "agent 1", *("master",) * 2)
+"""Victims besides ranks; an agent seldom, because the next one needs ten seconds."""
+_MEGATRON = ("megatron", "megatron-turns")
+"""Two ranks per node, so that tensor, pipeline and data parallel ranks are in one world. The layout
+is drawn once; or it changes with every second round, though the world has as many ranks."""
+_PRELOAD = {"HOLDFAST_PRELOAD": "megatron_worlds.preloaded", "TORCHDYNAMO_DISABLE": "1"}
+"""Agents import megatron-core once: ten seconds of a core for each rank otherwise."""
 _PLENTY = 100_000
 
 
@@ -56,7 +61,8 @@ class Campaign:
         self._folder = folder
         self.parallel = parallel or self._rng.choice(["ddp", "fsdp2"])
         file = folder / "count.py"
-        file.write_text(script(self.parallel, SAVE_EVERY))
+        one = [self._rng.choice(LAYOUTS)] if self.parallel == "megatron" else LAYOUTS
+        file.write_text(script(self.parallel, SAVE_EVERY, one))
         words = [str(file), f"--parallel={self.parallel}", f"--folder={folder}"]
         words += [f"--device={device}", *(["--overlap"] if overlap else [])]
         limits = {"limit": _PLENTY, "windowSeconds": 1}
@@ -64,11 +70,16 @@ class Campaign:
             "failurePolicy": {"budgets": {"failures": limits, "noProgressRestarts": limits}},
             "elasticPolicy": {"joinWindowSeconds": 0},
         }
-        job = elastic_job("kills", words, **spec)
+        per_node = 2 if self.parallel in _MEGATRON else 1
+        ranks = [f"rank {number}" for number in range(2 * per_node)]
+        self._victims = [*ranks * (4 - per_node), *_OTHERS]
+        job = elastic_job("kills", words, flags=[f"--nproc-per-node={per_node}"], **spec)
+        [container] = job["spec"]["worker"]["template"]["spec"]["containers"]
+        environment = _PRELOAD if self.parallel in _MEGATRON else {}
+        container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
         # Not on a disk: a mapping's writes would wait for it.
         self._arenas = tempfile.mkdtemp(dir="/dev/shm") if files else ""
         if files:
-            [container] = job["spec"]["worker"]["template"]["spec"]["containers"]
             container["command"] = [*_in_files(self._arenas), *container["command"]]
         self.job = RunningJob(job, folder)
         self.kills: Counter[str] = Counter()
@@ -84,7 +95,7 @@ class Campaign:
         """Let it train, kill one process, see what the job goes on from."""
         before = self._trains()
         time.sleep(self._rng.random() * 0.3)
-        victim = self._rng.choice(_VICTIMS)
+        victim = self._rng.choice(self._victims)
         before = self.job.wait_for("the state", self.job.status)
         name = f"kill {number}: {victim} of round {before.round} at step {before.step}"
         self._look("before " + name, 0)
