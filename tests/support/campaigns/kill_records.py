@@ -79,6 +79,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
 def _options(one: Mapping[str, Any]) -> str:
     found = ["arenas in files" if one["files"] else "arenas in memfds"]
     found += [str(one[name]) for name in ("parallel", "device") if name in one]
+    found += [f"tensor {t} × pipeline {p}" for t, p in one.get("layouts", ())]
     found += ["held by the runner"] if one.get("held") else []
     found += ["overlapped copies"] if one.get("overlap") else []
     return ", ".join(found)

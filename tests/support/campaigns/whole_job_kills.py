@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,11 @@ class Campaign:
         self._folder = folder
         self.parallel = parallel or self._rng.choice(["ddp", "fsdp2"])
         file = folder / "count.py"
-        one = [self._rng.choice(LAYOUTS)] if self.parallel == "megatron" else LAYOUTS
-        file.write_text(script(self.parallel, SAVE_EVERY, one))
+        self.layouts: Sequence[tuple[int, int]] = ()
+        if self.parallel in _MEGATRON:
+            draws = self.parallel == "megatron"
+            self.layouts = [self._rng.choice(LAYOUTS)] if draws else LAYOUTS
+        file.write_text(script(self.parallel, SAVE_EVERY, self.layouts))
         words = [str(file), f"--parallel={self.parallel}", f"--folder={folder}"]
         words += [f"--device={device}", *(["--overlap"] if overlap else [])]
         limits = {"limit": _PLENTY, "windowSeconds": 1}
@@ -215,6 +219,7 @@ def main() -> int:
         "seed": arguments.seed,
         "device": arguments.device,
         "parallel": campaign.parallel,
+        "layouts": campaign.layouts,
         "files": arguments.files,
         "overlap": arguments.overlap,
         "kills": campaign.kills,
