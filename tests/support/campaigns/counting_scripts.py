@@ -198,4 +198,5 @@ def script(parallel: str, save_every: int, layouts: Sequence[tuple[int, int]] = 
     that half of the starts cut the state anew.
     """
     text = "\n\n".join(part.strip() for part in (_BEGIN, STATES[parallel], _END))
-    return text.replace("SAVE_EVERY", str(save_every)).replace("LAYOUTS", repr(tuple(layouts))) + "\n"
+    text = text.replace("SAVE_EVERY", str(save_every))
+    return text.replace("LAYOUTS", repr(tuple(layouts))) + "\n"

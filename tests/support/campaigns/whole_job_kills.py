@@ -61,31 +61,18 @@ class Campaign:
         self._rng = random.Random(seed)
         self._folder = folder
         self.parallel = parallel or self._rng.choice(["ddp", "fsdp2"])
-        file = folder / "count.py"
+        per_node = 1
         self.layouts: Sequence[tuple[int, int]] = ()
         if self.parallel in _MEGATRON:
+            per_node = 2
             draws = self.parallel == "megatron"
             self.layouts = [self._rng.choice(LAYOUTS)] if draws else LAYOUTS
-        file.write_text(script(self.parallel, SAVE_EVERY, self.layouts))
-        words = [str(file), f"--parallel={self.parallel}", f"--folder={folder}"]
-        words += [f"--device={device}", *(["--overlap"] if overlap else [])]
-        limits = {"limit": _PLENTY, "windowSeconds": 1}
-        spec: dict[str, Any] = {
-            "failurePolicy": {"budgets": {"failures": limits, "noProgressRestarts": limits}},
-            "elasticPolicy": {"joinWindowSeconds": 0},
-        }
-        per_node = 2 if self.parallel in _MEGATRON else 1
         ranks = [f"rank {number}" for number in range(2 * per_node)]
         self._victims = [*ranks * (4 - per_node), *_OTHERS]
-        job = elastic_job("kills", words, flags=[f"--nproc-per-node={per_node}"], **spec)
-        [container] = job["spec"]["worker"]["template"]["spec"]["containers"]
-        environment = _PRELOAD if self.parallel in _MEGATRON else {}
-        container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
         # Not on a disk: a mapping's writes would wait for it.
         self._arenas = tempfile.mkdtemp(dir="/dev/shm") if files else ""
-        if files:
-            container["command"] = [*_in_files(self._arenas), *container["command"]]
-        self.job = RunningJob(job, folder)
+        words = [f"--device={device}", *(["--overlap"] if overlap else [])]
+        self.job = RunningJob(self._job(words, per_node), folder)
         self.kills: Counter[str] = Counter()
         self.resumed: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -94,6 +81,24 @@ class Campaign:
         self._started: dict[int, int] = {}
         """What each round was said to start from. A new master says it again of the round that it
         finds, and by then later steps of that round may have been announced."""
+
+    def _job(self, words: Sequence[str], per_node: int) -> dict[str, Any]:
+        """Write the script; return the job that runs it with these words."""
+        file = self._folder / "count.py"
+        file.write_text(script(self.parallel, SAVE_EVERY, self.layouts))
+        words = [str(file), f"--parallel={self.parallel}", f"--folder={self._folder}", *words]
+        limits = {"limit": _PLENTY, "windowSeconds": 1}
+        spec: dict[str, Any] = {
+            "failurePolicy": {"budgets": {"failures": limits, "noProgressRestarts": limits}},
+            "elasticPolicy": {"joinWindowSeconds": 0},
+        }
+        job = elastic_job("kills", words, flags=[f"--nproc-per-node={per_node}"], **spec)
+        [container] = job["spec"]["worker"]["template"]["spec"]["containers"]
+        if self.layouts:
+            container["env"] = [{"name": name, "value": value} for name, value in _PRELOAD.items()]
+        if self._arenas:
+            container["command"] = [*_in_files(self._arenas), *container["command"]]
+        return job
 
     def round(self, number: int) -> None:
         """Let it train, kill one process, see what the job goes on from."""
