@@ -120,17 +120,12 @@ def _candidates(
 ) -> list[_Candidate]:
     """Return the newest version of each tier, nearest first; least: no step below this one."""
     found = []
-    known = {one for offer in offers.values() for one in offer.parts}
     for tier in TIERS:
-        agreed = [_agreed(one, offers, tier) for one in offers.values()]
-        version = _newest(frozenset.intersection(*agreed) if agreed else (), damaged, tier, least)
+        agreed = (_agreed(one, offers, tier) for one in offers.values())
+        version = _newest(agreed, damaged, tier, least)
         if version is not None:
             found.append(_Candidate(version, tier, word(tier)))
-        elif tier is Tier.MEMORY:
-            whole = (one for one in known if sources(one, offers, most) is not None)
-            version = _newest(whole, damaged, tier, least)
-            if version is None:
-                continue
+        elif tier is Tier.MEMORY and (version := _gatherable(offers, damaged, most, least)):
             where = "the memory of all nodes together" if len(offers) > 1 else "its memory"
             found.append(_Candidate(version, tier, where, gathered=True))
     return found
@@ -154,10 +149,21 @@ def _worlds(version: Version, offers: Mapping[int, RestoreOffer]) -> set[str]:
 
 
 def _newest(
-    versions: Iterable[Version], damaged: Collection[Copy], tier: Tier, least: int
+    offers: Iterable[frozenset[Version]], damaged: Collection[Copy], tier: Tier, least: int
 ) -> Version | None:
-    fine = (one for one in versions if one.step >= least and (one, tier) not in damaged)
+    sets = list(offers)
+    shared = frozenset.intersection(*sets) if sets else frozenset()
+    fine = (one for one in shared if one.step >= least and (one, tier) not in damaged)
     return max(fine, default=None)
+
+
+def _gatherable(
+    offers: Mapping[int, RestoreOffer], damaged: Collection[Copy], most: int, least: int
+) -> Version | None:
+    """Return the newest version of which every node can have all parts; None: there is none."""
+    known = {one for offer in offers.values() for one in offer.parts if one.step >= least}
+    fine = (one for one in known if (one, Tier.MEMORY) not in damaged)
+    return max((one for one in fine if sources(one, offers, most) is not None), default=None)
 
 
 def _is_partial(version: Version, offers: Mapping[int, RestoreOffer]) -> bool:
