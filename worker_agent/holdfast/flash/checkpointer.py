@@ -16,7 +16,7 @@ from holdfast.environment import Environment
 from holdfast.flash.log_once import Trouble
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.schedule import Schedule
-from holdfast.flash.server.protocol import LinkError, Restore, RestoreStart
+from holdfast.flash.server.protocol import LinkError, RestoreStart
 from holdfast.flash.storage import tags
 from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.retention_rule import chosen
@@ -221,7 +221,7 @@ class Checkpointer:
             raise CheckpointError(_TOO_LATE.format(self._taker.newest[0]))
         client, origin, descriptors = self._connect(), RestoreStart(), tuple[int, ...]()
         if client.has_agent or self._place.rank == 0:
-            answer, descriptors = client.ask(Restore(), RestoreStart)
+            answer, descriptors = client.ask(self._preparer.request(partial), RestoreStart)
             assert isinstance(answer, RestoreStart)  # noqa: S101 - `_ask` returns no other
             origin = answer
         for note in origin.notes:
