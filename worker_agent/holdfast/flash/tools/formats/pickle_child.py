@@ -39,7 +39,7 @@ _DTYPES: Final = {
     "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
     "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
 }  # fmt: skip
-_STORAGES: Final = {
+STORAGES: Final = {
     "BoolStorage": "bool", "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16",
     "IntStorage": "int32", "LongStorage": "int64", "HalfStorage": "float16",
     "BFloat16Storage": "bfloat16", "FloatStorage": "float32", "DoubleStorage": "float64",
@@ -178,8 +178,8 @@ class Reader(pickle.Unpickler):
         if module in ("torch", "torch.storage"):
             if name in _DTYPES:
                 return Dtype(name)
-            if name in _STORAGES:
-                return Dtype(_STORAGES[name])
+            if name in STORAGES:
+                return Dtype(STORAGES[name])
             if name == "UntypedStorage":
                 return Dtype("")
         if full in _OPAQUE or full in _KINDS or full.startswith(_FRAMEWORKS):

@@ -113,7 +113,10 @@ class Pickles:
         if self._child is None:
             command = [sys.executable, "-I", "-S", str(_CHILD)]
             pipe = subprocess.PIPE
-            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={})
+            # In a group of its own, it is not told of Ctrl-C; it ends when its pipe is closed.
+            self._child = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, env={}, process_group=0
+            )
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None and stdout is not None  # noqa: S101, PT018 - both are pipes
         try:
