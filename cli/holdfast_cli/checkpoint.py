@@ -139,8 +139,9 @@ def take_in(source: str, path: str, step: int) -> None:
 def convert(source: str, target: str, *, to: str, step: int | None, model: bool) -> None:
     """Write a checkpoint in another format, exactly, one tensor at a time.
 
-    SOURCE is of DeepSpeed (native or universal), Megatron (torch_dist), torch (torch.save or
-    torch.distributed.checkpoint), safetensors, or a step_N of Holdfast; its format is recognised.
+    SOURCE is of DeepSpeed (native or universal), Megatron (torch_dist), torch (torch.save,
+    torch.distributed.checkpoint or torch_checkpointing), safetensors, or a step_N of Holdfast; its
+    format is recognised.
     Nothing in it is run. TARGET is a directory of checkpoints without any; with --to a new
     directory, of --to torch a new file. If a file is damaged or missing, nothing is written.
     """

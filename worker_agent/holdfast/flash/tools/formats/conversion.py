@@ -25,6 +25,7 @@ from holdfast.flash.tools.formats import (
     holdfast_step,
     megatron,
     safetensors,
+    torch_checkpointing,
     torch_file,
     torch_writer,
 )
@@ -40,6 +41,7 @@ _READERS: Final[dict[str, Callable[[str, Pickles], Checkpoint]]] = {
     "dcp": dcp.read,
     "deepspeed-universal": deepspeed_universal.read,
     "deepspeed": deepspeed_native.read,
+    "torch-checkpointing": torch_checkpointing.read,
     "safetensors": lambda place, _: safetensors.read(place),
     "torch": torch_file.read,
 }
