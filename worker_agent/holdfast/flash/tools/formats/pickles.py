@@ -192,8 +192,11 @@ class TorchArchive:
         if self._zip.has("byteorder") and self._zip.read("byteorder") != b"little":
             raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
 
-    def tensor(self, ref: TensorRef) -> torch.Tensor:
-        """Return a tensor, contiguous; raises `ForeignError` if it is damaged."""
+    def tensor(self, ref: TensorRef, *, checked: bool = True) -> torch.Tensor:
+        """Return a tensor, contiguous; raises `ForeignError` if it is damaged.
+
+        checked: read all of its record, and compare the checksum; else only its own bytes.
+        """
         import torch
 
         dtype = getattr(torch, ref.dtype)
@@ -201,7 +204,7 @@ class TorchArchive:
             raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
         last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
         count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
-        body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width)
+        body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width, checked=checked)
         if not count:
             return torch.empty(ref.size, dtype=dtype)
         flat = torch.frombuffer(body, dtype=dtype)
