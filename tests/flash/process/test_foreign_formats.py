@@ -382,6 +382,36 @@ def test_ctrl_c_leaves_nothing_that_looks_whole(tmp_path: Path, to: str) -> None
     assert sorted([*tmp_path.iterdir()]) == rest
 
 
+def test_ctrl_c_ends_a_check_in_one_line(tmp_path: Path) -> None:
+    """`verify` reads for long; it ends with 130 and without a traceback."""
+    import torch
+
+    torch.save({f"w{number}": torch.zeros(30_000_000) for number in range(4)}, tmp_path / "s.pt")
+    command = [sys.executable, "-m", "holdfast_cli.main", "checkpoint", "verify"]
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "s.pt")], start_new_session=True, stderr=subprocess.PIPE
+    )
+    while process.poll() is None and not _reads(process.pid, "s.pt"):
+        time.sleep(0.002)
+    assert process.poll() is None, "it was done before it was interrupted"
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error.endswith(b"holdfast: interrupted\n")
+    assert b"Traceback" not in error
+
+
+def _reads(parent: int, name: str) -> bool:
+    """Tell whether a child of a process has a file open."""
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            for link in Path(f"/proc/{child}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if link.readlink().name == name:
+                        return True
+    return False
+
+
 def _begun(folder: Path, size: int) -> bool:
     """Tell whether something beside the source has a size."""
     found = 0

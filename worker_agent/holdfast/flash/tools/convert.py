@@ -18,11 +18,10 @@ from holdfast.flash.storage.manifest import ManifestError
 from holdfast.flash.tools.formats.conversion import convert
 from holdfast.flash.tools.formats.foreign import ForeignError
 from holdfast.flash.tools.formats.holdfast_step import check_target
+from holdfast.flash.tools.printing import INTERRUPTED
 from holdfast.flash.trainer.leaves import StateError
 
 BAD_INPUT: Final = 2
-INTERRUPTED: Final = 130
-"""Exit code after Ctrl-C, as a shell's."""
 
 
 def take_in(source: str, root: str, step: int) -> str:

@@ -68,6 +68,7 @@ class Directory:
         metadata = pickles.read(File(self._file).read_bytes(), self._file)
         self.tensors: dict[str, DcpTensor] = {}
         self.values: set[str] = set()
+        self._sorted: dict[str, list[DcpBox]] = {}
         try:
             self._kinds(_mapping(metadata.field("state_dict_metadata")))
             self._places = dict(self._stored(_mapping(metadata.field("storage_data"))))
@@ -148,7 +149,9 @@ class Directory:
         import torch
 
         one = self.tensors[name]
-        boxes = sorted(one.boxes)
+        if name not in self._sorted:
+            self._sorted[name] = sorted(one.boxes)
+        boxes = self._sorted[name]
         values, end = torch.empty(count, dtype=getattr(torch, one.dtype)), begin + count
         number = max(0, bisect_right(boxes, ((begin,), (one.shape[0],))) - 1)
         while number < len(boxes) and boxes[number][0][0] < end:

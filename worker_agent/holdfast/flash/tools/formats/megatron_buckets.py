@@ -64,7 +64,7 @@ class _Bucket:
     name: str
     group: int
     count: int
-    starts: tuple[int, ...]
+    starts: frozenset[int]
     """Where its pieces begin: parameters, padding, and what another data rank has."""
 
 
@@ -197,7 +197,7 @@ def _buckets(found: Directory) -> list[_Bucket]:
                 f"{found.place}/.metadata: {name} has shapes {shapes}: copy it again"
             )
         one = found.tensors[f"{name}.{MASTER}"]
-        starts = tuple(sorted(offsets[0] for offsets, _ in one.boxes))
+        starts = frozenset(offsets[0] for offsets, _ in one.boxes)
         made.append(_Bucket(name, groups[name], one.shape[0], starts))
     return made
 
