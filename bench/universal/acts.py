@@ -51,6 +51,9 @@ class Subject:
     reshapes: Mapping[str, Callable[[Path], Way]]
     """In another world. They end with the same masters and moments as Holdfast's load."""
 
+    parts: Way
+    """Calls of the framework that are a part of Holdfast's load."""
+
     def listed(self) -> Leaves:
         """Return all that Holdfast lists of this rank."""
         leaves = Leaves()
@@ -152,6 +155,7 @@ def restart(subject: Subject, folder: Path, options: argparse.Namespace) -> None
         if not flash.read.memory or flash.read.storage:
             raise RuntimeError(f"expected a load from memory, found {flash.read}")
         log.measure(act, turn, {r.COPY: Copy(subject.shard()).back})
+        log.measure(act, turn, subject.parts)
     if number == 2 * options.turns:
         flash.close()
         return

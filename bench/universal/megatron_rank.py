@@ -5,6 +5,7 @@ Model, training and the CPU in CUDA's place are those of the tests (`tests/suppo
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 import warnings
@@ -109,7 +110,7 @@ def native_load(training: gpt.Training, system: str, folder: Path) -> rank.Way:
 def subject_of(training: gpt.Training) -> acts.Subject:
     """Return the training as what the acts need."""
     setup = training.setup
-    numbers = iter(range(10**6))
+    numbers = itertools.count()
     return acts.Subject(
         layout=layout(setup.tensor, dist.get_world_size()),
         shards=lambda: MegatronShards(
@@ -127,6 +128,7 @@ def subject_of(training: gpt.Training) -> acts.Subject:
             "reshardable": partial(native_load, training, r.RESHARDABLE),
         },
         reshapes={"reshardable": partial(native_load, training, r.RESHARDABLE)},
+        parts={r.SYNC: partial(training.chunks[0].start_param_sync, force_sync=True)},
     )
 
 

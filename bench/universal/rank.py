@@ -138,7 +138,7 @@ class Log:
     def measure(self, act: str, turn: int, way: Way) -> None:
         """Carry out the calls of one system, and log them; not those of a turn below 0."""
         found = timed(list(way.values()))
-        if turn < 0:
+        if turn < 0 or not way:
             return
         own = float(sum(one.nbytes for one in self._shard()))
         total = torch.tensor([own], dtype=torch.float64)

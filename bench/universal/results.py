@@ -19,6 +19,8 @@ RESHARDABLE: Final = "dist_checkpointing, fully_reshardable"
 ENGINE: Final = "engine.save_checkpoint / load_checkpoint"
 UNIVERSAL: Final = "ds_to_universal, then load_checkpoint"
 
+SYNC: Final = "Megatron's own gather of the weights, a part of Holdfast's load"
+
 SAVE: Final = "save"
 LOAD: Final = "load from storage, fresh processes"
 RESTART: Final = "load from memory, restart in place"

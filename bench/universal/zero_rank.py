@@ -86,6 +86,7 @@ def subject_of(engine: Any, options: Any) -> acts.Subject:
         saves={"native": save},
         loads={"native": load},
         reshapes={},
+        parts={},
     )
 
 

@@ -73,6 +73,13 @@ def test_each_promise_is_held_against_the_same_turn(
     assert [one.kept for one in found] == [kept]
 
 
+def test_a_load_from_memory_is_judged_with_megatrons_gather_and_without() -> None:
+    """Megatron gathers the weights in it, which no copy of the shard does."""
+    seconds = {"FLASH": 3.3, "SYNC": 2.0, "COPY": 1.0}
+    found = judge(list(_turns(MEGATRON, r.RESTART, seconds)))
+    assert [(one.kept, one.reached[:4]) for one in found] == [(False, "3.30"), (True, "1.30")]
+
+
 @pytest.mark.parametrize("collectives", [0, 1])
 def test_one_collective_of_a_save_breaks_a_promise(collectives: int) -> None:
     """They are counted in each save, on the rank with most."""
