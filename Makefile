@@ -161,6 +161,10 @@ bench-preflight: $(STAMP) ## Check pretended and real nodes, a bad one among the
 bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch and DLRover (18 minutes)
 	$(BIN)/python -m bench.flash
 
+.PHONY: bench-universal
+bench-universal: $(STAMP) ## Measure saves and loads of DeepSpeed's and Megatron's state, beside their own (1 hour)
+	$(BIN)/python -m bench.universal
+
 .PHONY: soak-real
 soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing lost, nothing left
 	$(BIN)/python -m bench.soak --publish

@@ -35,6 +35,7 @@ class Setup:
     tied: bool = False
     experts: int | None = None
     hidden: int = 32
+    layers: int = 4
     vocabulary: int = _VOCABULARY
     optimizer: str = "adam"
     """"adam", "sgd", or "fused"."""
@@ -97,7 +98,7 @@ def _config(setup: Setup) -> Any:
             "add_bias_linear": False,
         }
     return TransformerConfig(
-        num_layers=4,
+        num_layers=setup.layers,
         hidden_size=setup.hidden,
         num_attention_heads=8,
         num_query_groups=4,
