@@ -383,13 +383,14 @@ if __name__ == "__main__":
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["shm_comm"] = False
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    from checkpoints import deepspeed_pipeline
+    from checkpoints import deepspeed_calls, deepspeed_pipeline
 
     serve(
         {
             "save": _save,
             "load": _load,
             "calls": _calls,
+            "script": deepspeed_calls.run,
             "half": _half,
             "alone": _alone,
             "torch": _torch,

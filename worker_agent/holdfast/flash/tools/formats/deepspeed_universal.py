@@ -40,6 +40,7 @@ _DS_VERSION: Final = "0.19.8"
 def read(place: str, pickles: Pickles) -> Checkpoint:
     """Return a universal checkpoint; raises `ForeignError` naming the file, OSError."""
     files = ModelFiles(place, pickles)
+    files.refuse_mixed_up()
     version = files.version()
     shapes = _shapes(files)
     settings = TorchFile(pickles, f"{place}/{ZERO}/{SETTINGS}")
