@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.local_sgd.errors import RosterError
-from holdfast.local_sgd.policies.roster import Transfer, Plan, Standing, regroup
+from holdfast.local_sgd.policies.roster import Plan, Standing, Transfer, regroup
 
 
 def standing(replica: int, *rounds: int, begun: tuple[int, ...] = ()) -> Standing:
@@ -145,6 +145,32 @@ class Replica:
         if drop:
             self.held[unit] = set()
 
+    def begin(self, unit: int, sums: dict[int, Counter[Piece]]) -> None:
+        """Give the own delta into the reduction."""
+        self.begun.add(unit)
+        sums.setdefault(unit, Counter()).update(self.held[unit])
+
+    def finish(self, unit: int, sums: dict[int, Counter[Piece]]) -> None:
+        """Take the sum."""
+        self.rounds[unit] += 1
+        self.anchors[unit] = self.anchors[unit] + sums[unit]
+        self.begun.discard(unit)
+        self.held[unit] = set()
+
+
+def _script(units: tuple[int, ...]) -> list[tuple[str, int]]:
+    """Return a replica's events: each unit is begun before the one before it is finished."""
+    events = [("begin", unit) for unit in units[:1]]
+    for at, unit in enumerate(units):
+        events += [("begin", after) for after in units[at + 1 : at + 2]]
+        events.append(("finish", unit))
+    return events
+
+
+def _may(event: tuple[str, int], begun: Counter[int], members: int) -> bool:
+    """Return whether an event can come now: a reduction ends after all have begun it."""
+    return event[0] == "begin" or begun[event[1]] == members
+
 
 class World:
     """Replicas that sync unit by unit, the next one in flight, and crash between any two events."""
@@ -164,21 +190,15 @@ class World:
         """
         group = self.members[: len(self.members) - absent]
         sums: dict[int, Counter[Piece]] = {}
-        script = [("begin", unit) for unit in units[:1]]
-        for at, unit in enumerate(units):
-            script += [("begin", after) for after in units[at + 1 : at + 2]]
-            script.append(("finish", unit))
-        at = {one.replica: 0 for one in group}
         begun: Counter[int] = Counter()
+        script = _script(tuple(units))
+        done = {one.replica: 0 for one in group}
         while True:
             ready = [
                 one
                 for one in group
-                if at[one.replica] < len(script)
-                and (
-                    script[at[one.replica]][0] == "begin"
-                    or begun[script[at[one.replica]][1]] == len(group)
-                )
+                if done[one.replica] < len(script)
+                and _may(script[done[one.replica]], begun, len(group))
             ]
             if not ready:
                 return True
@@ -186,17 +206,13 @@ class World:
                 return False
             stop -= 1
             one = self.chance.choice(ready)
-            what, unit = script[at[one.replica]]
-            at[one.replica] += 1
+            what, unit = script[done[one.replica]]
+            done[one.replica] += 1
             if what == "begin":
                 begun[unit] += 1
-                one.begun.add(unit)
-                sums.setdefault(unit, Counter()).update(one.held[unit])
+                one.begin(unit, sums)
             else:
-                one.rounds[unit] += 1
-                one.anchors[unit] = one.anchors[unit] + sums[unit]
-                one.begun.discard(unit)
-                one.held[unit] = set()
+                one.finish(unit, sums)
 
     def crash(self) -> None:
         """End some replicas; one is left."""

@@ -14,8 +14,8 @@ round r, or r + 1. Three facts bear the plan:
    The survivors begin again: none is lost.
 3. A survivor that had not begun the unit was not in that round (`quorum`). It carries its delta on.
 
-All replicas make the plan from the same standings, and so the same plan. The order is: transfers, then
-the units to do again, then the joiners. A change that comes while a plan is carried out makes
+All replicas make the plan from the same standings, and so the same plan. The order is: transfers,
+then the units to do again, then the joiners. A change that comes while a plan is carried out makes
 another plan from the standings of that moment.
 
 Each rank asks for its own sync group, for its own shard. If a unit is at r + 1 in the group of one
@@ -119,7 +119,7 @@ def _is_open(one: Standing, newest: Sequence[int], target: int) -> bool:
 
 def _transfers(standings: Sequence[Standing], newest: Sequence[int]) -> tuple[Transfer, ...]:
     """Return who gives which unit to the survivors behind; donors take turns."""
-    transfers = []
+    transfers: list[Transfer] = []
     for unit, most in enumerate(newest):
         donors = [one.replica for one in standings if one.rounds[unit] == most]
         receivers = [one.replica for one in standings if one.rounds[unit] < most]
