@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.local_sgd.errors import RosterError
-from holdfast.local_sgd.policies.roster import Plan, Standing, Transfer, regroup
+from holdfast.local_sgd.policies.roster import (
+    Plan,
+    Standing,
+    Transfer,
+    regroup,
+    regroup_shards,
+    torn,
+)
 
 
 def standing(replica: int, *rounds: int, begun: tuple[int, ...] = ()) -> Standing:
@@ -108,6 +115,23 @@ def test_standings_that_no_change_leaves_behind_are_refused(
 def test_units_that_do_not_exist_are_at_one_round() -> None:
     """A replica without units has nothing to give."""
     assert regroup([standing(0)], joiners=[1]).is_empty
+
+
+def test_a_shard_that_is_behind_another_follows_it() -> None:
+    """The first shard has finished unit 0; in the second nobody had begun: all do it again."""
+    first = [standing(0, 6, 5), standing(1, 5, 5, begun=(0,))]
+    second = [standing(0, 5, 5), standing(1, 5, 5)]
+    plans = regroup_shards([first, second])
+    assert [one.round for one in plans] == [6, 6]
+    assert [one.again for one in plans] == [(1,), (0, 1)]
+    assert torn(plans) == (0,)
+    assert torn(plans[:1]) == ()
+
+
+def test_shards_have_the_same_survivors() -> None:
+    """A replica that has lost one rank is gone in all shards."""
+    with pytest.raises(RosterError, match=r"survivors by shard: \[\[0, 1\], \[0\]\]"):
+        regroup_shards([[standing(0, 5), standing(1, 5)], [standing(0, 5)]])
 
 
 @given(st.randoms(use_true_random=False))
@@ -276,6 +300,29 @@ def test_after_crashes_at_any_point_all_are_at_one_round_and_no_delta_counts_twi
         for replica in survivors:
             assert anchor[replica, 5] + held[replica, 5] == 1
     assert regroup([one.standing() for one in world.members]).is_empty
+
+
+@settings(max_examples=100)
+@given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_after_a_crash_all_shards_are_at_one_round(
+    chance: random.Random, members: int, units: int, shards: int
+) -> None:
+    """Each shard was stopped somewhere else; in none a delta counts twice, or is lost."""
+    worlds = [World(chance, members, units) for _ in range(shards)]
+    for world in worlds:
+        world.course(range(units), chance.randrange(30))
+    left = chance.sample(range(members), chance.randint(1, members))
+    for world in worlds:
+        world.members = [one for one in world.members if one.replica in left]
+    plans = regroup_shards([[one.standing() for one in world.members] for world in worlds])
+    for world, plan in zip(worlds, plans, strict=True):
+        assert world.carry_out(plan, stop=10_000)
+        assert {number for one in world.members for number in one.rounds} == {plans[0].round}
+        for unit, anchor in enumerate(world.members[0].anchors):
+            assert max(anchor.values(), default=0) <= 1
+            for one in world.members:
+                held = (one.replica, 5) in one.held[unit]
+                assert anchor[one.replica, 5] + held == 1
 
 
 def test_the_deltas_of_a_plan_that_forgets_to_drop_count_twice() -> None:

@@ -18,9 +18,10 @@ All replicas make the plan from the same standings, and so the same plan. The or
 then the units to do again, then the joiners. A change that comes while a plan is carried out makes
 another plan from the standings of that moment.
 
-Each rank asks for its own sync group, for its own shard. If a unit is at r + 1 in the group of one
-shard and has to be done again in that of another, the replica no longer has all of the delta. Then
-the reports of the first try are used again (`weights.Report`), not new norms.
+There is a sync group for each shard, and a crash may leave one behind another. `regroup_shards`
+makes the plans of all of them, which lead to one round. Where a unit is *torn*, at r + 1 in one
+shard and to be done again in another, a replica no longer has all of its delta. Its sync uses the
+reports of the first try again (`weights.Report`), and no new norms.
 """
 
 from __future__ import annotations
@@ -75,12 +76,43 @@ class Plan:
         return not (self.transfers or self.again or self.joins)
 
 
-def regroup(survivors: Sequence[Standing], joiners: Sequence[int] = ()) -> Plan:
-    """Return the plan after a change of members.
+def regroup_shards(
+    survivors: Sequence[Sequence[Standing]], joiners: Sequence[int] = ()
+) -> tuple[Plan, ...]:
+    """Return the plan of each shard's sync group; all lead to one round.
+
+    Args:
+        survivors: Of each shard, the standings of the same replicas.
+        joiners: Replicas without a state of their own, in any order.
+
+    Raises:
+        RosterError: as `regroup`, or the shards have different survivors.
+    """
+    names = [sorted(one.replica for one in shard) for shard in survivors]
+    if any(one != names[0] for one in names):
+        raise RosterError(
+            f"survivors by shard: {names}; a replica that has lost a rank is no survivor, leave it "
+            "out of all shards"
+        )
+    target = max(regroup(shard, joiners).round for shard in survivors)
+    return tuple(regroup(shard, joiners, at_least=target) for shard in survivors)
+
+
+def torn(plans: Sequence[Plan]) -> tuple[int, ...]:
+    """Return the units that some shards do again and others do not."""
+    some = {unit for plan in plans for unit in plan.again}
+    return tuple(sorted(unit for unit in some if any(unit not in one.again for one in plans)))
+
+
+def regroup(
+    survivors: Sequence[Standing], joiners: Sequence[int] = (), *, at_least: int = 0
+) -> Plan:
+    """Return the plan of one sync group after a change of members.
 
     Args:
         survivors: Those who were members before, in any order.
         joiners: Replicas without a state of their own, in any order.
+        at_least: Round that other shards' groups reach; this one does too.
 
     Raises:
         RosterError: nobody has the state, or a standing does not fit to the others.
@@ -92,6 +124,7 @@ def regroup(survivors: Sequence[Standing], joiners: Sequence[int] = ()) -> Plan:
     target = max(newest, default=0)
     if any(one.begun and _is_open(one, newest, target) for one in standings):
         target += 1
+    target = max(target, at_least)
     again = tuple(unit for unit in range(units) if newest[unit] < target)
     if any(newest[unit] < target - 1 for unit in again):
         raise RosterError(
