@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.errors import LocalSGDConfigError
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
@@ -74,7 +75,7 @@ class OuterOptimPeriodicModelAverager:
             timeout: Seconds until a collective of a round has failed.
 
         Raises:
-            LocalSGDConfigError: settings contradict each other.
+            LocalSGDConfigError: settings contradict each other, or ask for what DDP has not.
         """
         self.config = local_sgd_config if local_sgd_config is not None else LocalSGDConfig()
         self.step = 0
@@ -82,6 +83,11 @@ class OuterOptimPeriodicModelAverager:
         self.outcomes: list[Outcome] = []
         """Of the last round, by parameter."""
         check_together(self.config, outer_optim_config, gta_config)
+        if self.config.use_async:
+            raise LocalSGDConfigError(
+                "use_async=True: with DDP rounds end by steps; set use_async=False and "
+                "local_sgd_sync_interval, or use FSDP2"
+            )
         self._outer = outer_of(self.config, outer_optim_config)
         self._group = Group(process_group, timeout=timeout)
         groups = (self._group, Group.of_one())
