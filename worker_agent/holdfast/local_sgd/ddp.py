@@ -192,7 +192,8 @@ class StatefulPostLocalSGDOptimizer:
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Add torch's class as a base: schedulers ask for it, and torch is imported late."""
-        made: Self = object.__new__(_with_torch(cls))
+        own: Any = cls
+        made: Self = object.__new__(_with_torch(own))
         return made
 
     def __init__(
