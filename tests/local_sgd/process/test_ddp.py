@@ -115,7 +115,7 @@ def test_a_replica_with_nan_is_left_out_and_healed(worlds: ReplicaWorlds, strike
     assert answers[0]["anomalous"][1:] == [[False] * 3] * 3 or strike == "nan"
 
 
-SPIKE = {"world": 4, "inner": "adamw", "lr": 0.003, "held_out": True, "steps": 80}
+SPIKE = {"world": 4, "inner": "adamw", "lr": 0.006, "held_out": True, "steps": 80}
 PENALTIES: dict[str, dict[str, Any]] = {
     "uniform": {},
     "weights alone": {"pseudo_gradnorm_reduce": True, "weight_softmax_temperature": 0.1},
