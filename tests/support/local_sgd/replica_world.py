@@ -315,7 +315,7 @@ if __name__ == "__main__":
     if os.environ.get("OWN_NETWORK"):
         own_network()
     import holdfast.local_sgd.sync.configured  # noqa: F401 - forked ranks find it imported
-    from local_sgd import ddp_replicas
+    from local_sgd import ddp_replicas, reductions
 
     serve(
         {
@@ -323,6 +323,7 @@ if __name__ == "__main__":
             "wire": _wire,
             "all struck": _all_struck,
             "killed": _killed,
+            "reduce": reductions.reduce,
             **ddp_replicas.JOBS,
         }
     )

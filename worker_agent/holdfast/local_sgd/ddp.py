@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDConfigError
+from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
@@ -101,7 +102,7 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             AnchorsDifferError: the replicas have different weights.
         """
-        if self.step >= self.config.local_sgd_warmup_steps:
+        if phase(self.step, self.config) is Phase.LOCAL:
             self._take_anchors(params)
 
     def average_parameters(self, params: Iterable[Any]) -> None:
@@ -114,10 +115,10 @@ class OuterOptimPeriodicModelAverager:
             SyncError: a replica is gone; the weights are as this replica's steps left them.
         """
         self.step += 1
-        local = self.step - self.config.local_sgd_warmup_steps
-        if local == 0:
+        follows = boundary(self.step, self.config)
+        if follows is Boundary.ANCHORS:
             self._take_anchors(params)
-        elif local > 0 and local % self.config.local_sgd_sync_interval == 0:
+        elif follows is Boundary.ROUND:
             self._round(_flat(params))
 
     def state_dict(self) -> dict[str, Any]:
