@@ -42,4 +42,5 @@ def test_survivors_of_a_killed_rank_keep_their_units(
         assert answer["cause"] in {"RuntimeError", "DistBackendError", "SyncError"}
         assert answer["same"], f"seed {seed}: a unit changed"
         assert answer["again"] == [2, 2]
+        assert answer["kept"], "a detector was lost"
     assert len({answer["after"] for answer in survivors}) == 1, f"seed {seed}"

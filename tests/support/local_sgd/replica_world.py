@@ -135,6 +135,17 @@ def _outer(world: Mapping[str, Any]) -> Any:
     return outer_of(config, made)
 
 
+def _detector(world: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a detector without what ours adds to the paper's."""
+    return {
+        "ewma_alpha": world["alpha"],
+        "ewma_threshold": world["threshold"],
+        "ewma_warmup_steps": world["warmup"],
+        "ewma_bias_correction": False,
+        "ewma_floor": 0.0,
+    }
+
+
 def _sync(world: Mapping[str, Any], sync: Any, shard: Any) -> Any:
     """Return the sync of a world's settings, which no user's configuration restricts."""
     from holdfast.local_sgd.config import LocalSGDConfig
@@ -143,18 +154,11 @@ def _sync(world: Mapping[str, Any], sync: Any, shard: Any) -> Any:
     from holdfast.local_sgd.sync.reducers import Reducer
     from holdfast.local_sgd.sync.unit_sync import Rules, UnitSync
 
-    detector = {
-        "ewma_alpha": world["alpha"],
-        "ewma_threshold": world["threshold"],
-        "ewma_warmup_steps": world["warmup"],
-        "ewma_bias_correction": False,
-        "ewma_floor": 0.0,
-    }
     config = LocalSGDConfig(
         pseudo_gradnorm_reduce=world["temperature"] is not None,
         weight_softmax_temperature=world["temperature"],
         skip_anomaly=world["skip_anomaly"],
-        **(detector if world["skip_anomaly"] else {}),
+        **(_detector(world) if world["skip_anomaly"] else {}),
     )
     rules = Rules(
         weigh=lambda reports: weights.weigh(reports, config),
@@ -170,7 +174,10 @@ def _sync(world: Mapping[str, Any], sync: Any, shard: Any) -> Any:
 
 
 def _rounds(world: Mapping[str, Any], pipe: Any) -> None:
-    """Make all rounds; tell the weights, the decisions and the bytes."""
+    """Make all rounds; tell the first weights of each unit, the decisions and the bytes.
+
+    What a rank tells must fit into a pipe, which is read when the ranks before it have ended.
+    """
     replica = Replica(world)
     decisions, before = [], replica.sync_group.sent
     for number in range(world["rounds"]):
@@ -179,8 +186,7 @@ def _rounds(world: Mapping[str, Any], pipe: Any) -> None:
         decisions.append([(one.weights, one.rollback, one.clipped) for one in outcomes])
     pipe.send(
         {
-            "weights": [one.tolist() for one in replica.tensors],
-            "excluded": [[0 in one[0] for one in some] for some in decisions],
+            "weights": [one[:1000].tolist() for one in replica.tensors],
             "decisions": decisions,
             "sent": replica.sync_group.sent - before,
             "digest": digest(replica.tensors, [one.anchors.state_dict() for one in replica.units]),
@@ -289,8 +295,11 @@ def _killed(world: Mapping[str, Any], pipe: Any) -> None:
         pipe.send({"failed": str(error), "cause": cause, "same": replica.digest() == before})
     left = [rank for rank in range(dist.get_world_size()) if rank != world["dies"]]
     fresh: Any = dist.new_group(left, use_local_synchronization=True)
-    replica.sync.sync = Group(fresh)
+    own = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
+    replica.sync.regroup(replica.units, Group(fresh), replica.shard_group)
+    kept = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
     replica.sync.run(replica.units)
+    pipe.send({"kept": kept == own and None not in own})
     pipe.send({"again": [unit.round for unit in replica.units], "after": digest(replica.tensors)})
 
 
