@@ -223,6 +223,30 @@ def _momenta(replica: Replica) -> list[Any]:
     return [[one["momentum_buffer"].tolist() for one in some.values()] for some in states]
 
 
+def _refused(world: Mapping[str, Any], pipe: Any) -> None:
+    """Begin with units at other rounds, then be late; tell what each was told, and how soon."""
+    from holdfast.local_sgd.sync.group import SyncError
+
+    replica = Replica(world)
+    replica.sync.run(replica.units)
+    before, said, took = replica.digest(), [], []
+    for fault in ("ahead", "late", "again"):
+        if fault == "ahead":
+            replica.units[0].round += replica.replica
+        elif fault == "late":
+            replica.sync_group.timeout = 1.0
+            time.sleep(4.0 * replica.replica)
+        begun = time.monotonic()
+        try:
+            replica.sync.run(replica.units)
+            said.append("")
+        except SyncError as error:
+            said.append(f"{type(error).__name__}: {error}")
+        took.append(time.monotonic() - begun)
+        replica.units[0].round = 1
+    pipe.send({"said": said, "took": took, "same": replica.digest() == before})
+
+
 def _ahead(replica: Replica) -> list[Any]:
     """Sync unit by unit, each begun before the one ahead of it is finished."""
     outcomes: list[Any] = []
@@ -332,6 +356,7 @@ if __name__ == "__main__":
             "wire": _wire,
             "all struck": _all_struck,
             "killed": _killed,
+            "refused": _refused,
             "reduce": reductions.reduce,
             **ddp_replicas.JOBS,
         }
