@@ -1,6 +1,6 @@
 """Worlds of replicas that synchronise units: real ranks, forked by one process that imports torch.
 
-Run as a script; see `flash_world`. Replica i minimises what `scalar_edit` says, so the two can be
+Run as a script; see `forked_worlds`. Replica i minimises what `scalar_edit` says, so the two can be
 compared number by number.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checkpoints.flash_world import Worlds, serve
+from checkpoints.forked_worlds import ForkedWorlds, serve
 from local_sgd import scalar_edit
 from local_sgd.digests import digest
 
@@ -46,7 +46,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-class ReplicaWorlds(Worlds):
+class ReplicaWorlds(ForkedWorlds):
     """The script as seen by a test."""
 
     script = __file__
