@@ -310,11 +310,13 @@ def _killed(world: Mapping[str, Any], pipe: Any) -> None:
     before = replica.digest()
     if dist.get_rank() == world["dies"]:
         _die_in_the_reduction(replica, world["after"])
+    begun = time.monotonic()
     try:
         replica.sync.run(replica.units)
         pipe.send({"failed": ""})
         return
     except SyncError as error:
+        pipe.send({"took": time.monotonic() - begun})
         cause = type(error.__cause__).__name__
         pipe.send({"failed": str(error), "cause": cause, "same": replica.digest() == before})
     left = [rank for rank in range(dist.get_world_size()) if rank != world["dies"]]
