@@ -16,6 +16,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "averaging": {},
     "momentum": {"outer": MOMENTUM},
     "nesterov": {"outer": NESTEROV, "clip": 0.2},
+    "clipped together": {"outer": NESTEROV, "clip": 0.3, "clip_scope": "batch"},
     "weighted": {"outer": NESTEROV, "temperature": 0.1, "clip": 0.5},
     "offloaded": {"outer": NESTEROV, "temperature": 1.0, "offload": True},
     "spike": {
@@ -71,6 +72,17 @@ def test_replicas_and_plain_floats_agree(
     ]
     assert [sorted(some) for some in reference.excluded] == [sorted(some) for some in excluded]
     assert any(reference.excluded) == (world.get("fault", {"replica": 9})["replica"] < replicas)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float64", 1e-13), ("bfloat16", 0.05)])
+def test_other_dtypes_agree_to_their_precision(
+    worlds: ReplicaWorlds, dtype: str, most: float
+) -> None:
+    """Doubles agree to 1e-13; bf16 is summed as bf16, and equal on all replicas as well."""
+    world = {"outer": NESTEROV, "temperature": 1.0, "clip": 0.5, "dtype": dtype, "replicas": 3}
+    answers = worlds.train(**world)
+    assert _distance(answers, ScalarEdit({**DEFAULTS, **world}).run(), 1) <= most
+    assert len({one["digest"] for one in answers}) == 1
 
 
 def _zeros(decision: Any) -> list[int]:
