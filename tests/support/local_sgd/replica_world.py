@@ -314,7 +314,6 @@ def _killed(world: Mapping[str, Any], pipe: Any) -> None:
     try:
         replica.sync.run(replica.units)
         pipe.send({"failed": ""})
-        return
     except SyncError as error:
         pipe.send({"took": time.monotonic() - begun})
         cause = type(error.__cause__).__name__
@@ -324,8 +323,11 @@ def _killed(world: Mapping[str, Any], pipe: Any) -> None:
     own = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
     replica.sync.regroup(replica.units, Group(fresh), replica.shard_group)
     kept = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
-    replica.sync.run(replica.units)
     pipe.send({"kept": kept == own and None not in own})
+    try:
+        replica.sync.run(replica.units)
+    except SyncError as error:
+        pipe.send({"mixed": f"{type(error).__name__}: {error}"})
     pipe.send({"again": [unit.round for unit in replica.units], "after": digest(replica.tensors)})
 
 
