@@ -53,6 +53,15 @@ def test_survivors_of_a_killed_rank_keep_their_units(
             assert answer["after"] == survivors[0]["after"], f"seed {seed}"
 
 
+def test_a_replica_that_gives_up_tells_the_others(worlds: ReplicaWorlds) -> None:
+    """One that has failed closes its group: those that wait for it fail then, not at 20 s."""
+    first, closed, third = worlds.train(job="closed", replicas=3, timeout=20.0)
+    for answer in (first, third):
+        assert "failed (deadline 20 s)" in answer["said"]
+        assert answer["took"] < 10
+    assert "this group has failed before (it was closed)" in closed["said"]
+
+
 def _check_unchanged(answer: dict[str, Any], seed: str) -> None:
     assert "units are unchanged" in answer["failed"], seed
     assert answer["cause"] in {"RuntimeError", "DistBackendError", "SyncError"}, seed
