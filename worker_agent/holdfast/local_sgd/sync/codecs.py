@@ -1,0 +1,146 @@
+"""Codecs of deltas on the wire: raw, bf16, and int8 and int4 with a scale for each block.
+
+Belongs here: values to bytes and back. Does not belong here: who sends which bytes (`reducers`).
+
+For a block of 256 values x with s = max|x| / q, int8 (q = 127) and int4 (q = 7) send s as fp32 and
+round(x / s); the error of a value is at most s / 2. int4 packs two values to a byte.
+
+| codec | bytes for a value | of fp32 |
+|---|---|---|
+| bf16 | 2 | 0.5 |
+| int8 | 1 + 4/256 | 0.254 |
+| int4 | 1/2 + 4/256 | 0.129 |
+
+A codec takes finite values only: what is not finite has been overwritten by zeros before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK: Final = 256
+"""Values that share a scale. Fewer follow outliers better and cost more bytes."""
+
+
+class Codec(Protocol):
+    """Rows of values to rows of bytes, and back."""
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return a uint8 row for each row; a row has a multiple of `BLOCK` values."""
+        ...
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the values of rows that `encode` made."""
+        ...
+
+
+class Raw:
+    """Values as they are."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Take the dtype of the values."""
+        self._dtype = dtype
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the bytes of the values."""
+        import torch
+
+        return rows.to(self._dtype).contiguous().view(torch.uint8)
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the values."""
+        return codes.view(self._dtype)
+
+
+class Bf16:
+    """The upper half of fp32: its range, 8 bits of precision."""
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return two bytes for each value."""
+        import torch
+
+        return rows.to(torch.bfloat16).contiguous().view(torch.uint8)
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the values as fp32."""
+        import torch
+
+        return codes.view(torch.bfloat16).to(torch.float32)
+
+
+class Int8:
+    """A scale for each block, then a byte for each value."""
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the scales of a row, then its values."""
+        import torch
+
+        scales, values = _quantised(rows, 127)
+        return torch.cat((scales, values.view(torch.uint8)), dim=1)
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the values as fp32."""
+        import torch
+
+        blocks = codes.shape[1] // (BLOCK + 4)
+        return _scaled(codes[:, : 4 * blocks], codes[:, 4 * blocks :].view(torch.int8))
+
+
+class Int4:
+    """A scale for each block, then a byte for each two values."""
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the scales of a row, then its values."""
+        import torch
+
+        scales, values = _quantised(rows, 7)
+        pairs = (values + 8).view(torch.uint8).view(len(rows), -1, 2)
+        return torch.cat((scales, pairs[..., 0] | (pairs[..., 1] << 4)), dim=1)
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the values as fp32."""
+        import torch
+
+        blocks = codes.shape[1] // (BLOCK // 2 + 4)
+        packed = codes[:, 4 * blocks :]
+        pairs = torch.stack((packed & 15, packed >> 4), dim=2)
+        values = pairs.flatten(1).to(torch.int8) - 8
+        return _scaled(codes[:, : 4 * blocks], values)
+
+
+def codec_of(name: str, dtype: torch.dtype) -> Codec:
+    """Return the codec "none", "bf16", "int8" or "int4"; raises ValueError for another name.
+
+    dtype: of the values that "none" sends as they are.
+    """
+    named: dict[str, Codec] = {
+        "none": Raw(dtype),
+        "bf16": Bf16(),
+        "int8": Int8(),
+        "int4": Int4(),
+    }
+    if name not in named:
+        raise ValueError(f"codec={name!r}: choose one of {', '.join(named)}")
+    return named[name]
+
+
+def _quantised(rows: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scales' bytes and the values in -most..most, row by row."""
+    import torch
+
+    blocks = rows.to(torch.float32).reshape(len(rows), -1, BLOCK)
+    scales = blocks.abs().amax(dim=2, keepdim=True) / most
+    divisors = torch.where(scales == 0, 1.0, scales)
+    values = (blocks / divisors).round_().clamp_(-most, most).to(torch.int8)
+    return scales.squeeze(2).contiguous().view(torch.uint8), values.flatten(1)
+
+
+def _scaled(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    factors = scales.contiguous().view(torch.float32).unsqueeze(2)
+    blocks = values.reshape(len(values), -1, BLOCK).to(torch.float32)
+    return (blocks * factors).flatten(1)

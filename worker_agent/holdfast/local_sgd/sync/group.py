@@ -1,0 +1,193 @@
+"""Collectives of one process group, with a deadline, counted bytes and one error.
+
+Belongs here: each collective that a sync makes, and what it sends. Does not belong here: what the
+tensors mean (`reducers`, `unit_sync`), and how a group comes to be.
+
+The bytes that a rank of n sends are counted by formula: 2·(n-1)/n·S for an all-reduce of S bytes
+(a ring, as NCCL and gloo make it for large tensors), (n-1)·s for an all-gather of s bytes of each
+rank, (n-1)/n·S for an all-to-all of S bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+TIMEOUT: Final = 600.0
+"""Seconds until a collective has failed: torch's own default for NCCL."""
+
+
+class SyncError(RuntimeError):
+    """A collective that did not succeed: a rank is gone, or did not come in time.
+
+    The units of the sync are as they were before it. The group is of no more use.
+    """
+
+
+class Work:
+    """One collective on its way."""
+
+    def __init__(self, group: Group, name: str, work: Any) -> None:
+        """Take torch's handle; None: the group has one rank, and there is nothing to wait for."""
+        self._group, self._name, self._work = group, name, work
+
+    def wait(self) -> None:
+        """Return when the result is there, on the host's clock too; raises SyncError."""
+        if self._work is None:
+            return
+        work, self._work = self._work, None
+        self._group.guarded(self._name, lambda: work.wait(timedelta(seconds=self._group.timeout)))
+
+
+class Group:
+    """A process group as a sync uses it; of one rank where torch.distributed is not started.
+
+    Large tensors that are passed in belong to the collective until it is waited for, and after a
+    failure for good: a backend may still write to them.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        timeout: float = TIMEOUT,
+        alone: bool = False,
+    ) -> None:
+        """Take the group.
+
+        Args:
+            process_group: None: the default group.
+            timeout: Seconds until a collective has failed.
+            alone: The group has this rank only, whatever the default group is.
+
+        Raises:
+            ValueError: this rank is not in the group, or the timeout is not positive.
+        """
+        import torch.distributed as dist
+
+        if timeout <= 0:
+            raise ValueError(f"timeout={timeout}: give the seconds that a collective may take")
+        self.timeout = timeout
+        self.sent = 0
+        """Bytes that this rank has sent, by the formula of this module."""
+        self._process_group = process_group
+        self._failure = ""
+        if alone or not (dist.is_available() and dist.is_initialized()):
+            self.rank, self.size = 0, 1
+            return
+        self.rank, self.size = dist.get_rank(process_group), dist.get_world_size(process_group)
+        if self.rank < 0:
+            raise ValueError(
+                f"process_group: rank {dist.get_rank()} is not in it; pass a group that has this "
+                "rank as a member"
+            )
+
+    @classmethod
+    def of_one(cls) -> Group:
+        """Return the group that has this rank alone."""
+        return cls(alone=True)
+
+    def sum_scalars(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over all ranks, equal on all ranks."""
+        return self._reduced_scalars(values, "SUM")
+
+    def max_scalars(self, values: Sequence[float]) -> list[float]:
+        """Return the greatest of all ranks, equal on all ranks."""
+        return self._reduced_scalars(values, "MAX")
+
+    def gather_scalars(self, values: Sequence[float]) -> list[list[float]]:
+        """Return the values of each rank, in the order of ranks; all give equally many."""
+        if self.size == 1 or not values:
+            return [list(values) for _ in range(self.size)]
+        mine = self._scalars(values)
+        gathered = mine.new_empty(self.size * len(values))
+        self.begin_gather(gathered, mine).wait()
+        flat: list[float] = gathered.tolist()
+        return [flat[at : at + len(values)] for at in range(0, len(flat), len(values))]
+
+    def begin_sum(self, tensor: torch.Tensor) -> Work:
+        """Start to put the sum over all ranks in the tensor's place."""
+        import torch.distributed as dist
+
+        return self._begin(
+            "all_reduce",
+            2 * (self.size - 1) * tensor.nbytes // self.size,
+            lambda group: dist.all_reduce(tensor, group=group, async_op=True),
+        )
+
+    def begin_gather(self, gathered: torch.Tensor, mine: torch.Tensor) -> Work:
+        """Start to put all ranks' equally long parts behind one another in `gathered`."""
+        import torch.distributed as dist
+
+        if self.size == 1:
+            gathered.copy_(mine)
+        return self._begin(
+            "all_gather",
+            (self.size - 1) * mine.nbytes,
+            lambda group: dist.all_gather_into_tensor(gathered, mine, group=group, async_op=True),
+        )
+
+    def begin_exchange(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
+        """Start to send row i of `sent` to rank i, whose row for this rank comes in row i."""
+        import torch.distributed as dist
+
+        if self.size == 1:
+            received.copy_(sent)
+        return self._begin(
+            "all_to_all",
+            (self.size - 1) * sent.nbytes // self.size,
+            lambda group: dist.all_to_all_single(received, sent, group=group, async_op=True),
+        )
+
+    def guarded(self, name: str, call: Callable[[], Any]) -> Any:
+        """Return what a call of torch.distributed returns; its errors become SyncError."""
+        if self._failure:
+            raise SyncError(
+                f"{name}: this group has failed before ({self._failure}); make a new group of "
+                "the ranks that are left and sync again"
+            )
+        try:
+            return call()
+        except RuntimeError as error:  # of gloo, NCCL and the store
+            said = str(error).strip().splitlines()
+            self._failure = f"{name}: {said[0] if said else type(error).__name__}"
+            raise SyncError(
+                f"{name} of rank {self.rank} of {self.size} failed (deadline {self.timeout:g} s); "
+                "the units are unchanged: make a new group of the ranks that are left and sync "
+                f"again ({said[0] if said else type(error).__name__})"
+            ) from error
+
+    def _begin(self, name: str, sent: int, call: Callable[[Any], Any]) -> Work:
+        if self.size == 1:
+            return Work(self, name, None)
+        work = Work(self, name, self.guarded(name, lambda: call(self._process_group)))
+        self.sent += sent
+        return work
+
+    def _reduced_scalars(self, values: Sequence[float], how: str) -> list[float]:
+        import torch.distributed as dist
+
+        if self.size == 1 or not values:
+            return list(values)
+        box, op = self._scalars(values), getattr(dist.ReduceOp, how)
+        self._begin(
+            "all_reduce",
+            2 * (self.size - 1) * box.nbytes // self.size,
+            lambda group: dist.all_reduce(box, op=op, group=group, async_op=True),
+        ).wait()
+        reduced: list[float] = box.tolist()
+        return reduced
+
+    def _scalars(self, values: Sequence[float]) -> torch.Tensor:
+        """Return the values on a device that the group's backend takes."""
+        import torch
+        import torch.distributed as dist
+
+        on_cpu = "cpu:" in str(dist.get_backend_config(self._process_group))
+        device = torch.device("cpu" if on_cpu else "cuda")
+        return torch.tensor(values, dtype=torch.float64, device=device)

@@ -1,0 +1,277 @@
+"""Sync of units: begin, one large reduction in flight, finish.
+
+Belongs here: the course of one outer round of a batch of units. Does not belong here: when a round
+is due and which parameters are a unit, which the hooks of a framework decide.
+
+For each unit (EDiT, arXiv 2412.07210): Δ = A - θ; G = ‖Δ‖ over the shard group; a replica whose G
+is not finite, or stands out from its own past, is anomalous and sends zeros; the weights follow
+from the reports of all replicas; Δ̄ = Σ wᵢΔᵢ; Δ̂ = Δ̄·min(1, φ/(‖Δ̄‖ + 1e-6)); an outer step along
+Δ̂; θ := A. If all replicas are anomalous, θ := A and nothing else changes: a rollback.
+
+A batch costs one all-reduce of a scalar for each unit in the shard group, one all-gather of a few
+scalars in the sync group, and the reduction. With clipping it costs two more of scalars.
+
+A sync is atomic. Until its reduction has succeeded it changes nothing of a unit, so after a
+`SyncError` the unit is at its old round with its old weights, and can begin again in a new group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.local_sgd.policies.anomaly import Ewma
+from holdfast.local_sgd.policies.weights import Report, Verdict, clip_factor
+from holdfast.local_sgd.sync.group import Group, SyncError
+from holdfast.local_sgd.sync.reducers import Deltas, Lost, Reducer, Reduction
+from holdfast.local_sgd.sync.units import Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RoundsDifferError(SyncError):
+    """Replicas that begin a sync of one unit are at different rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Decisions of a sync; they take numbers only, so all replicas decide alike."""
+
+    weigh: Callable[[Sequence[Report]], Verdict]
+    """Weights from the reports of all replicas, in the order of the sync group."""
+    judge: Callable[[Ewma, float], tuple[bool, Ewma]] | None = None
+    """A norm and the norms before it; None: only what is not finite is anomalous."""
+    clip: float | None = None
+    """φ: the greatest norm of Δ̄; None: no clipping."""
+    clip_scope: Literal["unit", "batch"] = "unit"
+    """Norm of each unit, as with FSDP, or one of the whole batch, as with DDP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One unit's round, as every replica sees it."""
+
+    name: str
+    """Of the unit."""
+    round: int
+    """After it."""
+    norms: tuple[float, ...]
+    """‖Δ‖ of each replica; infinite where it was not finite."""
+    anomalous: tuple[bool, ...]
+    """Of each replica."""
+    weights: tuple[float, ...]
+    """Of each replica."""
+    rollback: bool
+    """No outer step was made: all replicas were anomalous."""
+    clipped: float
+    """Factor of the clipping; 1: none."""
+    reason: str
+    """In words."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A batch of units between begin and finish."""
+
+    units: Sequence[Unit]
+    reports: list[list[Report]]
+    """By unit, by replica."""
+    verdicts: list[Verdict]
+    detectors: list[dict[int, Ewma]]
+    """By unit: of each replica, this round's norm learned."""
+    sizes: list[int]
+    reduction: Reduction | None
+    """None: every unit rolls back, or has no elements."""
+
+
+class UnitSync:
+    """Rounds of units between the ranks that hold the same shard."""
+
+    def __init__(self, rules: Rules, reducer: Reducer, sync: Group, shard: Group) -> None:
+        """Take the rules.
+
+        Args:
+            rules: Decisions.
+            reducer: How deltas become one.
+            sync: The ranks that hold the same shard, one of each replica.
+            shard: The ranks of this replica.
+        """
+        self.rules, self.reducer, self.sync, self.shard = rules, reducer, sync, shard
+
+    def begin(self, units: Sequence[Unit], *, steps: float = 1.0, joins: bool = True) -> Pending:
+        """Start the round of a batch; all replicas begin and finish in the same order.
+
+        Args:
+            units: Those that agree now; at most a few batches are in flight, each has a copy of
+                its deltas.
+            steps: What this replica has done since its last round, in steps or tokens.
+            joins: False: this replica has no more data and weighs nothing; it takes the result.
+
+        Raises:
+            SyncError: a rank is gone; the units are unchanged.
+        """
+        flat, sizes = _deltas_of(units, self.reducer)
+        norms = self._norms(flat, sizes)
+        judged = [self._judge(*one) for one in zip(units, norms, strict=True)]
+        mine = [
+            Report(norm=norm, anomalous=anomalous, steps=steps if joins else 0.0)
+            for (anomalous, norm, _) in judged
+        ]
+        reports, detectors = self._exchange(units, mine, [one[2] for one in judged])
+        verdicts = [self.rules.weigh(one) for one in reports]
+        for span, (verdict, own) in zip(
+            _spans(sizes), zip(verdicts, mine, strict=True), strict=True
+        ):
+            if own.anomalous or verdict.rollback:
+                flat[span].zero_()  # NaN times zero is NaN: overwritten, not multiplied
+        reduction = None
+        if flat.numel() and not all(one.rollback for one in verdicts):
+            reduction = self.reducer.start(self.sync, self._batch(units, flat, sizes, verdicts))
+        return Pending(units, reports, verdicts, detectors, sizes, reduction)
+
+    def finish(self, pending: Pending) -> list[Outcome]:
+        """Wait for the reduction and make the outer steps.
+
+        Raises:
+            SyncError: a rank is gone; the units are unchanged.
+        """
+        import torch
+
+        lost: Sequence[Lost | None] = [unit.lost for unit in pending.units]
+        mean, factors = None, [1.0] * len(pending.units)
+        with torch.no_grad():
+            if pending.reduction is not None:
+                mean, lost = pending.reduction.wait()
+                factors = self._clip(mean, pending)
+            return [
+                self._step(number, pending, mean, lost[number], factors[number])
+                for number in range(len(pending.units))
+            ]
+
+    def run(
+        self, units: Sequence[Unit], *, steps: float = 1.0, joins: bool = True
+    ) -> list[Outcome]:
+        """Begin and finish."""
+        return self.finish(self.begin(units, steps=steps, joins=joins))
+
+    def _norms(self, flat: torch.Tensor, sizes: Sequence[int]) -> list[float]:
+        """Return ‖Δ‖ of each unit over the shard group."""
+        import torch
+
+        if not sizes:
+            return []
+        dtype = torch.promote_types(flat.dtype, torch.float32)
+        local = [torch.linalg.vector_norm(flat[span], dtype=dtype) for span in _spans(sizes)]
+        squares = [norm * norm for norm in torch.stack(local).tolist()]
+        return [math.sqrt(square) for square in self.shard.sum_scalars(squares)]
+
+    def _judge(self, unit: Unit, norm: float) -> tuple[bool, float, Ewma]:
+        """Return if this replica is anomalous, its norm for the others, and its detector."""
+        ewma = unit.detectors.get(self.sync.rank, Ewma())
+        anomalous = not math.isfinite(norm)
+        if self.rules.judge is not None:
+            anomalous, ewma = self.rules.judge(ewma, norm)
+        return anomalous, norm if math.isfinite(norm) else math.inf, ewma
+
+    def _exchange(
+        self, units: Sequence[Unit], mine: Sequence[Report], detectors: Sequence[Ewma]
+    ) -> tuple[list[list[Report]], list[dict[int, Ewma]]]:
+        """Return the reports and the detectors of all replicas, by unit."""
+        sent: list[float] = []
+        for unit, report, ewma in zip(units, mine, detectors, strict=True):
+            sent += [unit.round, report.norm, report.anomalous, report.steps, *ewma.state()]
+        told = self.sync.gather_scalars(sent)
+        wide = len(sent) // max(1, len(units))
+        reports, known = [], []
+        for number, unit in enumerate(units):
+            rows = [one[number * wide : (number + 1) * wide] for one in told]
+            _check_rounds(unit, [int(row[0]) for row in rows])
+            reports.append([Report(row[1], bool(row[2]), row[3]) for row in rows])
+            known.append({rank: Ewma.of(row[4:]) for rank, row in enumerate(rows)})
+        return reports, known
+
+    def _batch(
+        self,
+        units: Sequence[Unit],
+        flat: torch.Tensor,
+        sizes: Sequence[int],
+        verdicts: Sequence[Verdict],
+    ) -> Deltas:
+        seeds = [
+            zlib.crc32(f"{unit.name} {unit.round} {self.sync.rank} {self.shard.rank}".encode())
+            for unit in units
+        ]
+        weights = [one.weights for one in verdicts]
+        return Deltas(flat, sizes, weights, seeds, [unit.lost for unit in units])
+
+    def _clip(self, mean: torch.Tensor, pending: Pending) -> list[float]:
+        """Return each unit's factor; the replicas agree on the norms, to the last bit."""
+        if self.rules.clip is None:
+            return [1.0] * len(pending.sizes)
+        norms = self._norms(mean, pending.sizes)
+        if self.rules.clip_scope == "batch":
+            norms = [math.hypot(*norms)] * len(norms)
+        return [clip_factor(norm, self.rules.clip) for norm in self.sync.max_scalars(norms)]
+
+    def _step(
+        self,
+        number: int,
+        pending: Pending,
+        mean: torch.Tensor | None,
+        lost: Lost | None,
+        factor: float,
+    ) -> Outcome:
+        unit, verdict = pending.units[number], pending.verdicts[number]
+        if not verdict.rollback and mean is not None:
+            begin = sum(pending.sizes[:number])
+            unit.anchors.step(mean[begin : begin + pending.sizes[number]].mul_(factor))
+            unit.lost = lost
+        unit.anchors.write_weights(unit.tensors())
+        unit.detectors = pending.detectors[number]
+        unit.round += 1
+        reports = pending.reports[number]
+        return Outcome(
+            unit.name,
+            unit.round,
+            tuple(report.norm for report in reports),
+            tuple(report.anomalous for report in reports),
+            tuple(verdict.weights),
+            verdict.rollback,
+            factor,
+            verdict.reason,
+        )
+
+
+def _deltas_of(units: Sequence[Unit], reducer: Reducer) -> tuple[torch.Tensor, list[int]]:
+    """Return Δ of all units behind one another, and the length of each."""
+    import torch
+
+    tensors = [unit.tensors() for unit in units]
+    every = [one for some in tensors for one in some]
+    sizes = [sum(one.numel() for one in some) for some in tensors]
+    dtype, device = reducer.dtype([one.dtype for one in every]), torch.device("cpu")
+    if every:
+        device = every[0].device
+    flat = torch.empty(sum(sizes), dtype=dtype, device=device)
+    for unit, span, some in zip(units, _spans(sizes), tensors, strict=True):
+        unit.anchors.write_delta(flat[span], some)
+    return flat, sizes
+
+
+def _spans(sizes: Sequence[int]) -> list[slice]:
+    ends = list(itertools.accumulate(sizes))
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _check_rounds(unit: Unit, rounds: Sequence[int]) -> None:
+    if len(set(rounds)) > 1:
+        told = ", ".join(f"replica {rank} at {one}" for rank, one in enumerate(rounds))
+        raise RoundsDifferError(
+            f"unit {unit.name}: the replicas are at different rounds ({told}); give those behind "
+            "the anchors and the momentum of one that is ahead, then sync again"
+        )

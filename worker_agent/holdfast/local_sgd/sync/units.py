@@ -1,0 +1,147 @@
+"""Unit of a sync: local tensors, anchors, round, detectors, and what a codec lost.
+
+Belongs here: the state that lasts from one round to the next, as a checkpoint has it. Does not
+belong here: the course of a round (`unit_sync`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.local_sgd.policies.anomaly import Ewma
+from holdfast.local_sgd.sync.group import Group, SyncError
+from holdfast.local_sgd.sync.outer import Anchors, OuterFactory
+from holdfast.local_sgd.sync.reducers import Lost
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Callable[[], Sequence["torch.Tensor"]]
+"""The local tensors of a unit as they are now: a framework may put others in their place."""
+
+
+class AnchorsDifferError(SyncError):
+    """Replicas that should start from equal weights do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """Outer optimizers of all units of a model."""
+
+    factory: OuterFactory | None = None
+    """Makes one for the anchors of a unit; None: plain averaging."""
+    offload: bool = False
+    """Keep anchors and momentum on the CPU."""
+
+
+class Unit:
+    """Local tensors that synchronise together.
+
+    It has no anchors until `take_anchors`, which is called where all replicas are equal: before
+    the first local step, after the last step of the warm-up.
+    """
+
+    def __init__(self, name: str, tensors: Tensors, outer: Outer | None = None) -> None:
+        """Take the tensors.
+
+        Args:
+            name: The same on all ranks; checkpoints and errors use it.
+            tensors: Returns the local tensors, always as many and of the same shapes. None, and
+                tensors without elements, are allowed: such a unit joins every collective.
+            outer: Its outer optimizer; None: plain averaging, anchors beside the tensors.
+        """
+        self.name = name
+        self.tensors = tensors
+        self.round = 0
+        """Outer steps so far."""
+        self.detectors: dict[int, Ewma] = {}
+        """Norms of each replica so far, by its rank in the sync group: its own word of each."""
+        self.lost: Lost | None = None
+        """What a codec lost here; None: nothing yet."""
+        self._outer = outer if outer is not None else Outer()
+        self._anchors: Anchors | None = None
+
+    @property
+    def anchors(self) -> Anchors:
+        """A and v; raises SyncError where nobody has taken them."""
+        if self._anchors is None:
+            raise SyncError(
+                f"unit {self.name} has no anchors: call take_anchors() where all replicas are "
+                "equal, before the first local step"
+            )
+        return self._anchors
+
+    @property
+    def has_anchors(self) -> bool:
+        """Anchors have been taken, or loaded."""
+        return self._anchors is not None
+
+    def take_anchors(self) -> None:
+        """Set A := θ, and begin with fresh momentum."""
+        self._anchors = Anchors(self.tensors(), self._outer.factory, offload=self._outer.offload)
+        self.lost = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs; it synchronises nothing and changes nothing."""
+        lost = None
+        if self.lost is not None:
+            lost = {"sent": self.lost.sent, "begin": self.lost.begin, "merged": self.lost.merged}
+        return {
+            "round": self.round,
+            "outer": self._anchors.state_dict() if self._anchors is not None else None,
+            "detectors": {rank: ewma.state() for rank, ewma in self.detectors.items()},
+            "lost": lost,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, own: bool = True) -> None:
+        """Take a state, copied.
+
+        Args:
+            state: What `state_dict` returned.
+            own: The state is of this very replica; else what its codec lost is not taken over.
+        """
+        self.round = int(state["round"])
+        self.detectors = {int(rank): Ewma.of(values) for rank, values in state["detectors"].items()}
+        if state["outer"] is None:
+            self._anchors = None
+        else:
+            self.take_anchors()
+            self.anchors.load_state_dict(state["outer"])
+        self.lost = None
+        if own and (lost := state["lost"]) is not None:
+            self.lost = Lost(lost["sent"].clone(), int(lost["begin"]), lost["merged"].clone())
+
+
+def check_equal(units: Sequence[Unit], group: Group) -> None:
+    """Compare the anchors of all replicas, by an exact sum of their bits; one small all-gather.
+
+    Raises:
+        AnchorsDifferError: names the units and replicas that differ from the first.
+    """
+    mine = [float(number) for unit in units for number in _fingerprint(unit.anchors.values)]
+    first, *others = group.gather_scalars(mine)
+    for rank, one in enumerate(others, start=1):
+        wrong = [
+            unit.name
+            for at, unit in enumerate(units)
+            if one[2 * at : 2 * at + 2] != first[2 * at : 2 * at + 2]
+        ]
+        if wrong:
+            raise AnchorsDifferError(
+                f"replicas 0 and {rank} start from different weights in {len(wrong)} of "
+                f"{len(units)} units ({', '.join(wrong[:3])}): broadcast the weights before the "
+                "first local step, or load the same checkpoint everywhere"
+            )
+
+
+def _fingerprint(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    import torch
+
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    total = 0
+    for one in tensors:
+        bits = one.detach().contiguous().view(kinds[one.element_size()])
+        total += int(bits.sum(dtype=torch.int64).item())
+    return (total & 0xFFFFFFFF, (total >> 32) & 0xFFFFFFFF)
