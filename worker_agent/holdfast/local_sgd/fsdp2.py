@@ -1,0 +1,351 @@
+"""EDiT for a model under FSDP2's `fully_shard`: five lines in a training script.
+
+```python
+mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+for block in model.blocks:
+    fully_shard(block, mesh=mesh["shard"])
+fully_shard(model, mesh=mesh["shard"])
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+local = LocalSGD(model, optimizer, mesh, LocalSGDConfig(local_sgd_sync_interval=16), outer)
+```
+
+Belongs here: FSDP2's hooks, and what they call when. Does not belong here: which parameters are a
+unit (`fsdp2_units`), the order of a round (`course`), the state in a checkpoint (`shards`).
+
+In the *warm-up* a hook behind FSDP2's reduce-scatter averages the gradients over the replicas,
+which is what HSDP does. Afterwards a replica steps alone. After the step that ends a round, the
+forward of the next step's first micro-batch synchronises: each unit's hook writes the unit's
+weights just before FSDP2 gathers them, while the next unit's reduction is on its way. Evaluations,
+later micro-batches and recomputation synchronise nothing. What the forward did not reach is
+synchronised before the optimizer's step.
+
+Facts of FSDP2 on torch 2.15 that this stands on; tests/local_sgd/process/test_fsdp2_facts.py has a
+test for each:
+
+- A 2-D mesh with its all-reduce turned off has no gradients at all: so the mesh is 1-D.
+- A replica's gradients are the mean over its own M ranks. Nothing needs scaling.
+- With sums forced (`set_force_sum_reduction_for_comms`) FSDP2 divides behind the hook. A mean over
+  replicas commutes with that.
+- Only a pre-hook that is registered behind `fully_shard`, with `prepend`, comes before the gather.
+- A root stays whole after an evaluation, and a prefetch gathers before the hook: both are dropped
+  before a write.
+- Since 2.15 gradients are reduced in fp32 where only `param_dtype` is given; 2.13 reduced in that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.trainer.replicas import ReplicaShards
+from holdfast.flash.trainer.shards import Shards
+from holdfast.flash.trainer.together import Together
+from holdfast.flash.trainer.torch_shards import TorchShards
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.course import Course
+from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.fsdp2_units import units_of
+from holdfast.local_sgd.shards import LocalSGDShards
+from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
+from holdfast.local_sgd.sync.group import TIMEOUT, Group
+from holdfast.local_sgd.sync.unit_sync import Outcome
+from holdfast.local_sgd.sync.units import Unit, check_equal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+log: Final = logging.getLogger("holdfast")
+
+
+class LocalSGD:
+    """Replicas of one model that step alone and agree on their weights in rounds."""
+
+    def __init__(  # noqa: PLR0913 - each is a choice of the user
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        mesh: DeviceMesh,
+        config: LocalSGDConfig,
+        outer: OuterOptimizerConfig | None = None,
+        gta: GTAConfig | None = None,
+        *,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Register the hooks, and give all replicas the weights of the first; a collective.
+
+        Args:
+            model: `fully_shard` has been called on it, with the mesh's second dimension.
+            optimizer: The inner optimizer, whose steps count; of several, those of the last.
+            mesh: Two dimensions: replicas, and the ranks of a replica. Either may have one rank.
+            config: When replicas synchronise, and how.
+            outer: The outer optimizer; None: none.
+            gta: How deltas become one; None: their mean.
+            timeout: Seconds until a collective of a sync has failed.
+
+        Raises:
+            LocalSGDError: the model or the mesh does not fit; the message says what to change.
+        """
+        if mesh.ndim != 2:
+            raise LocalSGDError(
+                f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
+                'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", '
+                '"shard")) makes it'
+            )
+        self.config = config
+        self.model = model
+        self.optimizers: list[Any] = (
+            list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        )
+        self.replicas = Group(mesh.get_group(0), timeout=timeout)
+        """The ranks that hold this rank's shards, one of each replica."""
+        self.shard_group = Group(mesh.get_group(1), timeout=timeout)
+        """The ranks of this replica."""
+        self._process_group = mesh.get_group(0)
+        self.modules = units_of(model, mesh[_names(mesh)[1]])
+        """What `fully_shard` keeps together, frozen modules too."""
+        self.trained = [one for one in self.modules if one.trained]
+        """Those of them that synchronise, in the order of a round."""
+        self._numbers = {id(unit): number for number, unit in enumerate(self.trained)}
+        made = outer_of(config, outer)
+        self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
+        """Anchors and rounds of `trained`."""
+        self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group))
+        self.steps = 0
+        """Steps of the inner optimizer so far."""
+        self.alone = 0
+        """Steps since the last round."""
+        self.due = False
+        """The next forward in training begins a round."""
+        self._course: Course | None = None
+        self.outcomes: list[Outcome] = []
+        """Of the newest round's units."""
+        self._broadcast()
+        self._handles = [*self._hook_modules(), *self._hook_optimizers()]
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Gradients are averaged over the replicas."""
+        return self.steps < self.config.local_sgd_warmup_steps
+
+    def sync(self) -> None:
+        """Synchronise now, such as before an export of the weights; all ranks call it.
+
+        In the warm-up replicas are equal, and it does nothing.
+
+        Raises:
+            SyncError: a rank is gone.
+        """
+        if self._course is None and self.alone:
+            self._begin()
+        self._complete()
+
+    def shards(self) -> Shards:
+        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`."""
+        optimizers = {
+            "" if len(self.optimizers) == 1 else str(number): one
+            for number, one in enumerate(self.optimizers)
+        }
+        whole = TorchShards({"": self.model}, optimizers)
+        replica = ReplicaShards(whole, self.replicas.rank, shard=self.shard_group.rank)
+        return Together(replica, LocalSGDShards(self, replica))
+
+    def clock(self) -> dict[str, Any]:
+        """Return this replica's counters, for a checkpoint."""
+        return {"steps": self.steps, "alone": self.alone, "due": self.due}
+
+    def set_clock(self, clock: Mapping[str, Any]) -> None:
+        """Go on from counters of a checkpoint; a round that was under way is not."""
+        self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
+        self._course = None
+
+    def skipped(self) -> None:
+        """Count a step that a `GradScaler` has left out; the replicas count alike."""
+        self._after_step()
+
+    def detach(self) -> None:
+        """Remove the hooks; every replica goes on alone."""
+        for handle in self._handles:
+            handle.remove()
+        for unit in self.modules:
+            for module in unit.modules:
+                module.set_all_reduce_hook(_nothing)
+
+    def _hook_modules(self) -> list[Any]:
+        handles = []
+        for unit in self.modules:
+            for module in unit.modules:
+                before = _Before(self, self._numbers.get(id(unit)))
+                handles.append(module.register_forward_pre_hook(before, prepend=True))
+                if self.replicas.size > 1:
+                    self._hook_gradients(unit.name, module)
+        return handles
+
+    def _hook_gradients(self, name: str, module: Any) -> None:
+        try:
+            module.set_all_reduce_hook(self._average)
+        except ValueError as error:  # several meshes in one unit
+            raise LocalSGDError(
+                f"unit {name} has parameters on several meshes, where FSDP2 takes no all-reduce "
+                "hook: shard them all over the mesh's second dimension"
+            ) from error
+
+    def _hook_optimizers(self) -> list[Any]:
+        before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
+        return [*before, self.optimizers[-1].register_step_post_hook(self._after_step)]
+
+    def _average(self, gradient: torch.Tensor) -> None:
+        """Average the gradients of a unit over the replicas, in the warm-up alone."""
+        import torch.distributed as dist
+
+        if self.is_warming_up:
+            dist.all_reduce(gradient, group=self._process_group)
+            gradient.div_(self.replicas.size)
+
+    def before_forward(self, number: int | None) -> None:
+        """Write a unit's weights if a round is due; number: None for a frozen one."""
+        import torch
+
+        if self.due and torch.is_grad_enabled() and self.model.training:
+            self._begin()
+        if self._course is None or number is None:
+            return
+        unit = self.trained[number]
+        is_new = number >= len(self._course.outcomes)
+        self._course.reach(number)
+        if is_new and not self._is_root(number):
+            unit.gather_in_order()
+        self._settle()
+
+    def _is_root(self, number: int) -> bool:
+        return self.trained[number] is self.modules[0]
+
+    def _begin(self) -> None:
+        """Begin a round; no unit is touched yet."""
+        self._refuse_new_parameters()
+        self.due = False
+        self._course = Course(
+            self._sync,
+            self.units,
+            steps=float(self.alone),
+            joins=True,
+            before_write=lambda number: self.trained[number].drop_gathered(),
+        )
+
+    def _complete(self) -> None:
+        if self._course is not None:
+            self._course.complete()
+            self._settle()
+
+    def _settle(self) -> None:
+        """End a round whose last unit is finished."""
+        course = self._course
+        if course is None or not course.is_over:
+            return
+        self._course, self.outcomes, self.alone = None, course.outcomes, 0
+        _tell(course.outcomes)
+
+    def _before_step(self, *_: Any) -> None:
+        """Finish what the forward did not reach; take the anchors before the first lone step."""
+        self._complete()
+        if not self.is_warming_up and self.units and not self.units[0].has_anchors:
+            self.take_anchors()
+
+    def take_anchors(self) -> None:
+        """Take the weights for anchors, where all replicas are equal; a collective.
+
+        Raises:
+            AnchorsDifferError: they are not; names units and replicas.
+        """
+        self._refuse_new_parameters()
+        if self.steps:  # after a warm-up on unlike machines the last bits may differ
+            self._broadcast()
+        for unit in self.units:
+            unit.take_anchors()
+        check_equal(self.units, self.replicas)
+
+    def _after_step(self, *_: Any) -> None:
+        warming_up = self.is_warming_up
+        self.steps += 1
+        if warming_up:
+            return
+        self.alone += 1
+        first, every = self.config.local_sgd_warmup_steps, self.config.local_sgd_sync_interval
+        self.due = (self.steps - first) % every == 0
+
+    def _broadcast(self) -> None:
+        """Give all replicas the first one's weights, as DDP does."""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.tensor import DTensor
+
+        if self.replicas.size == 1:
+            return
+        with torch.no_grad():
+            for unit in self.modules:
+                unit.drop_gathered()
+            for one in self.model.parameters():
+                local = one._local_tensor if isinstance(one, DTensor) else one  # noqa: SLF001
+                if local.numel():
+                    dist.broadcast(local.detach(), group=self._process_group, group_src=0)
+
+    def _refuse_new_parameters(self) -> None:
+        """Refuse a parameter that is trained since: no replica would learn of its changes."""
+        known = {id(one.parameter) for unit in self.trained for one in unit.trained}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for one in group["params"]:
+                    if one.requires_grad and id(one) not in known:
+                        raise LocalSGDError(
+                            f"optimizer: a parameter of shape {tuple(one.shape)} is trained now "
+                            "and was not when LocalSGD was made, so no replica would learn of its "
+                            "changes: set requires_grad first, then make the optimizer and LocalSGD"
+                        )
+
+
+class _Before:
+    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
+
+    def __init__(self, local: LocalSGD, number: int | None) -> None:
+        self._local, self._number = local, number
+        self._call = _uncompiled(local.before_forward)
+
+    def __call__(self, *_: Any) -> None:
+        self._call(self._number)
+
+
+def _uncompiled(call: Any) -> Any:
+    import torch
+
+    return torch.compiler.disable(call)
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    if not mesh.mesh_dim_names:
+        raise LocalSGDError(
+            'mesh: its dimensions have no names: pass mesh_dim_names=("replicate", "shard")'
+        )
+    return mesh.mesh_dim_names
+
+
+def _nothing(_: Any) -> None:
+    """Leave a gradient as it is."""
+
+
+def _tell(outcomes: Sequence[Outcome]) -> None:
+    """Log a round; loudly where replicas were left out."""
+    for one in outcomes:
+        loud = one.rollback or any(one.anomalous)
+        level = logging.WARNING if loud else logging.DEBUG
+        log.log(
+            level,
+            "local SGD: unit %s, round %d: weights %s, norms %s, clipped by %.3g: %s",
+            one.name,
+            one.round,
+            [f"{weight:.3f}" for weight in one.weights],
+            [f"{norm:.3g}" for norm in one.norms],
+            one.clipped,
+            one.reason,
+        )
