@@ -245,7 +245,8 @@ class LocalSGD:
         if course is None or not course.is_over:
             return
         self._course, self.outcomes, self.alone = None, course.outcomes, 0
-        _tell(course.outcomes)
+        if self.replicas.rank == 0 and self.shard_group.rank == 0:
+            _tell(course.outcomes)
 
     def _before_step(self, *_: Any) -> None:
         """Finish what the forward did not reach; take the anchors before the first lone step."""
