@@ -15,8 +15,9 @@ from holdfast.flash.memory.arena import PAGE, Arena, ArenaError, ArenaWord, geom
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import TableError, decode, encode, holes
 from holdfast.flash.memory.slots import Move, SlotError, SlotState, Version
-from holdfast.flash.server.arena_store import ArenaStore, KeeperError
+from holdfast.flash.server.arena_store import ArenaStore, KeeperError, prove
 from holdfast.flash.server.protocol import Layout, TrainerHello
+from holdfast.flash.storage.slot_work import RankArena
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 ROOM = 64 * 1024
@@ -198,6 +199,82 @@ def test_a_damaged_slot_is_passed_over_in_memory() -> None:
         (note,) = keeper.offer.drop_damaged(Version(1, 7))
         assert "slot 0 in memory is damaged" in note
         assert held.arena.slots[0].state is SlotState.EMPTY
+    finally:
+        keeper.close()
+
+
+def _hashed(keeper: ArenaStore, step: int) -> RankArena:
+    """Save a step in slot 0 and hash it, as after each save."""
+    from holdfast.flash.storage.writer import hashed
+
+    held = keeper.grant(0, _layout())
+    _write(held.arena, 0, step)
+    job = keeper.saved(0, Version(1, step))
+    assert job is not None
+    hashed(job)
+    keeper.done(job)
+    return held
+
+
+def test_a_slot_that_was_compared_ahead_is_compared_once() -> None:
+    """The next verification takes the result; the one after it compares again."""
+    keeper = _keeper()
+    try:
+        held = _hashed(keeper, 7)
+        ahead = keeper.newest_here()
+        prove(ahead)
+        for job in ahead:
+            keeper.done(job)
+        held.arena.slots[0].image[100] ^= 1  # shows whether somebody looks
+        assert keeper.offer.drop_damaged(Version(1, 7)) == []
+        assert len(keeper.offer.drop_damaged(Version(1, 7))) == 1
+    finally:
+        keeper.close()
+
+
+def test_damage_that_is_seen_ahead_is_left_to_the_verification() -> None:
+    """A trainer may own the slot by then: only the verification empties one."""
+    keeper = _keeper()
+    try:
+        held = _hashed(keeper, 7)
+        held.arena.slots[0].image[100] ^= 1
+        ahead = keeper.newest_here()
+        prove(ahead)
+        for job in ahead:
+            keeper.done(job)
+        assert held.arena.slots[0].state is SlotState.VALID
+        assert len(keeper.offer.drop_damaged(Version(1, 7))) == 1
+    finally:
+        keeper.close()
+
+
+def test_a_slot_that_was_written_again_is_compared_again() -> None:
+    """What was compared ahead was another content, under another sequence number."""
+    keeper = _keeper()
+    try:
+        held = _hashed(keeper, 7)
+        prove(ahead := keeper.newest_here())
+        for job in ahead:
+            keeper.done(job)
+        held.arena.slots[0].give_back(Move.RELEASE)
+        held = _hashed(keeper, 8)
+        held.arena.slots[0].image[100] ^= 1
+        assert len(keeper.offer.drop_damaged(Version(1, 8))) == 1
+    finally:
+        keeper.close()
+
+
+def test_a_slot_stays_while_it_is_compared_ahead() -> None:
+    """A newer complete version gives it back only after the comparison."""
+    keeper = _keeper()
+    try:
+        held = _hashed(keeper, 7)
+        (job,) = keeper.newest_here()
+        _write(held.arena, 1, 8)
+        keeper.saved(0, Version(1, 8), work=False)
+        assert keeper.held.versions(0) == {Version(1, 7), Version(1, 8)}
+        keeper.done(job)
+        assert keeper.held.versions(0) == {Version(1, 8)}
     finally:
         keeper.close()
 

@@ -195,6 +195,22 @@ def test_damage_in_memory_is_found_by_the_check(tmp_path: Path) -> None:
             assert _start(node, rank, 2, right).step == 3
 
 
+def test_a_new_rounds_ranks_are_answered_after_the_look_ahead(tmp_path: Path) -> None:
+    """It runs while processes start; damage is found by the check all the same."""
+    with served(tmp_path) as node:
+        with rank_of(node, tmp_path, 0) as rank:
+            rank.save(Version(1, 4), durable=True)
+            node.master.hears("written")
+            slot = next(slot for slot in rank.arena.slots if slot.version.step == 4)
+            slot.image[5] ^= 1
+        node.service.post(node.commit.restore.look_ahead)
+        with rank_of(node, tmp_path, 0, round_number=2) as rank:
+            rank.link.send(Restore())
+            assert node.master.hears("asks").offers
+            node.word(plan(version=Version(1, 4), tier=Tier.MEMORY, go=False), 2)
+            assert "in memory is damaged" in node.master.hears("checked").error
+
+
 def test_a_plan_for_a_tier_that_the_node_lacks_is_answered_with_an_error(tmp_path: Path) -> None:
     """The master would wait for the verification in vain."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0, round_number=2) as rank:

@@ -102,6 +102,8 @@ class Arenas:
         """Note an assigned round; the hash of its world names the attempts of its nodes."""
         newest = list(self._worlds.items())[-MOST_WORLDS:]
         self._worlds = {**dict(newest), number: world_hash[:16]}
+        if self._service is not None:
+            self.tell(lambda commit: commit.restore.look_ahead())
 
     def _begin(self) -> None:
         assert self._loop is not None, "open was called"  # noqa: S101

@@ -200,6 +200,17 @@ class ArenaStore:
         job.held.reading.remove(job.slot.index)
         self.release()
 
+    def newest_here(self) -> list[SlotWork]:
+        """Return the slots of the newest version here, to be read; `done` ends each."""
+        version = max(self.offer.parts(), default=None)
+        places = [] if version is None else self.held.places(version)
+        for held, slot in places:
+            held.reading.append(slot.index)
+        return [
+            SlotWork(held=held, slot=slot, version=slot.version, tier=Tier.MEMORY)
+            for held, slot in places
+        ]
+
     def _look_for_complete(self) -> None:
         if self.led and self.kept != self.world:
             return  # only the master knows the versions of other nodes
@@ -399,10 +410,12 @@ class AvailableVersions:
         """Empty the slots of a version whose bytes do not match their hashes; name them."""
         notes = []
         for held, slot in self._holdings.places(version):
-            if not was_hashed(slot):
-                continue
-            spans = held.arena.table.spans(tuple(slot.lengths))
-            if hash_items(slot.image, spans, training=False) != tuple(slot.hashes):
+            proven = held.proven.pop(slot.index, -1)
+            if (
+                was_hashed(slot)
+                and proven != slot.words[SlotWord.SEQUENCE]
+                and is_damaged(held, slot)
+            ):
                 slot.give_back(Move.RELEASE)
                 notes.append(
                     f"step {version.step} of rank {held.rank} was passed over: slot {slot.index} "
@@ -446,6 +459,23 @@ def _is_same(slot: ArenaSlot, shard: Shard, spans: list[tuple[int, int]]) -> boo
         return False
     hashes = hash_items(slot.image, spans, training=False)
     return hashes == shard.hashes
+
+
+def prove(jobs: Iterable[SlotWork]) -> None:
+    """Compare the hashes of slots; note those that match, for the next verification of each.
+
+    Nothing is done about the others: a trainer may write to a slot meanwhile.
+    """
+    for job in jobs:
+        slot, sequence = job.slot, int(job.slot.words[SlotWord.SEQUENCE])
+        if was_hashed(slot) and not is_damaged(job.held, slot):
+            job.held.proven[slot.index] = sequence
+
+
+def is_damaged(held: RankArena, slot: ArenaSlot) -> bool:
+    """Tell whether a hashed slot differs from its hashes; while no rank trains."""
+    spans = held.arena.table.spans(tuple(slot.lengths))
+    return hash_items(slot.image, spans, training=False) != tuple(slot.hashes)
 
 
 def was_hashed(slot: ArenaSlot) -> bool:

@@ -14,6 +14,7 @@ from typing import Final
 
 from holdfast.flash.memory.slots import Version, from_wire, to_wire
 from holdfast.flash.server import protocol
+from holdfast.flash.server.arena_store import prove
 from holdfast.flash.server.peer_parts import Borrower, Gatherer
 from holdfast.flash.server.protocol import Member
 from holdfast.flash.server.service import Coordinator, ServerState
@@ -66,6 +67,23 @@ class CoordinatedRestore:
     def give_up(self) -> None:
         """Release what was read from other nodes' memory."""
         self._borrower.give_up()
+
+    def look_ahead(self) -> None:
+        """Compare the hashes of the newest version here while a new round's processes start.
+
+        The verification of this version then finds it done. Ranks are not answered before.
+        """
+        jobs = self._keeper.newest_here()
+
+        def looked(error: str) -> None:
+            for job in jobs:
+                self._keeper.done(job)
+            if error:
+                log.warning("the newest checkpoint was not compared ahead: %s", error)
+
+        self._node.labour.hand_out(
+            lambda: failure_of("comparing the newest checkpoint", lambda: prove(jobs)), looked
+        )
 
     def restate(self) -> None:
         """Repeat the request and the verification to a new master."""

@@ -23,6 +23,8 @@ class RankArena:
     """Name of the arena in its backend; empty: in memory that no other process can find."""
     reading: list[int] = field(default_factory=list)
     """Indices of slots with a reader, once per reader."""
+    proven: dict[int, int] = field(default_factory=dict)
+    """Slot → SEQUENCE of a content that had its hashes a moment ago; for one verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.local_sgd.errors import LocalSGDError
+
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
@@ -22,7 +24,7 @@ TIMEOUT: Final = 600.0
 """Seconds until a collective has failed: torch's own default for NCCL."""
 
 
-class SyncError(RuntimeError):
+class SyncError(LocalSGDError, RuntimeError):
     """A collective that did not succeed: a rank is gone, or did not come in time.
 
     The units of the sync are as they were before it. The group is of no more use.

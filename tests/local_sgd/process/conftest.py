@@ -1,0 +1,16 @@
+"""Worlds that the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from local_sgd.replica_world import ReplicaWorlds
+
+
+@pytest.fixture(scope="session")
+def worlds() -> Iterator[ReplicaWorlds]:
+    """One process with torch for all tests here."""
+    with ReplicaWorlds() as started:
+        yield started

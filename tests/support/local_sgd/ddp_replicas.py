@@ -1,0 +1,244 @@
+"""A small classifier under DDP with the averager and the optimizer of `holdfast.local_sgd.ddp`.
+
+Runs in the ranks of `replica_world`. `alone` trains the same replicas one after another in one
+process, without the product and without DDP: the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from local_sgd.digests import digest
+
+WIDE, CLASSES, BATCH = 16, 10, 32
+
+
+def classifier(*, unused: bool = False) -> nn.Module:
+    """Return the model, with equal weights wherever it is made."""
+    torch.manual_seed(3)
+    made = nn.Sequential(nn.Linear(WIDE, 64), nn.Tanh(), nn.Linear(64, CLASSES))
+    if unused:  # in front of the others, so that a list without it would be one off
+        made.register_parameter("unused", nn.Parameter(torch.ones(64)))
+    return made
+
+
+def batch(replica: int, step: int, rows: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a replica sees in a step: points, and the classes a fixed teacher gives them."""
+    draw = torch.Generator().manual_seed(1000 * replica + step)
+    points = torch.randn(rows, WIDE, generator=draw)
+    fixed = torch.Generator().manual_seed(17)
+    hidden, out = (torch.randn(*one, generator=fixed) for one in ((WIDE, 32), (32, CLASSES)))
+    return points, ((points @ hidden).tanh() @ out).argmax(1)
+
+
+def loss_of(model: nn.Module, replica: int, step: int, rows: int = BATCH) -> torch.Tensor:
+    """Return the loss of a batch."""
+    points, classes = batch(replica, step, rows)
+    return nn.functional.cross_entropy(model(points), classes)
+
+
+def inner(world: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    """Return the script's own optimizer."""
+    if world.get("inner") == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=world["lr"])
+    return torch.optim.SGD(model.parameters(), lr=world["lr"])
+
+
+class Training:
+    """A script's course, as docs/local-sgd.md shows it."""
+
+    def __init__(self, world: Mapping[str, Any]) -> None:
+        """Make model, averager and optimizer."""
+        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+            PostLocalSGDState,
+            post_localSGD_hook,
+        )
+
+        from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+        from holdfast.local_sgd.ddp import (
+            OuterOptimPeriodicModelAverager,
+            StatefulPostLocalSGDOptimizer,
+        )
+
+        self.world, self.replica = world, dist.get_rank()
+        self.model = nn.parallel.DistributedDataParallel(
+            classifier(unused=world.get("unused", False)),
+            find_unused_parameters=world.get("unused", False),
+        )
+        config = LocalSGDConfig(**world["config"])
+        state = PostLocalSGDState(
+            process_group=None,
+            subgroup=None,
+            start_localSGD_iter=config.local_sgd_warmup_steps,
+            post_local_gradient_allreduce=False,
+        )
+        state.iter = world.get("from", 0)
+        self.model.register_comm_hook(state, post_localSGD_hook)
+        outer = None
+        if world.get("outer"):
+            outer = OuterOptimizerConfig(
+                outer_optim_class=torch.optim.SGD, outer_optim_kwargs=world["outer"]
+            )
+        gta = GTAConfig(**world["gta"]) if world.get("gta") else None
+        self.averager = OuterOptimPeriodicModelAverager(
+            process_group=None,
+            local_sgd_config=config,
+            gta_config=gta,
+            outer_optim_config=outer,
+        )
+        self.optim = StatefulPostLocalSGDOptimizer(
+            optim=inner(world, self.model), averager=self.averager
+        )
+
+    def step(self, number: int) -> None:
+        """Train on one batch."""
+        wild = number in range(*self.world.get("wild", (0, 0))) and (
+            self.world.get("all_wild") or self.replica == 1
+        )
+        for group in self.optim.param_groups:
+            group["lr"] = self.world["lr"] * (30 if wild else 1)
+        self.optim.zero_grad()
+        loss_of(self.model, self.replica, number).backward()
+        self.optim.step()
+        if (self.replica, number) == (self.world.get("struck", -1), self.world.get("struck_at")):
+            with torch.no_grad():
+                next(self.model.parameters()).view(-1)[0] = float(self.world["strike"])
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return the weights as they are now."""
+        return [one.detach().clone() for one in self.model.parameters()]
+
+    def digest(self) -> str:
+        """Return a hash of the weights and of all that lasts."""
+        return digest(self.weights(), self.optim.state_dict())
+
+
+def _train(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train; tell the weights, how far each step moved them, and losses on held-out batches."""
+    training = Training(world)
+    steps, moved, held_out = range(world.get("from", 0), world["steps"]), [], []
+    if path := world.get("resume"):
+        state = torch.load(f"{path}.{training.replica if world['own'] else 0}")
+        training.model.load_state_dict(state["model"])
+        training.optim.load_state_dict(state["optim"])
+    for number in steps:
+        before = training.weights()
+        training.step(number)
+        after = training.weights()
+        moved.append(max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True)))
+        if world.get("held_out"):
+            with torch.no_grad():
+                held_out.append(loss_of(training.model.module, 99, 0, 2048).item())
+        if world.get("ask_every_step"):
+            training.optim.state_dict()
+    if path := world.get("save"):
+        state = {"model": training.model.state_dict(), "optim": training.optim.state_dict()}
+        torch.save(state, f"{path}.{training.replica}")
+    pipe.send(
+        {
+            "weights": [one.flatten().tolist() for one in training.weights()],
+            "digest": training.digest(),
+            "equal": digest(training.weights()),
+            "moved": moved,
+            "held_out": held_out,
+            "step": training.averager.step,
+            "anomalous": [list(one.anomalous) for one in training.averager.outcomes],
+            "detectors": [len(one["detectors"]) for one in training.averager.state_dict()["units"]],
+        }
+    )
+
+
+def alone(world: Mapping[str, Any], replicas: int) -> list[list[list[float]]]:
+    """Return each replica's weights after the steps, by EDiT with uniform weights and SGD inside.
+
+    The warm-up applies the mean of all gradients; then A and v move as Nesterov says.
+    """
+    warmup, interval = (
+        world["config"].get(f"local_sgd_{name}", default)
+        for name, default in (("warmup_steps", 0), ("sync_interval", 1))
+    )
+    models = [classifier() for _ in range(replicas)]
+    outer = world.get("outer") or {"lr": 1.0, "momentum": 0.0}
+    anchors: list[torch.Tensor] = []
+    momenta = [torch.zeros_like(one) for one in models[0].parameters()]
+    for number in range(world["steps"]):
+        if number == warmup:
+            anchors = [one.detach().clone() for one in models[0].parameters()]
+        grads = [
+            torch.autograd.grad(loss_of(model, replica, number), list(model.parameters()))
+            for replica, model in enumerate(models)
+        ]
+        mean = [torch.stack(some).mean(0) for some in zip(*grads, strict=True)]
+        with torch.no_grad():
+            for model, own in zip(models, grads, strict=True):
+                taken = mean if number < warmup else own
+                for weight, grad in zip(model.parameters(), taken, strict=True):
+                    weight.sub_(world["lr"] * grad)
+            local = number + 1 - warmup
+            if local > 0 and local % interval == 0:
+                _agree(models, anchors, momenta, outer)
+    return [[one.flatten().tolist() for one in model.parameters()] for model in models]
+
+
+def _agree(
+    models: list[nn.Module],
+    anchors: list[torch.Tensor],
+    momenta: list[torch.Tensor],
+    outer: Mapping[str, Any],
+) -> None:
+    for at, (anchor, momentum) in enumerate(zip(anchors, momenta, strict=True)):
+        weights = [list(model.parameters())[at] for model in models]
+        delta = anchor - torch.stack([one.detach() for one in weights]).mean(0)
+        momentum.mul_(outer["momentum"]).add_(delta)
+        ahead = delta + outer["momentum"] * momentum if outer.get("nesterov") else momentum
+        anchor.sub_(outer["lr"] * ahead)
+        for one in weights:
+            one.copy_(anchor)
+
+
+def _with_torch_state(world: Mapping[str, Any], pipe: Any) -> None:
+    """Tell what a scheduler and torch's own state make of the optimizer."""
+    training = Training(world)
+    scheduler = torch.optim.lr_scheduler.StepLR(training.optim, 1, gamma=0.5)
+    plain = inner(world, training.model).state_dict()
+    training.optim.load_state_dict(plain)
+    training.optim.zero_grad()
+    loss_of(training.model, training.replica, 0).backward()
+    calls: list[int] = []
+    training.optim.register_step_post_hook(lambda *_: calls.append(1))
+    training.optim.step()
+    scheduler.step()
+    pipe.send(
+        {
+            "lr": training.optim.optim.param_groups[0]["lr"],
+            "same": training.optim.param_groups is training.optim.optim.param_groups,
+            "is_optimizer": isinstance(training.optim, torch.optim.Optimizer),
+            "calls": len(calls),
+            "step": training.averager.step,
+        }
+    )
+
+
+def _refusals(world: Mapping[str, Any], pipe: Any) -> None:
+    """Tell what an averager alone, and replicas that differ, are told."""
+    from holdfast.local_sgd.config import LocalSGDConfig
+    from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager
+
+    lone = OuterOptimPeriodicModelAverager(local_sgd_config=LocalSGDConfig())
+    params = [nn.Parameter(torch.ones(3) * (1 + dist.get_rank() * world["apart"]))]
+    said = []
+    for call in (lone.average_parameters, lone.before_step):
+        try:
+            call(params)
+            said.append("")
+        except RuntimeError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    pipe.send({"said": said})
+
+
+JOBS = {"ddp": _train, "torch": _with_torch_state, "refusals": _refusals}

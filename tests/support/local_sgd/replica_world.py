@@ -1,0 +1,325 @@
+"""Worlds of replicas that synchronise units: real ranks, forked by one process that imports torch.
+
+Run as a script; see `flash_world`. Replica i minimises what `scalar_edit` says, so the two can be
+compared number by number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from checkpoints.flash_world import Worlds, serve
+from local_sgd import scalar_edit
+from local_sgd.digests import digest
+
+DEFAULTS: Mapping[str, Any] = {
+    "kind": "gloo",
+    "job": "rounds",
+    "replicas": 2,
+    "shards": 1,
+    "sizes": [70, 0, 33],
+    "rounds": 6,
+    "steps": 3,
+    "lr": 0.05,
+    "clip": None,
+    "temperature": None,
+    "outer": None,
+    "skip_anomaly": True,
+    "alpha": 0.3,
+    "threshold": 3.0,
+    "warmup": 3,
+    "codec": "none",
+    "feedback": False,
+    "merging": {},
+    "dtype": "float32",
+}
+
+
+class ReplicaWorlds(Worlds):
+    """The script as seen by a test."""
+
+    script = __file__
+
+    def __init__(self, **environment: str) -> None:
+        """Start it; OWN_NETWORK=1: on a loopback of its own."""
+        super().__init__(PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo", **environment)
+
+    def train(self, **world: Any) -> list[dict[str, Any]]:
+        """Run a world of `DEFAULTS` with these changes; return each rank's answer."""
+        settings = {**DEFAULTS, **world}
+        ranks = settings["replicas"] * settings["shards"]
+        return self.run(world=ranks, **settings)
+
+
+class Replica:
+    """One rank's units, its groups and its sync."""
+
+    def __init__(self, world: Mapping[str, Any]) -> None:
+        """Make them; rank r holds shard r % M of replica r // M."""
+        import torch
+        import torch.distributed as dist
+
+        from holdfast.local_sgd.sync.group import Group
+        from holdfast.local_sgd.sync.units import Unit
+
+        self.world = world
+        replicas, shards = world["replicas"], world["shards"]
+        self.replica, self.shard = divmod(dist.get_rank(), shards)
+        rows = [[n * shards + m for m in range(shards)] for n in range(replicas)]
+        columns = [[n * shards + m for n in range(replicas)] for m in range(shards)]
+        row, _ = dist.new_subgroups_by_enumeration(rows)
+        column, _ = dist.new_subgroups_by_enumeration(columns)
+        timeout = world.get("timeout", 60.0)
+        self.sync_group = Group(column, timeout=timeout)
+        self.shard_group = Group(row, timeout=timeout)
+        self.dtype = getattr(torch, world["dtype"])
+        self.tensors = [self._part(one) for one in scalar_edit.start(world["sizes"])]
+        drawn = scalar_edit.targets(self.replica, world["sizes"])
+        self.targets = [self._part(one) for one in drawn]
+        self.units = [
+            Unit(f"unit {number}", lambda one=tensor: (one,), _outer(world))
+            for number, tensor in enumerate(self.tensors)
+        ]
+        self.sync = _sync(world, self.sync_group, self.shard_group)
+        for unit in self.units:
+            unit.take_anchors()
+
+    def _part(self, values: Sequence[float]) -> Any:
+        """Return this shard's part, which may be empty."""
+        import torch
+
+        size = -(-len(values) // self.world["shards"])
+        mine = values[self.shard * size : (self.shard + 1) * size]
+        return torch.tensor(mine, dtype=self.dtype)
+
+    def train(self, number: int) -> None:
+        """Make a round's inner steps, and the fault that is planted in it."""
+        rate, fault = self.world["lr"], self.world.get("fault", {})
+        if (self.replica, number) == (self.world.get("wild", -1), self.world.get("wild_round")):
+            rate *= 30
+        for _ in range(self.world["steps"]):
+            for tensor, target in zip(self.tensors, self.targets, strict=True):
+                tensor.sub_(rate * (tensor - target))
+        where = (fault.get("replica"), fault.get("round"), 0)
+        if where == (self.replica, number, self.shard):
+            struck = self.tensors[fault["unit"]]
+            struck[0] = struck[0] + 50.0 if fault["kind"] == "spike" else float(fault["kind"])
+
+    def digest(self) -> str:
+        """Return a hash of all that lasts."""
+        return digest(self.tensors, [unit.state_dict() for unit in self.units])
+
+
+def _outer(world: Mapping[str, Any]) -> Any:
+    import torch
+
+    from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
+    from holdfast.local_sgd.sync.configured import outer_of
+
+    given = world["outer"]
+    config = LocalSGDConfig(cpu_offload=world.get("offload", False))
+    if given is None:
+        return outer_of(config, None)
+    made = OuterOptimizerConfig(outer_optim_class=torch.optim.SGD, outer_optim_kwargs=given)
+    return outer_of(config, made)
+
+
+def _sync(world: Mapping[str, Any], sync: Any, shard: Any) -> Any:
+    """Return the sync of a world's settings, which no user's configuration restricts."""
+    from holdfast.local_sgd.config import LocalSGDConfig
+    from holdfast.local_sgd.policies import anomaly, weights
+    from holdfast.local_sgd.sync.merging import Merging
+    from holdfast.local_sgd.sync.reducers import Reducer
+    from holdfast.local_sgd.sync.unit_sync import Rules, UnitSync
+
+    detector = {
+        "ewma_alpha": world["alpha"],
+        "ewma_threshold": world["threshold"],
+        "ewma_warmup_steps": world["warmup"],
+        "ewma_bias_correction": False,
+        "ewma_floor": 0.0,
+    }
+    config = LocalSGDConfig(
+        pseudo_gradnorm_reduce=world["temperature"] is not None,
+        weight_softmax_temperature=world["temperature"],
+        skip_anomaly=world["skip_anomaly"],
+        **(detector if world["skip_anomaly"] else {}),
+    )
+    rules = Rules(
+        weigh=lambda reports: weights.weigh(reports, config),
+        judge=(lambda ewma, norm: anomaly.judge(ewma, norm, config))
+        if world["skip_anomaly"]
+        else None,
+        clip=world["clip"],
+        clip_scope=world.get("clip_scope", "unit"),
+    )
+    merging = Merging(**world["merging"])
+    reducer = Reducer(merging, codec=world["codec"], error_feedback=world["feedback"])
+    return UnitSync(rules, reducer, sync, shard)
+
+
+def _rounds(world: Mapping[str, Any], pipe: Any) -> None:
+    """Make all rounds; tell the weights, the decisions and the bytes."""
+    replica = Replica(world)
+    decisions, before = [], replica.sync_group.sent
+    for number in range(world["rounds"]):
+        replica.train(number)
+        outcomes = _ahead(replica) if world.get("ahead") else replica.sync.run(replica.units)
+        decisions.append([(one.weights, one.rollback, one.clipped) for one in outcomes])
+    pipe.send(
+        {
+            "weights": [one.tolist() for one in replica.tensors],
+            "excluded": [[0 in one[0] for one in some] for some in decisions],
+            "decisions": decisions,
+            "sent": replica.sync_group.sent - before,
+            "digest": digest(replica.tensors, [one.anchors.state_dict() for one in replica.units]),
+            "rounds": [unit.round for unit in replica.units],
+        }
+    )
+
+
+def _all_struck(world: Mapping[str, Any], pipe: Any) -> None:
+    """Make two rounds; in the second the first shard of each replica has NaN in unit 0."""
+    replica = Replica(world)
+    replica.train(0)
+    decisions = [replica.sync.run(replica.units)]
+    before = {"after_round_1": [one.tolist() for one in replica.tensors]}
+    before["momentum_before"] = _momenta(replica)
+    replica.train(1)
+    if replica.shard == 0:
+        replica.tensors[0][0] = float("nan")
+    decisions.append(replica.sync.run(replica.units))
+    pipe.send(
+        {
+            **before,
+            "weights": [one.tolist() for one in replica.tensors],
+            "momentum": _momenta(replica),
+            "rounds": [unit.round for unit in replica.units],
+            "decisions": [[(one.weights, one.rollback) for one in some] for some in decisions],
+        }
+    )
+
+
+def _momenta(replica: Replica) -> list[Any]:
+    """Return the outer momentum of each unit."""
+    states = [unit.anchors.state_dict()["optimizer"]["state"] for unit in replica.units]
+    return [[one["momentum_buffer"].tolist() for one in some.values()] for some in states]
+
+
+def _ahead(replica: Replica) -> list[Any]:
+    """Sync unit by unit, each begun before the one ahead of it is finished."""
+    outcomes, pending = [], replica.sync.begin(replica.units[:1])
+    for number in range(1, len(replica.units)):
+        following = replica.sync.begin(replica.units[number : number + 1])
+        outcomes += replica.sync.finish(pending)
+        pending = following
+    return outcomes + replica.sync.finish(pending)
+
+
+def _wire(world: Mapping[str, Any], pipe: Any) -> None:
+    """Make rounds and tell what the loopback of a network of their own has carried."""
+    import torch.distributed as dist
+
+    replica = Replica(world)
+    replica.train(0)
+    replica.sync.run(replica.units)  # connections are there now
+    dist.barrier()
+    before, counted = _carried(), replica.sync_group.sent
+    dist.barrier()
+    for number in range(world["rounds"]):
+        replica.train(number)
+        replica.sync.run(replica.units)
+    dist.barrier()
+    sent = replica.sync_group.sent - counted
+    pipe.send({"carried": _carried() - before, "sent": sent})
+
+
+def _carried() -> int:
+    return int(
+        next(
+            line.split()[9]
+            for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()
+            if line.strip().startswith("lo:")
+        )
+    )
+
+
+def own_network() -> None:
+    """Move to a network namespace with a loopback only; raises OSError where that is forbidden."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x40000000):  # CLONE_NEWNET
+        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNET)")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = struct.pack("16sH14x", b"lo", 1)  # IFF_UP
+        fcntl.ioctl(control, 0x8914, request)  # SIOCSIFFLAGS
+
+
+def _killed(world: Mapping[str, Any], pipe: Any) -> None:
+    """Lose a rank in a reduction; tell what became of the others' units, then go on without it."""
+    import torch.distributed as dist
+
+    from holdfast.local_sgd.sync.group import Group, SyncError
+
+    replica = Replica(world)
+    replica.train(0)
+    replica.sync.run(replica.units)
+    replica.train(1)
+    before = replica.digest()
+    if dist.get_rank() == world["dies"]:
+        _die_in_the_reduction(replica, world["after"])
+    try:
+        replica.sync.run(replica.units)
+        pipe.send({"failed": ""})
+        return
+    except SyncError as error:
+        cause = type(error.__cause__).__name__
+        pipe.send({"failed": str(error), "cause": cause, "same": replica.digest() == before})
+    left = [rank for rank in range(dist.get_world_size()) if rank != world["dies"]]
+    fresh = dist.new_group(left, use_local_synchronization=True)
+    replica.sync.sync = Group(fresh)
+    replica.sync.run(replica.units)
+    pipe.send({"again": [unit.round for unit in replica.units], "after": digest(replica.tensors)})
+
+
+def _die_in_the_reduction(replica: Replica, after: float) -> None:
+    """Start the large reduction and be killed so many seconds later; under 0: do not start it."""
+    reducer = replica.sync.reducer
+    start = reducer.start
+
+    def killed(*given: Any) -> Any:
+        if after >= 0:
+            pending = start(*given)
+            time.sleep(after)
+            assert pending
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(reducer, "start", killed)  # noqa: B010 - a method, for mypy
+    replica.sync.run(replica.units)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    if os.environ.get("OWN_NETWORK"):
+        own_network()
+    import holdfast.local_sgd.sync.configured  # noqa: F401 - forked ranks find it imported
+    from local_sgd import ddp_replicas
+
+    serve(
+        {
+            "rounds": _rounds,
+            "wire": _wire,
+            "all struck": _all_struck,
+            "killed": _killed,
+            **ddp_replicas.JOBS,
+        }
+    )

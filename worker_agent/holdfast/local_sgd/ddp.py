@@ -1,0 +1,275 @@
+"""EDiT for DistributedDataParallel: an averager and an optimizer around the script's own.
+
+Belongs here: when a DDP model's tensors agree, and their state in the optimizer's state. Does not
+belong here: how they agree (`sync`).
+
+```python
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState, post_localSGD_hook,
+)
+from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
+
+state = PostLocalSGDState(process_group=None, subgroup=None, start_localSGD_iter=100,
+                          post_local_gradient_allreduce=False)
+model.register_comm_hook(state, post_localSGD_hook)
+averager = OuterOptimPeriodicModelAverager(local_sgd_config=config, outer_optim_config=outer)
+optim = StatefulPostLocalSGDOptimizer(optim=optim, averager=averager)
+```
+
+Each parameter is a unit, with a detector and weights of its own; clipping takes the norm of all
+together. All units go in one transfer. For the first W steps DDP reduces gradients as ever
+(`start_localSGD_iter` counts backward passes that reduce, and must end with these W steps). Then
+the anchors are taken, and after each H steps more a round follows.
+
+`state_dict()` is the state of one rank, and communicates nothing. Each rank that resumes from its
+own goes on exactly. With rank 0's on all ranks, as is usual with DDP, anchors, momentum and
+detectors of all replicas are exact; weights and inner state are rank 0's, and what a codec lost
+elsewhere is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from holdfast.local_sgd.combinations import check_together
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
+from holdfast.local_sgd.sync.group import TIMEOUT, Group
+from holdfast.local_sgd.sync.unit_sync import Outcome
+from holdfast.local_sgd.sync.units import Unit, check_equal
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+_log = logging.getLogger("holdfast")
+
+
+class OuterOptimPeriodicModelAverager:
+    """Rounds of a DDP model, counted in steps of its optimizer.
+
+    It has the interface of torch's `ModelAverager`: `step`, and `average_parameters` after each
+    step of the optimizer.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        local_sgd_config: LocalSGDConfig | None = None,
+        gta_config: GTAConfig | None = None,
+        outer_optim_config: OuterOptimizerConfig | None = None,
+        *,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Take the settings.
+
+        Args:
+            process_group: The replicas; None: the default group.
+            local_sgd_config: W, H and the rest; None: its defaults.
+            gta_config: The reducer; None: the weighted mean.
+            outer_optim_config: The outer optimizer; None: plain averaging.
+            timeout: Seconds until a collective of a round has failed.
+
+        Raises:
+            LocalSGDConfigError: settings contradict each other.
+        """
+        self.config = local_sgd_config if local_sgd_config is not None else LocalSGDConfig()
+        self.step = 0
+        """Steps of the optimizer so far."""
+        self.outcomes: list[Outcome] = []
+        """Of the last round, by parameter."""
+        check_together(self.config, outer_optim_config, gta_config)
+        self._outer = outer_of(self.config, outer_optim_config)
+        self._group = Group(process_group, timeout=timeout)
+        groups = (self._group, Group.of_one())
+        self._sync = unit_sync_of(self.config, gta_config, groups, clip_scope="batch")
+        self._units: list[Unit] = []
+        """In the order of the optimizer's parameters; those without anchors are not here."""
+
+    def before_step(self, params: Iterable[Any]) -> None:
+        """Take anchors if the next step is the first local one; call it before that step.
+
+        Raises:
+            AnchorsDifferError: the replicas have different weights.
+        """
+        if self.step >= self.config.local_sgd_warmup_steps:
+            self._take_anchors(params)
+
+    def average_parameters(self, params: Iterable[Any]) -> None:
+        """Count a step, and make the round that it ends, if it does.
+
+        Args:
+            params: Parameters, or the groups of an optimizer, in the same order each time.
+
+        Raises:
+            SyncError: a replica is gone; the weights are as this replica's steps left them.
+        """
+        self.step += 1
+        local = self.step - self.config.local_sgd_warmup_steps
+        if local == 0:
+            self._take_anchors(params)
+        elif local > 0 and local % self.config.local_sgd_sync_interval == 0:
+            self._round(_flat(params))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return anchors, momentum, detectors of every replica, counters: what this rank has."""
+        return {
+            "step": self.step,
+            "replica": self._group.rank,
+            "units": [unit.state_dict() for unit in self._units],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], params: Iterable[Any]) -> None:
+        """Take a state, copied; it communicates nothing.
+
+        Args:
+            state: What `state_dict` returned, on this rank or another.
+            params: Those of the optimizer, in the same order as at the save.
+
+        Raises:
+            ValueError: the parameters are not those of the state.
+        """
+        flat = _flat(params)
+        if len(state["units"]) not in (0, len(flat)):
+            raise ValueError(
+                f"units: the state has {len(state['units'])} parameters, the optimizer has "
+                f"{len(flat)}; load it into an optimizer of the same parameters"
+            )
+        self.step = int(state["step"])
+        own = state["replica"] == self._group.rank
+        self._units = [
+            self._unit(number, param) for number, param in enumerate(flat[: len(state["units"])])
+        ]
+        for unit, one in zip(self._units, state["units"], strict=True):
+            unit.load_state_dict(one, own=own)
+
+    def _round(self, flat: list[torch.Tensor]) -> None:
+        if len(self._units) != len(flat):
+            raise RuntimeError(
+                f"anchors: {len(self._units)} of {len(flat)} parameters have one. With "
+                "local_sgd_warmup_steps=0 an averager must see them before the first local step: "
+                "wrap the optimizer in StatefulPostLocalSGDOptimizer, or call before_step(params)"
+            )
+        self.outcomes = self._sync.run(self._units, steps=self.config.local_sgd_sync_interval)
+        spoke = [one for one in self.outcomes if any(one.anomalous) or one.clipped < 1]
+        if self.config.is_debug and spoke and self._group.rank == 0:
+            first = spoke[0]
+            _log.info(
+                "round %d: %d of %d parameters; %s: anomalous %s, clipped by %g, %s",
+                *(first.round, len(spoke), len(self.outcomes), first.name),
+                *(first.anomalous, first.clipped, first.reason),
+            )
+
+    def _take_anchors(self, params: Iterable[Any]) -> None:
+        """Set A := θ for the parameters that have none."""
+        flat = _flat(params)
+        fresh = [self._unit(number, flat[number]) for number in range(len(self._units), len(flat))]
+        if not fresh:
+            return
+        for unit in fresh:
+            unit.take_anchors()
+        check_equal(fresh, self._group)
+        self._units += fresh
+
+    def _unit(self, number: int, param: torch.Tensor) -> Unit:
+        return Unit(str(number), lambda: (_local(param),), self._outer)
+
+
+class StatefulPostLocalSGDOptimizer:
+    """An optimizer whose steps are counted by an averager; also a `torch.optim.Optimizer`.
+
+    Attributes that are not here are those of the script's optimizer, its hooks among them.
+    """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Add torch's class as a base: schedulers ask for it, and torch is imported late."""
+        made: Self = object.__new__(_with_torch(cls))
+        return made
+
+    def __init__(
+        self, optim: torch.optim.Optimizer, averager: OuterOptimPeriodicModelAverager
+    ) -> None:
+        """Take the script's optimizer and the averager."""
+        self.optim, self.averager = optim, averager
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the script's optimizer."""
+        if name in {"optim", "averager"}:  # not yet set: a copy in the making
+            raise AttributeError(name)
+        return getattr(self.optim, name)
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's state."""
+        return self.optim.state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's groups, also after it has loaded a state."""
+        return self.optim.param_groups
+
+    def __repr__(self) -> str:
+        return repr(self.optim)
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make an inner step, and the round that it ends, if it does."""
+        self.averager.before_step(self.param_groups)
+        loss = self.optim.step() if closure is None else self.optim.step(closure)
+        self.averager.average_parameters(self.param_groups)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own
+        """Reset the gradients."""
+        self.optim.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; their anchors are taken before the next local step."""
+        self.optim.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inner state, torch's "step", and "local_sgd": the averager's."""
+        return {
+            **self.optim.state_dict(),
+            "step": self.averager.step,
+            "local_sgd": self.averager.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a state; one without "local_sgd" begins with the weights that are there then.
+
+        A state of torch's `PostLocalSGDOptimizer`, or of a plain optimizer, has none: its anchors
+        are taken before the next step, where all replicas must be equal.
+        """
+        inner = {name: one for name, one in state_dict.items() if name not in _OURS}
+        self.optim.load_state_dict(inner)
+        fallback = {"step": state_dict.get("step", 0), "replica": -1, "units": []}
+        self.averager.load_state_dict(state_dict.get("local_sgd", fallback), self.param_groups)
+
+
+_OURS: Final = ("step", "local_sgd")
+
+
+@functools.cache
+def _with_torch(cls: Any) -> Any:
+    import torch
+
+    if issubclass(cls, torch.optim.Optimizer):
+        return cls
+    return type(cls.__name__, (cls, torch.optim.Optimizer), {"__module__": cls.__module__})
+
+
+def _flat(params: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the parameters of what may be groups of an optimizer."""
+    found: list[torch.Tensor] = []
+    for one in params:
+        found += one["params"] if isinstance(one, dict) else [one]
+    return found
+
+
+def _local(param: Any) -> torch.Tensor:
+    """Return the tensor that is on this rank."""
+    tensor: torch.Tensor = param.to_local() if hasattr(param, "to_local") else param
+    return tensor.detach()

@@ -1,0 +1,75 @@
+"""Parts of a sync, made from a user's settings.
+
+Belongs here: which setting becomes which part. Does not belong here: which settings contradict each
+other (`holdfast.local_sgd.config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.policies import anomaly, weights
+from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.merging import Merging
+from holdfast.local_sgd.sync.reducers import Reducer
+from holdfast.local_sgd.sync.unit_sync import Rules, UnitSync
+from holdfast.local_sgd.sync.units import Outer
+
+if TYPE_CHECKING:
+    import torch
+
+
+def unit_sync_of(
+    config: LocalSGDConfig,
+    gta: GTAConfig | None,
+    groups: tuple[Group, Group],
+    *,
+    clip_scope: Literal["unit", "batch"] = "unit",
+) -> UnitSync:
+    """Return the sync that the settings describe.
+
+    Args:
+        config: Anomalies, weights, clipping, codec.
+        gta: The merging; None: the weighted mean.
+        groups: The sync group and the shard group.
+        clip_scope: Norm that is clipped: of each unit, or of a whole batch.
+    """
+    rules = Rules(
+        weigh=lambda reports: weights.weigh(reports, config),
+        judge=(lambda ewma, norm: anomaly.judge(ewma, norm, config))
+        if config.skip_anomaly
+        else None,
+        clip=config.clip_pseudo_grad,
+        clip_scope=clip_scope,
+    )
+    reducer = Reducer(merging_of(gta), codec=config.codec, error_feedback=config.error_feedback)
+    return UnitSync(rules, reducer, *groups)
+
+
+def merging_of(gta: GTAConfig | None) -> Merging:
+    """Return the rule that merges deltas; "gta" without its methods is the weighted mean."""
+    if gta is None or gta.reducer is None:
+        return Merging()
+    if gta.reducer == "linear":
+        return Merging(normalize=gta.normalize)
+    return Merging(
+        consensus=gta.consensus_method,
+        sparsification=gta.sparsification_method,
+        density=gta.density,
+        normalize=gta.normalize,
+    )
+
+
+def outer_of(config: LocalSGDConfig, outer: OuterOptimizerConfig | None) -> Outer:
+    """Return the maker of outer optimizers."""
+    if outer is None or outer.outer_optim_class is None:
+        return Outer(offload=config.cpu_offload)
+    optim_class, options = outer.outer_optim_class, dict(outer.outer_optim_kwargs)
+
+    def factory(anchors: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = optim_class(anchors, **options)
+        return made
+
+    return Outer(factory, offload=config.cpu_offload)
