@@ -23,11 +23,11 @@ def configs_of(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
     from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 
-    outer = world.get("outer")
+    outer, gta = world.get("outer"), world.get("gta")
     return (
         LocalSGDConfig(**world.get("config", {})),
-        OuterOptimizerConfig(torch.optim.SGD, outer) if outer else OuterOptimizerConfig(),
-        GTAConfig(**world.get("gta", {})),
+        OuterOptimizerConfig(torch.optim.SGD, outer) if outer else None,
+        GTAConfig(**gta) if gta else None,
     )
 
 
@@ -160,7 +160,7 @@ def reference(world: Mapping[str, Any], pipe: Any) -> None:
     first = tiny_model(options)
     models = [copy.deepcopy(first) for _ in range(replicas)]
     optimizers = [optimizer_of(model, world) for model in models]
-    rounds = _Rounds(models, config, outer.outer_optim_kwargs if world.get("outer") else None)
+    rounds = _Rounds(models, config, outer.outer_optim_kwargs if outer else None)
     for step in range(steps):
         if rounds.due(step):
             rounds.sync()

@@ -42,6 +42,7 @@ from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.shards import Shards
 from holdfast.flash.trainer.together import Together
 from holdfast.flash.trainer.torch_shards import TorchShards
+from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.course import Course
 from holdfast.local_sgd.errors import LocalSGDError
@@ -86,8 +87,10 @@ class LocalSGD:
             timeout: Seconds until a collective of a sync has failed.
 
         Raises:
+            LocalSGDConfigError: settings contradict each other.
             LocalSGDError: the model or the mesh does not fit; the message says what to change.
         """
+        check_together(config, outer, gta)
         if mesh.ndim != 2:
             raise LocalSGDError(
                 f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
