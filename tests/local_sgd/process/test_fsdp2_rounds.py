@@ -57,7 +57,7 @@ def _compare(ranks: list[dict[str, Any]], reference: dict[str, Any], shards: int
         assert _apart(found["weights"], reference["weights"][rank // shards]) <= 1e-6
 
 
-CONFIGS: Final = {
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "averaging": {"config": {"local_sgd_sync_interval": 3}},
     "warm-up, Nesterov": {
         "config": {**EVERY_2, "local_sgd_warmup_steps": 3},

@@ -93,11 +93,11 @@ def gradients_of_a_shard_mesh(world: Mapping[str, Any], pipe: Any) -> None:
     torch.manual_seed(0)
     plain = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
     _backward(plain)
-    for one in plain.parameters():
-        dist.all_reduce(one.grad, group=mesh.get_group("shard"))
-        one.grad.div_(mesh.size(1))
-    pipe.send({"got": _gradients(model)})
-    pipe.send({"mean": [one.grad.flatten().tolist() for one in plain.parameters()]})
+    gradients = [one.grad for one in plain.parameters() if one.grad is not None]
+    for one in gradients:
+        dist.all_reduce(one, group=mesh.get_group("shard"))
+        one.div_(mesh.size(1))
+    pipe.send({"got": _gradients(model), "mean": [one.flatten().tolist() for one in gradients]})
 
 
 def divide_factor(world: Mapping[str, Any], pipe: Any) -> None:
@@ -160,7 +160,7 @@ def order_of_hooks(world: Mapping[str, Any], pipe: Any) -> None:
     import torch
 
     for prepend in (True, False):
-        model, mine = small_model(mesh_of(world)["shard"]), []
+        model, mine = small_model(mesh_of(world)["shard"]), list[bool]()
         before = model[1].bias.to_local().clone()
 
         def look(module: Any, _: Any, mine: list[bool] = mine) -> None:
@@ -208,10 +208,10 @@ def evaluation(world: Mapping[str, Any], pipe: Any) -> None:
     from torch import nn
     from torch.distributed.fsdp import fully_shard
 
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("as it is", "resharded"):
         torch.manual_seed(0)
-        model = fully_shard(nn.Linear(6, 3), mesh=mesh_of(world)["shard"])
+        model: Any = fully_shard(nn.Linear(6, 3), mesh=mesh_of(world)["shard"])
         with torch.no_grad():
             model(data())
             found[f"{name}: whole"] = not hasattr(model.weight, "to_local")
@@ -243,7 +243,7 @@ def recompute(world: Mapping[str, Any], pipe: Any) -> None:
         inner: Any = checkpoint_wrapper(layer) if where == "inside" else layer
         unit = fully_shard(inner, mesh=mesh)
         outer = checkpoint_wrapper(unit) if where == "outside" else unit
-        model, calls = fully_shard(nn.Sequential(nn.Linear(6, 6), outer), mesh=mesh), []
+        model, calls = fully_shard(nn.Sequential(nn.Linear(6, 6), outer), mesh=mesh), list[int]()
         unit.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1), prepend=True)
         _backward(model)
         found[where] = len(calls)
@@ -269,7 +269,7 @@ def outer_optimizer(world: Mapping[str, Any], pipe: Any) -> None:
     from torch.distributed.tensor import DTensor
 
     model = small_model(mesh_of(world)["shard"])
-    anchor = torch.nn.Parameter(model[0].weight.detach().clone())
+    anchor: Any = torch.nn.Parameter(model[0].weight.detach().clone())
     before = anchor.full_tensor().clone()
     outer = torch.optim.SGD([anchor], lr=0.7, momentum=0.8, nesterov=True)
     anchor.grad = torch.ones_like(anchor)

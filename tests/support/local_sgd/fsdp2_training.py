@@ -85,12 +85,15 @@ def saved(world: Mapping[str, Any], pipe: Any) -> None:
     flash = Checkpointer(world["root"], shards=local.shards())
     start = flash.load()
     pipe.send({"start": start, "loaded": digests(local), "clock": local.clock()})
+    ends = {}
     for step in range(start, start + world["steps"]):
         disturb(world, step, replica, optimizer)
         run_step(world, model, optimizer, step, (replica, shard))
         if step + 1 in world.get("saves", ()):
             flash.save(step + 1)
             flash.wait()
+            ends[step + 1] = digests(local)
+    pipe.send({"saved": ends})
     pipe.send({"end": digests(local), "detectors": detectors_of(local)})
     flash.close()
 
@@ -212,7 +215,7 @@ class _Rounds:
 
     def due(self, step: int) -> bool:
         lone = step - self._config.local_sgd_warmup_steps
-        return lone > 0 and lone % self._config.local_sgd_sync_interval == 0
+        return bool(lone > 0 and lone % self._config.local_sgd_sync_interval == 0)
 
     def take_anchors(self) -> None:
         for name, one in self._models[0].named_parameters():

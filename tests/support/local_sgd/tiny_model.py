@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -58,12 +59,16 @@ def tiny_model(options: Mapping[str, Any]) -> Any:
 
     torch.manual_seed(0)
     model = Tiny()
+    _freeze(model, options)
+    return model
+
+
+def _freeze(model: Any, options: Mapping[str, Any]) -> None:
     if options.get("frozen"):
         model.blocks[1].requires_grad_(requires_grad=False)
     if options.get("adapters"):
         model.embed.requires_grad_(requires_grad=False)
         model.head.requires_grad_(requires_grad=False)
-    return model
 
 
 def sharded(model: Any, mesh: Any, options: Mapping[str, Any]) -> Any:
@@ -89,7 +94,7 @@ def sharded(model: Any, mesh: Any, options: Mapping[str, Any]) -> Any:
     fully_shard(model, **more)
     if options.get("prefetch"):
         model.set_modules_to_forward_prefetch([blocks[0], blocks[1]])
-        for one, following in zip(blocks[:-1], blocks[1:], strict=True):
+        for one, following in itertools.pairwise(blocks):
             one.set_modules_to_forward_prefetch([following])
     return model
 

@@ -46,7 +46,7 @@ from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.course import Course
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.fsdp2_units import units_of
+from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
 from holdfast.local_sgd.shards import LocalSGDShards
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
@@ -55,16 +55,59 @@ from holdfast.local_sgd.sync.units import Unit, check_equal
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
 log: Final = logging.getLogger("holdfast")
+_OWNER: Final = "_holdfast_local_sgd"
+"""Attribute of a model that has a `LocalSGD`."""
+
+
+def local_sgd_of(model: nn.Module) -> LocalSGD:
+    """Return the `LocalSGD` that was made for a model.
+
+    Raises:
+        LocalSGDError: there is none.
+    """
+    found: LocalSGD | None = vars(model).get(_OWNER)
+    if found is None:
+        raise LocalSGDError(
+            f"model: no LocalSGD was made for this {type(model).__name__}: make one, "
+            "LocalSGD(model, optimizer, mesh, config), and pass the same model"
+        )
+    return found
 
 
 class LocalSGD:
     """Replicas of one model that step alone and agree on their weights in rounds."""
 
-    def __init__(  # noqa: PLR0913 - each is a choice of the user
+    optimizers: list[Any]
+    """Inner optimizers."""
+    replicas: Group
+    """The ranks that hold this rank's shards, one of each replica."""
+    shard_group: Group
+    """The ranks of this replica."""
+    own_ranks: dist.ProcessGroup
+    """The process group of `shard_group`."""
+    modules: list[ShardedUnit]
+    """What `fully_shard` keeps together, frozen modules too."""
+    trained: list[ShardedUnit]
+    """Those of them that synchronise, in the order of a round."""
+    units: list[Unit]
+    """Anchors and rounds of `trained`."""
+    steps: int
+    """Steps of the inner optimizer so far."""
+    alone: int
+    """Steps since the last round."""
+    due: bool
+    """The next forward in training begins a round."""
+    outcomes: list[Outcome]
+    """Of the newest round's units."""
+    _course: Course | None
+    """The round that is under way."""
+
+    def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
@@ -91,41 +134,22 @@ class LocalSGD:
             LocalSGDError: the model or the mesh does not fit; the message says what to change.
         """
         check_together(config, outer, gta)
-        if mesh.ndim != 2:
-            raise LocalSGDError(
-                f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
-                'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", '
-                '"shard")) makes it'
-            )
-        self.config = config
-        self.model = model
-        self.optimizers: list[Any] = (
-            list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-        )
-        self.replicas = Group(mesh.get_group(0), timeout=timeout)
-        """The ranks that hold this rank's shards, one of each replica."""
-        self.shard_group = Group(mesh.get_group(1), timeout=timeout)
-        """The ranks of this replica."""
-        self._process_group = mesh.get_group(0)
-        self.modules = units_of(model, mesh[_names(mesh)[1]])
-        """What `fully_shard` keeps together, frozen modules too."""
+        self.config, self.model = config, model
+        self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        sync_ranks, self.own_ranks = _groups(mesh)
+        self.replicas = Group(sync_ranks, timeout=timeout)
+        self.shard_group = Group(self.own_ranks, timeout=timeout)
+        self._sync_ranks = sync_ranks
+        self.modules = units_of(model, self.own_ranks)
         self.trained = [one for one in self.modules if one.trained]
-        """Those of them that synchronise, in the order of a round."""
-        self._numbers = {id(unit): number for number, unit in enumerate(self.trained)}
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
-        """Anchors and rounds of `trained`."""
         self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group))
-        self.steps = 0
-        """Steps of the inner optimizer so far."""
-        self.alone = 0
-        """Steps since the last round."""
-        self.due = False
-        """The next forward in training begins a round."""
-        self._course: Course | None = None
-        self.outcomes: list[Outcome] = []
-        """Of the newest round's units."""
+        self.steps, self.alone, self.due = 0, 0, False
+        self._course = None
+        self.outcomes = []
         self._broadcast()
+        vars(model)[_OWNER] = self
         self._handles = [*self._hook_modules(), *self._hook_optimizers()]
 
     @property
@@ -177,10 +201,10 @@ class LocalSGD:
                 module.set_all_reduce_hook(_nothing)
 
     def _hook_modules(self) -> list[Any]:
-        handles = []
+        handles, numbers = [], {id(unit): number for number, unit in enumerate(self.trained)}
         for unit in self.modules:
             for module in unit.modules:
-                before = _Before(self, self._numbers.get(id(unit)))
+                before = _Before(self, numbers.get(id(unit)))
                 handles.append(module.register_forward_pre_hook(before, prepend=True))
                 if self.replicas.size > 1:
                     self._hook_gradients(unit.name, module)
@@ -204,7 +228,7 @@ class LocalSGD:
         import torch.distributed as dist
 
         if self.is_warming_up:
-            dist.all_reduce(gradient, group=self._process_group)
+            dist.all_reduce(gradient, group=self._sync_ranks)
             gradient.div_(self.replicas.size)
 
     def before_forward(self, number: int | None) -> None:
@@ -293,7 +317,7 @@ class LocalSGD:
             for one in self.model.parameters():
                 local = one._local_tensor if isinstance(one, DTensor) else one  # noqa: SLF001
                 if local.numel():
-                    dist.broadcast(local.detach(), group=self._process_group, group_src=0)
+                    dist.broadcast(local.detach(), group=self._sync_ranks, group_src=0)
 
     def _refuse_new_parameters(self) -> None:
         """Refuse a parameter that is trained since: no replica would learn of its changes."""
@@ -326,12 +350,15 @@ def _uncompiled(call: Any) -> Any:
     return torch.compiler.disable(call)
 
 
-def _names(mesh: DeviceMesh) -> tuple[str, ...]:
-    if not mesh.mesh_dim_names:
+def _groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return the groups of a mesh's two dimensions."""
+    if mesh.ndim != 2:
         raise LocalSGDError(
-            'mesh: its dimensions have no names: pass mesh_dim_names=("replicate", "shard")'
+            f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
+            'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
+            "makes it"
         )
-    return mesh.mesh_dim_names
+    return mesh.get_group(0), mesh.get_group(1)
 
 
 def _nothing(_: Any) -> None:

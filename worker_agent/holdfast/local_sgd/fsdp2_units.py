@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
 from holdfast.flash.trainer.state_dict import fsdp_groups, parameters, unwrap
 from holdfast.local_sgd.errors import LocalSGDError
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
     from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,18 @@ class ShardedUnit:
         self.modules[0].unshard(async_op=True)
 
 
-def units_of(model: nn.Module, shard: DeviceMesh) -> list[ShardedUnit]:
+def place_of(one: Trained) -> Local:
+    """Return where this rank's shard lies in the whole parameter."""
+    position = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
+    return locate_tensor(one.parameter, one.name, position)
+
+
+def units_of(model: nn.Module, own: dist.ProcessGroup) -> list[ShardedUnit]:
     """Return the units of a model, in the order of its modules; the root comes first.
 
     Args:
         model: `fully_shard` has been called on it.
-        shard: The mesh of this replica's ranks.
+        own: This replica's ranks.
 
     Raises:
         LocalSGDError: a trained parameter is in no unit, or on another mesh.
@@ -88,7 +95,7 @@ def units_of(model: nn.Module, shard: DeviceMesh) -> list[ShardedUnit]:
     found: dict[int, tuple[list[str], list[Any], Any]] = {}
     for name, module in unwrap(model).named_modules():
         if hasattr(module, "_get_fsdp_state"):
-            state = module._get_fsdp_state()
+            state: Any = module._get_fsdp_state()  # noqa: SLF001 - no public way
             known = found.setdefault(id(state), ([], [], state))
             known[0].append(name or "root")
             known[1].append(module)
@@ -97,7 +104,7 @@ def units_of(model: nn.Module, shard: DeviceMesh) -> list[ShardedUnit]:
         for of, modules, state in found.values()
     ]
     _refuse_left_out(model, units)
-    _refuse_other_mesh(units, shard)
+    _refuse_other_mesh(units, own)
     return units
 
 
@@ -109,7 +116,7 @@ def _trained(state: Any, names: dict[int, str]) -> Iterator[Trained]:
 
 
 def _groups(module: Any) -> list[Any]:
-    return fsdp_groups(module._get_fsdp_state())
+    return fsdp_groups(module._get_fsdp_state())  # noqa: SLF001 - no public way
 
 
 def _is_gathering(group: Any) -> bool:
@@ -132,8 +139,10 @@ def _refuse_left_out(model: nn.Module, units: list[ShardedUnit]) -> None:
         )
 
 
-def _refuse_other_mesh(units: list[ShardedUnit], shard: DeviceMesh) -> None:
-    wanted = shard.mesh.flatten().tolist()
+def _refuse_other_mesh(units: list[ShardedUnit], own: dist.ProcessGroup) -> None:
+    import torch.distributed as dist
+
+    wanted = dist.get_process_group_ranks(own)
     for unit in units:
         for one in unit.trained:
             mesh = one.parameter.device_mesh
@@ -141,5 +150,5 @@ def _refuse_other_mesh(units: list[ShardedUnit], shard: DeviceMesh) -> None:
                 raise LocalSGDError(
                     f"parameter {one.name} is on a mesh of ranks {mesh.mesh.tolist()}, this "
                     f"replica's shards are on ranks {wanted}: call fully_shard with the shard "
-                    "dimension alone, mesh=mesh[mesh.mesh_dim_names[1]]"
+                    'dimension alone, such as mesh=mesh["shard"]'
                 )

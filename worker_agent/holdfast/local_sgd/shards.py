@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.trainer.flat_range import boxes_of_range
 from holdfast.flash.trainer.leaves import REPLICAS, Leaves
-from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
+from holdfast.flash.trainer.planner import Local
 from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.fsdp2_units import ShardedUnit
+from holdfast.local_sgd.fsdp2_units import ShardedUnit, place_of
 from holdfast.local_sgd.policies.anomaly import Ewma
 from holdfast.local_sgd.sync.codecs import BLOCK
 from holdfast.local_sgd.sync.group import Group
@@ -163,7 +163,7 @@ class LocalSGDShards:
         if optimizer is not None:
             leaves.counts.append((optimizer.state, len(optimizer.state)))
         for anchor, one in zip(unit.anchors.values, module.trained, strict=True):
-            place = _place(one.parameter, one.name)
+            place = place_of(one)
             options = {"trained": False, "stored": stored}
             leaves.add_box((*_ANCHOR, one.name), anchor, place.shape, place.offsets, **options)
             for key, value in (optimizer.state.get(anchor, {}) if optimizer else {}).items():
@@ -193,7 +193,7 @@ class LocalSGDShards:
             spare.take_anchors()
         coming = _Coming(unit, spare)
         for anchor, one in zip(spare.anchors.values, module.trained, strict=True):
-            place = _place(one.parameter, one.name)
+            place = place_of(one)
             name = ".".join((*_ANCHOR, one.name))
             filling.fill_box(name, anchor, place.shape, place.offsets)
             coming.states += self._accept_outer(filling, anchor, one.name, place)
@@ -253,17 +253,11 @@ def _chunk(size: int, rank: int, ranks: int) -> tuple[int, int]:
     return min(rank * wide, size), min((rank + 1) * wide, size)
 
 
-def _place(parameter: Any, name: str) -> Local:
-    """Return where this rank's shard lies in the whole parameter."""
-    position = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
-    return locate_tensor(parameter, name, position)
-
-
 def _sent(flat: torch.Tensor, module: ShardedUnit) -> Iterator[tuple[str, torch.Tensor, Local]]:
     """Cut a unit's flat values into its parameters' shards; those without elements are left out."""
     at = 0
     for one in module.trained:
-        place = _place(one.parameter, one.name)
+        place = place_of(one)
         count = place.values.numel()
         if count:
             yield one.name, flat[at : at + count].view(place.values.shape), place
@@ -276,7 +270,7 @@ def _merged(
     """Cut a chunk of a unit's flat values into boxes of whole parameters."""
     at, first, last = 0, lost.begin, lost.begin + lost.merged.numel()
     for one in module.trained:
-        place = _place(one.parameter, one.name)
+        place = place_of(one)
         count = place.values.numel()
         low, high = max(first, at), min(last, at + count)
         here = low - first

@@ -321,7 +321,8 @@ class Filling:
         names: name as it is stored → the keys under which it is to be read.
         """
         found = self.found
-        for held in (found.tensors, found.values, self.values):
+        helds: tuple[dict[str, Any], ...] = (found.tensors, found.values, self.values)
+        for held in helds:
             read = {name: held[name] for name in names if name in held}
             for path in names.values():
                 held.pop(".".join(map(str, path)), None)
