@@ -204,7 +204,8 @@ def _agree(
 def _with_torch_state(world: Mapping[str, Any], pipe: Any) -> None:
     """Tell what a scheduler and torch's own state make of the optimizer."""
     training = Training(world)
-    scheduler = torch.optim.lr_scheduler.StepLR(training.optim, 1, gamma=0.5)
+    given: Any = training.optim  # torch's class is a base at run time only
+    scheduler = torch.optim.lr_scheduler.StepLR(given, 1, gamma=0.5)
     plain = inner(world, training.model).state_dict()
     training.optim.load_state_dict(plain)
     training.optim.zero_grad()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import os
 import signal
 import socket
@@ -77,8 +78,8 @@ class Replica:
         self.replica, self.shard = divmod(dist.get_rank(), shards)
         rows = [[n * shards + m for m in range(shards)] for n in range(replicas)]
         columns = [[n * shards + m for n in range(replicas)] for m in range(shards)]
-        row, _ = dist.new_subgroups_by_enumeration(rows)
-        column, _ = dist.new_subgroups_by_enumeration(columns)
+        row: Any = dist.new_subgroups_by_enumeration(rows)[0]
+        column: Any = dist.new_subgroups_by_enumeration(columns)[0]
         timeout = world.get("timeout", 60.0)
         self.sync_group = Group(column, timeout=timeout)
         self.shard_group = Group(row, timeout=timeout)
@@ -87,7 +88,7 @@ class Replica:
         drawn = scalar_edit.targets(self.replica, world["sizes"])
         self.targets = [self._part(one) for one in drawn]
         self.units = [
-            Unit(f"unit {number}", lambda one=tensor: (one,), _outer(world))
+            Unit(f"unit {number}", functools.partial(tuple, (tensor,)), _outer(world))
             for number, tensor in enumerate(self.tensors)
         ]
         self.sync = _sync(world, self.sync_group, self.shard_group)
@@ -218,12 +219,14 @@ def _momenta(replica: Replica) -> list[Any]:
 
 def _ahead(replica: Replica) -> list[Any]:
     """Sync unit by unit, each begun before the one ahead of it is finished."""
-    outcomes, pending = [], replica.sync.begin(replica.units[:1])
+    outcomes: list[Any] = []
+    pending = replica.sync.begin(replica.units[:1])
     for number in range(1, len(replica.units)):
         following = replica.sync.begin(replica.units[number : number + 1])
         outcomes += replica.sync.finish(pending)
         pending = following
-    return outcomes + replica.sync.finish(pending)
+    outcomes += replica.sync.finish(pending)
+    return outcomes
 
 
 def _wire(world: Mapping[str, Any], pipe: Any) -> None:
@@ -285,7 +288,7 @@ def _killed(world: Mapping[str, Any], pipe: Any) -> None:
         cause = type(error.__cause__).__name__
         pipe.send({"failed": str(error), "cause": cause, "same": replica.digest() == before})
     left = [rank for rank in range(dist.get_world_size()) if rank != world["dies"]]
-    fresh = dist.new_group(left, use_local_synchronization=True)
+    fresh: Any = dist.new_group(left, use_local_synchronization=True)
     replica.sync.sync = Group(fresh)
     replica.sync.run(replica.units)
     pipe.send({"again": [unit.round for unit in replica.units], "after": digest(replica.tensors)})
@@ -312,7 +315,7 @@ if __name__ == "__main__":
     if os.environ.get("OWN_NETWORK"):
         own_network()
     import holdfast.local_sgd.sync.configured  # noqa: F401 - forked ranks find it imported
-    from local_sgd import ddp_replicas
+    from local_sgd import ddp_replicas, reductions
 
     serve(
         {
@@ -320,6 +323,7 @@ if __name__ == "__main__":
             "wire": _wire,
             "all struck": _all_struck,
             "killed": _killed,
+            "reduce": reductions.reduce,
             **ddp_replicas.JOBS,
         }
     )

@@ -36,6 +36,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.errors import LocalSGDConfigError
+from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
@@ -74,7 +76,7 @@ class OuterOptimPeriodicModelAverager:
             timeout: Seconds until a collective of a round has failed.
 
         Raises:
-            LocalSGDConfigError: settings contradict each other.
+            LocalSGDConfigError: settings contradict each other, or ask for what DDP has not.
         """
         self.config = local_sgd_config if local_sgd_config is not None else LocalSGDConfig()
         self.step = 0
@@ -82,6 +84,11 @@ class OuterOptimPeriodicModelAverager:
         self.outcomes: list[Outcome] = []
         """Of the last round, by parameter."""
         check_together(self.config, outer_optim_config, gta_config)
+        if self.config.use_async:
+            raise LocalSGDConfigError(
+                "use_async=True: with DDP rounds end by steps; set use_async=False and "
+                "local_sgd_sync_interval, or use FSDP2"
+            )
         self._outer = outer_of(self.config, outer_optim_config)
         self._group = Group(process_group, timeout=timeout)
         groups = (self._group, Group.of_one())
@@ -95,7 +102,7 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             AnchorsDifferError: the replicas have different weights.
         """
-        if self.step >= self.config.local_sgd_warmup_steps:
+        if phase(self.step, self.config) is Phase.LOCAL:
             self._take_anchors(params)
 
     def average_parameters(self, params: Iterable[Any]) -> None:
@@ -108,10 +115,10 @@ class OuterOptimPeriodicModelAverager:
             SyncError: a replica is gone; the weights are as this replica's steps left them.
         """
         self.step += 1
-        local = self.step - self.config.local_sgd_warmup_steps
-        if local == 0:
+        follows = boundary(self.step, self.config)
+        if follows is Boundary.ANCHORS:
             self._take_anchors(params)
-        elif local > 0 and local % self.config.local_sgd_sync_interval == 0:
+        elif follows is Boundary.ROUND:
             self._round(_flat(params))
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,7 +193,8 @@ class StatefulPostLocalSGDOptimizer:
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Add torch's class as a base: schedulers ask for it, and torch is imported late."""
-        made: Self = object.__new__(_with_torch(cls))
+        own: Any = cls
+        made: Self = object.__new__(_with_torch(own))
         return made
 
     def __init__(

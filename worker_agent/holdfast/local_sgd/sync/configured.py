@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.errors import LocalSGDConfigError
 from holdfast.local_sgd.policies import anomaly, weights
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.merging import Merging
@@ -35,7 +36,14 @@ def unit_sync_of(
         gta: The merging; None: the weighted mean.
         groups: The sync group and the shard group.
         clip_scope: Norm that is clipped: of each unit, or of a whole batch.
+
+    Raises:
+        LocalSGDConfigError: a quorum is set, which this engine does not know.
     """
+    if config.quorum is not None:
+        raise LocalSGDConfigError(
+            f"quorum={config.quorum}: rounds wait for all replicas of their group; leave it at None"
+        )
     rules = Rules(
         weigh=lambda reports: weights.weigh(reports, config),
         judge=(lambda ewma, norm: anomaly.judge(ewma, norm, config))
