@@ -85,7 +85,7 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(
 ) -> None:
     """Bit by bit: weights, inner state, anchors, momentum, and the detectors of each replica."""
     again = training.saved(course.cut(at, tmp_path / "cut"), [2, 2], STEPS - at)
-    assert [rank["loaded"] for rank in again] == [rank["saved"][at] for rank in course.ranks]
+    assert [rank["loaded"] for rank in again] == [rank["saved"][str(at)] for rank in course.ranks]
     assert _ends(again) == _ends(course.ranks)
 
 
@@ -94,7 +94,7 @@ def test_any_mesh_loads_what_two_by_two_ranks_saved(
     training: Training, course: Course, tmp_path: Path, mesh: list[int]
 ) -> None:
     """Anchors and momentum are exact; a replica that was not saved starts from the anchors."""
-    first = [rank["saved"][6] for rank in course.ranks]
+    first = [rank["saved"]["6"] for rank in course.ranks]
     ranks = training.saved(course.cut(6, tmp_path / "cut"), mesh, 2)
     for rank, found in enumerate(ranks):
         replica, loaded = rank // mesh[1], found["loaded"]

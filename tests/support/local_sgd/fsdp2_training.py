@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,10 +93,54 @@ def saved(world: Mapping[str, Any], pipe: Any) -> None:
         if step + 1 in world.get("saves", ()):
             flash.save(step + 1)
             flash.wait()
-            ends[step + 1] = digests(local)
+            ends[str(step + 1)] = digests(local)
     pipe.send({"saved": ends})
     pipe.send({"end": digests(local), "detectors": detectors_of(local)})
     flash.close()
+
+
+def by_time(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train by A-EDiT, each replica at its own pace, `steps` each; tell its rounds and weights."""
+    from holdfast.local_sgd.fsdp2 import LocalSGD
+
+    mesh, options = mesh_of(world), world.get("options", {})
+    replica, shard = mesh.get_coordinate()
+    model = sharded(tiny_model(options), mesh["shard"], options)
+    optimizer = optimizer_of(model, world)
+    local = LocalSGD(model, optimizer, mesh, *configs_of(world))
+    outcomes, parted = [], False
+    for step in range(world["steps"][replica]):
+        time.sleep(world["seconds"][replica])
+        run_step(world, model, optimizer, step, (replica, shard))
+        outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
+        local.outcomes = []
+    parted = digests(local)["weights"]
+    local.finish()
+    outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
+    pipe.send({"outcomes": outcomes, "parted": parted, "end": digests(local)})
+
+
+def in_files(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train, write the state to files, or read it from there; tell its hashes."""
+    from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
+    from holdfast.local_sgd.fsdp2 import LocalSGD
+
+    mesh, options = mesh_of(world), world.get("options", {})
+    model = sharded(tiny_model(options), mesh["shard"], options)
+    optimizer = optimizer_of(model, world)
+    local = LocalSGD(model, optimizer, mesh, *configs_of(world))
+    if world.get("load"):
+        load_local_sgd_state_dict(model, load_dir=world["root"], full_state_dict=world["full"])
+    for step in range(world["steps"]):
+        run_step(world, model, optimizer, step, tuple(mesh.get_coordinate()))
+    before = digests(local)
+    if not world.get("load"):
+        group = mesh.get_group("shard")
+        save_local_sgd_state_dict(
+            model, group=group, save_dir=world["root"], full_state_dict=world["full"]
+        )
+    pipe.send({"before": before, "end": digests(local)})
+    pipe.send({"clock": local.clock(), "detectors": detectors_of(local)})
 
 
 def detectors_of(local: Any) -> dict[str, dict[int, list[float]]]:
@@ -279,7 +324,13 @@ class _Rounds:
         self._anchors[name] -= self._outer["lr"] * (mean + self._outer["momentum"] * momentum)
 
 
-_JOBS: Jobs = {"train": train, "reference": reference, "saved": saved}
+_JOBS: Jobs = {
+    "train": train,
+    "reference": reference,
+    "saved": saved,
+    "by time": by_time,
+    "in files": in_files,
+}
 
 if __name__ == "__main__":
     serve(_JOBS)

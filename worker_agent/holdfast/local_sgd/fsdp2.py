@@ -47,11 +47,13 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.course import Course
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
+from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
 from holdfast.local_sgd.shards import LocalSGDShards
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
 from holdfast.local_sgd.sync.units import Unit, check_equal
+from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
     import torch
@@ -148,6 +150,7 @@ class LocalSGD:
         self.steps, self.alone, self.due = 0, 0, False
         self._course = None
         self.outcomes = []
+        self._turns = Turns(config, self.replicas, self.shard_group) if config.use_async else None
         self._broadcast()
         vars(model)[_OWNER] = self
         self._handles = [*self._hook_modules(), *self._hook_optimizers()]
@@ -155,7 +158,44 @@ class LocalSGD:
     @property
     def is_warming_up(self) -> bool:
         """Gradients are averaged over the replicas."""
-        return self.steps < self.config.local_sgd_warmup_steps
+        return phase(self.steps, self.config) is Phase.WARM_UP
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the steps so far have ended, on all replicas alike; `due`: the last runs yet.
+
+        A-EDiT's replicas make unlike numbers of steps. So they save where `due` is true, after
+        this number of rounds.
+        """
+        if self._turns is not None:
+            return self._turns.turn.round
+        lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
+        return lone // self.config.local_sgd_sync_interval
+
+    def finish(self) -> None:
+        """End the training of this replica, which has no more data; its weights are the anchors.
+
+        With A-EDiT it joins the others' rounds, without a weight, until no replica has data. With
+        EDiT all replicas call it after the same step.
+
+        Raises:
+            SyncError: a rank is gone.
+        """
+        entry = Entry.ROUND
+        if self._turns is None:
+            self.sync()
+            return
+        self._complete()
+        if not self.units or not self.units[0].has_anchors:
+            return
+        while entry is not Entry.LAST:
+            if self.due:
+                self._begin()
+                self._complete()
+            entry = self._turns.exhausted()
+            self.due = True
+        self._begin()
+        self._complete()
 
     def sync(self) -> None:
         """Synchronise now, such as before an export of the weights; all ranks call it.
@@ -181,12 +221,19 @@ class LocalSGD:
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters, for a checkpoint."""
-        return {"steps": self.steps, "alone": self.alone, "due": self.due}
+        return {
+            "steps": self.steps,
+            "alone": self.alone,
+            "due": self.due,
+            "rounds": self.rounds,
+        }
 
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters of a checkpoint; a round that was under way is not."""
         self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
         self._course = None
+        if self._turns is not None:
+            self._turns.restart(self.alone, clock["rounds"])
 
     def skipped(self) -> None:
         """Count a step that a `GradScaler` has left out; the replicas count alike."""
@@ -298,10 +345,14 @@ class LocalSGD:
         warming_up = self.is_warming_up
         self.steps += 1
         if warming_up:
+            if self._turns is not None:
+                self._turns.restart()  # the time begins with the first lone step
             return
         self.alone += 1
-        first, every = self.config.local_sgd_warmup_steps, self.config.local_sgd_sync_interval
-        self.due = (self.steps - first) % every == 0
+        if self._turns is not None:
+            self.due = self._turns.stepped() is not Entry.SKIP
+        else:
+            self.due = is_due(self.steps, self.config)
 
     def _broadcast(self) -> None:
         """Give all replicas the first one's weights, as DDP does."""
