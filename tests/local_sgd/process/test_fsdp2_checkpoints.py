@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from checkpoints.flash_world import Worlds
+from checkpoints.flash_world import Keeping, Worlds
 from local_sgd import fsdp2_training
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -103,6 +103,16 @@ def test_any_mesh_loads_what_two_by_two_ranks_saved(
         assert loaded["inner"] == saved["inner"]
         assert loaded["weights"] == (saved["weights"] if replica < 2 else saved["anchors"])
     assert len({tuple(rank["end"][key] for key in OF_ALL) for rank in ranks}) == 1
+
+
+def test_killed_ranks_go_on_from_memory(training: Training, course: Course, tmp_path: Path) -> None:
+    """Nothing on storage: every replica's state, anchors and momentum come from the arenas."""
+    with Keeping(tmp_path) as keeping:
+        here: dict[str, Any] = {"arena": keeping.path, "saves": [6]}
+        training.saved(tmp_path / "root", [2, 2], 6, round=1, die=True, **here)
+        again = training.saved(tmp_path / "root", [2, 2], STEPS - 6, round=2, **here)
+    assert [rank["start"] for rank in again] == [6] * 4
+    assert _ends(again) == _ends(course.ranks)
 
 
 def test_what_a_codec_lost_is_saved(training: Training, tmp_path: Path) -> None:

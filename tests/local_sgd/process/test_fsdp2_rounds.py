@@ -108,6 +108,7 @@ def test_every_form_of_a_model_synchronises_once_in_a_round(training: Training, 
     )
     _compare(ranks, found, 2)
     rounds = [one for one in ranks[0]["outcomes"] if one]
+    assert len(rounds) == 4
     for number, units in enumerate(rounds, 1):
         assert [unit[1] for unit in units] == [number] * len(rounds[0])
 

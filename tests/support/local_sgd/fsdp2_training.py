@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import os
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -75,6 +77,8 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
 
 def saved(world: Mapping[str, Any], pipe: Any) -> None:
     """Load, train `steps` more, save; send hashes that do not depend on the layout."""
+    import torch.distributed as dist
+
     from holdfast.flash.checkpointer import Checkpointer
     from holdfast.local_sgd.fsdp2 import LocalSGD
 
@@ -91,11 +95,14 @@ def saved(world: Mapping[str, Any], pipe: Any) -> None:
         disturb(world, step, replica, optimizer)
         run_step(world, model, optimizer, step, (replica, shard))
         if step + 1 in world.get("saves", ()):
-            flash.save(step + 1)
+            flash.save(step + 1, durable=not world.get("arena"))
             flash.wait()
             ends[str(step + 1)] = digests(local)
     pipe.send({"saved": ends})
     pipe.send({"end": digests(local), "detectors": detectors_of(local)})
+    if world.get("die"):
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
     flash.close()
 
 

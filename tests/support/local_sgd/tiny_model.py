@@ -82,7 +82,7 @@ def sharded(model: Any, mesh: Any, options: Mapping[str, Any]) -> Any:
     """
     from torch.distributed.fsdp import fully_shard
 
-    more = {"mesh": mesh, "reshard_after_forward": not options.get("whole")}
+    more = {"mesh": mesh, **({"reshard_after_forward": False} if options.get("whole") else {})}
     blocks = list(model.blocks)
     if options.get("nested"):
         for block in blocks:

@@ -10,7 +10,8 @@ local = LocalSGD(model, optimizer, mesh, LocalSGDConfig(local_sgd_sync_interval=
 ```
 
 Belongs here: FSDP2's hooks, and what they call when. Does not belong here: which parameters are a
-unit (`fsdp2_units`), the order of a round (`course`), the state in a checkpoint (`shards`).
+unit (`fsdp2_units`), the order of a round (`pipelined_round`), the state in a checkpoint
+(`shards`).
 
 In the *warm-up* a hook behind FSDP2's reduce-scatter averages the gradients over the replicas,
 which is what HSDP does. Afterwards a replica steps alone. After the step that ends a round, the
@@ -44,9 +45,9 @@ from holdfast.flash.trainer.together import Together
 from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.course import Course
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
+from holdfast.local_sgd.pipelined_round import PipelinedRound
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
 from holdfast.local_sgd.shards import LocalSGDShards
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
@@ -106,7 +107,7 @@ class LocalSGD:
     """The next forward in training begins a round."""
     outcomes: list[Outcome]
     """Of the newest round's units."""
-    _course: Course | None
+    _round: PipelinedRound | None
     """The round that is under way."""
 
     def __init__(
@@ -148,7 +149,7 @@ class LocalSGD:
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
         self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group))
         self.steps, self.alone, self.due = 0, 0, False
-        self._course = None
+        self._round = None
         self.outcomes = []
         self._turns = Turns(config, self.replicas, self.shard_group) if config.use_async else None
         self._broadcast()
@@ -205,7 +206,7 @@ class LocalSGD:
         Raises:
             SyncError: a rank is gone.
         """
-        if self._course is None and self.alone:
+        if self._round is None and self.alone:
             self._begin()
         self._complete()
 
@@ -231,7 +232,7 @@ class LocalSGD:
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters of a checkpoint; a round that was under way is not."""
         self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
-        self._course = None
+        self._round = None
         if self._turns is not None:
             self._turns.restart(self.alone, clock["rounds"])
 
@@ -284,11 +285,11 @@ class LocalSGD:
 
         if self.due and torch.is_grad_enabled() and self.model.training:
             self._begin()
-        if self._course is None or number is None:
+        if self._round is None or number is None:
             return
         unit = self.trained[number]
-        is_new = number >= len(self._course.outcomes)
-        self._course.reach(number)
+        is_new = number >= len(self._round.outcomes)
+        self._round.reach(number)
         if is_new and not self._is_root(number):
             unit.gather_in_order()
         self._settle()
@@ -300,7 +301,7 @@ class LocalSGD:
         """Begin a round; no unit is touched yet."""
         self._refuse_new_parameters()
         self.due = False
-        self._course = Course(
+        self._round = PipelinedRound(
             self._sync,
             self.units,
             steps=float(self.alone),
@@ -309,18 +310,18 @@ class LocalSGD:
         )
 
     def _complete(self) -> None:
-        if self._course is not None:
-            self._course.complete()
+        if self._round is not None:
+            self._round.complete()
             self._settle()
 
     def _settle(self) -> None:
         """End a round whose last unit is finished."""
-        course = self._course
-        if course is None or not course.is_over:
+        under_way = self._round
+        if under_way is None or not under_way.is_over:
             return
-        self._course, self.outcomes, self.alone = None, course.outcomes, 0
+        self._round, self.outcomes, self.alone = None, under_way.outcomes, 0
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
-            _tell(course.outcomes)
+            _tell(under_way.outcomes)
 
     def _before_step(self, *_: Any) -> None:
         """Finish what the forward did not reach; take the anchors before the first lone step."""

@@ -1,7 +1,7 @@
 """A-EDiT on real ranks: the replica whose time is up first has all enter a round together.
 
 Belongs here: the clock, the store of the sync group, and the ranks of a replica that go together.
-Does not belong here: the decisions (`policies.schedule`), the round itself (`course`).
+Does not belong here: the decisions (`policies.schedule`), the round itself (`pipelined_round`).
 
 The first rank of a replica looks at the store and at the clock at the end of each step; its ranks
 learn what it saw by one scalar all-reduce, so all of them enter at one step. Replicas that have

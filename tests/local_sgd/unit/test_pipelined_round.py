@@ -1,4 +1,4 @@
-"""The course of a round: one order of collectives, whatever order a forward takes."""
+"""A round over all units: one order of collectives, whatever order a forward takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.local_sgd.course import Course
+from holdfast.local_sgd.pipelined_round import PipelinedRound
 from holdfast.local_sgd.sync.group import SyncError
 
 UNITS = 5
@@ -34,43 +34,43 @@ class Recorder:
         return [f"unit {pending}"]
 
 
-def _course(recorder: Recorder) -> Course:
+def _round(recorder: Recorder) -> PipelinedRound:
     def before(number: int) -> None:
         recorder.calls.append(f"write {number}")
 
     units = cast("list[Any]", list(range(UNITS)))
-    return Course(cast("Any", recorder), units, steps=3.0, joins=True, before_write=before)
+    return PipelinedRound(cast("Any", recorder), units, steps=3.0, joins=True, before_write=before)
 
 
 @given(st.lists(st.integers(0, UNITS - 1)))
 def test_all_ranks_make_the_same_collectives_in_the_same_order(order: list[int]) -> None:
     """Whatever units a forward reaches, in whatever order and however often."""
     plain, here = Recorder(), Recorder()
-    _course(plain).complete()
-    course = _course(here)
+    _round(plain).complete()
+    one = _round(here)
     for number in order:
-        course.reach(number)
-        assert len(course.outcomes) >= number + 1
-    course.complete()
+        one.reach(number)
+        assert len(one.outcomes) >= number + 1
+    one.complete()
     assert here.calls == plain.calls
-    assert course.outcomes == [f"unit {number}" for number in range(UNITS)]
+    assert one.outcomes == [f"unit {number}" for number in range(UNITS)]
 
 
 def test_the_next_unit_is_in_flight_while_a_unit_computes() -> None:
     """The forward of unit 0 begins when unit 1's reduction is on its way."""
     recorder = Recorder()
-    _course(recorder).reach(0)
+    _round(recorder).reach(0)
     assert recorder.calls == ["begin 0", "begin 1", "write 0", "finish 0"]
 
 
 def test_a_failure_leaves_finished_units_and_goes_on_with_the_others() -> None:
     """A unit whose reduction failed is begun again, and those before it are not."""
     recorder = Recorder(fails=2)
-    course = _course(recorder)
+    one = _round(recorder)
     with pytest.raises(SyncError):
-        course.complete()
-    assert course.outcomes == ["unit 0", "unit 1"]
-    course.complete()
-    assert course.is_over
+        one.complete()
+    assert one.outcomes == ["unit 0", "unit 1"]
+    one.complete()
+    assert one.is_over
     finished = [call for call in recorder.calls if call.startswith("finish")]
     assert finished == [f"finish {number}" for number in range(UNITS)]

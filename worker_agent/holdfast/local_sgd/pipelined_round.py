@@ -1,4 +1,4 @@
-"""The course of one outer round over all units: in one order on all ranks, one unit in flight.
+"""One outer round over all units: in one order on all ranks, one unit in flight.
 
 Belongs here: which unit is finished and begun when. Does not belong here: the sync of a unit
 (`sync.unit_sync`), and the hooks of a framework that say how far a forward has come.
@@ -17,7 +17,7 @@ from holdfast.local_sgd.sync.unit_sync import Outcome, Pending, UnitSync
 from holdfast.local_sgd.sync.units import Unit
 
 
-class Course:
+class PipelinedRound:
     """One round; a unit that is finished is never touched again, however often it is reached."""
 
     def __init__(
