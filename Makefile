@@ -113,13 +113,18 @@ test-fast: $(STAMP) ## Run the fast tests only (3 to 5 minutes)
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
 
 .PHONY: soak
-soak: $(STAMP) ## Kill checkpoints 2,000 times, then simulate the control plane for SOAK_MINUTES (120)
+soak: $(STAMP) ## Kill checkpoints 2,340 times, then simulate the control plane for SOAK_MINUTES (120)
 	rm -f build/kills.jsonl
 	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 700 $(KILLS_RECORD)
 	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 400 --files $(KILLS_RECORD)
 	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 400 --held $(KILLS_RECORD)
 	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED) --kills 300 --overlap $(KILLS_RECORD)
 	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)1 --kills 200 --files $(KILLS_RECORD)
+	for stage in 1 2 3; do \
+	  $(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)$$stage --kills 40 --parallel zero$$stage $(KILLS_RECORD); \
+	done
+	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)2 --kills 100 --parallel megatron --overlap $(KILLS_RECORD)
+	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)3 --kills 120 --parallel megatron-turns $(KILLS_RECORD)
 	$(KILLS)/kill_records.py build/kills.jsonl
 	PYTHONPATH=$(SUPPORT) $(BIN)/python -m campaigns.soak --minutes $(SOAK_MINUTES) \
 	  --processes $(WORKERS) $(if $(SOAK_SEED),--first $(SOAK_SEED))
@@ -155,6 +160,10 @@ bench-preflight: $(STAMP) ## Check pretended and real nodes, a bad one among the
 .PHONY: bench-flash
 bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside torch and DLRover (18 minutes)
 	$(BIN)/python -m bench.flash
+
+.PHONY: bench-universal
+bench-universal: $(STAMP) ## Measure saves and loads of DeepSpeed's and Megatron's state, beside their own (1 hour)
+	$(BIN)/python -m bench.universal
 
 .PHONY: soak-real
 soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing lost, nothing left

@@ -1,21 +1,33 @@
-"""Tools of a measured rank: time a call together with the other ranks, and log it."""
+"""Tools of a measured rank: time calls together with the other ranks, and log them."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
-import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from bench.universal.results import Timed
+from holdfast.flash.memory.mmap import Mapping as Memory
 from holdfast.flash.trainer.copier import Piece, Pieces
+
+Way = Mapping[str, Callable[[], Any]]
+"""Calls of one system in order, by the name of what is over when the call returns."""
+_ALIGNED: Final = 64
+_FUNCTIONS: Final = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all"),
+    *("all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list"),
+    *("gather", "gather_object", "irecv", "isend", "monitored_barrier", "recv", "reduce"),
+    *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,43 +36,47 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--lines", type=Path, required=True)
     found.add_argument("--folder", type=Path, required=True)
     found.add_argument("--act", required=True)
-    found.add_argument("--turns", type=int, default=3)
-    found.add_argument("--width", type=int, default=1024)
-    found.add_argument("--layers", type=int, default=8)
+    found.add_argument("--state", required=True, help="the world that saves, in words")
+    found.add_argument("--turns", type=int, required=True)
+    found.add_argument("--turn", type=int, default=0, help="of a load in fresh processes")
+    found.add_argument("--way", default="", help="of a load in fresh processes")
+    found.add_argument("--seed", type=int, required=True)
+    found.add_argument("--width", type=int, required=True)
+    found.add_argument("--layers", type=int, required=True)
     return found
 
 
-def timed(call: Callable[[], Any]) -> float:
-    """Return the seconds of a call on the slowest rank; all begin together."""
+def timed(calls: Sequence[Callable[[], Any]]) -> list[tuple[float, int]]:
+    """Return seconds and collectives from the first call's start to each call's end.
+
+    All ranks begin together; of both figures that of the rank with most.
+    """
     dist.barrier()
-    begin = time.perf_counter()
-    call()
-    mine = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-    dist.all_reduce(mine, op=dist.ReduceOp.MAX)
-    return float(mine)
+    found = []
+    with counted() as count:
+        begin = time.perf_counter()
+        for call in calls:
+            call()
+            found.append((time.perf_counter() - begin, float(count())))
+    most = torch.tensor(found, dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return [(float(seconds), int(collectives)) for seconds, collectives in most]
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Callable[[], int]]:
-    """Count the collectives of torch.distributed's functions; yield a function that tells how many.
+    """Count collectives and messages of torch.distributed; yield a function that tells how many.
 
-    The functions of the module are wrapped: a checkpoint that calls one of them is counted.
+    Two counters, of which the greater holds: calls of the module's functions, and the sequence
+    numbers of all groups, which see calls by other ways too.
     """
-    names = [
-        name
-        for name in ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce",
-                     "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object",
-                     "reduce_scatter", "reduce_scatter_tensor", "scatter", "send", "recv",
-                     "isend", "irecv", "batch_isend_irecv", "scatter_object_list")
-        if hasattr(dist, name)
-    ]  # fmt: skip
-    count = 0
-    before = {name: getattr(dist, name) for name in names}
+    calls, numbers = 0, _sequence()
+    before = {name: getattr(dist, name) for name in _FUNCTIONS if hasattr(dist, name)}
 
     def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
-            nonlocal count
-            count += 1
+            nonlocal calls
+            calls += 1
             return function(*args, **keywords)
 
         return call
@@ -68,61 +84,88 @@ def counted() -> Iterator[Callable[[], int]]:
     for name, function in before.items():
         setattr(dist, name, wrapped(function))
     try:
-        yield lambda: count
+        yield lambda: max(calls, _sequence() - numbers)
     finally:
         for name, function in before.items():
             setattr(dist, name, function)
 
 
+def _sequence() -> int:
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - the only list
+    return sum(int(group._get_sequence_number_for_group()) for group in groups)  # noqa: SLF001
+
+
 class Copy:
-    """A streaming copy of tensors into memory that is faulted in: the least that a save costs."""
+    """A streaming copy of tensors into memory of an arena's kind, all of it faulted in."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make the memory and copy once."""
         self._kept = [one.detach() for one in tensors if one.numel()]
         self.bytes = sum(one.nbytes for one in self._kept)
-        memory = mmap.mmap(-1, max(1, sum(-(-one.nbytes // 64) * 64 for one in self._kept)))
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        pieces, at = [], whole.data_ptr()
-        for one in self._kept:
+        sizes = [-(-one.nbytes // _ALIGNED) * _ALIGNED for one in self._kept]
+        fd = os.memfd_create("copy")
+        os.ftruncate(fd, max(sum(sizes), _ALIGNED))
+        self._memory = Memory(fd)
+        os.close(fd)
+        self._memory.enlarge(threads=1)
+        self._memory.fault_in(write=True, threads=1)
+        there, back, at = [], [], self._memory.address
+        for one, size in zip(self._kept, sizes, strict=True):
             if not one.is_contiguous():
-                raise ValueError("expected contiguous tensors")
-            pieces.append(Piece(at, one.data_ptr(), one.nbytes))
-            at += -(-one.nbytes // 64) * 64
-        self._memory, self._pieces = whole, Pieces(pieces)
+                raise ValueError(f"a tensor of shape {tuple(one.shape)} is not contiguous")
+            there.append(Piece(at, one.data_ptr(), one.nbytes))
+            back.append(Piece(one.data_ptr(), at, one.nbytes))
+            at += size
+        self._there, self._back = Pieces(there), Pieces(back)
         self()
 
     def __call__(self) -> None:
         """Copy all of them."""
-        self._pieces.copy(1)
+        self._there.copy(1)
+
+    def back(self) -> None:
+        """Copy all of them back."""
+        self._back.copy(1)
 
 
 class Log:
     """Writes what was measured; rank 0 only."""
 
-    def __init__(self, file: Path, case: str, mib: float) -> None:
-        """Take the file and what all lines have alike."""
-        self._file, self._case, self._mib = file, case, mib
+    def __init__(self, file: Path, state: str, shard: Callable[[], Sequence[torch.Tensor]]) -> None:
+        """Take the file, the state's name, and what lists this rank's shard."""
+        self._file, self._state, self._shard = file, state, shard
 
-    def add(self, what: str, system: str, turn: int, seconds: float, collectives: int = -1) -> None:
-        """Add a line."""
+    def measure(self, act: str, turn: int, way: Way) -> None:
+        """Carry out the calls of one system, and log them; not those of a turn below 0."""
+        found = timed(list(way.values()))
+        if turn < 0 or not way:
+            return
+        own = float(sum(one.nbytes for one in self._shard()))
+        total = torch.tensor([own], dtype=torch.float64)
+        dist.all_reduce(total)
+        for system, (seconds, collectives) in zip(way, found, strict=True):
+            line = Timed(
+                state=self._state,
+                act=act,
+                system=system,
+                turn=turn,
+                seconds=seconds,
+                mib=float(total) / 2**20,
+                collectives=collectives,
+                load=os.getloadavg()[0],
+            )
+            self._add(line)
+
+    def _add(self, line: Timed) -> None:
         if dist.get_rank():
             return
-        line = {
-            "case": f"{self._case}: {what}",
-            "system": system,
-            "turn": turn,
-            "seconds": seconds,
-            "mib": self._mib,
-            "collectives": collectives,
-            "load": os.getloadavg()[0],
-        }
         with self._file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({name: getattr(line, name) for name in Timed.__slots__}) + "\n")
 
 
-def all_bytes(own: int) -> float:
-    """Return the MiB of all ranks together."""
-    total = torch.tensor([float(own)], dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total) / 2**20
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the hash of the tensors' bytes."""
+    found = hashlib.blake2b(digest_size=16)
+    for one in tensors:
+        found.update(one.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

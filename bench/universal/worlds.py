@@ -1,4 +1,4 @@
-"""Starts a world of ranks for one script, and gathers what each rank has measured."""
+"""Starts a world of ranks for one script under `holdfast-run`, and gathers what it has measured."""
 
 from __future__ import annotations
 
@@ -7,48 +7,68 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-LIMIT_SECONDS = 900.0
+LIMIT_SECONDS: Final = 900.0
 """For one world, s."""
-ROOT = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[2]
+_AGENT: Final = "from holdfast_agent.main import main; main()"
 
 
 class WorldError(Exception):
     """A rank failed; the text has its last words."""
 
 
-def run(script: Path, ranks: int, words: Sequence[str], log: Path) -> list[dict[str, Any]]:
-    """Run a script in a world of one node; return the lines of JSON that its ranks have logged.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One world: the script that its ranks run, and its restarts."""
+
+    script: Path
+    ranks: int
+    words: tuple[str, ...]
+    restarts: int = 0
+
+
+def run(world: World, words: Sequence[str], log: Path) -> list[dict[str, Any]]:
+    """Run a world on one node to its end; return the lines of JSON that it has logged.
 
     Raises:
         WorldError: the world failed or took longer than `LIMIT_SECONDS`.
     """
     log.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", str(script), "--lines", str(log), *words]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests/support"))),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    command = [sys.executable, "-c", _AGENT, f"--nproc-per-node={world.ranks}"]
+    command += [f"--max-restarts={world.restarts}", str(world.script), "--lines", str(log)]
+    command += [*world.words, *words]
+    name = f"{world.script.name} {' '.join(world.words)}"
     try:
         ended = subprocess.run(
             command,
-            env=environment,
+            env=_environment(),
             capture_output=True,
             text=True,
             timeout=LIMIT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise WorldError(f"{script.name} {words}: not over in {LIMIT_SECONDS:g} s") from error
+        raise WorldError(f"{name}: not over in {LIMIT_SECONDS:g} s") from error
     if ended.returncode:
-        raise WorldError(f"{script.name} {words}: {_told(ended.stderr)}")
+        raise WorldError(f"{name}: {_told(ended.stderr)}")
     return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def _environment() -> dict[str, str]:
+    path = [str(ROOT), str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+        # The zygote imports torch before a script can set it; of no use to what is measured.
+        "TORCHDYNAMO_DISABLE": "1",
+    }
 
 
 def _told(errors: str) -> str:

@@ -50,8 +50,13 @@ def _call(module: str, *words: str, needs: str = "holdfast") -> None:
         raise BadInputError(
             f"checkpoints are read by the SDK, which needs {needs}; that is not installed here"
         )
-    command = [sys.executable, "-m", f"{_TOOLS}.{module}", *words]
-    sys.exit(subprocess.run(command, check=False).returncode)
+    tool = subprocess.Popen([sys.executable, "-m", f"{_TOOLS}.{module}", *words])
+    while True:
+        try:
+            code = tool.wait()
+        except KeyboardInterrupt:  # a terminal tells the tool too, which removes what it began
+            continue
+        sys.exit(code)
 
 
 def _tool(name: str, summary: str) -> Callable[..., Any]:
@@ -95,7 +100,7 @@ def diff(step: str, other: str) -> None:
 def export(step: str, file: str, *, model: bool) -> None:
     """Write a whole step into FILE, for torch.load on any machine.
 
-    STEP is a directory step_N, saved by any number of ranks; its whole state passes through memory.
+    STEP is a directory step_N, saved by any number of ranks. The same as `convert --to torch`.
     """
     _call("convert", "export", step, file, *(["--model"] if model else []), needs="torch")
 
@@ -121,7 +126,7 @@ def take_in(source: str, path: str, step: int) -> None:
 @click.option(
     "--to",
     type=click.Choice(
-        ["holdfast", "safetensors", "deepspeed-universal", "deepspeed-universal-0.3"]
+        ["holdfast", "safetensors", "deepspeed-universal", "deepspeed-universal-0.3", "torch"]
     ),
     default="holdfast",
     show_default=True,
@@ -134,10 +139,11 @@ def take_in(source: str, path: str, step: int) -> None:
 def convert(source: str, target: str, *, to: str, step: int | None, model: bool) -> None:
     """Write a checkpoint in another format, exactly, one tensor at a time.
 
-    SOURCE is of DeepSpeed (native or universal), Megatron (torch_dist), torch (torch.save or
-    torch.distributed.checkpoint), safetensors, or a step_N of Holdfast; its format is recognised.
-    Nothing in it is run. TARGET is a directory of checkpoints without any, or with --to a new
-    directory. If a file is damaged or missing, nothing is written.
+    SOURCE is of DeepSpeed (native or universal), Megatron (torch_dist), torch (torch.save,
+    torch.distributed.checkpoint or torch_checkpointing), safetensors, or a step_N of Holdfast; its
+    format is recognised.
+    Nothing in it is run. TARGET is a directory of checkpoints without any; with --to a new
+    directory, of --to torch a new file. If a file is damaged or missing, nothing is written.
     """
     words = [*(["--step", str(step)] if step else []), *(["--model"] if model else [])]
     _call("convert", "convert", source, target, "--to", to, *words, needs="torch")

@@ -49,6 +49,9 @@ VIOLATIONS = {
         ("holdfast_master/policies/liveness", "import time"),
         ("holdfast_master/policies/failure", "import holdfast_wire.codec"),
         ("holdfast_agent/policies/lease", "from random import random"),
+        ("holdfast/local_sgd/policies/weights", "def f():\n    import torch"),
+        ("holdfast/local_sgd/policies/schedule", "import time"),
+        ("holdfast/local_sgd/config", "import torch.optim"),
         ("holdfast_master/core", "import logging"),
         ("holdfast_master/job/state/context", "import time"),
         ("holdfast_operator/plan/pods", "import os.path"),
@@ -71,6 +74,12 @@ VIOLATIONS = {
     ],
     "integrations": [
         ("holdfast/flash/trainer/client", "import holdfast.integrations"),
+        ("holdfast/flash/trainer/planner", "import holdfast.local_sgd"),
+    ],
+    "local-sgd": [
+        ("holdfast/local_sgd/policies/anomaly", "import holdfast.local_sgd.sync"),
+        ("holdfast/local_sgd/config", "import holdfast.local_sgd.policies"),
+        ("holdfast/local_sgd/errors", "import holdfast.local_sgd.config_rules"),
     ],
     "flash": [
         ("holdfast/flash/memory/arena", "import holdfast.flash.storage"),
@@ -120,7 +129,7 @@ def _named() -> list[str]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     layers = [
-        f"{container}.{name.strip()}"
+        f"{container}.{name.strip(' ()')}"
         for contract in contracts
         for container in contract.get("containers", [])
         for layer in contract["layers"]

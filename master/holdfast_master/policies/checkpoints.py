@@ -76,11 +76,16 @@ def origin(
     another's memory: a step that a node has saved since is done again in less time than a state is
     read.
 
+    Nothing below an announced step is taken while something else is there. A node that was replaced
+    may come back with the memory of a later world, whose steps a world since then did not go on
+    from.
+
     offers: of every node of the world. damaged: copies that did not verify. announced: the newest
     version that was said to be durable. most: ranks of a version whose parts are put together from
     the memory of several nodes; 0: nobody reads another's memory.
     """
-    found = _candidates(offers, damaged, most)
+    least = announced.step if announced is not None else 0
+    found = _candidates(offers, damaged, most, least) or _candidates(offers, damaged, most, 0)
     if not found:
         lost = announced is not None
         return RestoreChoice(
@@ -111,15 +116,16 @@ class _Candidate:
 
 
 def _candidates(
-    offers: Mapping[int, RestoreOffer], damaged: Collection[Copy], most: int
+    offers: Mapping[int, RestoreOffer], damaged: Collection[Copy], most: int, least: int
 ) -> list[_Candidate]:
-    """Return the newest version of each tier, nearest first."""
+    """Return the newest version of each tier, nearest first; least: no step below this one."""
     found = []
     for tier in TIERS:
-        version = _newest((_agreed(one, offers, tier) for one in offers.values()), damaged, tier)
+        agreed = (_agreed(one, offers, tier) for one in offers.values())
+        version = _newest(agreed, damaged, tier, least)
         if version is not None:
             found.append(_Candidate(version, tier, word(tier)))
-        elif tier is Tier.MEMORY and (version := _gatherable(offers, damaged, most)) is not None:
+        elif tier is Tier.MEMORY and (version := _gatherable(offers, damaged, most, least)):
             where = "the memory of all nodes together" if len(offers) > 1 else "its memory"
             found.append(_Candidate(version, tier, where, gathered=True))
     return found
@@ -143,18 +149,19 @@ def _worlds(version: Version, offers: Mapping[int, RestoreOffer]) -> set[str]:
 
 
 def _newest(
-    offers: Iterable[frozenset[Version]], damaged: Collection[Copy], tier: Tier
+    offers: Iterable[frozenset[Version]], damaged: Collection[Copy], tier: Tier, least: int
 ) -> Version | None:
     sets = list(offers)
     shared = frozenset.intersection(*sets) if sets else frozenset()
-    return max((one for one in shared if (one, tier) not in damaged), default=None)
+    fine = (one for one in shared if one.step >= least and (one, tier) not in damaged)
+    return max(fine, default=None)
 
 
 def _gatherable(
-    offers: Mapping[int, RestoreOffer], damaged: Collection[Copy], most: int
+    offers: Mapping[int, RestoreOffer], damaged: Collection[Copy], most: int, least: int
 ) -> Version | None:
     """Return the newest version of which every node can have all parts; None: there is none."""
-    known = {one for offer in offers.values() for one in offer.parts}
+    known = {one for offer in offers.values() for one in offer.parts if one.step >= least}
     fine = (one for one in known if (one, Tier.MEMORY) not in damaged)
     return max((one for one in fine if sources(one, offers, most) is not None), default=None)
 

@@ -387,7 +387,7 @@ def test_the_ranks_of_a_node_together_hold_what_each_of_them_needs() -> None:
     import torch
 
     from holdfast.flash.memory.shard_table import lacking
-    from holdfast.flash.trainer.planner import Planner, RankPosition
+    from holdfast.flash.trainer.planner import Planner, RankPosition, parts_of_model
     from holdfast.flash.trainer.state_dict import Parts, collect
     from holdfast.flash.trainer.torch_shards import TorchShards
 
@@ -400,6 +400,10 @@ def test_the_ranks_of_a_node_together_hold_what_each_of_them_needs() -> None:
         )
         return Planner(place).plan(collect(parts, rank)).table
 
-    assert lacking([table(0, 2), table(1, 2)]) == []
+    whole = parts_of_model(
+        collect(parts, 0), RankPosition(rank=0, world=4, local_rank=0, local_world=2)
+    )
+    assert whole == {"model.weight": (((0, 0), (1024, 2048)),), "model.bias": (((0,), (1024,)),)}
+    assert lacking([table(0, 2), table(1, 2)], [whole]) == []
     assert "model.weight" in lacking([table(0, 2)])
     assert not table(2, 1).needs

@@ -226,26 +226,34 @@ def test_inspect_shows_framework_layout_and_sizes(saved: Path, capsys: Print) ->
 
 @pytest.fixture(scope="module")
 def megatron(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directories of Megatron: one bucket, several, by buckets, tensor parallel."""
+    """Directories of Megatron: one bucket, several, tensor parallel; and state without names."""
     pytest.importorskip("megatron.core")
     folder = tmp_path_factory.mktemp("megatron")
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("whole", {"ranks": 1, "sharding": "fully_reshardable"}),
         ("buckets", {"ranks": 1, "sharding": "fully_reshardable", "buckets": True}),
-        ("local", {"ranks": 1, "sharding": "dp_reshardable"}),
-        ("tensor", {"ranks": 4, "sharding": "fully_reshardable", "tensor": 2}),
+        ("tensor", {"ranks": 4, "sharding": "fully_reshardable", "tensor": 2, "gated": True}),
+        ("local_buckets", {"ranks": 1, "sharding": "dp_reshardable", "buckets": True}),
+        ("local_tensor", {"ranks": 4, "sharding": "dp_reshardable", "tensor": 2, "gated": True}),
+        ("local_alike", {"ranks": 2, "sharding": "dp_reshardable", "lr": 0.0}),
     ]
     asked = [{"run": "save", "folder": str(folder / name), **kind} for name, kind in kinds]
-    asked[0]["truth"] = str(folder / "truth.pt")
+    for one in asked:
+        if one["ranks"] == 1:
+            one["truth"] = f"{one['folder']}.pt"
     worlds.run(folder, "megatron", asked)
     return folder
 
 
-def test_megatrons_state_is_that_of_its_optimizer(megatron: Path, tmp_path: Path) -> None:
-    """Masters and moments of every parameter under its global key."""
+@pytest.mark.parametrize("folder", ["whole", "local_buckets"])
+def test_megatrons_state_is_that_of_its_optimizer(
+    megatron: Path, tmp_path: Path, folder: str
+) -> None:
+    """Masters and moments of every parameter under its global key; also found in buckets."""
     import torch
 
-    found, truth = Contents(_step(megatron / "whole", tmp_path)), torch.load(megatron / "truth.pt")
+    found = Contents(_step(megatron / folder, tmp_path))
+    truth = torch.load(megatron / f"{folder}.pt")
     assert len(truth) == 29
     for name, states in truth.items():
         layer = re.fullmatch(r"(decoder\.layers)\.(\d+)\.(.+)", name)
@@ -258,6 +266,7 @@ def test_megatrons_state_is_that_of_its_optimizer(megatron: Path, tmp_path: Path
             tensor = found.tensor(there)
             assert torch.equal(tensor if index is None else tensor[index], value), there
     assert found.value("megatron.iteration") == 3
+    assert found.value("optimizer.param_groups.0.lr") == 1e-2
 
 
 def test_optimizer_state_cut_at_wrong_offsets_is_refused(
@@ -275,17 +284,32 @@ def test_optimizer_state_cut_at_wrong_offsets_is_refused(
     assert {dtype for dtype, _ in found.forms.values()} == {"bfloat16"}
 
 
-def test_megatrons_buckets_are_refused_and_slices_joined(
+def test_state_without_names_is_that_with_names(
     megatron: Path, tmp_path: Path, capsys: Print
 ) -> None:
-    """Buckets need Megatron itself; tensor-parallel slices are put together."""
-    assert convert.main(["convert", str(megatron / "local"), str(tmp_path / "no")]) == 2
-    assert "(dp_reshardable)" in capsys.readouterr().err
-    found = Contents(_step(megatron / "tensor", tmp_path / "yes"))
-    assert found.forms["model.decoder.layers.mlp.linear_fc1.weight"] == ("float32", (2, 96, 24))
-    assert inspect.main(["inspect", str(megatron / "tensor")]) == 0
-    head = capsys.readouterr().out.splitlines()
-    assert any("tensor parallel 2, pipeline parallel 1, data parallel 2, step 3" in h for h in head)
+    """Of tensor and data parallel ranks, with gated halves: the weights find it in the buckets."""
+    named = _step(megatron / "tensor", tmp_path / "named")
+    found = Contents(named)
+    assert found.forms["model.decoder.layers.mlp.linear_fc1.weight"] == ("float32", (2, 192, 24))
+    assert diff.main([named, _step(megatron / "local_tensor", tmp_path / "local")]) == 0
+    assert inspect.main(["inspect", str(megatron / "local_tensor")]) == 0
+    head = capsys.readouterr().out
+    assert "optimizer dp_reshardable, tensor parallel 2, pipeline parallel 1, data" in head
+
+
+def test_state_that_may_be_of_two_weights_is_refused(
+    megatron: Path, tmp_path: Path, capsys: Print
+) -> None:
+    """Norms of all ones have equal weights: nothing tells whose moments are whose."""
+    target = tmp_path / "out"
+    assert convert.main(["convert", str(megatron / "local_alike"), str(target)]) == 2
+    error = capsys.readouterr().err
+    for text in ("(dp_reshardable) has no names", " and ", "--dist-ckpt-optim-fully-reshardable"):
+        assert text in error
+    assert re.search(r"values of (decoder|final)\S+norm\S+ \(part \d\) and ", error), error
+    assert not target.exists()
+    found = Contents(_step(megatron / "local_alike", target, "--model"))
+    assert {dtype for dtype, _ in found.forms.values()} == {"bfloat16"}
 
 
 @pytest.mark.slow
@@ -295,7 +319,7 @@ def test_no_corruption_of_a_framework_is_read_as_something_else(
     """Native files of each stage, universal ones of both kinds, Megatron's."""
     names = ("global_step3", "global_step3_universal")
     sources = [saved / f"zero{stage}" / name for stage in (1, 2, 3) for name in names]
-    sources.append(megatron / "whole")
+    sources += [megatron / "whole", megatron / "local_buckets"]
     copies = [Path(shutil.copytree(one, tmp_path / str(at))) for at, one in enumerate(sources)]
     seed = random.randrange(10**6)
     refused = damage(copies, 210, seed)

@@ -12,7 +12,15 @@ import pytest
 from checkpoints.forgetful_disk import ForgetfulDisk, PowerCut
 from checkpoints.sample_shards import sample_step
 from holdfast.flash.memory.hashes import hash64
-from holdfast.flash.memory.shard_table import Box, ShardTable, TensorItem, decode, encode, lacking
+from holdfast.flash.memory.shard_table import (
+    Box,
+    Needs,
+    ShardTable,
+    TensorItem,
+    decode,
+    encode,
+    lacking,
+)
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage.commit import (
     Attempt,
@@ -351,6 +359,23 @@ def test_a_node_starts_from_its_memory_only_with_all_that_its_ranks_need(
         for rank, (begin, rows, (start, size)) in enumerate(pieces)
     ]
     assert lacking(tables) == missing
+
+
+@pytest.mark.parametrize(
+    ("asked", "missing"),
+    [
+        ({"w": (((0,), (2,)),)}, []),  # as stored
+        ({"w": (((1,), (2,)),)}, []),  # across two stored pieces
+        ({"w": (((2,), (2,)),)}, ["w"]),  # the last row is on another node
+        ({"v": (((0,), (1,)),)}, ["v"]),  # as with a stage that another node had
+        ({"w": (((0,), (3,)), ((4,), (2,)))}, []),  # a vocabulary that is padded for more ranks
+        ({"w": (((0, 0), (4, 4)),)}, []),  # it fits nowhere, which the rank reports
+    ],
+)
+def test_ranks_of_another_layout_need_other_parts(asked: Needs, missing: list[str]) -> None:
+    """The world has as many ranks; its tensors may be cut otherwise."""
+    tables = [_piece(0, 0, 2, {}), _piece(1, 2, 1, {})]
+    assert lacking(tables, [{}, asked]) == missing
 
 
 def test_a_rank_may_need_several_boxes_of_a_tensor() -> None:

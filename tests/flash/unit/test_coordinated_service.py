@@ -25,6 +25,7 @@ from checkpoints.led_nodes import (
     served,
     two_nodes,
 )
+from holdfast.flash.memory.shard_table import Box
 from holdfast.flash.memory.slots import Version, to_wire
 from holdfast.flash.server.protocol import Durable, Failed, RequestRefused, Restore, RestoreStart
 from holdfast.flash.server.tiers import StorageTier
@@ -174,6 +175,26 @@ def test_a_world_starts_from_what_the_master_says_and_newer_memory_is_emptied(
             origin = _start(node, rank, 2, answer)
             assert (origin.step, origin.ranks, origin.path) == (2, (0,), "")
             rank.comes_to_hold({2})
+
+
+@pytest.mark.parametrize(
+    ("needed", "steps"),
+    [(((0, 0), (100, 30)), [3]), (((0, 0), (200, 15)), [])],
+    ids=["rows as saved", "columns"],
+)
+def test_memory_is_offered_to_a_layout_only_if_it_has_all_parts(
+    tmp_path: Path, needed: Box, steps: list[int]
+) -> None:
+    """A world of the same size may cut its tensors otherwise; other nodes then lend their parts."""
+    with served(tmp_path) as node:
+        with rank_of(node, tmp_path, 0) as rank:
+            rank.save(Version(1, 3))
+            node.master.hears_held()
+        with rank_of(node, tmp_path, 0, round_number=2) as rank:
+            rank.link.send(Restore(needs={"model.weight": (needed,)}))
+            question = node.master.hears("asks")
+            assert [one.step for one in offered(question, Tier.MEMORY)] == steps
+            assert [(part.version.step, part.ranks) for part in question.parts] == [(3, (0,))]
 
 
 def test_damage_in_memory_is_found_by_the_check(tmp_path: Path) -> None:

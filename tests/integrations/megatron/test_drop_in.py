@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from megatron_worlds.worlds import SUPPORT, Worlds
+from checkpoints.forked_worlds import SUPPORT
+from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train
 LATEST = "latest_checkpointed_iteration.txt"

@@ -9,8 +9,8 @@ import pytest
 from local_sgd.replica_world import ReplicaWorlds
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def worlds() -> Iterator[ReplicaWorlds]:
-    """One process with torch for all tests here."""
+    """One process with torch for all tests of a file."""
     with ReplicaWorlds() as started:
         yield started

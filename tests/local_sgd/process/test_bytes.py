@@ -9,7 +9,7 @@ import pytest
 from local_sgd.replica_world import ReplicaWorlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-VALUES = 100_000
+VALUES, MANY = 100_000, 400_000
 OF_FP32 = {"none": 1.0, "bf16": 0.5, "int8": 0.254, "int4": 0.129}
 """Bytes of a codec beside those of fp32, as the module of codecs states them."""
 
@@ -21,14 +21,17 @@ def _skip_without_namespaces() -> None:
 
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_the_wire_carries_what_the_formula_says(replicas: int) -> None:
-    """By codec, 2·(n-1)/n·P·b for each rank and round: counted, and on the wire within 3 %."""
+    """By codec, 2·(n-1)/n·P·b for each rank and round: counted, and on the wire within 3 %.
+
+    The difference is headers, reports and barriers.
+    """
     _skip_without_namespaces()
     with ReplicaWorlds(OWN_NETWORK="1") as alone:
         for codec, share in OF_FP32.items():
             answers = alone.train(
-                job="wire", replicas=replicas, sizes=[VALUES, 0, 33], codec=codec, rounds=4
+                job="wire", replicas=replicas, sizes=[MANY, 0, 33], codec=codec, rounds=4
             )
-            ring = 2 * (replicas - 1) / replicas * VALUES * 4 * share
+            ring = 2 * (replicas - 1) / replicas * MANY * 4 * share
             for answer in answers:
                 assert answer["sent"] / 4 == pytest.approx(ring, rel=0.01), codec
             carried = min(answer["carried"] for answer in answers) / (4 * replicas)

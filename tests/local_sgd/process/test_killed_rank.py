@@ -26,7 +26,7 @@ def test_survivors_of_a_killed_rank_keep_their_units(
     answers = worlds.train(
         job="killed",
         replicas=3,
-        sizes=[2_000_000, 5],
+        sizes=[500_000, 5],
         codec=codec,
         feedback=codec != "none",
         outer={"lr": 0.7, "momentum": 0.8, "nesterov": True},
@@ -40,6 +40,8 @@ def test_survivors_of_a_killed_rank_keep_their_units(
         assert "error" not in answer, f"seed {seed}: {answer['error']}"
         assert "units are unchanged" in answer["failed"], f"seed {seed}"
         assert answer["cause"] in {"RuntimeError", "DistBackendError", "SyncError"}
+        assert answer["took"] < 10, f"seed {seed}: the deadline of 20 s told them, not the death"
         assert answer["same"], f"seed {seed}: a unit changed"
         assert answer["again"] == [2, 2]
+        assert answer["kept"], "a detector was lost"
     assert len({answer["after"] for answer in survivors}) == 1, f"seed {seed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -259,18 +260,35 @@ def test_what_a_remedy_leads_to_is_accepted(case: str) -> None:
     check_together(*MENDED[case])
 
 
+def adam(params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> Any:
+    """Have the arguments of torch's Adam."""
+    return params, lr, betas
+
+
+def sgd(params: Any, lr: float = 1e-3, momentum: float = 0) -> Any:
+    """Have the arguments of torch's SGD."""
+    return params, lr, momentum
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "verdict"),
+    ("made", "options", "verdict"),
     [
-        ("Adam", {"lr": 1e-3}, "refused"),
-        ("Adam", {"betas": (0.0, 0.99)}, "accepted"),
-        ("AdamW", {"betas": (0.9, 0.99)}, "refused"),
-        ("SGD", {"momentum": 0.0}, "accepted"),
+        (adam, {"lr": 1e-3}, "refused"),
+        (functools.partial(adam, lr=1e-3), {}, "refused"),
+        (adam, {"betas": (0.0, 0.99)}, "accepted"),
+        (sgd, {"momentum": 0.9}, "refused"),
+        (sgd, {"momentum": 0.0}, "accepted"),
+        (sgd, {}, "accepted"),
+        (optimizer, {}, "accepted"),
+        (dict, {}, "accepted"),
+        (None, {}, "accepted"),
     ],
 )
-def test_momentum_of_an_adam_is_seen_too(name: str, options: dict[str, Any], verdict: str) -> None:
+def test_momentum_is_seen_in_an_optimizers_defaults_too(
+    made: Any, options: dict[str, Any], verdict: str
+) -> None:
     """Error feedback beside Adam's first moment is as late as beside SGD's momentum."""
-    outer = OuterOptimizerConfig(type(name, (), {}), options)
+    outer = OuterOptimizerConfig(made, options)
     local = LocalSGDConfig(codec="int4", error_feedback=True)
     if verdict == "accepted":
         check_together(local, outer, None)

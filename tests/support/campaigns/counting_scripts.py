@@ -6,6 +6,8 @@ belong here: the kills (`whole_job_kills`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _BEGIN = '''
 """Counts: every number of its state is the step; says what it has found after each restore."""
 import argparse, json, os, time
@@ -35,6 +37,14 @@ class Own(Value):
     @staticmethod
     def reshard(states, rank, world):
         return {"value": [states[0]["value"][0], rank]}
+
+def work(step):
+    """Do what a step does before it is counted."""
+    time.sleep(0.005)
+
+def counts():
+    """Return the framework's own numbers of steps."""
+    return []
 '''
 _TORCH = """
 from torch.distributed.fsdp import fully_shard
@@ -92,6 +102,46 @@ def tensors():
 
 given = {"shards": shards}
 """
+_MEGATRON = """
+import logging
+import megatron_worlds.preloaded  # the CPU in CUDA's place
+from holdfast.flash.trainer.leaves import Leaves
+from holdfast.integrations.megatron import MegatronShards
+from holdfast.integrations.megatron.owned_ranges import owned
+from megatron_worlds.gpt import Setup, build, step as train
+
+logging.disable(logging.WARNING)  # one for each draw: CPU generators in CUDA's place
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+turn = int(os.environ["HOLDFAST_ROUND"]) // 2
+tensor, pipeline = LAYOUTS[turn % len(LAYOUTS)]
+tensor = min(tensor, world)
+pipeline = min(pipeline, world // tensor)
+training = build(
+    Setup(tensor=tensor, pipeline=pipeline, precision="bf16", buckets=4000, gated=True, tied=True),
+    seed=1 + turn,
+)
+shards = MegatronShards(training.chunks, training.optimizer, {"scheduler": training.scheduler})
+
+def tensors():
+    leaves = Leaves()
+    shards.collect(leaves)
+    for leaf in leaves.tensors:
+        yield leaf.tensor  # masters and moments
+    for chunk in training.chunks:
+        for parameter in chunk.parameters():
+            yield parameter.data
+
+def work(step):
+    train(training, step)
+
+def counts():
+    for inner in owned(training.optimizer).inner:
+        yield from (float(state["step"]) for state in inner.state.values())
+    yield training.scheduler.num_steps / 4  # samples
+
+given = {"shards": shards}
+"""
 _END = """
 own, count = Own(), Value()
 flash = holdfast.Checkpointer(
@@ -100,7 +150,13 @@ flash = holdfast.Checkpointer(
     schedule=holdfast.Schedule(memory_every=1, storage_every=SAVE_EVERY),
 )
 start = flash.load()
-seen = {float(x) for t in tensors() for x in t.unique()} if start else {0.0}
+seen = {0.0}
+if start:
+    # weights may be rounded masters: then the step is rounded alike
+    seen = {
+        float(start) if x == torch.tensor(float(start)).to(x) else float(x)
+        for t in tensors() for x in t.unique()
+    } | set(counts())
 found = {"round": int(os.environ["HOLDFAST_ROUND"]), "rank": rank, "world": world,
          "start": start, "seen": sorted(seen), "count": count.value, "own": own.value}
 with open(f"{args.folder}/starts.jsonl", "a") as log:
@@ -108,7 +164,7 @@ with open(f"{args.folder}/starts.jsonl", "a") as log:
 step = start
 while True:
     step += 1
-    time.sleep(0.005)
+    work(step)
     mine = torch.tensor([float(step)], device=args.device)
     dist.all_reduce(mine)
     flash.join()  # what follows writes to parameters, and is no optimizer's step
@@ -121,17 +177,26 @@ while True:
 flash.close()
 dist.destroy_process_group()
 """
+LAYOUTS = ((2, 1), (1, 2), (2, 2), (1, 1))
+"""Megatron's tensor and pipeline parallel ranks, at most; the rest of a world is data parallel."""
 STATES = {
     "ddp": _TORCH,
     "fsdp2": _TORCH,
     "zero1": _DEEPSPEED,
     "zero2": _DEEPSPEED,
     "zero3": _DEEPSPEED,
+    "megatron": _MEGATRON,
+    "megatron-turns": _MEGATRON,
 }
 """By what `--parallel` says."""
 
 
-def script(parallel: str, save_every: int) -> str:
-    """Return the script of a rank; save_every: steps between saves to storage."""
+def script(parallel: str, save_every: int, layouts: Sequence[tuple[int, int]] = LAYOUTS) -> str:
+    """Return the script of a rank.
+
+    save_every: Steps between saves to storage. layouts: Megatron's in turn, each for two rounds, so
+    that half of the starts cut the state anew.
+    """
     text = "\n\n".join(part.strip() for part in (_BEGIN, STATES[parallel], _END))
-    return text.replace("SAVE_EVERY", str(save_every)) + "\n"
+    text = text.replace("SAVE_EVERY", str(save_every))
+    return text.replace("LAYOUTS", repr(tuple(layouts))) + "\n"

@@ -25,9 +25,29 @@ Two kinds of campaigns kill processes by SIGKILL and judge what the next world s
 in `tests/support/campaigns`. *Arena and commit* (`flash_kills.py`) kills trainers and keepers, half
 of them at a line of the code that the seed draws; *whole jobs* (`whole_job_kills.py`) kills ranks,
 agents and masters of a real job on two nodes. Every byte of the state tells the step that made it.
-*Lost*:
-a step that was announced and is gone or was gone back behind. *Mixed*: a state, or a world, of more
-than one version.
+*Lost*: a step that was announced and is gone or was gone back behind. *Mixed*: a state, or a world,
+of more than one version.
+
+States of whole jobs, on gloo:
+
+| `--parallel` | state |
+|---|---|
+| `ddp`, `fsdp2` | torch's own, one rank per node |
+| `zero1`, `zero2`, `zero3` | DeepSpeed's ZeRO in bf16, one rank per node |
+| `megatron` | megatron-core's distributed optimizer in bf16, two ranks per node |
+| `megatron-turns` | the same in another layout with every second round |
+
+A layout is the number of tensor parallel ranks × pipeline stages, at most; the rest of the world is
+data parallel. Of `megatron` the seed draws it. A world of another layout than the one before cuts
+the state anew. A campaign ends with its first fault. A row's seed and options repeat it:
+
+```
+PYTHONPATH=tests/support:tests/testbed .venv/bin/python -m campaigns.whole_job_kills \\
+  --parallel megatron-turns --seed 17956171 --kills 40
+```
+
+Megatron's campaigns found two faults, at seed 2 of `megatron-turns`; both are mended
+([changes](../../CHANGELOG.md)). Megatron's rows are of the mended code.
 """
 
 
@@ -79,6 +99,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
 def _options(one: Mapping[str, Any]) -> str:
     found = ["arenas in files" if one["files"] else "arenas in memfds"]
     found += [str(one[name]) for name in ("parallel", "device") if name in one]
+    found += [f"{tensor} × {pipeline}" for tensor, pipeline in one.get("layouts", ())]
     found += ["held by the runner"] if one.get("held") else []
     found += ["overlapped copies"] if one.get("overlap") else []
     return ", ".join(found)

@@ -18,17 +18,23 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from campaigns.counting_scripts import STATES, script
+from campaigns.counting_scripts import LAYOUTS, STATES, script
 from campaigns.kill_records import record
 from holdfast_wire.messages import JobPhase, JobStatus
 from jobs.local_job import RunningJob, elastic_job, loss_lines
 
 SAVE_EVERY = 5
-_VICTIMS = (*("rank 0", "rank 1") * 3, "agent 0", "agent 1", *("master",) * 2)
-"""Ranks most; an agent seldom, because the next one needs ten seconds."""
+_OTHERS = ("agent 0", "agent 1", *("master",) * 2)
+"""Victims besides ranks; an agent seldom, because the next one needs ten seconds."""
+_MEGATRON = ("megatron", "megatron-turns")
+"""Two ranks per node, so that tensor, pipeline and data parallel ranks are in one world. The layout
+is drawn once; or it changes with every second round, though the world has as many ranks."""
+_PRELOAD = {"HOLDFAST_PRELOAD": "megatron_worlds.preloaded", "TORCHDYNAMO_DISABLE": "1"}
+"""Agents import megatron-core once: ten seconds of a core for each rank otherwise."""
 _PLENTY = 100_000
 
 
@@ -55,22 +61,18 @@ class Campaign:
         self._rng = random.Random(seed)
         self._folder = folder
         self.parallel = parallel or self._rng.choice(["ddp", "fsdp2"])
-        file = folder / "count.py"
-        file.write_text(script(self.parallel, SAVE_EVERY))
-        words = [str(file), f"--parallel={self.parallel}", f"--folder={folder}"]
-        words += [f"--device={device}", *(["--overlap"] if overlap else [])]
-        limits = {"limit": _PLENTY, "windowSeconds": 1}
-        spec: dict[str, Any] = {
-            "failurePolicy": {"budgets": {"failures": limits, "noProgressRestarts": limits}},
-            "elasticPolicy": {"joinWindowSeconds": 0},
-        }
-        job = elastic_job("kills", words, **spec)
+        per_node = 1
+        self.layouts: Sequence[tuple[int, int]] = ()
+        if self.parallel in _MEGATRON:
+            per_node = 2
+            draws = self.parallel == "megatron"
+            self.layouts = [self._rng.choice(LAYOUTS)] if draws else LAYOUTS
+        ranks = [f"rank {number}" for number in range(2 * per_node)]
+        self._victims = [*ranks * (4 - per_node), *_OTHERS]
         # Not on a disk: a mapping's writes would wait for it.
         self._arenas = tempfile.mkdtemp(dir="/dev/shm") if files else ""
-        if files:
-            [container] = job["spec"]["worker"]["template"]["spec"]["containers"]
-            container["command"] = [*_in_files(self._arenas), *container["command"]]
-        self.job = RunningJob(job, folder)
+        words = [f"--device={device}", *(["--overlap"] if overlap else [])]
+        self.job = RunningJob(self._job(words, per_node), folder)
         self.kills: Counter[str] = Counter()
         self.resumed: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -80,11 +82,29 @@ class Campaign:
         """What each round was said to start from. A new master says it again of the round that it
         finds, and by then later steps of that round may have been announced."""
 
+    def _job(self, words: Sequence[str], per_node: int) -> dict[str, Any]:
+        """Write the script; return the job that runs it with these words."""
+        file = self._folder / "count.py"
+        file.write_text(script(self.parallel, SAVE_EVERY, self.layouts))
+        words = [str(file), f"--parallel={self.parallel}", f"--folder={self._folder}", *words]
+        limits = {"limit": _PLENTY, "windowSeconds": 1}
+        spec: dict[str, Any] = {
+            "failurePolicy": {"budgets": {"failures": limits, "noProgressRestarts": limits}},
+            "elasticPolicy": {"joinWindowSeconds": 0},
+        }
+        job = elastic_job("kills", words, flags=[f"--nproc-per-node={per_node}"], **spec)
+        [container] = job["spec"]["worker"]["template"]["spec"]["containers"]
+        if self.layouts:
+            container["env"] = [{"name": name, "value": value} for name, value in _PRELOAD.items()]
+        if self._arenas:
+            container["command"] = [*_in_files(self._arenas), *container["command"]]
+        return job
+
     def round(self, number: int) -> None:
         """Let it train, kill one process, see what the job goes on from."""
         before = self._trains()
         time.sleep(self._rng.random() * 0.3)
-        victim = self._rng.choice(_VICTIMS)
+        victim = self._rng.choice(self._victims)
         before = self.job.wait_for("the state", self.job.status)
         name = f"kill {number}: {victim} of round {before.round} at step {before.step}"
         self._look("before " + name, 0)
@@ -204,6 +224,7 @@ def main() -> int:
         "seed": arguments.seed,
         "device": arguments.device,
         "parallel": campaign.parallel,
+        "layouts": campaign.layouts,
         "files": arguments.files,
         "overlap": arguments.overlap,
         "kills": campaign.kills,

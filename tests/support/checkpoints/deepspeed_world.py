@@ -1,6 +1,6 @@
-"""Worlds that train with DeepSpeed on CPU: one process imports it, then forks their ranks.
+"""Worlds that train with DeepSpeed on CPU, run as a script (`forked_worlds`).
 
-Run as a script; see `flash_world`. What it hashes are whole tensors that DeepSpeed itself gathers,
+What it hashes are whole tensors that DeepSpeed itself gathers,
 so hashes do not depend on stage and world.
 """
 
@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from checkpoints.flash_world import Worlds, serve
+from checkpoints.forked_worlds import ForkedWorlds, serve
 
 ROWS = 12
 """Rows of a batch of the whole world: worlds of 1, 2, 3 and 4 ranks share them equally."""
 
 
-class DeepSpeedWorlds(Worlds):
+class DeepSpeedWorlds(ForkedWorlds):
     """The script as seen by a test."""
 
     script = __file__
@@ -383,13 +383,14 @@ if __name__ == "__main__":
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["shm_comm"] = False
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    from checkpoints import deepspeed_pipeline
+    from checkpoints import deepspeed_calls, deepspeed_pipeline
 
     serve(
         {
             "save": _save,
             "load": _load,
             "calls": _calls,
+            "script": deepspeed_calls.run,
             "half": _half,
             "alone": _alone,
             "torch": _torch,

@@ -1,71 +1,32 @@
-"""Worlds that train with the flash checkpoint: one process imports torch, then forks their ranks.
+"""Worlds that train with the flash checkpoint, run as a script (`forked_worlds`).
 
-Run as a script. It reads one JSON line per world from standard input and answers each with a line:
-what every rank started from, and hashes of the whole state as loaded and as saved. The hashes do
-not depend on how the state is sharded.
+Ranks say what they started from, and hashes of the whole state as loaded and as saved. The hashes
+do not depend on how the state is sharded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import tempfile
-import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from checkpoints import flash_large, flash_matrix, flash_memory, flash_odd_shapes, flash_overlap
 from checkpoints.counted_saves import counted
 from checkpoints.flash_models import backward, evaluate, model_of
-
-SUPPORT = Path(__file__).parents[1]
-Jobs = Mapping[str, Callable[[Mapping[str, Any], Any], None]]
-"""Name of a job → the function that a rank runs: (world, pipe to the test)."""
+from checkpoints.forked_worlds import ForkedWorlds, Jobs, serve
 
 
-class Worlds:
+class Worlds(ForkedWorlds):
     """The script as seen by a test."""
 
     script = __file__
-
-    def __init__(self, **environment: str) -> None:
-        """Start it."""
-        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT), **environment}
-        self._process = subprocess.Popen(
-            [sys.executable, self.script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **own},
-        )
-
-    def run(self, **world: Any) -> list[dict[str, Any]]:
-        """Run a world to its end; return what each rank says. Fails when one fails."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(world) + "\n")
-        self._process.stdin.flush()
-        answers: list[dict[str, Any]] = json.loads(self._process.stdout.readline())
-        errors = [answer["error"] for answer in answers if "error" in answer]
-        assert not errors or world.get("may_fail"), errors[0]
-        return answers
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 class Keeping:
@@ -92,73 +53,6 @@ class Keeping:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(timeout=60)
-
-
-def serve(jobs: Jobs) -> None:
-    """Run the worlds that standard input names, each with its job."""
-    import torch
-    import torch._dynamo  # what the first optimizer imports: a second, in each rank
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-    import torch.distributed.tensor.parallel
-
-    import holdfast.flash.checkpointer  # noqa: F401 - forked ranks find it imported
-
-    torch.set_num_threads(1)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a framework's own prints would stand between the answers
-    context = multiprocessing.get_context("fork")
-    for line in sys.stdin:
-        world = json.loads(line)
-        with tempfile.TemporaryDirectory() as folder:
-            pairs = [context.Pipe(duplex=False) for _ in range(world["world"])]
-            ranks = [
-                context.Process(target=_rank, args=(jobs, rank, world, folder, pairs[rank][1]))
-                for rank in range(world["world"])
-            ]
-            for rank in ranks:
-                rank.start()
-            for _, end in pairs:
-                end.close()
-            answers = [_answer(begin) for begin, _ in pairs]
-            for rank in ranks:
-                rank.join()
-        out.write(json.dumps(answers) + "\n")
-        out.flush()
-
-
-def _answer(pipe: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    try:
-        while True:
-            found |= pipe.recv()
-    except EOFError:
-        return found
-
-
-def _rank(jobs: Jobs, rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
-    import torch.distributed as dist
-
-    count = world["world"]
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "HOLDFAST_ROUND": str(world.get("round", 0)),
-        "HOLDFAST_ARENA": world.get("arena", ""),
-    }
-    try:
-        if world["kind"] != "plain":
-            dist.init_process_group(
-                "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count
-            )
-        jobs[world.get("job", "train")](world, pipe)
-    except Exception:  # noqa: BLE001 - it is what the test is to see
-        pipe.send({"error": traceback.format_exc()})
-    finally:
-        pipe.close()
-        os._exit(0)
 
 
 def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one training's course

@@ -17,8 +17,9 @@ from holdfast.flash.trainer.leaves import StateError
 def damage(sources: Sequence[Path], times: int, seed: int) -> int:
     """Damage one file at a time, and read; return how often the reading was refused.
 
-    Fails unless a refusal names the file, and a reading that is not refused is the whole state. A
-    reader may pass over bytes that carry nothing, such as padding.
+    Fails unless a refusal names the file, and the tensor if that is known, and a reading that is
+    not refused is the whole state. A reader may pass over bytes that carry nothing, such as
+    padding.
     """
     chosen, refused = random.Random(seed), 0
     with Pickles() as pickles:
@@ -29,10 +30,11 @@ def damage(sources: Sequence[Path], times: int, seed: int) -> int:
             file = chosen.choice(sorted(files))
             content = file.read_bytes()
             file.write_bytes(_damaged(content, chosen))
-            error, found = _outcome(source, pickles)
+            error, tensor, found = _outcome(source, pickles)
             file.write_bytes(content)
             refused += bool(error)
-            named = file.name in error or (bool(error) and str(source) in error)
+            named = bool(error) and (file.name in error or str(source) in error)
+            named = named and tensor in error
             said = f"seed {seed}, number {number}: {file}: {error or 'another state was read'}"
             assert named or (not error and _alike(found, origins[source])), said
     return refused
@@ -52,18 +54,33 @@ def _damaged(content: bytes, chosen: random.Random) -> bytes:
     return bytes(body)
 
 
-def _outcome(source: Path, pickles: Pickles) -> tuple[str, dict[str, Any]]:
-    """Return the error of a reading, or what was read."""
+class _RefusedError(Exception):
+    """A reading was refused; `tensor` names the one that was being read, or is empty."""
+
+    def __init__(self, text: str, tensor: str) -> None:
+        super().__init__(text)
+        self.tensor = tensor
+
+
+def _outcome(source: Path, pickles: Pickles) -> tuple[str, str, dict[str, Any]]:
+    """Return the error of a reading and the tensor that was being read, or what was read."""
     try:
-        return "", _read(source, pickles)
-    except (ForeignError, ManifestError, StateError) as error:
-        return str(error), {}
+        return "", "", _read(source, pickles)
+    except _RefusedError as error:
+        return str(error), error.tensor, {}
 
 
 def _read(source: Path, pickles: Pickles) -> dict[str, Any]:
-    found = open_checkpoint(str(source), pickles)
-    tensors = {tensor.name: tensor.load() for tensor in found.tensors}
-    return tensors | {"values": sorted(map(repr, found.values.items()))}
+    found: dict[str, Any] = {}
+    tensor = ""
+    try:
+        opened = open_checkpoint(str(source), pickles)
+        for one in opened.tensors:
+            tensor = one.name
+            found[tensor] = one.load()
+    except (ForeignError, ManifestError, StateError) as error:
+        raise _RefusedError(str(error), tensor) from error
+    return found | {"values": sorted(map(repr, opened.values.items()))}
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -14,18 +14,16 @@ def prepare() -> None:
     import megatron.core.models.gpt  # noqa: F401 - forked ranks find it imported
 
 
-def save(
-    folder: str, sharding: str, truth: str = "", *, buckets: bool = False, tensor: int = 1
-) -> None:
+def save(folder: str, sharding: str, truth: str = "", tensor: int = 1, **how: Any) -> None:
     """Train three steps in bf16 and save; also masters and moments of the optimizer itself.
 
-    buckets: overlap the reduction of gradients, in buckets with padding between them.
+    how: see `_trained`.
     """
     import torch
     import torch.distributed as dist
     from megatron.core import dist_checkpointing
 
-    chunk, optimizer = _trained(tensor=tensor, buckets=buckets)
+    chunk, optimizer = _trained(tensor, **how)
     metadata = {"distrib_optim_sharding_type": sharding, "chained_optim_avoid_prefix": True}
     state: dict[str, Any] = {
         "iteration": 3,
@@ -56,7 +54,14 @@ def _arguments(tensor: int) -> Any:
     )
 
 
-def _trained(*, tensor: int, buckets: bool) -> tuple[Any, Any]:
+def _trained(
+    tensor: int, *, buckets: bool = False, gated: bool = False, lr: float = 1e-2
+) -> tuple[Any, Any]:
+    """Return a model and its optimizer after three steps.
+
+    buckets: overlap the reduction of gradients, in buckets with padding between them.
+    gated: a rank's first matrix of an MLP has two halves, which are saved as two boxes.
+    """
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state
@@ -86,6 +91,7 @@ def _trained(*, tensor: int, buckets: bool) -> tuple[Any, Any]:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         gradient_accumulation_fusion=False,
+        gated_linear_unit=gated,
     )
     model = GPTModel(config, get_gpt_layer_local_spec(), 66, 16).bfloat16()
     ddp = DistributedDataParallelConfig(
@@ -96,7 +102,7 @@ def _trained(*, tensor: int, buckets: bool) -> tuple[Any, Any]:
     chunk = DistributedDataParallel(config, ddp, model)
     settings = OptimizerConfig(
         optimizer="adam",
-        lr=1e-2,
+        lr=lr,
         bf16=True,
         params_dtype=half,
         use_distributed_optimizer=True,

@@ -5,6 +5,7 @@ Run as a script: `worlds.py FOLDER`, with the framework and its worlds as JSON o
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -20,9 +21,10 @@ _SECONDS = 100
 
 
 def run(folder: Path, framework: str, worlds: Sequence[dict[str, Any]]) -> None:
-    """Run worlds of "deepspeed" or "megatron" one after another; fails when a rank fails.
+    """Run worlds of a framework one after another; fails when a rank fails.
 
-    A world has "run", a function of the framework's module here, "ranks", and its arguments.
+    framework: "deepspeed", "megatron" or "torch_checkpointing".
+    worlds: "run", a function of the framework's module here, "ranks", and its arguments.
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, str(folder)],
@@ -35,7 +37,7 @@ def run(folder: Path, framework: str, worlds: Sequence[dict[str, Any]]) -> None:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "DS_ACCELERATOR": "cpu",
-            "PYTHONPATH": str(SUPPORT),
+            "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
         },
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
@@ -70,10 +72,7 @@ def _rank(store: str, rank: int, module: Any, world: dict[str, Any]) -> None:
 def main() -> None:
     """Fork the worlds that standard input names."""
     asked = json.load(sys.stdin)
-    if asked["framework"] == "deepspeed":
-        from foreign_checkpoints import deepspeed_files as module
-    else:
-        from foreign_checkpoints import megatron_files as module  # type: ignore[no-redef]
+    module = importlib.import_module(f"foreign_checkpoints.{asked['framework']}_files")
     module.prepare()
     context = multiprocessing.get_context("fork")
     for number, world in enumerate(asked["worlds"]):

@@ -54,11 +54,6 @@ class Training:
 
     def __init__(self, world: Mapping[str, Any]) -> None:
         """Make model, averager and optimizer."""
-        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
-            PostLocalSGDState,
-            post_localSGD_hook,
-        )
-
         from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
         from holdfast.local_sgd.ddp import (
             OuterOptimPeriodicModelAverager,
@@ -71,14 +66,7 @@ class Training:
             find_unused_parameters=world.get("unused", False),
         )
         config = LocalSGDConfig(**world["config"])
-        state = PostLocalSGDState(
-            process_group=None,
-            subgroup=None,
-            start_localSGD_iter=config.local_sgd_warmup_steps,
-            post_local_gradient_allreduce=False,
-        )
-        state.iter = world.get("from", 0)
-        self.model.register_comm_hook(state, post_localSGD_hook)
+        _register_hook(self.model, config.local_sgd_warmup_steps, world.get("from", 0))
         outer = None
         if world.get("outer"):
             outer = OuterOptimizerConfig(
@@ -118,14 +106,37 @@ class Training:
         return digest(self.weights(), self.optim.state_dict())
 
 
+def _register_hook(model: nn.parallel.DistributedDataParallel, warmup: int, done: int) -> None:
+    """Have DDP reduce the gradients of the warm-up only."""
+    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+        PostLocalSGDState,
+        post_localSGD_hook,
+    )
+
+    state = PostLocalSGDState(
+        process_group=None,
+        subgroup=None,
+        start_localSGD_iter=warmup,
+        post_local_gradient_allreduce=False,
+    )
+    state.iter = done
+    model.register_comm_hook(state, post_localSGD_hook)
+
+
+def _resume(training: Training) -> None:
+    """Load what this replica has saved, or rank 0."""
+    number = training.replica if training.world["own"] else 0
+    state = torch.load(f"{training.world['resume']}.{number}")
+    training.model.load_state_dict(state["model"])
+    training.optim.load_state_dict(state["optim"])
+
+
 def _train(world: Mapping[str, Any], pipe: Any) -> None:
     """Train; tell the weights, how far each step moved them, and losses on held-out batches."""
     training = Training(world)
     steps, moved, held_out = range(world.get("from", 0), world["steps"]), [], []
-    if path := world.get("resume"):
-        state = torch.load(f"{path}.{training.replica if world['own'] else 0}")
-        training.model.load_state_dict(state["model"])
-        training.optim.load_state_dict(state["optim"])
+    if world.get("resume"):
+        _resume(training)
     for number in steps:
         before = training.weights()
         training.step(number)

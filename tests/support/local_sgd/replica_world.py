@@ -1,6 +1,6 @@
 """Worlds of replicas that synchronise units: real ranks, forked by one process that imports torch.
 
-Run as a script; see `flash_world`. Replica i minimises what `scalar_edit` says, so the two can be
+Run as a script; see `forked_worlds`. Replica i minimises what `scalar_edit` says, so the two can be
 compared number by number.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from checkpoints.flash_world import Worlds, serve
+from checkpoints.forked_worlds import ForkedWorlds, serve
 from local_sgd import scalar_edit
 from local_sgd.digests import digest
 
@@ -46,7 +46,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-class ReplicaWorlds(Worlds):
+class ReplicaWorlds(ForkedWorlds):
     """The script as seen by a test."""
 
     script = __file__
@@ -135,6 +135,17 @@ def _outer(world: Mapping[str, Any]) -> Any:
     return outer_of(config, made)
 
 
+def _detector(world: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a detector without what ours adds to the paper's."""
+    return {
+        "ewma_alpha": world["alpha"],
+        "ewma_threshold": world["threshold"],
+        "ewma_warmup_steps": world["warmup"],
+        "ewma_bias_correction": False,
+        "ewma_floor": 0.0,
+    }
+
+
 def _sync(world: Mapping[str, Any], sync: Any, shard: Any) -> Any:
     """Return the sync of a world's settings, which no user's configuration restricts."""
     from holdfast.local_sgd.config import LocalSGDConfig
@@ -143,18 +154,11 @@ def _sync(world: Mapping[str, Any], sync: Any, shard: Any) -> Any:
     from holdfast.local_sgd.sync.reducers import Reducer
     from holdfast.local_sgd.sync.unit_sync import Rules, UnitSync
 
-    detector = {
-        "ewma_alpha": world["alpha"],
-        "ewma_threshold": world["threshold"],
-        "ewma_warmup_steps": world["warmup"],
-        "ewma_bias_correction": False,
-        "ewma_floor": 0.0,
-    }
     config = LocalSGDConfig(
         pseudo_gradnorm_reduce=world["temperature"] is not None,
         weight_softmax_temperature=world["temperature"],
         skip_anomaly=world["skip_anomaly"],
-        **(detector if world["skip_anomaly"] else {}),
+        **(_detector(world) if world["skip_anomaly"] else {}),
     )
     rules = Rules(
         weigh=lambda reports: weights.weigh(reports, config),
@@ -170,7 +174,10 @@ def _sync(world: Mapping[str, Any], sync: Any, shard: Any) -> Any:
 
 
 def _rounds(world: Mapping[str, Any], pipe: Any) -> None:
-    """Make all rounds; tell the weights, the decisions and the bytes."""
+    """Make all rounds; tell the first weights of each unit, the decisions and the bytes.
+
+    What a rank tells must fit into a pipe, which is read when the ranks before it have ended.
+    """
     replica = Replica(world)
     decisions, before = [], replica.sync_group.sent
     for number in range(world["rounds"]):
@@ -179,8 +186,7 @@ def _rounds(world: Mapping[str, Any], pipe: Any) -> None:
         decisions.append([(one.weights, one.rollback, one.clipped) for one in outcomes])
     pipe.send(
         {
-            "weights": [one.tolist() for one in replica.tensors],
-            "excluded": [[0 in one[0] for one in some] for some in decisions],
+            "weights": [one[:1000].tolist() for one in replica.tensors],
             "decisions": decisions,
             "sent": replica.sync_group.sent - before,
             "digest": digest(replica.tensors, [one.anchors.state_dict() for one in replica.units]),
@@ -215,6 +221,30 @@ def _momenta(replica: Replica) -> list[Any]:
     """Return the outer momentum of each unit."""
     states = [unit.anchors.state_dict()["optimizer"]["state"] for unit in replica.units]
     return [[one["momentum_buffer"].tolist() for one in some.values()] for some in states]
+
+
+def _refused(world: Mapping[str, Any], pipe: Any) -> None:
+    """Begin with units at other rounds, then be late; tell what each was told, and how soon."""
+    from holdfast.local_sgd.sync.group import SyncError
+
+    replica = Replica(world)
+    replica.sync.run(replica.units)
+    before, said, took = replica.digest(), [], []
+    for fault in ("ahead", "late", "again"):
+        if fault == "ahead":
+            replica.units[0].round += replica.replica
+        elif fault == "late":
+            replica.sync_group.timeout = 1.0
+            time.sleep(4.0 * replica.replica)
+        begun = time.monotonic()
+        try:
+            replica.sync.run(replica.units)
+            said.append("")
+        except SyncError as error:
+            said.append(f"{type(error).__name__}: {error}")
+        took.append(time.monotonic() - begun)
+        replica.units[0].round = 1
+    pipe.send({"said": said, "took": took, "same": replica.digest() == before})
 
 
 def _ahead(replica: Replica) -> list[Any]:
@@ -280,17 +310,22 @@ def _killed(world: Mapping[str, Any], pipe: Any) -> None:
     before = replica.digest()
     if dist.get_rank() == world["dies"]:
         _die_in_the_reduction(replica, world["after"])
+    begun = time.monotonic()
     try:
         replica.sync.run(replica.units)
         pipe.send({"failed": ""})
         return
     except SyncError as error:
+        pipe.send({"took": time.monotonic() - begun})
         cause = type(error.__cause__).__name__
         pipe.send({"failed": str(error), "cause": cause, "same": replica.digest() == before})
     left = [rank for rank in range(dist.get_world_size()) if rank != world["dies"]]
     fresh: Any = dist.new_group(left, use_local_synchronization=True)
-    replica.sync.sync = Group(fresh)
+    own = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
+    replica.sync.regroup(replica.units, Group(fresh), replica.shard_group)
+    kept = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
     replica.sync.run(replica.units)
+    pipe.send({"kept": kept == own and None not in own})
     pipe.send({"again": [unit.round for unit in replica.units], "after": digest(replica.tensors)})
 
 
@@ -323,6 +358,7 @@ if __name__ == "__main__":
             "wire": _wire,
             "all struck": _all_struck,
             "killed": _killed,
+            "refused": _refused,
             "reduce": reductions.reduce,
             **ddp_replicas.JOBS,
         }

@@ -76,8 +76,13 @@ class ScalarEdit:
             for replica in self.replicas:
                 self._train(replica, number)
             self.excluded.append([])
-            for unit in range(len(self.anchors)):
-                self._round(unit)
+            means = [self._agreed(unit) for unit in range(len(self.anchors))]
+            for unit, mean in enumerate(means):
+                if mean is not None:
+                    factor = self._factor(mean, means)
+                    self._step(self.anchors[unit], self.momentum[unit], [factor * x for x in mean])
+                for replica in self.replicas:
+                    self.weights[replica][unit] = list(self.anchors[unit])
         return self
 
     def _train(self, replica: int, number: int) -> None:
@@ -91,22 +96,25 @@ class ScalarEdit:
             struck = self.weights[replica][fault["unit"]]
             struck[0] = struck[0] + 50.0 if fault["kind"] == "spike" else float(fault["kind"])
 
-    def _round(self, unit: int) -> None:
-        anchor, momentum = self.anchors[unit], self.momentum[unit]
+    def _agreed(self, unit: int) -> Vector | None:
+        """Return the mean delta of a unit; None: all replicas are anomalous."""
         deltas = [
-            [a - w for a, w in zip(anchor, self.weights[one][unit], strict=True)]
+            [a - w for a, w in zip(self.anchors[unit], self.weights[one][unit], strict=True)]
             for one in self.replicas
         ]
-        norms = [math.sqrt(sum(x * x for x in delta)) for delta in deltas]
+        norms = [_norm(delta) for delta in deltas]
         flagged = [self.detectors[one][unit].flags(norms[one]) for one in self.replicas]
         self.excluded[-1] += [(one, unit) for one in self.replicas if flagged[one]]
-        if not all(flagged):
-            mean = self._mean(deltas, self._shares(norms, flagged))
-            size = math.sqrt(sum(x * x for x in mean))
-            factor = min(1.0, self.world["clip"] / (size + 1e-6)) if self.world["clip"] else 1.0
-            self._step(anchor, momentum, [factor * x for x in mean])
-        for one in self.replicas:
-            self.weights[one][unit] = list(anchor)
+        return None if all(flagged) else self._mean(deltas, self._shares(norms, flagged))
+
+    def _factor(self, mean: Vector, means: list[Vector | None]) -> float:
+        """Return the clipping's factor, by the norm of a unit or of all."""
+        if not self.world["clip"]:
+            return 1.0
+        size = _norm(mean)
+        if self.world.get("clip_scope") == "batch":
+            size = _norm([value for one in means if one is not None for value in one])
+        return float(min(1.0, self.world["clip"] / (size + 1e-6)))
 
     def _shares(self, norms: Vector, flagged: list[bool]) -> Vector:
         if self.world["temperature"] is None:
@@ -146,6 +154,10 @@ def gta(deltas: list[Vector], weights: Vector, consensus: str | None, *, normali
         divisor = sum(weight for weight, yes in zip(weights, agrees, strict=True) if yes)
         merged.append(total / (divisor if divisor >= 1e-8 else 1.0) if normalize else total)
     return merged
+
+
+def _norm(values: Vector) -> float:
+    return math.sqrt(sum(value * value for value in values))
 
 
 def _sign(value: float) -> int:

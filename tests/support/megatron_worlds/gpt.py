@@ -35,6 +35,7 @@ class Setup:
     tied: bool = False
     experts: int | None = None
     hidden: int = 32
+    layers: int = 4
     vocabulary: int = _VOCABULARY
     optimizer: str = "adam"
     """"adam", "sgd", or "fused"."""
@@ -58,7 +59,6 @@ def build(setup: Setup, seed: int) -> Training:
     """Initialize Megatron in this world and return a fresh training."""
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
-    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=setup.tensor,
@@ -70,7 +70,17 @@ def build(setup: Setup, seed: int) -> Training:
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     parallel = parallel_state.get_data_parallel_world_size()
     init_num_microbatches_calculator(parallel_state.get_data_parallel_rank(), None, 4, 1, parallel)
-    config = _config(setup)
+    return _training(setup, _config(setup))
+
+
+def fresh(training: Training) -> Training:
+    """Return another training of the same setup in this world."""
+    return _training(training.setup, training.config)
+
+
+def _training(setup: Setup, config: Any) -> Training:
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
     chunks = [_chunk(setup, config, number) for number in range(setup.virtual or 1)]
     optimizer = _optimizer(setup, chunks)
     scheduler = OptimizerParamScheduler(
@@ -97,7 +107,7 @@ def _config(setup: Setup) -> Any:
             "add_bias_linear": False,
         }
     return TransformerConfig(
-        num_layers=4,
+        num_layers=setup.layers,
         hidden_size=setup.hidden,
         num_attention_heads=8,
         num_query_groups=4,

@@ -213,9 +213,17 @@ def use_arguments(**given: Any) -> argparse.Namespace:
     return args
 
 
+def _script(world: Mapping[str, Any], pipe: Any) -> None:
+    """Make the calls that a test lists."""
+    from megatron_worlds import calls
+
+    calls.run(world, pipe)
+
+
 JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": _train,
     "alone": _alone,
     "evaluate": _evaluate,
     "drop-in": _drop_in,
+    "script": _script,
 }

@@ -16,17 +16,17 @@ from holdfast.environment import Environment
 from holdfast.flash.log_once import Trouble
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.schedule import Schedule
-from holdfast.flash.server.protocol import LinkError, Restore, RestoreStart
+from holdfast.flash.server.protocol import LinkError, RestoreStart
 from holdfast.flash.storage import tags
 from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.retention_rule import chosen
 from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
-from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.collectives import all_or_none, from_rank_0
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import BytesRead, of_start, stored
-from holdfast.flash.trainer.restore import Restorer, idle_cores
+from holdfast.flash.trainer.restore import RestoreError, Restorer, idle_cores
 from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
 from holdfast.flash.trainer.save_policy import Pacer
 from holdfast.flash.trainer.shards import Shards
@@ -221,7 +221,7 @@ class Checkpointer:
             raise CheckpointError(_TOO_LATE.format(self._taker.newest[0]))
         client, origin, descriptors = self._connect(), RestoreStart(), tuple[int, ...]()
         if client.has_agent or self._place.rank == 0:
-            answer, descriptors = client.ask(Restore(), RestoreStart)
+            answer, descriptors = client.ask(self._preparer.request(partial), RestoreStart)
             assert isinstance(answer, RestoreStart)  # noqa: S101 - `_ask` returns no other
             origin = answer
         for note in origin.notes:
@@ -249,9 +249,10 @@ class Checkpointer:
     def _restore(
         self, origin: RestoreStart, descriptors: tuple[int, ...], *, partial: bool
     ) -> None:
-        leaves = collect(self._parts, self._place.rank)
-        arenas = self._preparer.map(descriptors).values()
-        found = stored(of_start(origin, arenas), origin.step)
+        with all_or_none(self._place.world, RestoreError):  # a rank's state may be unreadable
+            leaves = collect(self._parts, self._place.rank)
+            arenas = self._preparer.map(descriptors).values()
+            found = stored(of_start(origin, arenas), origin.step)
         fetch, holders = self._connect().fetch, self._preparer.holders
         restorer = Restorer(self._parts, leaves, self._place, found, fetch, holders)
         threads = max(self._threads, idle_cores(self._place))

@@ -16,6 +16,8 @@ works with all of them here; `gradient_accumulation_steps` is compared with the 
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,11 +46,11 @@ class Settings:
     @property
     def has_momentum(self) -> bool:
         """True: the outer optimizer goes on in the direction of past rounds."""
-        return self.outer is not None and bool(
-            self.outer.outer_optim_kwargs.get("momentum")
-            or any(self.outer.outer_optim_kwargs.get("betas", (0.0,))[:1])
-            or _defaults_to_momentum(self.outer)
-        )
+        if self.outer is None or self.outer.outer_optim_class is None:
+            return False
+        made, given = self.outer.outer_optim_class, self.outer.outer_optim_kwargs
+        momentum, betas = _argument(made, given, "momentum"), _argument(made, given, "betas")
+        return bool(momentum) or (isinstance(betas, Sequence) and any(betas[:1]))
 
 
 def check_together(
@@ -62,12 +64,22 @@ def check_together(
     check_rules(Settings(local, outer, gta), TOGETHER_RULES)
 
 
-def _defaults_to_momentum(outer: OuterOptimizerConfig) -> bool:
-    """Return if an optimizer of the Adam family takes its momentum from its own defaults."""
-    name = getattr(outer.outer_optim_class, "__name__", "")
-    return "adam" in name.lower() and "betas" not in outer.outer_optim_kwargs
+def _argument(made: Callable[..., object], given: Mapping[str, object], name: str) -> object:
+    """Return an argument of a call, or the function's own default, or None."""
+    if name in given:
+        return given[name]
+    try:
+        parameters = inspect.signature(made).parameters
+    except (TypeError, ValueError):  # a class in C tells nothing of its arguments
+        return None
+    default = parameters[name].default if name in parameters else None
+    return None if default is inspect.Parameter.empty else default
 
 
+_NAMED: Final = (
+    'set reducer="linear" and an outer_optim_class, or give neither GTAConfig nor '
+    "OuterOptimizerConfig"
+)
 TOGETHER_RULES: Final[tuple[Rule[Settings], ...]] = (
     Rule(
         name="plain-averaging-with-clipping",
@@ -76,28 +88,29 @@ TOGETHER_RULES: Final[tuple[Rule[Settings], ...]] = (
             one.has_no_reducer and one.has_no_outer and one.local.clip_pseudo_grad is not None
         ),
         why="plain averaging of the weights has no pseudo-gradient to clip",
-        remedy='set reducer="linear", or clip_pseudo_grad=None',
+        remedy=f"{_NAMED}, or set clip_pseudo_grad=None",
     ),
     Rule(
         name="plain-averaging-with-anomalies",
         fields=("gta.reducer", "outer.outer_optim_class", "local.skip_anomaly"),
         breaks=lambda one: one.has_no_reducer and one.has_no_outer and one.local.skip_anomaly,
         why="plain averaging of the weights has no pseudo-gradient to judge",
-        remedy='set reducer="linear", or skip_anomaly=False',
+        remedy=f"{_NAMED}, or set skip_anomaly=False",
     ),
     Rule(
         name="norm-weight-without-reducer",
         fields=("gta.reducer", "local.pseudo_gradnorm_reduce"),
         breaks=lambda one: one.has_no_reducer and one.local.pseudo_gradnorm_reduce,
         why="without a reducer the mean is uniform, and weights by norm have no effect",
-        remedy='set reducer="linear" or "gta", or pseudo_gradnorm_reduce=False',
+        remedy='set reducer="linear" or "gta", give no GTAConfig, or set '
+        "pseudo_gradnorm_reduce=False",
     ),
     Rule(
         name="step-weight-without-reducer-and-outer",
         fields=("gta.reducer", "outer.outer_optim_class", "local.use_step_weight"),
         breaks=lambda one: one.has_no_reducer and one.has_no_outer and one.local.use_step_weight,
         why="plain averaging of the weights weighs all replicas alike",
-        remedy='set reducer="linear", or use_step_weight=False',
+        remedy=f"{_NAMED}, or set use_step_weight=False",
     ),
     Rule(
         name="reducer-without-outer",

@@ -83,12 +83,7 @@ class OuterOptimPeriodicModelAverager:
         """Steps of the optimizer so far."""
         self.outcomes: list[Outcome] = []
         """Of the last round, by parameter."""
-        check_together(self.config, outer_optim_config, gta_config)
-        if self.config.use_async:
-            raise LocalSGDConfigError(
-                "use_async=True: with DDP rounds end by steps; set use_async=False and "
-                "local_sgd_sync_interval, or use FSDP2"
-            )
+        _check(self.config, outer_optim_config, gta_config)
         self._outer = outer_of(self.config, outer_optim_config)
         self._group = Group(process_group, timeout=timeout)
         groups = (self._group, Group.of_one())
@@ -267,6 +262,23 @@ def _with_torch(cls: Any) -> Any:
     if issubclass(cls, torch.optim.Optimizer):
         return cls
     return type(cls.__name__, (cls, torch.optim.Optimizer), {"__module__": cls.__module__})
+
+
+def _check(
+    config: LocalSGDConfig, outer: OuterOptimizerConfig | None, gta: GTAConfig | None
+) -> None:
+    """Refuse settings that contradict each other, or ask for what DDP has not."""
+    check_together(config, outer, gta)
+    if config.use_async:
+        raise LocalSGDConfigError(
+            "use_async=True: with DDP rounds end by steps; set use_async=False and "
+            "local_sgd_sync_interval, or use FSDP2"
+        )
+    if config.step_weight_by != "steps":
+        raise LocalSGDConfigError(
+            f"step_weight_by={config.step_weight_by!r}: with DDP nobody tells the tokens, and all "
+            "replicas make the same steps; leave it at its default"
+        )
 
 
 def _flat(params: Iterable[Any]) -> list[torch.Tensor]:

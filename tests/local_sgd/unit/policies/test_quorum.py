@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.policies.quorum import Lags, carry, close, learn, needed, window
+from holdfast.local_sgd.policies.weights import Report, weigh
 
 HALF = LocalSGDConfig(quorum=0.5, grace_min_seconds=1.0, grace_max_seconds=10.0)
 ALL = LocalSGDConfig()
@@ -126,6 +127,13 @@ def test_a_late_delta_is_discounted_by_the_rounds_that_it_missed() -> None:
     twice = carry(100.0, 2, HALF)
     assert (twice.factor, twice.steps) == (0.25, 25.0)
     assert twice.reason == "late by 2 rounds: carried into the next one by 0.25"
+
+
+def test_a_late_delta_enters_the_next_round_with_its_weight() -> None:
+    """100 late tokens by a half and 50 new ones weigh as 100 tokens in time."""
+    tokens = LocalSGDConfig(quorum=0.5, use_step_weight=True, step_weight_by="tokens")
+    late = Report(1.0, steps=carry(100.0, 1, tokens).steps + 50.0)
+    assert weigh([late, Report(1.0, steps=100.0)], tokens).weights == (0.5, 0.5)
 
 
 def test_a_discount_of_0_throws_late_deltas_away() -> None:

@@ -152,6 +152,13 @@ class Replica:
     rounds: list[tuple[int, int, int]] = field(default_factory=list)
     """Round, attempt, steps, of each entry."""
 
+    def step(self) -> None:
+        """Take one step, if there is data, and see if it was the last."""
+        if self.data > 0:
+            self.data -= 1
+            self.turn = schedule.stepped(self.turn)
+        self.turn = replace(self.turn, exhausted=self.data == 0)
+
 
 def simulate(replicas: list[Replica], settings: LocalSGDConfig) -> None:
     """Run until the last round, with one store, in virtual time."""
@@ -162,10 +169,7 @@ def simulate(replicas: list[Replica], settings: LocalSGDConfig) -> None:
     while True:
         now, at = heapq.heappop(queue)
         one = replicas[at]
-        if one.data > 0:
-            one.data -= 1
-            one.turn = schedule.stepped(one.turn)
-        one.turn = replace(one.turn, exhausted=one.data == 0)
+        one.step()
         all_exhausted = all(other.data == 0 for other in replicas)
         if schedule.is_triggering(one.turn, now, settings, all_exhausted=all_exhausted):
             keys.add(one.turn.key)

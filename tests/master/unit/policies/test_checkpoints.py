@@ -83,6 +83,23 @@ def test_a_later_world_counts_more_than_a_later_step() -> None:
     assert (choice.version, choice.tier) == (v(11, 2), Tier.STORAGE)
 
 
+def test_a_later_world_counts_less_than_an_announced_step() -> None:
+    """World 8 went on from step 14 of world 6; then a node comes back with step 12 of world 7."""
+    stored = frozenset([v(14, 6), v(10, 6)])
+    back = {0: holding(frozenset([v(12, 7)]), stored)}
+    choice = origin(back, (), v(14, 6), MOST)
+    assert (choice.version, choice.tier, choice.older) == (v(14, 6), Tier.STORAGE, False)
+    damaged = [(v(14, 6), Tier.STORAGE)]
+    assert origin(back, damaged, v(14, 6), MOST).version == v(12, 7)
+    whole = MemoryPart(world_size=1, ranks=frozenset({0}), whole=True, world="w")
+    lent = {
+        0: holding(frozenset(), stored, parts={v(12, 7): whole}),
+        1: holding(frozenset(), stored),
+    }
+    assert origin(lent, (), v(14, 6), MOST).version == v(14, 6)
+    assert origin(lent, damaged, v(14, 6), MOST).version == v(12, 7)
+
+
 def part(ranks: set[int], world_size: int = 4, memory: tuple[int, ...] = ()) -> RestoreOffer:
     """A node with the parts of some ranks of step 9; `memory`: of steps that suffice alone."""
     parts = {v(9): MemoryPart(world_size=world_size, ranks=frozenset(ranks), world="w")}

@@ -43,7 +43,7 @@ def _one_name() -> list[Patch]:
 def _anybodys_memory() -> list[Patch]:
     """A world starts from the newest that some node has."""
 
-    def newest(offers: Any, damaged: Any, tier: Any) -> Any:
+    def newest(offers: Any, damaged: Any, tier: Any, _: int) -> Any:
         found = frozenset().union(*offers)
         return max((one for one in found if (one, tier) not in damaged), default=None)
 

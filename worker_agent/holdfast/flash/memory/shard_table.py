@@ -17,6 +17,8 @@ FORMAT: Final = 1
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and sizes inside a global tensor."""
 Path = tuple[str | int, ...]
+Needs = Mapping[str, tuple[Box, ...]]
+"""Name of a tensor → the parts of it that a rank needs."""
 BEGUN_ANEW: Final = frozenset({"rng"})
 """Per-rank values that begin anew in a world of another size."""
 
@@ -84,7 +86,7 @@ class ShardTable:
     """Items of the file come first."""
     paths: Mapping[str, Path] = field(default_factory=dict)
     """Name → keys in the nested state, as DCP's planner data has them."""
-    needs: Mapping[str, tuple[Box, ...]] = field(default_factory=dict)
+    needs: Needs = field(default_factory=dict)
     """Parts of a tensor that this rank has, where other ranks store some of them."""
     optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Prefix of an optimizer's names → names of its classes, its own class first. Empty if an
@@ -171,7 +173,7 @@ def from_fields(fields: Any) -> ShardTable:
             tensors=tuple(_tensor(row) for row in fields["tensors"]),
             byte_items=tuple(ByteItem(name=n, tail=bool(t)) for n, t in fields["byte_items"]),
             paths={name: tuple(path) for name, path in fields["paths"].items()},
-            needs={name: _boxes(rows) for name, rows in fields.get("needs", {}).items()},
+            needs=needs_of(fields.get("needs", {})),
             optimizers={
                 name: tuple(map(str, kinds)) for name, kinds in fields.get("optimizers", {}).items()
             },
@@ -191,6 +193,11 @@ def _tensor(row: Sequence[Any]) -> TensorItem:
         name=str(name), dtype=str(dtype), shape=boxes[0], offsets=boxes[1], sizes=boxes[2],
         at=numbers[0], length=numbers[1], payload=numbers[2], size=numbers[3], tail=bool(tail),
     )  # fmt: skip
+
+
+def needs_of(fields: Mapping[str, Any]) -> Needs:
+    """Return needs from their JSON; raises TypeError, ValueError or IndexError."""
+    return {str(name): _boxes(rows) for name, rows in fields.items()}
 
 
 def _boxes(rows: Sequence[Any]) -> tuple[Box, ...]:
@@ -260,25 +267,41 @@ def _stored_by_nobody(tables: Sequence[ShardTable], stored: Iterable[str]) -> li
     ]
 
 
-def lacking(tables: Iterable[ShardTable]) -> list[str]:
+def lacking(tables: Iterable[ShardTable], asked: Iterable[Needs] = ()) -> list[str]:
     """Return the tensors of which a rank needs more than the images of all these ranks hold.
 
     Tails count: this is for a start from the memory of the ranks' own node.
+
+    asked: What ranks of another layout need besides, as far as the stored shapes reach.
     """
     tables = list(tables)
-    needed = {name for table in tables for name in table.needs}
+    needed = {name for table in tables for name in table.needs}.union(*(asked := list(asked)))
     boxes: dict[str, set[Box]] = {name: set() for name in needed}
+    shapes: dict[str, tuple[int, ...]] = {}
     for item in (item for table in tables for item in table.tensors if item.name in needed):
         boxes[item.name].add(item.box)
+        shapes[item.name] = item.shape
+    wanted = {
+        (name, box)
+        for needs in [*(table.needs for table in tables), *asked]
+        for name, several in needs.items()
+        for box in several
+    }
     return sorted(
-        {
-            name
-            for table in tables
-            for name, needed_boxes in table.needs.items()
-            for box in needed_boxes
-            if _covered(box, boxes[name]) != math.prod(box[1])
-        }
+        {name for name, box in wanted if not _is_held(box, boxes[name], shapes.get(name))}
     )
+
+
+def _is_held(box: Box, parts: set[Box], shape: tuple[int, ...] | None) -> bool:
+    """Tell whether parts of a tensor cover a box, as far as it lies in the tensor's shape."""
+    if box in parts:
+        return True
+    if shape is None:
+        return False
+    if len(shape) != len(box[0]):
+        return True  # it fits no part on any node: the rank names the difference
+    common = overlap(box, ((0,) * len(shape), shape))
+    return common is None or _covered(common, parts) == math.prod(common[1])
 
 
 def whole(tables: Iterable[ShardTable]) -> bool:

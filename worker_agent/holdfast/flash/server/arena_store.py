@@ -12,7 +12,7 @@ do; `done` gives the slot back to the store. No torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +30,7 @@ from holdfast.flash.memory.free_memory import memory_left
 from holdfast.flash.memory.hashes import hash_items
 from holdfast.flash.memory.memory_budget import Room, RoomSettings, refusal
 from holdfast.flash.memory.recovery import ArenaBackend, PlaceError
-from holdfast.flash.memory.shard_table import TableError, decode, lacking, whole
+from holdfast.flash.memory.shard_table import Needs, TableError, decode, lacking, whole
 from holdfast.flash.memory.slots import (
     Move,
     SlotState,
@@ -91,6 +91,8 @@ class ArenaStore:
         """Number of ranks in the world."""
         self.kept = 0
         """Number of the world's ranks that this store serves."""
+        self.needs: dict[int, Needs] = {}
+        """Parts of the model that ranks of the newest world have asked for."""
         self.asked: set[tuple[int, Version, Tier]] = set()
         """Versions of ranks queued for another tier and not yet being written."""
         self.listen: Callable[[], None] = lambda: None
@@ -105,7 +107,7 @@ class ArenaStore:
     def join(self, hello: TrainerHello) -> None:
         """Note a rank that has connected; a world of another size changes what is complete."""
         if hello.lineage != self._lineage:
-            self._lineage, self.here = hello.lineage, set()
+            self._lineage, self.here, self.needs = hello.lineage, set(), {}
         self.here.add(hello.rank)
         self.world, self.kept = hello.world, hello.kept
 
@@ -365,18 +367,22 @@ class AvailableVersions:
             )
         )
 
-    def usable(self, ranks: Iterable[int], world: int) -> list[Version]:
+    def usable(
+        self, ranks: Iterable[int], world: int, asked: Sequence[Needs] = ()
+    ) -> list[Version]:
         """Return the versions that these ranks could start from, newest first.
 
         A world of this size saved them, and the ranks' images hold all that each rank needs. (Of a
         tensor that is alike on several nodes, another node may have stored a piece.)
+
+        asked: What the ranks need now: a world of the same size may have another layout.
         """
         mine = list(ranks)
         found = []
         for version in self._holdings.common(mine):
             places = [self._holdings.find(rank, version) for rank in mine]
             tables = [place[0].arena.table for place in places if place is not None]
-            if all(table.world == world for table in tables) and not lacking(tables):
+            if all(table.world == world for table in tables) and not lacking(tables, asked):
                 found.append(version)
         return sorted(found, reverse=True)
 

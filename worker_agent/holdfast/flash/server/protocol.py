@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from holdfast.flash.ids import unique
+from holdfast.flash.memory.shard_table import Needs, needs_of
 from holdfast.flash.memory.slots import Version
 from holdfast_wire.fd_passing import receive_fds, send_fds
 from holdfast_wire.messages import Tier
@@ -60,6 +61,9 @@ class TrainerHello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
     """Request of a trainer for its start."""
+
+    needs: Needs = field(default_factory=dict)
+    """Parts of the model on this rank; empty: what the same rank had when it saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,10 +288,12 @@ def _decode(body: bytes) -> Message:
         lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         if kind is TrainerHello:
             fields["policy"] = from_json(CheckpointPolicy, fields["policy"])
+        if kind is Restore:
+            fields["needs"] = needs_of(fields.get("needs", {}))
         if "tier" in fields:
             fields["tier"] = Tier(fields["tier"])
         message: Message = kind(**(fields | lists))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise LinkError(f"{len(body)} bytes are no message: {error!r}") from error
     return message
 

@@ -341,6 +341,7 @@ class Service:
             case TrainerHello():
                 self._join(member, message)
             case Restore():
+                self.keeper.needs[member.rank] = message.needs
                 member.asks = True
             case Layout():
                 self._grant(member, message)

@@ -223,7 +223,9 @@ class MemoryTier:
 
     def versions(self, asking: Sequence[TrainerHello]) -> Sequence[Version]:
         """Return the versions from which these ranks could start with the images here."""
-        return self._keeper.offer.usable([hello.rank for hello in asking], self._keeper.world)
+        ranks, keeper = [hello.rank for hello in asking], self._keeper
+        asked = [keeper.needs[rank] for rank in ranks if rank in keeper.needs]
+        return keeper.offer.usable(ranks, keeper.world, asked)
 
     def newest(
         self,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.storage.manifest import ManifestError
 from holdfast.flash.tools.contents import Contents
-from holdfast.flash.tools.printing import put
+from holdfast.flash.tools.printing import end, put
 from holdfast.flash.trainer.leaves import StateError
 
 if TYPE_CHECKING:
@@ -120,4 +120,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

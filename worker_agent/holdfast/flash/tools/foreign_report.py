@@ -60,11 +60,10 @@ def report(place: str, *, deep: bool, as_json: bool) -> int:
 
 
 def _read_all(found: Checkpoint) -> None:
-    bar = Bar(found.bytes)
-    for tensor in found.tensors:
-        tensor.load()
-        bar(tensor.bytes)
-    bar.end()
+    with Bar(found.bytes) as bar:
+        for tensor in found.tensors:
+            tensor.load()
+            bar(tensor.bytes)
 
 
 def facts(found: Checkpoint) -> dict[str, Any]:

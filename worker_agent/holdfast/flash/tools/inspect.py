@@ -30,7 +30,7 @@ from holdfast.flash.storage.manifest import (
 )
 from holdfast.flash.storage.reader import verify
 from holdfast.flash.tools.foreign_report import below, is_foreign, report
-from holdfast.flash.tools.printing import put, size_text, table_text
+from holdfast.flash.tools.printing import end, put, size_text, table_text
 
 NOT_WHOLE: Final = 7
 BAD_INPUT: Final = 2
@@ -214,4 +214,4 @@ def _as_text(found: Sequence[Look], *, deep: bool) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

@@ -1,13 +1,15 @@
-"""Prints for the tools: sizes, tables, and a reader of the pipe that goes."""
+"""Prints for the tools: sizes, tables; a reader of the pipe that goes, and Ctrl-C."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NoReturn
 
 NOBODY_READS: Final = 141
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as a shell's."""
 _KIB: Final = 1024.0
 
 
@@ -20,6 +22,15 @@ def put(lines: Iterable[str], code: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_READS
     return code
+
+
+def end(main: Callable[[], int]) -> NoReturn:
+    """Run a tool's main function, and end the process with its exit code."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write("holdfast: interrupted\n")
+        sys.exit(INTERRUPTED)
 
 
 def size_text(size: float) -> str:

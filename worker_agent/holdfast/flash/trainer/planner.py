@@ -13,7 +13,7 @@ from zlib import crc32
 
 from holdfast.flash.memory import replica_check
 from holdfast.flash.memory.arena import BYTES_ROOM
-from holdfast.flash.memory.shard_table import Box, ByteItem, ShardTable, TensorItem
+from holdfast.flash.memory.shard_table import Box, ByteItem, Needs, ShardTable, TensorItem
 from holdfast.flash.trainer.holders import Holders, with_groups_of_all
 from holdfast.flash.trainer.leaves import (
     Leaves,
@@ -102,6 +102,20 @@ def locate(leaf: TensorLeaf, name: str, place: RankPosition) -> Local:
             f"{name}: a box of {tuple(values.shape)} at {box.offsets} is not in {box.shape}"
         )
     return Local(shape=box.shape, offsets=box.offsets, values=values, copy=0, copies=1)
+
+
+def parts_of_model(leaves: Leaves, place: RankPosition) -> Needs:
+    """Return the boxes of the model's tensors that this process has; raises `StateError`.
+
+    What an optimizer keeps is cut like its parameter, and need not be there before a start.
+    """
+    found: dict[str, tuple[Box, ...]] = {}
+    for leaf in (leaf for leaf in leaves.tensors if leaf.path[0] == "model"):
+        local = locate(leaf, leaf.name, place)
+        if local.values.numel():
+            box = local.offsets, tuple(local.values.shape)
+            found[leaf.name] = (*found.get(leaf.name, ()), box)
+    return found
 
 
 def locate_tensor(tensor: torch.Tensor, name: str, place: RankPosition) -> Local:
@@ -305,7 +319,7 @@ class Planner:
             return local
         return replace(local, copy=holders.index(self._place.rank), copies=len(holders))
 
-    def _needs(self, leaves: Sequence[TensorLeaf]) -> dict[str, tuple[Box, ...]]:
+    def _needs(self, leaves: Sequence[TensorLeaf]) -> Needs:
         found: dict[str, tuple[Box, ...]] = {}
         for leaf in leaves:
             local = self._locate(leaf)

@@ -27,7 +27,7 @@ from holdfast.flash.memory.arena import (
 )
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
-from holdfast.flash.server.protocol import Layout, LinkError
+from holdfast.flash.server.protocol import Layout, LinkError, Restore
 from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.manifest import newest_of
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
@@ -35,7 +35,7 @@ from holdfast.flash.trainer.collectives import from_all
 from holdfast.flash.trainer.copier import Changed, RoomNeeded, Saver, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, StateError
-from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
+from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, parts_of_model
 from holdfast.flash.trainer.replica_sketches import room_for
 from holdfast.flash.trainer.save_policy import Pacer
 from holdfast.flash.trainer.state_dict import Parts, collect
@@ -330,6 +330,19 @@ class Preparer:
             told = from_all(body, self._place.world)
         if told is not None:
             self._planner.holders = holders_of(told)
+
+    def request(self, partial: bool) -> Restore:  # noqa: FBT001 - of `load`
+        """Return the request for a start, with what this rank needs of the model.
+
+        Nothing where all ranks are on one node, and where the script takes what fits.
+        """
+        if partial or self._place.world == self._place.local_world:
+            return Restore()
+        try:
+            leaves = collect(self._parts, self._place.rank)
+            return Restore(needs=parts_of_model(leaves, self._place))
+        except StateError:
+            return Restore()  # the start itself reports it
 
     def map(self, descriptors: tuple[int, ...]) -> Mapping[int, Arena]:
         """Map the arenas of a restore; the next save fills one of them.

@@ -38,6 +38,10 @@ _FORMING: Final = ("amsgrad", "centered")
 (A momentum decides them too, but schedulers change it.)"""
 _ALIKE: Final = {"AdamW": "Adam"}
 """Classes that keep the same state; not every torch derives one from the other."""
+BY_NUMBER: Final = (
+    "{}: the checkpoint, of another format, does not say which parameters are in the group: its "
+    "settings are taken as those of this number"
+)
 _BUFFERS_LOST: Final = "buffers of rank {} are those of another rank: its own are lost"
 
 
@@ -203,8 +207,10 @@ class TorchShards:
         for number, group in enumerate(optimizer.param_groups):
             held = f"{'.'.join(begin)}.{number}.params"
             own = [names[id(parameter)] for parameter in group["params"]]
-            saved = filling.values.get(held, [])
-            if sorted(saved) != sorted(filling.group_members(held, own)):
+            saved = filling.values.get(held)
+            if saved is None:
+                filling.notes.append(BY_NUMBER.format(held.removesuffix(".params")))
+            elif sorted(saved) != sorted(filling.group_members(held, own)):
                 wrong.append(f"{'.'.join(begin)}.{number}: other parameters in the checkpoint")
                 continue
             for key, value in group.items():

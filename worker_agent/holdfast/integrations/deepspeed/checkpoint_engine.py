@@ -12,6 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.environment import Environment
+from holdfast.flash.storage import tags
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import newest_of
+from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.restore import RestoreError
+from holdfast.flash.trainer.values import encode_value
 from holdfast.integrations.deepspeed.checkpointer import Checkpointer
 
 _LATEST: Final = "latest"
@@ -23,6 +30,8 @@ _DEFAULTS: Final = {
     "load_module_only": False,
     "custom_load_fn": None,
 }
+"""Further arguments of `engine.load_checkpoint`, in its order."""
+_DISK: Final = PosixDisk()
 
 
 def plug_in(engine: Any, **options: Any) -> PluggedIn:
@@ -54,7 +63,12 @@ class PluggedIn:
         self._client: dict[str, Any] = {"client_state": {}}
         self._flash: Checkpointer | None = None
         self._folder = ""
+        self._bound = False
+        """True: a step of the folder was loaded or saved."""
         self._started = False
+        """True: this world has asked what it starts from, or saved a step: that comes once."""
+        self._known: tuple[int, bytes] | None = None
+        """The step that was loaded or saved last, and its `client_state`."""
 
     def save_checkpoint(
         self,
@@ -77,31 +91,49 @@ class PluggedIn:
             True, as DeepSpeed does.
 
         Raises:
-            ValueError: an argument asks for what this does not do.
+            ValueError: an argument asks for what this does not do, no step was taken yet, or the
+                step is saved already with another `client_state`.
             CheckpointError, StateError: see `holdfast.Checkpointer.save`.
         """
         if exclude_frozen_parameters:
             raise ValueError("exclude_frozen_parameters=True: Holdfast saves the whole model")
         step = self._engine.global_steps
+        if not step:
+            raise ValueError("engine.global_steps is 0: there is nothing to save before a step")
         name = f"global_step{step}" if tag is None else str(tag)
         flash = self._checkpointer(save_dir)
-        self._client["client_state"] = dict(client_state or {})
+        state = dict(client_state or {})
+        self._refuse_other(step, state)
+        self._client["client_state"] = state
         flash.save(step, tag=name)
         flash.wait(step)
-        self._started = True
+        self._bound = self._started = True
+        self._known = step, _encoded(state)
         if save_latest and self._engine.global_rank == 0:
             (Path(self._folder) / _LATEST).write_text(name, encoding="utf-8")
         return True
 
+    def _refuse_other(self, step: int, state: Mapping[str, Any]) -> None:
+        """Refuse another `client_state` for a step that is saved: the step would keep the first."""
+        known, saved = self._known or (0, b"")
+        if known == step and saved != _encoded(state):
+            raise ValueError(
+                f"client_state={state!r}: step {step} is saved already, with another one. A second "
+                "tag of a step shares its state: pass the same client_state, or train a step in "
+                "between"
+            )
+
     def load_checkpoint(
-        self, load_dir: str | os.PathLike[str], tag: Any = None, **choices: Any
+        self, load_dir: str | os.PathLike[str], tag: Any = None, *more: Any, **choices: Any
     ) -> tuple[str | None, Any]:
-        """Fill the engine from the newest step, or from that of a tag.
+        """Fill the engine from the newest step, or from that of a tag; all ranks call it.
 
         Args:
             load_dir: Directory of the checkpoints.
             tag: As at the save; None: the newest step, which may be newer than `latest` says.
-            choices: DeepSpeed's further arguments; only their defaults are possible.
+            more: DeepSpeed's further arguments, by position.
+            choices: The same by name. For Holdfast's steps only their defaults are possible;
+                DeepSpeed's own get them as they are.
 
         Returns:
             Directory of the step and the script's `client_state`; (None, None): there is no
@@ -109,26 +141,39 @@ class PluggedIn:
 
         Raises:
             ValueError: an argument asks for what this does not do.
-            RestoreError: the checkpoint does not fit the engine; it is unchanged.
+            RestoreError: there is no such checkpoint, or it does not fit the engine, which is
+                unchanged.
         """
-        for key, value in choices.items():
-            if key not in _DEFAULTS or value != _DEFAULTS[key]:
-                raise ValueError(
-                    f"{key}={value!r}: Holdfast loads the whole state; leave out {key}, or load "
-                    "parts with torch.distributed.checkpoint"
-                )
-        flash = self._checkpointer(load_dir)
-        wanted = 0 if tag is None else flash.latest(str(tag))
-        if tag is not None and not wanted:
-            return self._of_deepspeed(load_dir, tag)
-        start = 0 if self._started else flash.load()
-        self._started = True
-        step = wanted or start or flash.latest()
+        choices |= dict(zip(_DEFAULTS, more, strict=False))
+        path = _absolute(load_dir)
+        wanted = self._from_rank_0(
+            _tagged(path, tag) if tag is not None else newest_of(_DISK, path)
+        )
+        changed = {key: value for key, value in choices.items() if value != _DEFAULTS.get(key)}
+        if wanted and changed:
+            _refuse(changed)
+        if not wanted and (tag is not None or changed):
+            return self._of_deepspeed(path, tag, choices)
+        step = self._newest(path) if tag is None else self._filled(path, wanted)
         if not step:
-            return self._of_deepspeed(load_dir, tag)
-        if step != start:
-            flash.load_step(step)
-        return f"{self._folder}/step_{step}", dict(self._client["client_state"])
+            return self._of_deepspeed(path, tag, choices)
+        self._bound = True
+        client = dict(self._client["client_state"])
+        self._known = step, _encoded(client)
+        return f"{path}/step_{step}", client
+
+    def _newest(self, path: str) -> int:
+        """Fill the engine from this world's first step, or from the newest one; 0: none."""
+        flash = self._checkpointer(path)
+        if not self._started:
+            self._started = True
+            return flash.load()
+        step = self._from_rank_0(flash.latest())
+        return self._filled(path, step) if step else 0
+
+    def _filled(self, path: str, step: int) -> int:
+        self._checkpointer(path).load_step(step)
+        return step
 
     def close(self) -> None:
         """Wait for steps on their way to storage, and release server and memory."""
@@ -136,19 +181,75 @@ class PluggedIn:
             self._flash.close()
         self._flash = None
 
-    def _of_deepspeed(self, folder: str | os.PathLike[str], tag: Any) -> tuple[str | None, Any]:
-        found: tuple[str | None, Any] = self._own_load(os.fspath(folder), tag)
+    def _of_deepspeed(
+        self, path: str, tag: Any, choices: Mapping[str, Any]
+    ) -> tuple[str | None, Any]:
+        """Have DeepSpeed load its own checkpoint; name what is there if there is no such one."""
+        universal = bool(self._engine.load_universal_checkpoint())
+        name = _text(path, f"{_LATEST}_universal" if universal else _LATEST)
+        wanted = name if tag is None else str(tag)
+        if wanted and not self._from_rank_0(int(Path(path, wanted).is_dir())):
+            whose = f"{path}/{_LATEST} names " if tag is None else "tag="
+            raise RestoreError(
+                f"{whose}{wanted!r}: {path} has no whole step of Holdfast's under this tag, and no "
+                f"folder of DeepSpeed's with this name; tags there: {_names(path)}"
+            )
+        found: tuple[str | None, Any] = self._own_load(path, tag, **choices)
         return found
 
+    def _from_rank_0(self, number: int) -> int:
+        """Return rank 0's number: files may show themselves to another rank a moment later."""
+        return from_rank_0(number, Environment.read().world_size)
+
     def _checkpointer(self, folder: str | os.PathLike[str]) -> Checkpointer:
-        path = os.fspath(Path(folder).absolute())
-        if self._flash is None:
-            # The extra's values are read at each save: the mapping stays the same.
-            self._flash = Checkpointer(path, self._engine, extra=self._client, **self._options)
-            self._folder = path
-        if path != self._folder:
+        path = _absolute(folder)
+        if path != self._folder and self._bound:
             raise ValueError(
                 f"{path}: this engine's checkpoints are in {self._folder}; one engine has one "
                 "directory, and tags name its checkpoints"
             )
+        if path != self._folder:
+            self.close()
+            self._started = False
+        if self._flash is None:
+            # The extra's values are read at each save: the mapping stays the same.
+            self._flash = Checkpointer(path, self._engine, extra=self._client, **self._options)
+            self._folder = path
         return self._flash
+
+
+def _absolute(folder: str | os.PathLike[str]) -> str:
+    return os.fspath(Path(folder).absolute())
+
+
+def _encoded(client_state: Mapping[str, Any]) -> bytes:
+    return encode_value("client_state", client_state)
+
+
+def _refuse(changed: Mapping[str, Any]) -> None:
+    told = ", ".join(f"{key}={value!r}" for key, value in changed.items())
+    raise ValueError(
+        f"{told}: Holdfast loads the whole state; leave out {', '.join(changed)}, or load parts "
+        "with torch.distributed.checkpoint"
+    )
+
+
+def _tagged(path: str, tag: Any) -> int:
+    """Return the step that a tag names; 0: none, or the tag cannot be one of Holdfast's."""
+    try:
+        return tags.step_of(_DISK, path, tags.tag_of(str(tag)))
+    except ValueError:
+        return 0
+
+
+def _text(path: str, file: str) -> str:
+    try:
+        return Path(path, file).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _names(path: str) -> str:
+    """Return the tags of Holdfast's steps in words."""
+    found = sorted(one.name for one in Path(path, tags.FOLDER).glob("*"))
+    return ", ".join(name for name in found if _tagged(path, name)) or "none"

@@ -11,9 +11,10 @@ import warnings
 from typing import Any
 
 from holdfast.flash import checkpointer
-from holdfast.flash.trainer.reshard import of_files, stored
-from holdfast.flash.trainer.restore import Restorer, idle_cores
-from holdfast.flash.trainer.state_dict import collect
+from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.manifest import newest_of, read_manifest_or_none
+from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.committed_step import fill_from
 from holdfast.integrations.deepspeed.engine_state import refuse_half_a_step
 from holdfast.integrations.deepspeed.shards import EngineShards
 from holdfast.job import Action
@@ -80,13 +81,16 @@ class Checkpointer(checkpointer.Checkpointer):
             step: A step whose directory `step_<n>` is there.
 
         Raises:
-            RestoreError: the checkpoint does not fit the engine; it is unchanged.
-            OSError: there is no such step.
+            RestoreError: there is no such step, it is damaged, or it does not fit the engine, which
+                is unchanged.
         """
+        disk, world = PosixDisk(), self._place.world
         self._preparer.meet(again=True)
-        leaves = collect(self._parts, self._place.rank)
-        found = stored(of_files(f"{self._root}/step_{step}"), step)
         holders = self._preparer.holders
-        restorer = Restorer(self._parts, leaves, self._place, found, lambda _: None, holders)
-        for note in restorer.run(partial=False, threads=idle_cores(self._place)):
+        notes, self.read = fill_from(self._root, step, self._parts, self._place, holders)
+        for note in notes:
             warnings.warn(note, RuntimeWarning, stacklevel=2)
+        newest = from_rank_0(newest_of(disk, self._root), world)
+        self._order.begin_at(newest)
+        if manifest := read_manifest_or_none(disk, f"{self._root}/step_{newest}"):
+            self._lineage = max(self._lineage, manifest.version.lineage + 1)

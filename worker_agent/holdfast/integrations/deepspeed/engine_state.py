@@ -66,9 +66,14 @@ def _loss_scale(engine: Any) -> dict[str, Any]:
 
 def accept_engine(filling: Filling, engine: Any) -> None:
     """Note a scheduler of another class, and what begins anew."""
-    saved = filling.values.get(".".join(_SCHEDULER))
     here = engine.lr_scheduler
+    saved = _saved_scheduler(filling, here)
     if here is None:
+        if saved is not None:
+            filling.notes.append(
+                f"the checkpoint's {saved['class']} is left out: this engine has no LR scheduler, "
+                "so the learning rate stays as it was saved"
+            )
         return
     kind = type(here).__name__
     if saved is None:
@@ -83,30 +88,47 @@ def accept_engine(filling: Filling, engine: Any) -> None:
 def finish_engine(filling: Filling, engine: Any) -> None:
     """Set counters, scheduler and loss scale to the stored ones, where the checkpoint has them."""
     values = filling.values
-    counters = values.get(".".join(_ENGINE)) or _counted(engine, filling.step)
+    counters = values.get(".".join(_ENGINE)) or _counted(engine, filling)
     every = engine.gradient_accumulation_steps()
     for key in _COUNTERS:
         setattr(engine, key, counters[key])
     if every != counters["gradient_accumulation_steps"]:
         engine.micro_steps = counters["global_steps"] * every  # as after a whole accumulation
-    saved = values.get(".".join(_SCHEDULER))
     here = engine.lr_scheduler
+    saved = _saved_scheduler(filling, here)
     if saved is not None and here is not None and saved["class"] == type(here).__name__:
         here.load_state_dict(saved["state"])
     if scale := values.get(".".join(_LOSS_SCALE)):
         _set_scale(engine, scale)
 
 
-def _counted(engine: Any, step: int) -> dict[str, int]:
-    """Return the counters for a step that another framework saved, as DeepSpeed guesses them."""
-    every = engine.gradient_accumulation_steps()
-    return {
+def _saved_scheduler(filling: Filling, here: Any) -> dict[str, Any] | None:
+    """Return class and state of the saved scheduler.
+
+    A checkpoint of DeepSpeed's own that was converted tells no class: it is taken for this engine's
+    if it has the state of one.
+    """
+    saved: dict[str, Any] | None = filling.values.get(".".join(_SCHEDULER))
+    if saved is None or saved.keys() == {"class", "state"}:
+        return saved
+    fits = here is not None and saved.keys() == here.state_dict().keys()
+    return {"class": type(here).__name__ if fits else "scheduler", "state": saved}
+
+
+def _counted(engine: Any, filling: Filling) -> dict[str, int]:
+    """Return the counters of a step that DeepSpeed itself saved, or another framework.
+
+    Of the latter they are guessed as DeepSpeed does.
+    """
+    every, step = engine.gradient_accumulation_steps(), filling.step
+    guessed = {
         "global_steps": step,
         "global_samples": step * engine.train_batch_size(),
         "skipped_steps": 0,
         "micro_steps": step * every,
-        "gradient_accumulation_steps": every,
     }
+    own = {key: filling.values.get(f"{_ENGINE[0]}.{key}", value) for key, value in guessed.items()}
+    return {**own, "gradient_accumulation_steps": every}
 
 
 def _set_scale(engine: Any, saved: dict[str, Any]) -> None:

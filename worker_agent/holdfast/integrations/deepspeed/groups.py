@@ -14,6 +14,7 @@ from holdfast.flash.trainer.leaves import Leaves, StateError
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.state_dict import classes_of
 from holdfast.flash.trainer.torch_shards import (
+    BY_NUMBER,
     OF_THE_CLASS,
     other_class,
     other_form,
@@ -111,7 +112,9 @@ def accept_groups(
         held = f"{begin}.{number}.params"
         own = members(flats, number, names)
         saved, wanted = set(filling.values.get(held, ())), set(filling.group_members(held, own))
-        if saved - frozen != wanted:
+        if held not in filling.values:
+            filling.notes.append(BY_NUMBER.format(held.removesuffix(".params")))
+        elif saved - frozen != wanted:
             filling.wrong.append(_other_members(held, saved - frozen, wanted))
             continue
         for (at, key), name in settings.items():

@@ -87,8 +87,36 @@ def _refuse_elsewhere(engine: Any, zero: Any) -> None:
         raise StateError(
             "experts of DeepSpeed's MoE have the same names on all ranks: they cannot be saved here"
         )
+    _refuse_tensor_parallel(engine)
+    _refuse_data_efficiency(engine)
     for tied in (getattr(engine.module, "tied_comms", None) or {}).values():
         _refuse_untied(tied)
+
+
+def _refuse_tensor_parallel(engine: Any) -> None:
+    from deepspeed.utils.bwc import bwc_tensor_model_parallel_world_size
+
+    size = max(int(bwc_tensor_model_parallel_world_size(engine.mpu)), int(engine.autotp_size()))
+    if size > 1:
+        raise StateError(
+            f"tensor parallelism of {size} ranks: they have other parts of a tensor under one "
+            "name, and DeepSpeed does not say which: take a tensor parallel size of 1, or save "
+            "with DeepSpeed's own save_checkpoint"
+        )
+
+
+def _refuse_data_efficiency(engine: Any) -> None:
+    """Refuse schedules of data that DeepSpeed saves and this does not: they would begin anew."""
+    curriculum = engine.training_dataloader is not None and engine.curriculum_learning_enabled()
+    for name, is_on in (
+        ("data_sampling.curriculum_learning", curriculum),
+        ("data_routing.random_ltd", engine.random_ltd_enabled()),
+    ):
+        if is_on:
+            raise StateError(
+                f"data_efficiency.{name}: its position is not saved here, and would begin anew: "
+                "leave it out, or save with DeepSpeed's own save_checkpoint"
+            )
 
 
 def _refuse_untied(tied: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.flash.memory.shard_table import Path
-from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
+from holdfast.flash.trainer.leaves import Leaves, StateError, TensorLeaf
 from holdfast.flash.trainer.state_dict import collect_torch
 from holdfast.integrations.deepspeed.partitions import (
     Flat,
@@ -61,6 +61,11 @@ def _frozen(leaves: Leaves, leaf: TensorLeaf) -> None:
     parameter = leaf.tensor
     part: torch.Tensor = parameter.ds_tensor  # type: ignore[attr-defined] # is_partitioned
     shape = whole_shape(parameter)
+    if hasattr(part, "ds_quant_scale"):
+        raise StateError(
+            f"{leaf.name} is quantized to {part.dtype}, and its scale has no place in a "
+            "checkpoint: set zero_quantized_nontrainable_weights to false"
+        )
     if 0 in shape:  # a released one has lost its shape
         empty = torch.empty(shape, dtype=part.dtype)
         leaves.tensors.append(replace(leaf, holder={0: empty}, key=0, tensor=empty))

@@ -7,6 +7,8 @@ that a script makes (`checkpointing`).
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 _HOMES: Final = ("megatron.training.global_vars", "megatron.training", "megatron.global_vars")
@@ -24,6 +26,29 @@ _MODEL: Final = (
 )
 """Arguments that a checkpoint must have alike."""
 _SAMPLES: Final = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
+_OF_BOTH: Final = ("checkpointing_context", "tp_group", "pp_group", "dp_cp_group")
+OF_LOAD: Final = frozenset((*_OF_BOTH, "skip_load_to_model_and_opt"))
+"""Parameters of Megatron's `load_checkpoint` that are not named here."""
+OF_SAVE: Final = frozenset(
+    (
+        *_OF_BOTH,
+        "pipeline_rank",
+        "expert_rank",
+        "tensor_rank",
+        "pipeline_parallel",
+        "expert_parallel",
+        "train_data_iterator",
+        "preprocess_common_state_dict_fn",
+    )
+)
+"""Parameters of Megatron's `save_checkpoint` that have no meaning here."""
+
+
+def refuse_unknown(function: str, given: Iterable[str], known: AbstractSet[str]) -> None:
+    """Refuse a parameter that Megatron's function does not have: it would have no effect."""
+    for name in sorted(set(given) - known):
+        memory = ": pass non_persistent_ckpt=True for memory" if name == "storage_type" else ""
+        raise TypeError(f"{function}() has no parameter {name!r}{memory or ': leave it out'}")
 
 
 def megatron_args() -> Any:

@@ -16,6 +16,7 @@ Belongs here: what the arguments mean. Does not belong here: the state (`shards`
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import sys
 import warnings
@@ -27,7 +28,14 @@ from holdfast.flash.checkpointer import Checkpointer
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.leaves import Stateful
 from holdfast.flash.trainer.restore import RestoreError
-from holdfast.integrations.megatron.arguments import Progress, megatron_args, model_arguments
+from holdfast.integrations.megatron.arguments import (
+    OF_LOAD,
+    OF_SAVE,
+    Progress,
+    megatron_args,
+    model_arguments,
+    refuse_unknown,
+)
 from holdfast.integrations.megatron.iteration_folders import LATEST, is_megatrons, show
 from holdfast.integrations.megatron.other_directory import load_from
 from holdfast.integrations.megatron.random_states import RandomStates
@@ -39,27 +47,34 @@ _ALL: Final = 1
 """`keep_every` of a run without `--save-retain-interval`: Megatron deletes nothing."""
 
 
+_State = tuple[Any, Any, Any]
+"""Model chunks, optimizer, scheduler: as Megatron's functions take them."""
+
+
 class _Run:
     """A job's own directory, from the first call on."""
 
     def __init__(self, root: str, args: Any, model: Any, optimizer: Any, scheduler: Any) -> None:
         self.root = root
+        self._of = _flat(model, optimizer, scheduler)
         self.progress = Progress(args)
         self._links = True
         kept = getattr(args, "save_retain_interval", None)
         optimizer = None if getattr(args, "no_save_optim", None) else optimizer
         self.flash = Checkpointer(
             root,
-            shards=MegatronShards(model, optimizer, self.objects(scheduler), model_arguments(args)),
+            shards=MegatronShards(
+                model, optimizer, _objects(self.progress, scheduler), model_arguments(args)
+            ),
             keep_every=_ALL if kept is None else kept,
             keep_last=1,
         )
         atexit.register(self._end)
 
-    def objects(self, scheduler: Any) -> dict[str, Stateful]:
-        """Return what is saved beside model and optimizer."""
-        found: dict[str, Stateful] = {_PROGRESS: self.progress}
-        return found if scheduler is None else {**found, _SCHEDULER: scheduler}
+    def is_of(self, model: Sequence[Any], optimizer: Any, scheduler: Any) -> bool:
+        """Tell whether these are the objects that this run saves and fills."""
+        given = _flat(model, optimizer, scheduler)
+        return len(given) == len(self._of) and all(map(operator.is_, given, self._of))
 
     def show(self) -> None:
         """Let links and text follow the commits, on rank 0."""
@@ -90,6 +105,10 @@ class _Run:
             warnings.warn(f"a checkpoint was not kept: {error}", RuntimeWarning, stacklevel=2)
 
 
+def _flat(model: Any, *others: Any) -> list[Any]:
+    return [*(model if isinstance(model, list | tuple) else [model]), *others]
+
+
 _runs: dict[str, _Run] = {}
 """Real path of a directory → the job's run there."""
 
@@ -103,7 +122,7 @@ def save_checkpoint(
     *_: Any,
     non_persistent_ckpt: bool = False,
     release: bool = False,
-    **__: Any,
+    **more: Any,
 ) -> None:
     """Save this iteration to memory, and to `args.save` unless `non_persistent_ckpt`.
 
@@ -118,13 +137,16 @@ def save_checkpoint(
         num_floating_point_operations_so_far: It goes back with a load.
         non_persistent_ckpt: Save to memory only: it survives a lost process, not a lost job.
         release: Must be False.
+        more: Megatron's further parameters.
 
     Raises:
         CheckpointError: a later iteration is there, or there is too little memory.
         StateError: the state has a part that cannot be saved.
         ValueError: `args.save` is not set, or `release` is.
+        TypeError: Megatron's function has no such parameter.
     """
     args = megatron_args()
+    refuse_unknown("save_checkpoint", more, OF_SAVE)
     if release:
         raise ValueError("release=True: a release has no iteration; copy its step's directory")
     if not args.save:
@@ -143,20 +165,22 @@ def load_checkpoint(
     load_arg: str = "load",
     strict: bool = True,  # noqa: FBT001, FBT002 - Megatron's signature
     *_: Any,
-    **__: Any,
+    **more: Any,
 ) -> tuple[int, float]:
     """Fill model, optimizer, scheduler and random generators, whatever layout saved them.
 
-    A job goes on from its own directory, `args.save`, once that has a checkpoint. Before, it starts
-    from the directory `load_arg`, of which `finetune`, `no_load_optim`, `no_load_rng` and
-    `ckpt_step` say what is taken.
+    A job goes on from its own directory, `args.save`, once that has a checkpoint. Before, and for
+    a model without an optimizer or with another `load_arg`, the directory `load_arg` is read, of
+    which `finetune`, `no_load_optim`, `no_load_rng` and `ckpt_step` say what is taken. While that
+    one has none, `pretrained_checkpoint` begins a finetuning.
 
     Args:
         ddp_model: The model chunks.
-        optimizer: Megatron's optimizer, or None.
+        optimizer: Megatron's optimizer; None: the model is none that this job trains.
         opt_param_scheduler: Its scheduler, or None.
         load_arg: The argument with the directory.
         strict: False: load what fits, and leave the rest as it is.
+        more: Megatron's further parameters.
 
     Returns:
         Iteration and floating point operations so far; (0, 0): there is no checkpoint.
@@ -165,51 +189,92 @@ def load_checkpoint(
         RestoreError: the checkpoint does not fit: another model, another optimizer. The model is
             not changed. Another layout is no error.
         ValueError: arguments contradict each other.
+        TypeError: Megatron's function has no such parameter.
     """
-    args = megatron_args()
+    args, state = megatron_args(), (ddp_model, optimizer, opt_param_scheduler)
+    refuse_unknown("load_checkpoint", more, OF_LOAD)
+    if more.get("skip_load_to_model_and_opt"):
+        raise ValueError("skip_load_to_model_and_opt=True: model and optimizer are always filled")
     source = getattr(args, load_arg, None) or ""
-    home = getattr(args, "save", None) or source
-    if not home:
-        return 0, 0
+    home = getattr(args, "save", None) or ""
+    if home and optimizer is not None and load_arg == "load":
+        begun = _go_on(args, home, source, state, partial=not strict)
+        if begun or (source and _real(source) == _real(home)):
+            return begun or _pretrained(args, home, state, partial=not strict)
+    return _begin(args, source, state, partial=not strict)
+
+
+def _go_on(
+    args: Any, home: str, source: str, state: _State, *, partial: bool
+) -> tuple[int, float] | None:
+    """Go on from the newest step of the job's own directory; None: it has none yet."""
     limits = _limits(args)
     if source and limits and _real(source) == _real(home):
         raise ValueError(
             f"{', '.join(limits)} with --save and --load {source}: a job goes on from the "
             "directory that it saves to; give --save another one"
         )
-    for root in {home, source} - {""}:
-        _refuse_foreign(root)
-    run = _run(home, args, ddp_model, optimizer, opt_param_scheduler)
-    step = run.flash.load(partial=not strict)
-    if not step and source and _real(source) != _real(home):
-        return _from_elsewhere(args, source, run, ddp_model, optimizer, opt_param_scheduler, strict)
-    if not step and getattr(args, "exit_on_missing_checkpoint", False):
-        raise FileNotFoundError(f"{home} has no checkpoint, and --exit-on-missing-checkpoint is on")
+    _refuse_foreign(home)
+    run = _run(home, args, *state)
+    step = run.flash.load(partial=partial)
     run.show()
-    return (run.progress.iteration, run.progress.operations) if step else (0, 0)
+    return (run.progress.iteration, run.progress.operations) if step else None
 
 
-def _from_elsewhere(
-    args: Any, source: str, run: _Run, model: Any, optimizer: Any, scheduler: Any, strict: Any
-) -> tuple[int, float]:
+def _begin(args: Any, source: str, state: _State, *, partial: bool) -> tuple[int, float]:
     """Start from a directory that the job does not save to."""
     finetune = bool(getattr(args, "finetune", False))
+    step = getattr(args, "ckpt_step", None)
+    if source:
+        _refuse_foreign(source)
+        found = _from(args, source, state, finetune=finetune, step=step, partial=partial)
+        if found is not None:
+            return found
+    return _pretrained(args, source, state, partial=partial)
+
+
+def _pretrained(args: Any, source: str, state: _State, *, partial: bool) -> tuple[int, float]:
+    """Begin a finetuning while the other directories have no checkpoint; (0, 0): nothing is set."""
+    pretrained = getattr(args, "pretrained_checkpoint", None)
+    if not pretrained:
+        if source and getattr(args, "exit_on_missing_checkpoint", False):
+            raise FileNotFoundError(
+                f"{source} has no checkpoint, and --exit-on-missing-checkpoint is on"
+            )
+        return 0, 0
+    _refuse_foreign(pretrained)
+    found = _from(args, pretrained, state, finetune=True, step=None, partial=partial)
+    if found is None:
+        raise FileNotFoundError(f"{pretrained} (--pretrained-checkpoint) has no checkpoint")
+    args.finetune = True  # as Megatron sets it
+    return found
+
+
+def _from(
+    args: Any, source: str, state: _State, *, finetune: bool, step: int | None, partial: bool
+) -> tuple[int, float] | None:
+    """Fill what is wanted from a directory; None: it has no checkpoint."""
+    model, optimizer, scheduler = state
     bare = finetune or bool(getattr(args, "no_load_optim", None))
-    keep = RandomStates().freeze()
+    progress, keep = Progress(args), RandomStates().freeze()
     shards = MegatronShards(
         model,
         None if bare else optimizer,
-        {} if finetune else run.objects(None if bare else scheduler),
+        {} if finetune else _objects(progress, None if bare else scheduler),
         model_arguments(args),
     )
-    step = load_from(source, shards, step=getattr(args, "ckpt_step", None), partial=not strict)
-    if not step and getattr(args, "exit_on_missing_checkpoint", False):
-        raise FileNotFoundError(f"{source} has no checkpoint: --exit-on-missing-checkpoint is on")
+    found = load_from(source, shards, step=step, partial=partial)
     if finetune or getattr(args, "no_load_rng", None):
         keep()
-    if step and bare and optimizer is not None:
+    if found and bare and optimizer is not None:
         optimizer.reload_model_params()
-    return (0, 0) if finetune or not step else (run.progress.iteration, run.progress.operations)
+    return (progress.iteration, progress.operations) if found else None
+
+
+def _objects(progress: Progress, scheduler: Any) -> dict[str, Stateful]:
+    """Return what is saved beside model and optimizer."""
+    found: dict[str, Stateful] = {_PROGRESS: progress}
+    return found if scheduler is None else {**found, _SCHEDULER: scheduler}
 
 
 def _limits(args: Any) -> list[str]:
@@ -219,9 +284,12 @@ def _limits(args: Any) -> list[str]:
 
 
 def _run(root: str, args: Any, model: Any, optimizer: Any, scheduler: Any) -> _Run:
-    path = _real(root)
+    """Return the run of a directory; one for other objects than those given ends first."""
+    path, state = _real(root), (model, optimizer, scheduler)
+    if path in _runs and not _runs[path].is_of(*state):
+        _runs.pop(path).close()
     if path not in _runs:
-        _runs[path] = _Run(path, args, model, optimizer, scheduler)
+        _runs[path] = _Run(path, args, *state)
     return _runs[path]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from holdfast.flash.trainer.leaves import Leaves
 from holdfast.flash.trainer.reshard import Filling
@@ -28,17 +29,30 @@ _MULTIPLIERS: Final = ("wd_mult", "lr_mult")
 """Settings by which Megatron tells groups apart."""
 
 
+_counted: Final = WeakKeyDictionary["torch.optim.Optimizer", int]()
+"""Steps of each inner optimizer that somebody has asked for; a load sets them."""
+
+
+def _count(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    _counted[optimizer] += 1
+
+
+BY_KIND: Final = (
+    "{}: the checkpoint, of another format, does not say which parameters are in a group: the "
+    "settings are taken of one with the same multipliers"
+)
+
+
 class Steps:
     """Number of steps that the inner optimizers have done: of all parameters alike."""
 
     def __init__(self, inner: Sequence[torch.optim.Optimizer]) -> None:
         """Count the steps from now on, for a rank whose optimizers own nothing."""
-        self._inner, self._base = inner, 0
+        self._inner = inner
         for one in inner[:1]:
-            one.register_step_post_hook(self._count)
-
-    def _count(self, *_: object) -> None:
-        self._base += 1
+            if one not in _counted:
+                _counted[one] = 0
+                one.register_step_post_hook(_count)
 
     def read(self) -> int:
         """Return the number; torch keeps it for each parameter, the fused Adam for each group."""
@@ -46,23 +60,16 @@ class Steps:
             for state in inner.state.values():
                 if "step" in state:
                     return int(float(state["step"]))
-        return (
-            max(
-                (
-                    int(group.get("step") or 0)
-                    for inner in self._inner
-                    for group in inner.param_groups
-                ),
-                default=0,
-            )
-            or self._base
-        )
+        return max(
+            (int(group.get("step") or 0) for inner in self._inner for group in inner.param_groups),
+            default=0,
+        ) or max((_counted[one] for one in self._inner[:1]), default=0)
 
     def set(self, step: int) -> None:
         """Set the number in all of them."""
         import torch
 
-        self._base = step
+        _counted.update(dict.fromkeys(self._inner[:1], step))
         for inner in self._inner:
             ours = isinstance(inner, torch.optim.Adam)  # AdamW too
             for group in inner.param_groups:
@@ -139,8 +146,13 @@ class Settings:
 
 def accept(filling: Filling, owned: Owned, keys: Mapping[int, Sequence[str]]) -> Settings:
     """Compare the groups; return the settings to restore. Differences go to `Filling.wrong`."""
-    saved = _saved(filling)
-    live = owned.groups
+    saved, live = _saved(filling), owned.groups
+    if not saved:
+        filling.wrong.append(
+            f"{'.'.join(GROUPS)}: the checkpoint has no state of an optimizer: load the weights "
+            "alone (--no-load-optim, or MegatronShards without an optimizer)"
+        )
+        return Settings()
     if other := other_class(
         filling.found.optimizers.get("optimizer", ()), classes(owned), filling.step
     ) or other_form(list(saved.values()), live, filling.step):
@@ -152,9 +164,13 @@ def accept(filling: Filling, owned: Owned, keys: Mapping[int, Sequence[str]]) ->
         name = ".".join(map(str, (*GROUPS, number)))
         members = filling.group_members(f"{name}.params", _members(group, keys))
         there = sorted({of_key[key] for key in members if key in of_key})
-        if missing := sorted(key for key in members if key not in of_key):
+        if not of_key:
+            there = _of_kind(group, saved)
+            filling.notes.append(BY_KIND.format(name))
+        elif missing := sorted(key for key in members if key not in of_key):
             filling.wrong.append(f"{name}: {missing[0]} is in no group of the checkpoint")
-        elif there:
+            continue
+        if there:
             filling.wrong += _differences(name, group, saved, there)
             settings.found += [
                 (group, key, value)
@@ -162,6 +178,16 @@ def accept(filling: Filling, owned: Owned, keys: Mapping[int, Sequence[str]]) ->
                 if key not in _OF_THE_LAYOUT | OF_THE_CLASS
             ]
     return settings
+
+
+def _of_kind(group: Mapping[str, Any], saved: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return the first stored group that has a group's multipliers, or the first one."""
+    alike = [
+        number
+        for number, one in saved.items()
+        if all(one.get(key) == group.get(key) for key in _MULTIPLIERS)
+    ]
+    return [*alike, *saved][:1]
 
 
 def _saved(filling: Filling) -> dict[int, dict[str, Any]]:

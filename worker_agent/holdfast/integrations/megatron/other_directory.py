@@ -1,23 +1,22 @@
 """A start from a directory that the job does not save to: `--load` is not `--save`, a finetuning.
 
-Belongs here: the read of one committed step by the storage tier alone, without a checkpoint server.
+Belongs here: the choice of the step there.
 Does not belong here: the directory that a job goes on from (`holdfast.Checkpointer`).
 """
 
 from __future__ import annotations
 
+import warnings
+
 from holdfast.environment import Environment
 from holdfast.flash.storage.filesystem import PosixDisk
-from holdfast.flash.storage.manifest import ManifestError, newest_of, steps
-from holdfast.flash.storage.reader import verify
+from holdfast.flash.storage.manifest import newest_of
 from holdfast.flash.trainer import arguments
-from holdfast.flash.trainer.collectives import all_or_none, from_all, from_rank_0
-from holdfast.flash.trainer.holders import Holders, describe, holders_of
+from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.committed_step import fill_from
 from holdfast.flash.trainer.planner import RankPosition
-from holdfast.flash.trainer.reshard import of_files, stored
-from holdfast.flash.trainer.restore import RestoreError, Restorer, idle_cores
+from holdfast.flash.trainer.save import Preparer
 from holdfast.flash.trainer.shards import Shards
-from holdfast.flash.trainer.state_dict import collect
 
 
 def load_from(root: str, shards: Shards, *, step: int | None = None, partial: bool = False) -> int:
@@ -35,29 +34,20 @@ def load_from(root: str, shards: Shards, *, step: int | None = None, partial: bo
     Raises:
         RestoreError: there is no such step, it is damaged, or it does not fit.
     """
-    environment, disk = Environment.read(), PosixDisk()
+    environment = Environment.read()
     place = RankPosition(
         rank=environment.rank,
         world=environment.world_size,
         local_rank=environment.local_rank,
         local_world=environment.local_world_size,
     )
-    found = from_rank_0(newest_of(disk, root) if step is None else step, place.world)
+    found = from_rank_0(newest_of(PosixDisk(), root) if step is None else step, place.world)
     if not found:
         return 0
-    path = f"{root}/step_{found}"
-    with all_or_none(place.world, RestoreError):
-        if found not in steps(disk, root):
-            raise RestoreError(f"{root} has no step {found}, only {steps(disk, root)}")
-        try:
-            verify(disk, path, place.rank, place.world)
-        except ManifestError as error:
-            raise RestoreError(f"{path} cannot be read: {error}") from error
-        parts = arguments.parts(None, None, shards, None, None)
-        leaves = collect(parts, place.rank)
-    told = from_all(describe(leaves), place.world)
-    holders = Holders() if told is None else holders_of(told)
-    images = stored(of_files(path), found)
-    restorer = Restorer(parts, leaves, place, images, lambda _: None, holders)
-    restorer.run(partial=partial, threads=idle_cores(place))
+    parts = arguments.parts(None, None, shards, None, None)
+    preparer = Preparer(parts, place)
+    preparer.meet(again=True)
+    notes, _ = fill_from(root, found, parts, place, preparer.holders, partial=partial)
+    for note in notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=4)
     return found

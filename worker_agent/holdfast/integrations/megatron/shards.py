@@ -28,6 +28,7 @@ from holdfast.integrations.megatron.global_tensors import ModelTensor, global_te
 from holdfast.integrations.megatron.group_settings import Settings, Steps
 from holdfast.integrations.megatron.owned_ranges import OwnedRange, optimizers_of, owned
 from holdfast.integrations.megatron.random_states import RandomStates
+from holdfast.integrations.megatron.scheduler import loader_of, refusal_of
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +155,11 @@ class MegatronShards:
             for name, value in self._constants.items()
             if name in saved and saved[name] != value
         ]
+        filling.wrong += [
+            f"{'.'.join((*_OBJECTS, name))}: {refusal}"
+            for name, thing in self._objects.items()
+            if (refusal := refusal_of(thing, filling.values.get(".".join((*_OBJECTS, name)))))
+        ]
         keys = {piece.key for one in view.model.tensors.values() for piece in one.pieces}
         filling.missing_or_new({f"model.{key}" for key in keys}, "model")
         if view.owned.inner:
@@ -224,7 +230,7 @@ class MegatronShards:
         for number, scaler in self._scalers():
             self._restore((*_SCALERS, number), scaler.load_state_dict)
         for name, thing in self._objects.items():
-            self._restore((*_OBJECTS, name), thing.load_state_dict)
+            self._restore((*_OBJECTS, name), loader_of(thing))
 
     def _restore(self, path: tuple[str | int, ...], load: Any) -> None:
         name = ".".join(map(str, path))

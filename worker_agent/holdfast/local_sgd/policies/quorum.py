@@ -123,8 +123,6 @@ def close(
     quorum_at = times[least - 1]
     if len(times) == len(live):
         reason = f"all {len(live)} live replicas have arrived"
-    elif settings.quorum is None:
-        return _short(len(times), len(live), len(live))
     else:
         length = window(lags, settings)
         here = f"{len(times)} of {len(live)} live replicas have arrived, {least} are the quorum"

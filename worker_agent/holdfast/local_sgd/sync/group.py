@@ -156,12 +156,12 @@ class Group:
         try:
             return call()
         except RuntimeError as error:  # of gloo, NCCL and the store
-            said = str(error).strip().splitlines()
-            self._failure = f"{name}: {said[0] if said else type(error).__name__}"
+            said = _first_line(error)
+            self._failure = f"{name}: {said}"
             raise SyncError(
                 f"{name} of rank {self.rank} of {self.size} failed (deadline {self.timeout:g} s); "
                 "the units are unchanged: make a new group of the ranks that are left and sync "
-                f"again ({said[0] if said else type(error).__name__})"
+                f"again ({said})"
             ) from error
 
     def _begin(self, name: str, sent: int, call: Callable[[Any], Any]) -> Work:
@@ -193,3 +193,9 @@ class Group:
         on_cpu = "cpu:" in str(dist.get_backend_config(self._process_group))
         device = torch.device("cpu" if on_cpu else "cuda")
         return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def _first_line(error: Exception) -> str:
+    """Return how an error begins: a backend's advice may be long."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -159,6 +159,17 @@ class UnitSync:
         """Begin and finish."""
         return self.finish(self.begin(units, steps=steps, joins=joins))
 
+    def regroup(self, units: Sequence[Unit], sync: Group, shard: Group) -> None:
+        """Go on in new groups, after ranks went or came; no batch is in flight.
+
+        This replica keeps its own detectors under its new rank. Those of the others come with
+        their next reports.
+        """
+        for unit in units:
+            own = unit.detectors.get(self.sync.rank)
+            unit.detectors = {} if own is None else {sync.rank: own}
+        self.sync, self.shard = sync, shard
+
     def _norms(self, flat: torch.Tensor, sizes: Sequence[int]) -> list[float]:
         """Return ‖Δ‖ of each unit over the shard group."""
         import torch

@@ -25,7 +25,9 @@ from holdfast.flash.tools.formats import (
     holdfast_step,
     megatron,
     safetensors,
+    torch_checkpointing,
     torch_file,
+    torch_writer,
 )
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError
 from holdfast.flash.tools.formats.pickles import Pickles
@@ -39,6 +41,7 @@ _READERS: Final[dict[str, Callable[[str, Pickles], Checkpoint]]] = {
     "dcp": dcp.read,
     "deepspeed-universal": deepspeed_universal.read,
     "deepspeed": deepspeed_native.read,
+    "torch-checkpointing": torch_checkpointing.read,
     "safetensors": lambda place, _: safetensors.read(place),
     "torch": torch_file.read,
 }
@@ -57,6 +60,7 @@ _WRITERS: Final[dict[str, Callable[[Checkpoint, File, Progress], None]]] = {
     "safetensors": safetensors.write,
     "deepspeed-universal": partial(deepspeed_universal.write, version=0.4),
     "deepspeed-universal-0.3": partial(deepspeed_universal.write, version=0.3),
+    "torch": torch_writer.write,
 }
 TARGETS: Final = ("holdfast", *_WRITERS)
 """Formats that are written."""
@@ -129,7 +133,8 @@ def convert(
 
     Args:
         source: File or directory of any format that is read.
-        target: With "holdfast" a directory of checkpoints without a step, else a new directory.
+        target: With "holdfast" a directory of checkpoints without a step, with "torch" a new file,
+            else a new directory.
         to: A name of `TARGETS`; empty: "holdfast".
         step: Number of the step; None: the one that the source tells.
         model: Convert the model only.
@@ -148,16 +153,16 @@ def convert(
         if to == "holdfast" == format_of(source).format:
             raise ForeignError(f"{source} is Holdfast's own: name --to {' or '.join(_WRITERS)}")
         found = open_checkpoint(source, pickles, model=model)
-        bar = Bar(found.bytes)
-        try:
+        for tensor in found.tensors:
+            tensor.check()
+        with Bar(found.bytes) as bar:
             if to == "holdfast":
                 made = holdfast_step.write(found, target, _step(found, step), bar)
                 return Made(made, found.notes)
-            _write(found, target, partial(_WRITERS[to], found), bar)
+            writer = partial(torch_writer.write, model=model) if to == "torch" else _WRITERS[to]
+            _write(target, partial(writer, found), bar, is_file=to == "torch")
             lost = deepspeed_universal.left_out(found) if to.startswith("deepspeed") else ()
             return Made(target, (*found.notes, *lost))
-        finally:
-            bar.end()
 
 
 def _step(found: Checkpoint, step: int | None) -> int:
@@ -168,27 +173,28 @@ def _step(found: Checkpoint, step: int | None) -> int:
 
 
 def _write(
-    found: Checkpoint, target: str, writer: Callable[[File, Progress], None], progress: Progress
+    target: str, writer: Callable[[File, Progress], None], progress: Progress, *, is_file: bool
 ) -> None:
-    final = File(target)
+    final, what = File(target), "file" if is_file else "directory"
     if final.exists() or not final.parent.is_dir():
         why = "is there already" if final.exists() else "is in no directory"
-        raise ForeignError(f"{target} {why}: name a new directory in one that exists")
-    for tensor in found.tensors:
-        tensor.check()
-    with _private(final) as folder:
-        writer(folder, progress)
-        PosixDisk().rename_new(str(folder), str(final))
+        raise ForeignError(f"{target} {why}: name a new {what} in a directory that exists")
+    with _private(final) as private:
+        if not is_file:
+            private.mkdir()
+        writer(private, progress)
+        PosixDisk().rename_new(str(private), str(final))  # fails if one appeared meanwhile
     PosixDisk().sync_dir(str(final.parent))
 
 
 @contextlib.contextmanager
 def _private(final: File) -> Iterator[File]:
-    """Make a directory beside the target; remove it if it is still there at the end."""
-    folder = final.with_name(f".{final.name}.{unique()}")
-    folder.mkdir()
+    """Give a name beside the target; remove what is there at the end, whatever ended the work."""
+    private = final.with_name(f".{final.name}.{unique()}")
     try:
-        yield folder
+        yield private
     finally:
-        if folder.exists():
-            shutil.rmtree(folder)
+        if private.is_dir():
+            shutil.rmtree(private)
+        else:
+            private.unlink(missing_ok=True)

@@ -6,9 +6,11 @@ parts (`megatron`).
 
 from __future__ import annotations
 
+import math
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,6 @@ from holdfast.flash.tools.formats.pickles import (
     Opaque,
     Pickles,
     TensorRef,
-    TorchArchive,
     TorchFile,
     pairs,
     plain,
@@ -44,14 +45,17 @@ class Place:
     length: int
 
 
+DcpBox = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes."""
+
+
 @dataclass(frozen=True, slots=True)
 class DcpTensor:
     """A tensor of `.metadata`."""
 
     dtype: str
     shape: tuple[int, ...]
-    boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """Offsets and sizes."""
+    boxes: tuple[DcpBox, ...]
 
 
 class Directory:
@@ -64,6 +68,7 @@ class Directory:
         metadata = pickles.read(File(self._file).read_bytes(), self._file)
         self.tensors: dict[str, DcpTensor] = {}
         self.values: set[str] = set()
+        self._sorted: dict[str, list[DcpBox]] = {}
         try:
             self._kinds(_mapping(metadata.field("state_dict_metadata")))
             self._places = dict(self._stored(_mapping(metadata.field("storage_data"))))
@@ -127,20 +132,64 @@ class Directory:
         parts = []
         for offsets, sizes in one.boxes:
             place = self._places.get((name, offsets)) or self._places[name, None]
-            reader = partial(self._read, place, name, one.dtype, sizes)
+            reader = partial(self._read, name, offsets, sizes)
             where = f"{place.file}: {name} at {offsets}"
             parts.append(Part(offsets=offsets, sizes=sizes, where=where, read=reader))
         return ForeignTensor(path=path, dtype=one.dtype, shape=one.shape, parts=tuple(parts))
 
-    def _read(self, place: Place, name: str, dtype: str, sizes: tuple[int, ...]) -> torch.Tensor:
+    def _read(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+        file, ref = self._opened(name, offsets, sizes)
+        return file.tensor(ref)
+
+    def flat(self, name: str, begin: int, count: int, *, checked: bool = True) -> torch.Tensor:
+        """Return a range of a tensor of one dimension, whose boxes tile it.
+
+        checked: compare the checksums of its records, and for that read all of them.
+        """
+        import torch
+
+        one = self.tensors[name]
+        if name not in self._sorted:
+            self._sorted[name] = sorted(one.boxes)
+        boxes = self._sorted[name]
+        values, end = torch.empty(count, dtype=getattr(torch, one.dtype)), begin + count
+        number = max(0, bisect_right(boxes, ((begin,), (one.shape[0],))) - 1)
+        while number < len(boxes) and boxes[number][0][0] < end:
+            (at,), (size,) = boxes[number]
+            first, last = max(at, begin), min(at + size, end)
+            if first < last:
+                piece = self._range(name, boxes[number], first - at, last - first, checked=checked)
+                values[first - begin : last - begin] = piece
+            number += 1
+        return values
+
+    def head(self, name: str, number: int, count: int) -> torch.Tensor:
+        """Return the first elements of a box, without a look at its checksum."""
+        return self._range(name, self.tensors[name].boxes[number], 0, count, checked=False)
+
+    def _range(
+        self, name: str, box: DcpBox, begin: int, count: int, *, checked: bool
+    ) -> torch.Tensor:
+        """Return elements of a box in row-major order."""
+        file, ref = self._opened(name, *box)
+        if _is_dense(ref):
+            ref = replace(ref, at=ref.at + begin, size=(count,), stride=(1,))
+            return file.tensor(ref, checked=checked)
+        return file.tensor(ref).view(-1)[begin : begin + count]
+
+    def _opened(
+        self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]
+    ) -> tuple[TorchFile, TensorRef]:
+        """Return a box's archive, and the tensor in it; raises `ForeignError` for another one."""
+        place = self._places.get((name, offsets)) or self._places[name, None]
         file = TorchFile(self._pickles, place.file, place.begin, place.length)
-        ref = file.state
+        ref, dtype = file.state, self.tensors[name].dtype
         if not isinstance(ref, TensorRef) or ref.size != sizes or ref.dtype != dtype:
             raise ForeignError(
                 f"{place.file}: at byte {place.begin} is no {dtype} {sizes} of {name}: copy the "
                 "directory again"
             )
-        return TorchArchive(place.file, place.begin, place.length).tensor(ref)
+        return file, ref
 
     def value(self, name: str) -> Any:
         """Return a value that is no tensor, as data."""
@@ -154,6 +203,14 @@ class Directory:
         if isinstance(file.state, Opaque) or not _no_objects(file.state):
             raise ForeignError(f"{place.file}: {name} has objects that are no data")
         return file.with_tensors(file.state)
+
+
+def _is_dense(ref: TensorRef) -> bool:
+    """Tell whether a tensor's elements lie one after another."""
+    steps = (math.prod(ref.size[dim + 1 :]) for dim in range(len(ref.size)))
+    return all(
+        n == 1 or own == due for n, own, due in zip(ref.size, ref.stride, steps, strict=True)
+    )
 
 
 def _no_objects(value: Any) -> bool:

@@ -171,6 +171,23 @@ class ModelFiles:
             )
         return float(found)
 
+    def refuse_mixed_up(self) -> None:
+        """Refuse files in which DeepSpeed gave the elements of a parameter another one's name.
+
+        With `round_robin_gradients` its flat tensors have another order than `param_slice_mappings`
+        says, which its own converter goes by too. Raises `ForeignError`.
+        """
+        config = self.get("ds_config")
+        zero = config.get("zero_optimization") if isinstance(config, Mapping) else None
+        settings: Mapping[str, Any] = zero if isinstance(zero, Mapping) else {}
+        is_cut = settings.get("stage") in (1, 2) and int(self.get("dp_world_size") or 1) > 1
+        if is_cut and settings.get("round_robin_gradients"):
+            raise ForeignError(
+                f"{self.of(0).path}: round_robin_gradients is on, and with it DeepSpeed's files "
+                "mix up the parameters: load it with DeepSpeed in the world that saved, and save "
+                "with holdfast.integrations.deepspeed"
+            )
+
     def values(self) -> dict[Path, Any]:
         """Return what the engine keeps beside model and optimizer."""
         state = self.of(0).state

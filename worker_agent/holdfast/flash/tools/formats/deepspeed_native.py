@@ -64,6 +64,7 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
             "ds_to_universal, and then the universal checkpoint"
         )
     files = ModelFiles(place, pickles)
+    files.refuse_mixed_up()
     optimizers = _optimizer_files(place, files, pickles)
     first = _inner(optimizers[0, 0])
     groups, stage = _base(first).get("param_groups"), stage_of(first.get("zero_stage"))

@@ -28,6 +28,7 @@ from holdfast.flash.tools.formats.deepspeed_files import (
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, whole
 from holdfast.flash.tools.formats.holdfast_step import Progress
 from holdfast.flash.tools.formats.pickles import Pickles, TensorRef, TorchArchive, TorchFile
+from holdfast.flash.tools.formats.torch_writer import save
 
 ZERO: Final = "zero"
 SETTINGS: Final = "optimizer_state.pt"
@@ -39,6 +40,7 @@ _DS_VERSION: Final = "0.19.8"
 def read(place: str, pickles: Pickles) -> Checkpoint:
     """Return a universal checkpoint; raises `ForeignError` naming the file, OSError."""
     files = ModelFiles(place, pickles)
+    files.refuse_mixed_up()
     version = files.version()
     shapes = _shapes(files)
     settings = TorchFile(pickles, f"{place}/{ZERO}/{SETTINGS}")
@@ -185,18 +187,18 @@ def write(found: Checkpoint, folder: File, progress: Progress, *, version: float
     _check(found, trained)
     steps = set[float]()
     shapes = OrderedDict[str, tuple[int, ...]]()
-    buffers = dict[str, Any]()
+    buffers = dict[str, ForeignTensor]()
     for one in parameters:
         name = ".".join(map(str, one.path[1:]))
         if one.dtype not in _FLOATING or (trained and name not in trained):
-            buffers[name] = one.load()
+            buffers[name] = one  # read when the model file is written
             continue
         shapes[name] = one.shape
         steps |= _write_parameter(folder / ZERO / name, name, one, moments, progress)
     if len(steps) > 1:
         raise ForeignError(f"parameters have steps {sorted(steps)}: DeepSpeed keeps one")
     _write_settings(found, folder, steps)
-    _write_model(found, folder, version, shapes, buffers)
+    _write_model(folder, _model_state(found, version, shapes, buffers), progress)
 
 
 def left_out(found: Checkpoint) -> tuple[str, ...]:
@@ -237,21 +239,15 @@ def _write_parameter(
             continue
         if one.shape != weight.shape:
             raise ForeignError(f"{one.name}: {one.shape}, and its parameter {weight.shape}")
-        _save(folder / f"{key}.pt", {"cat_dim": 0, "param": one.load().float()})
+        save(folder / f"{key}.pt", {"cat_dim": 0, "param": one.load().float()})
         progress(one.bytes)
     step = moments.get((name, "step"))
     if step is None:
         return set()
     values = step.load()
-    _save(folder / "step.pt", values)
+    save(folder / "step.pt", values)
+    progress(step.bytes)
     return {float(values)}
-
-
-def _save(file: File, value: Any) -> None:
-    import torch
-
-    with file.open("xb") as stream:
-        torch.save(value, stream)
 
 
 def _write_settings(found: Checkpoint, folder: File, steps: set[float]) -> None:
@@ -276,26 +272,24 @@ def _write_settings(found: Checkpoint, folder: File, steps: set[float]) -> None:
         "optimizer_state_dict": inner,
     }
     (folder / ZERO).mkdir(exist_ok=True)
-    _save(folder / ZERO / SETTINGS, settings)
+    save(folder / ZERO / SETTINGS, settings)
 
 
 def _version(found: Checkpoint) -> str:
     return str(found.values.get(("deepspeed", "ds_version"), _DS_VERSION))
 
 
-def _write_model(
+def _model_state(
     found: Checkpoint,
-    folder: File,
     version: float,
     shapes: OrderedDict[str, tuple[int, ...]],
-    buffers: Mapping[str, Any],
-) -> None:
-    """Write the model file under the names that ZeRO-1/2 and ZeRO-3 look for."""
+    buffers: Mapping[str, ForeignTensor],
+) -> dict[str, Any]:
     import torch
 
     own = {str(path[1]): value for path, value in found.values.items() if path[0] == "deepspeed"}
     sizes = OrderedDict((name, torch.Size(shape)) for name, shape in shapes.items())
-    state = {
+    return {
         "module": OrderedDict(buffers),
         "buffer_names": sorted(buffers),
         "optimizer": None,
@@ -314,5 +308,9 @@ def _write_model(
         INFO: {VERSION: version},
         **{key: value for key, value in own.items() if key != "ds_version"},
     }
-    for name in ("mp_rank_00", "zero_pp_rank_0_mp_rank_00"):
-        _save(folder / f"{name}_model_states.pt", state)
+
+
+def _write_model(folder: File, state: Mapping[str, Any], progress: Progress) -> None:
+    """Write the model file under the names that ZeRO-1/2 and ZeRO-3 look for."""
+    save(folder / "mp_rank_00_model_states.pt", state, progress)
+    save(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt", state)

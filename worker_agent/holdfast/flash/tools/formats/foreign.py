@@ -89,7 +89,12 @@ class ForeignTensor:
         return whole.view(self.shape)
 
     def _read(self, part: Part, dtype: torch.dtype) -> torch.Tensor:
-        values = part.read()
+        try:
+            values = part.read()
+        except ForeignError as error:
+            if self.name in str(error):
+                raise
+            raise ForeignError(f"{error} ({self.name})") from error
         if values.dtype != dtype or values.numel() != part.count:
             raise ForeignError(
                 f"{part.where}: {values.numel()} elements of {values.dtype}, where {part.count} of "

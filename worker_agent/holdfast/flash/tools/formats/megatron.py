@@ -23,12 +23,20 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.tools.formats.dcp import Directory, files_of
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, Part
+from holdfast.flash.tools.formats.megatron_buckets import (
+    KINDS,
+    MASTER,
+    REMEDY,
+    Buckets,
+    is_bucket,
+)
 from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TorchFile, plain
 
 if TYPE_CHECKING:
     import torch
 
 _STATE: Final = re.compile(r"optimizer\.state\.(param|fp32_param|exp_avg|exp_avg_sq)\.(.+)")
+_SETTINGS: Final = re.compile(r"optimizer\..*dp_group_idx_\d+\.optimizer/.+")
 _MASTERS: Final = ("param", "fp32_param")
 _OWN_RANK: Final = re.compile(r"(rng_state|rerun_state_machine_state)\b.*")
 """Values of each rank that begin anew in another world."""
@@ -55,16 +63,9 @@ def read(place: str, pickles: Pickles, *, model: bool = False) -> Checkpoint:
     if model:
         weights = [name for name in found.tensors if not name.startswith("optimizer.")]
         return _checkpoint(found, common, [found.tensor(one, ("model", one)) for one in weights])
-    if bucketed := sorted(name for name in found.tensors if ".bucket_idx_" in name):
-        raise ForeignError(
-            f"{place}/.metadata: {bucketed[0]} is optimizer state by buckets (dp_reshardable), "
-            "which only the same model and layout in Megatron can read: load it there, and save "
-            "once with --dist-ckpt-optim-fully-reshardable"
-        )
     names = _names(found)
-    tensors = list[ForeignTensor]()
-    for key in names.weights:
-        tensors += _parameter(found, key, names.states.get(key, {}))
+    states = _states(found, names)
+    tensors = [one for key in names.weights for one in _parameter(found, key, states.get(key))]
     return _checkpoint(found, common, tensors)
 
 
@@ -78,7 +79,7 @@ def _checkpoint(
         framework="Megatron",
         layout=_layout(common, found),
         tensors=tuple(tensors),
-        values=_values(common) | objects,
+        values=_settings(found, common) | _values(common) | objects,
         step=_iteration(common),
         sizes=_sizes(common),
         notes=notes,
@@ -100,17 +101,17 @@ def _names(found: Directory) -> _Names:
     names = _Names([], {})
     for name in sorted(found.tensors):
         if match := _STATE.fullmatch(name):
-            kind = "master" if match[1] in _MASTERS else match[1]
+            kind = MASTER if match[1] in _MASTERS else match[1]
             names.states.setdefault(match[2], {})[kind] = name
-        elif name.startswith("optimizer."):
+        elif name.startswith("optimizer.") and not is_bucket(name):
             raise ForeignError(
                 f"{found.place}/.metadata: {name} is optimizer state of an unknown kind: save "
                 "with --dist-ckpt-optim-fully-reshardable"
             )
-        else:
+        elif not is_bucket(name):
             names.weights.append(name)
     for key, kinds in names.states.items():
-        missing = {"master", "exp_avg", "exp_avg_sq"} - kinds.keys()
+        missing = {*KINDS} - kinds.keys()
         if missing or key not in found.tensors:
             what = f"optimizer.state of {key}: {', '.join(sorted(missing))}" if missing else key
             raise ForeignError(
@@ -120,16 +121,35 @@ def _names(found: Directory) -> _Names:
     return names
 
 
-def _parameter(found: Directory, key: str, kinds: Mapping[str, str]) -> Iterator[ForeignTensor]:
+def _states(found: Directory, names: _Names) -> dict[str, dict[str, ForeignTensor]]:
+    """Return master and moments of each parameter that has them; raises `ForeignError`."""
+    states = {
+        key: {kind: found.tensor(name, _path(key, kind)) for kind, name in kinds.items()}
+        for key, kinds in names.states.items()
+    }
+    if any(map(is_bucket, found.tensors)):
+        buckets = Buckets(found, names.weights)
+        for key in set(names.weights) - states.keys():
+            made = {kind: buckets.state(key, kind, _path(key, kind)) for kind in KINDS}
+            states[key] = {kind: one for kind, one in made.items() if one is not None}
+    return states
+
+
+def _path(key: str, kind: str) -> Path:
+    return ("model", key) if kind == MASTER else ("optimizer", "state", key, kind)
+
+
+def _parameter(
+    found: Directory, key: str, states: Mapping[str, ForeignTensor] | None
+) -> Iterator[ForeignTensor]:
     weight = found.tensor(key, ("model", key))
-    if not kinds:
+    if not states:
         yield weight
         return
     for kind in ("exp_avg", "exp_avg_sq"):
-        moment = found.tensor(kinds[kind], ("optimizer", "state", key, kind))
-        yield _of_shape(found, moment, weight)
-    master = _of_shape(found, found.tensor(kinds["master"], ("model", key)), weight)
-    where = f"{kinds['master']}, {', '.join(sorted({p.where for p in master.parts})[:2])}"
+        yield _of_shape(found, states[kind], weight)
+    master = _of_shape(found, states[MASTER], weight)
+    where = ", ".join(sorted({part.where for part in master.parts})[:2])
     part = Part(
         offsets=(0,) * len(master.shape),
         sizes=master.shape,
@@ -158,6 +178,11 @@ def _compared(master: ForeignTensor, weight: ForeignTensor, where: str) -> torch
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rounded.itemsize]
     mine = values.to(rounded.dtype).view(-1).view(bits)
     wrong = int((mine != rounded.view(-1).view(bits)).sum())
+    if wrong and "bucket_idx" in where:
+        raise ForeignError(
+            f"{where}: {wrong} of {values.numel()} masters are not the weight of {weight.name}, "
+            f"which begins with the same values: {REMEDY}"
+        )
     if wrong:
         raise ForeignError(
             f"{where}: {wrong} of {values.numel()} masters are not the weight of {weight.name}: "
@@ -169,14 +194,24 @@ def _compared(master: ForeignTensor, weight: ForeignTensor, where: str) -> torch
     return values
 
 
-def _values(common: Mapping[str, Any]) -> dict[Path, Any]:
-    """Return settings under torch's names, and what Megatron alone knows under `megatron`."""
-    found: dict[Path, Any] = {
+def _settings(found: Directory, common: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return the optimizer's settings under torch's names.
+
+    With buckets each model-parallel rank has them as an object; they are the same.
+    """
+    own = sorted(name for name in found.values if _SETTINGS.fullmatch(name))
+    held: Any = found.value(own[0]) if own else common.get("optimizer")
+    return {
         ("optimizer", "param_groups", number, str(name)): value
-        for number, group in enumerate(_groups(common.get("optimizer")))
+        for number, group in enumerate(_groups(held[0] if own else held))
         for name, value in group.items()
         if name != "params" and plain(value)
     }
+
+
+def _values(common: Mapping[str, Any]) -> dict[Path, Any]:
+    """Return what Megatron alone knows, under `megatron`."""
+    found = dict[Path, Any]()
     args = common.get("args")
     if isinstance(args, Opaque) and isinstance(args.state, Mapping):
         kept = {str(name): value for name, value in args.state.items() if plain(value)}
@@ -204,6 +239,8 @@ def _objects(found: Directory) -> tuple[dict[Path, Any], tuple[str, ...]]:
     """Return objects of modules that are data, and a note on what was left out."""
     objects, left = dict[Path, Any](), list[str]()
     for name in sorted(found.values):
+        if name.startswith("optimizer."):
+            continue  # settings of a group, which are under torch's names
         if _OWN_RANK.fullmatch(name):
             left.append(name)
             continue
@@ -222,7 +259,7 @@ def _iteration(common: Mapping[str, Any]) -> int | None:
 def _layout(common: Mapping[str, Any], found: Directory) -> str:
     content = common.get("content_metadata")
     kind = content.get("distrib_optim_sharding_type") if isinstance(content, Mapping) else None
-    has_state = any(_STATE.fullmatch(name) for name in found.tensors)
+    has_state = any(_STATE.fullmatch(name) or is_bucket(name) for name in found.tensors)
     optimizer = f", optimizer {kind or 'of parameters'}" if has_state else ", no optimizer"
     return f"torch_dist, {files_of(found.place)} files{optimizer}"
 

@@ -39,13 +39,16 @@ _DTYPES: Final = {
     "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
     "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
 }  # fmt: skip
-_STORAGES: Final = {
+STORAGES: Final = {
     "BoolStorage": "bool", "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16",
     "IntStorage": "int32", "LongStorage": "int64", "HalfStorage": "float16",
     "BFloat16Storage": "bfloat16", "FloatStorage": "float32", "DoubleStorage": "float64",
     "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128",
 }  # fmt: skip
-_FRAMEWORKS: Final = ("deepspeed.", "megatron.", "torch.distributed.checkpoint.")
+_FRAMEWORKS: Final = (
+    "deepspeed.", "megatron.", "torch.distributed.checkpoint.", "torch.distributed.tensor.",
+    "torch.distributed.device_mesh.", "torch.distributed._mesh_layout.",
+)  # fmt: skip
 """Modules of whose classes the data is kept. No code of theirs runs."""
 _OPAQUE: Final = {
     "argparse.Namespace", "pathlib.PosixPath", "pathlib.Path", "torch.device",
@@ -129,8 +132,23 @@ def _parameter(data: Any, *_: Any) -> Any:
     return data
 
 
-def _of_type(make: Any, _kind: Any, args: Any, _state: Any) -> Any:
-    """Do as torch's _rebuild_from_type_v2: a tensor with attributes, which are left out."""
+def _wrapper(*_: Any) -> None:
+    """Stand for torch's _rebuild_wrapper_subclass: a tensor whose data is in its attributes."""
+    raise pickle.UnpicklingError("a wrapped tensor without its type")
+
+
+def _of_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
+    """Do as torch's _rebuild_from_type_v2: a tensor with attributes, which are left out.
+
+    A DTensor is no tensor, since it has only a part of one: it is an object with that part.
+    """
+    if make is _wrapper:
+        if not isinstance(kind, type) or not issubclass(kind, Opaque):
+            raise pickle.UnpicklingError("a wrapped tensor of an unknown kind")
+        made, held = kind(), state if isinstance(state, tuple) else (state,)  # with its slots
+        found = [one["_local_tensor"] for one in held if one and "_local_tensor" in one]
+        made.state = {"_local_tensor": found[0] if found else None}
+        return made
     if make not in _CALLS.values():
         raise pickle.UnpicklingError("a tensor of an unknown kind")
     return make(*args)
@@ -158,6 +176,7 @@ _CALLS: Final[dict[str, Any]] = {
     "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_wrapper_subclass": _wrapper,
     "torch._tensor._rebuild_from_type_v2": _of_type,
 }  # fmt: skip
 _KINDS: Final = {f"builtins.{name}" for name in ("dict", "list", "int", "float", "str", "tuple")}
@@ -178,8 +197,8 @@ class Reader(pickle.Unpickler):
         if module in ("torch", "torch.storage"):
             if name in _DTYPES:
                 return Dtype(name)
-            if name in _STORAGES:
-                return Dtype(_STORAGES[name])
+            if name in STORAGES:
+                return Dtype(STORAGES[name])
             if name == "UntypedStorage":
                 return Dtype("")
         if full in _OPAQUE or full in _KINDS or full.startswith(_FRAMEWORKS):

@@ -113,7 +113,10 @@ class Pickles:
         if self._child is None:
             command = [sys.executable, "-I", "-S", str(_CHILD)]
             pipe = subprocess.PIPE
-            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={})
+            # In a group of its own, it is not told of Ctrl-C; it ends when its pipe is closed.
+            self._child = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, env={}, process_group=0
+            )
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None and stdout is not None  # noqa: S101, PT018 - both are pipes
         try:
@@ -189,8 +192,11 @@ class TorchArchive:
         if self._zip.has("byteorder") and self._zip.read("byteorder") != b"little":
             raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
 
-    def tensor(self, ref: TensorRef) -> torch.Tensor:
-        """Return a tensor, contiguous; raises `ForeignError` if it is damaged."""
+    def tensor(self, ref: TensorRef, *, checked: bool = True) -> torch.Tensor:
+        """Return a tensor, contiguous; raises `ForeignError` if it is damaged.
+
+        checked: read all of its record, and compare the checksum; else only its own bytes.
+        """
         import torch
 
         dtype = getattr(torch, ref.dtype)
@@ -198,7 +204,7 @@ class TorchArchive:
             raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
         last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
         count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
-        body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width)
+        body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width, checked=checked)
         if not count:
             return torch.empty(ref.size, dtype=dtype)
         flat = torch.frombuffer(body, dtype=dtype)

@@ -13,6 +13,7 @@ _LOOKED: Final = {
     "dcp": ".metadata",
     "deepspeed-universal": "zero/optimizer_state.pt",
     "deepspeed": "*_optim_states.pt or mp_rank_*_model_states.pt",
+    "torch-checkpointing": "metadata.pkl or model_<rank>.pt",
     "safetensors": "*.safetensors",
 }
 """Format → what its directory has."""
@@ -53,6 +54,8 @@ def recognise(
         return Verdict("holdfast", f"{path} has holdfast.json")
     if "megatron" in found:
         found.remove("dcp")
+    if "torch-checkpointing" in found and "safetensors" in found:
+        found.remove("safetensors")  # an item may be written so
     if "deepspeed-universal" in found and "deepspeed" in found:
         if any(name.endswith("_optim_states.pt") for name in names):
             return Verdict("", f"{path} has zero/ and *_optim_states.pt: remove those of one save")
@@ -84,6 +87,8 @@ def _has(kind: str, names: Collection[str], config: Mapping[str, object] | None)
             return ".metadata" in names and backend == "torch_dist"
         case "deepspeed-universal":
             return any(name.startswith("zero/") for name in names)
+        case "torch-checkpointing":
+            return any(re.fullmatch(r"metadata\.pkl|model_\d+\.pt", name) for name in names)
         case "deepspeed":
             pattern = re.compile(r".*_optim_states\.pt|.*mp_rank_\d+_model_states\.pt")
             return any(pattern.fullmatch(name) for name in names)

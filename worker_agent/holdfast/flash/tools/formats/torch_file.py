@@ -48,17 +48,18 @@ def of_ref(file: TorchFile, path: Path, ref: TensorRef) -> ForeignTensor:
 
 
 def _value(file: TorchFile, path: Path, value: Any) -> Any:
-    bare = _without_tensors(value)
+    bare = without_tensors(value)
     if not plain(bare):
         raise ForeignError(f"{file.path}: {'.'.join(map(str, path))} has objects that are no data")
     return file.with_tensors(value)
 
 
-def _without_tensors(value: Any) -> Any:
+def without_tensors(value: Any) -> Any:
+    """Return data with None in the place of its tensors."""
     if isinstance(value, TensorRef):
         return None
     if isinstance(value, Mapping):
-        return {key: _without_tensors(one) for key, one in value.items()}
+        return {key: without_tensors(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_tensors(one) for one in value]
+        return [without_tensors(one) for one in value]
     return value

@@ -1,0 +1,90 @@
+"""Plan of a run: the states that are saved, and the worlds of each in their order. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from bench.universal.worlds import World
+
+_HERE: Final = Path(__file__).parent
+RANKS: Final = 4
+"""That save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """One saved state."""
+
+    name: str
+    script: Path
+    words: tuple[str, ...]
+    """Give the world that saves."""
+    loads: tuple[str, ...]
+    """Ways to load it in a world of the same kind."""
+    others: tuple[tuple[int, tuple[str, ...]], ...]
+    """Worlds that load it too: ranks, words."""
+
+    def world(self, act: str, *words: str) -> World:
+        """Return the world that saved, for an act."""
+        words = (*self.words, *self._words(act), *words)
+        return World(script=self.script, ranks=RANKS, words=words)
+
+    def other(self, ranks: int, words: tuple[str, ...], act: str) -> World:
+        """Return another world, for an act."""
+        words = (*words, *self._words(act))
+        return World(script=self.script, ranks=ranks, words=words)
+
+    def _words(self, act: str) -> tuple[str, ...]:
+        return ("--act", act, "--state", self.name)
+
+
+def zero(stage: int) -> State:
+    """Return the state of a DeepSpeed engine."""
+
+    def words(number: int) -> tuple[str, ...]:
+        return ("--stage", str(number))
+
+    return State(
+        name=f"ZeRO-{stage}, {RANKS} ranks",
+        script=_HERE / "zero_rank.py",
+        words=words(stage),
+        loads=("flash", "torch", "native"),
+        others=((2, words(stage)), (3, words(stage)), (2, words(2 if stage == 3 else 3))),
+    )
+
+
+def megatron(tensor: int) -> State:
+    """Return the state of a Megatron training."""
+
+    def words(number: int) -> tuple[str, ...]:
+        return ("--tensor", str(number))
+
+    return State(
+        name=f"Megatron, tensor {tensor} × data {RANKS // tensor}",
+        script=_HERE / "megatron_rank.py",
+        words=words(tensor),
+        loads=("flash", "torch", "buckets", "reshardable"),
+        others=((RANKS, words(3 - tensor)), (2, words(tensor))),
+    )
+
+
+def worlds(state: State, turns: int, seed: int) -> Iterator[World]:
+    """Yield the worlds of a state in their order."""
+    yield state.world("save")
+    for turn in range(turns):
+        for way in _shuffled(state.loads, f"{seed} {state.name} {turn}"):
+            yield state.world("load", "--way", way, "--turn", str(turn))
+    yield replace(state.world("restart"), restarts=2 * turns)
+    for ranks, words in state.others:
+        yield state.other(ranks, words, "reshape")
+        # DeepSpeed's universal files of one of these stages do not load in the other.
+        if state.script.name == "zero_rank.py" and words == state.words:
+            yield state.other(ranks, words, "universal")
+
+
+def _shuffled(names: Sequence[str], seed: str) -> list[str]:
+    return random.Random(seed).sample(names, len(names))

@@ -1,0 +1,302 @@
+"""Directories of torch's `torch_checkpointing` library, read without it.
+
+    metadata.pkl      how the tensors of items with a resharder are cut, and each rank's file
+    <item>_<rank>.pt  a rank's state of an item, as torch.save writes it; a DTensor as its own part
+
+The library unpickles both with all rights; here they are data. Belongs here: items and files. Does
+not belong here: which box of a tensor a rank has (`dtensor_boxes`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path as File
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.tools.formats.dtensor_boxes import Box, Sharding
+from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, Part
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, TorchFile, plain
+from holdfast.flash.tools.formats.plain_json import to_json
+from holdfast.flash.tools.formats.torch_file import without_tensors
+from holdfast.flash.tools.formats.torch_names import is_tensor_place, walk
+
+if TYPE_CHECKING:
+    import torch
+
+METADATA: Final = "metadata.pkl"
+_VERSION: Final = "2.0"
+_FILE: Final = re.compile(r"(.+)_(\d+)\.pt")
+_STATES: Final = ("model", "optimizer")
+"""Items whose tensors are tensors of the training state; other items are extras."""
+_FORMAT: Final = "_optimizer_state_format_version"
+_DIFFER: Final = object()
+_DTENSOR: Final = re.compile(r"torch\.distributed\.tensor(\._api)?\.DTensor")
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A tensor or value of an item, as each rank has it."""
+
+    path: Path
+    """Keys in the item."""
+    ranks: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Item:
+    """An item's files, and how its tensors are cut."""
+
+    name: str
+    files: Mapping[int, TorchFile]
+    cuts: Mapping[Path, tuple[Sharding, ...]] | None
+    """None: it was saved without a resharder."""
+
+    def leaves(self) -> Iterator[_Leaf]:
+        """Yield what the ranks have; raises `ForeignError` where a name is on one side only."""
+        found: dict[Path, dict[int, Any]] = {}
+        for rank, file in self.files.items():
+            for path, value in walk((self.name,) if self.name in _STATES else (), self._of(file)):
+                found.setdefault(path, {})[rank] = value
+        for path in sorted({(self.name, *one) for one in self.cuts or ()} - {*found}, key=repr):
+            raise ForeignError(f"{self.where}: {_text(path)} is in no file: copy files of one save")
+        for path, ranks in found.items():
+            yield _Leaf(path, ranks)
+
+    def _of(self, file: TorchFile) -> Any:
+        if self.name in _STATES:
+            return file.state
+        return {"extra": {self.name: file.state}}
+
+    @property
+    def where(self) -> str:
+        """Name the files in an error."""
+        return self.files[0].path
+
+
+def read(place: str, pickles: Pickles) -> Checkpoint:
+    """Return a directory of the library; raises `ForeignError` naming file and tensor, OSError."""
+    items, left = _items(place, _metadata(place, pickles), pickles)
+    tensors, values = list[ForeignTensor](), dict[Path, Any]()
+    for item in items:
+        names = _parameters(item)
+        for leaf in item.leaves():
+            path = _renamed(leaf.path, names)
+            if is_tensor_place(path) and _local(leaf.ranks[min(leaf.ranks)]) is not None:
+                tensors.append(_tensor(item, leaf, path))
+            elif path[-1] == _FORMAT:
+                continue
+            elif (found := _common(item, leaf, path)) is _DIFFER:
+                left.append(f"{_text(path)}, which differs between ranks")
+            else:
+                values[path] = found
+    step = values.get(("extra", "step"))
+    ranks = max(len(item.files) for item in items)
+    return Checkpoint(
+        place=place,
+        format="torch-checkpointing",
+        framework="torch_checkpointing",
+        layout=f"{len(items)} items of {ranks} {'rank' if ranks == 1 else 'ranks'}",
+        tensors=tuple(tensors),
+        values=values,
+        step=step if isinstance(step, int) and step > 0 else None,
+        notes=(f"left out: {', '.join(left[:5])}",) if left else (),
+    )
+
+
+def _metadata(place: str, pickles: Pickles) -> Mapping[str, Any]:
+    file = f"{place}/{METADATA}"
+    if not File(file).exists():
+        return {}
+    found = pickles.read(File(file).read_bytes(), file)
+    if not isinstance(found, Mapping) or not isinstance(found.get("metadata"), Mapping):
+        raise ForeignError(f"{file} has no list of items: copy it again")
+    if found.get("version") != _VERSION:
+        raise ForeignError(
+            f"{file}: version {found.get('version')!r}; {_VERSION} is read: load and save it once "
+            "more with torch_checkpointing 0.1"
+        )
+    return found
+
+
+def _items(
+    place: str, metadata: Mapping[str, Any], pickles: Pickles
+) -> tuple[list[_Item], list[str]]:
+    """Return the items, and the names of files that belong to none."""
+    names = sorted(os.listdir(place))  # noqa: PTH208
+    files: dict[str, dict[int, str]] = {}
+    for match in filter(None, map(_FILE.fullmatch, names)):
+        files.setdefault(match[1], {})[int(match[2])] = match[0]
+    listed = {str(name): _listed(place, name, one, metadata) for name, one in _cut(metadata)}
+    files |= {name: dict(paths) for name, (paths, _) in listed.items()}
+    items = list[_Item]()
+    for name, ranks in sorted(files.items()):
+        for rank in range(max(1 + max(ranks), int(metadata.get("world_size") or 0))):
+            if rank not in ranks or not File(place, ranks[rank]).is_file():
+                missing = ranks.get(rank, f"{name}_{rank}.pt")
+                raise ForeignError(f"{place}/{missing} is missing: copy the files of all ranks")
+        opened = {rank: TorchFile(pickles, f"{place}/{ranks[rank]}") for rank in sorted(ranks)}
+        cuts = listed[name][1] if name in listed else None
+        items.append(_Item(name=name, files=opened, cuts=cuts))
+    if not items:
+        raise ForeignError(f"{place} has no <item>_<rank>.pt: copy the whole directory")
+    taken = {METADATA, *(one for ranks in files.values() for one in ranks.values())}
+    return items, [name for name in names if name not in taken]
+
+
+def _cut(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from (metadata.get("metadata") or {}).items()
+
+
+def _listed(
+    place: str, name: str, one: Any, metadata: Mapping[str, Any]
+) -> tuple[dict[int, str], dict[Path, tuple[Sharding, ...]]]:
+    """Return an item's file of each rank, and how its tensors are cut; raises `ForeignError`."""
+    try:
+        layouts = one["rank_to_layout_info"]
+        if sorted(map(int, layouts)) != [*range(metadata["world_size"])]:
+            raise ValueError(f"files of ranks {sorted(layouts)}, of {metadata['world_size']}")
+        files = {int(rank): _file_of(name, int(rank), info) for rank, info in layouts.items()}
+        cuts = {
+            tuple(json.loads(path)): tuple(
+                Sharding.of(group["sharding_metadata"], group["ranks"]) for group in groups
+            )
+            for path, groups in one["nested_path_to_metadata"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ForeignError(f"{place}/{METADATA}: item {name}: {error!r}: copy it again") from error
+    return files, cuts
+
+
+def _file_of(name: str, rank: int, info: Any) -> str:
+    if info is None:
+        return f"{name}_{rank}.pt"
+    path, kind = info["file_path"], info["serialization_format"]["type"]
+    if not isinstance(path, str) or File(path).is_absolute() or ".." in File(path).parts:
+        raise ValueError(f"{path!r} lies outside the directory")
+    if kind != "TorchSerialization":
+        raise ValueError(f"{path} is written by {kind}, and only TorchSerialization is read")
+    return path
+
+
+def _parameters(item: _Item) -> dict[Any, str]:
+    """Return the names of an optimizer's parameters by their numbers, where it has them."""
+    state = item.files[0].state
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    if item.name != "optimizer" or not isinstance(groups, list):
+        return {}
+    found = dict[Any, str]()
+    for group in groups:
+        if isinstance(group, Mapping) and "params" in group:
+            found |= zip(group["params"], group.get("param_names") or (), strict=False)
+    return found
+
+
+def _renamed(path: Path, names: Mapping[Any, str]) -> Path:
+    match path:
+        case ("optimizer", "state", number, *more) if number in names:
+            return ("optimizer", "state", names[number], *more)
+        case _:
+            return path
+
+
+def _local(value: Any) -> TensorRef | None:
+    """Return a tensor, or a DTensor's own part; None: it is neither."""
+    if isinstance(value, Opaque) and _DTENSOR.fullmatch(value.name):
+        value = (value.state or {}).get("_local_tensor")
+    return value if isinstance(value, TensorRef) else None
+
+
+def _tensor(item: _Item, leaf: _Leaf, path: Path) -> ForeignTensor:
+    refs = {rank: _local(value) for rank, value in leaf.ranks.items()}
+    first = refs[min(refs)]
+    assert first is not None  # noqa: S101 - the caller looked
+    cuts = _cuts(item, leaf, first)
+    dtype, shape = cuts[0].dtype, cuts[0].shape
+    parts: dict[tuple[Path, Path], Part] = {}
+    for cut in cuts:
+        if (cut.dtype, cut.shape) != (dtype, shape):
+            raise ForeignError(f"{item.where}: ranks differ on dtype and shape of {_text(path)}")
+        for rank in cut.ranks:
+            ref = refs.get(rank)
+            for box in cut.boxes(rank):
+                if ref is None or ref.dtype != dtype or not box.fits(ref.size):
+                    raise ForeignError(
+                        f"{item.files[rank].path}: {_text(path)} is "
+                        f"{'missing' if ref is None else f'{ref.dtype} {ref.size}'}, where "
+                        f"{dtype} {box.sizes} is due: copy files of one save"
+                    )
+                if (box.offsets, box.sizes) not in parts:
+                    parts[box.offsets, box.sizes] = _part(item.files[rank], ref, box, path)
+    found = tuple(part for part in parts.values() if part.count or len(parts) == 1)
+    if item.cuts is None and len(refs) > 1:
+        found = (_alike(item, {rank: ref for rank, ref in refs.items() if ref}, found[0], path),)
+    return ForeignTensor(path=path, dtype=dtype, shape=shape, parts=found)
+
+
+def _cuts(item: _Item, leaf: _Leaf, first: TensorRef) -> tuple[Sharding, ...]:
+    if item.cuts is not None:
+        if leaf.path[1:] not in item.cuts:
+            raise ForeignError(
+                f"{item.where}: {_text(leaf.path)} is not in {METADATA}: copy files of one save"
+            )
+        return item.cuts[leaf.path[1:]]
+    if any(not isinstance(value, TensorRef) for value in leaf.ranks.values()):
+        raise ForeignError(
+            f"{item.where}: {_text(leaf.path)} is a DTensor's part, and no {METADATA} tells how it "
+            "was cut: save with a resharder (ItemSpec(resharder=DefaultResharder()))"
+        )
+    return (Sharding.whole(first.dtype, first.size, tuple(sorted(leaf.ranks))),)
+
+
+def _part(file: TorchFile, ref: TensorRef, box: Box, path: Path) -> Part:
+    where = f"{file.path}: {_text(path)}"
+    reader = partial(_box, file, ref, box)
+    return Part(offsets=box.offsets, sizes=box.sizes, where=where, read=reader)
+
+
+def _box(file: TorchFile, ref: TensorRef, box: Box) -> torch.Tensor:
+    values = file.tensor(ref)
+    for dim, (begin, size) in enumerate(zip(box.local, box.sizes, strict=True)):
+        values = values.narrow(dim, begin, size)
+    return values.contiguous()
+
+
+def _alike(item: _Item, refs: Mapping[int, TensorRef], part: Part, path: Path) -> Part:
+    """Return a part that compares all ranks' copies: without a resharder only replicas are read."""
+
+    def compared() -> torch.Tensor:
+        import torch
+
+        values = part.read()
+        for rank, ref in refs.items():
+            if ref.size != part.sizes or not torch.equal(values, item.files[rank].tensor(ref)):
+                raise ForeignError(
+                    f"{item.files[rank].path}: {_text(path)} differs from {part.where}, and no "
+                    f"{METADATA} tells how it was cut: save with a resharder"
+                )
+        return values
+
+    return Part(offsets=part.offsets, sizes=part.sizes, where=part.where, read=compared)
+
+
+def _common(item: _Item, leaf: _Leaf, path: Path) -> Any:
+    """Return the value that all ranks have, or `_DIFFER`."""
+    found = [_value(item, rank, path, one) for rank, one in leaf.ranks.items()]
+    return found[0] if len({json.dumps(to_json(one)) for one in found}) == 1 else _DIFFER
+
+
+def _value(item: _Item, rank: int, path: Path, value: Any) -> Any:
+    file = item.files[rank]
+    if not plain(without_tensors(value)):
+        raise ForeignError(f"{file.path}: {_text(path)} has objects that are no data")
+    return file.with_tensors(value)
+
+
+def _text(path: Path) -> str:
+    return ".".join(map(str, path))

@@ -1,0 +1,186 @@
+"""Choice between a sync of gradients in each step and local steps, from what was measured.
+
+Belongs here: the cost of both, the interval that keeps it small, hysteresis. Does not belong here:
+measuring, and the change itself, which all replicas make at one round.
+
+A step takes t seconds alone. A reduction of B bytes takes c seconds; where nobody has measured it,
+2·B·(N - 1)/N over the bandwidth, as a ring does. Sync in each step costs the share c / t, local
+steps c / (H·t). The proposal is the least interval, a power of two, that keeps this share within
+`tolerated`. A short interval follows the synchronous loss more closely.
+
+What runs becomes longer when it costs more than that. It becomes shorter when the shorter one would
+cost no more than `returns` of it. Both must be seen `patience` times in a row. So a measurement
+that wavers around a border changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import Final
+
+from holdfast.local_sgd.config_rules import Value, check_values, real, whole
+
+_SHORTEST: Final = 2
+"""Least interval of local steps: an interval of 1 is a sync in each step, with anchors besides."""
+
+
+class Mode(enum.Enum):
+    """How replicas agree."""
+
+    SYNC = "sync"
+    """Gradients are reduced in each step."""
+    LOCAL = "local"
+    """Weights agree after each H steps."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchSettings:
+    """Borders of the choice."""
+
+    tolerated: float = 0.1
+    """Share of a step's time that agreement may cost. Default 0.1: ten per cent."""
+    returns: float = 0.5
+    """Share of `tolerated` that a shorter interval, or a sync in each step, may cost to be taken
+    again. Default 0.5: a measurement may waver by a third without a way back and forth."""
+    longest: int = 128
+    """Greatest interval, a power of two. Default 128, the longest that the authors of EDiT use;
+    beyond it replicas part too far."""
+    patience: int = 3
+    """Measurements in a row that must speak for a change. Default 3: one slow link or one slow step
+    changes nothing."""
+
+    def __post_init__(self) -> None:
+        """Raise LocalSGDConfigError for a value that is not valid."""
+        check_values(self, _VALUES)
+
+
+_VALUES: Final = (
+    Value("tolerated", real(lambda value: value > 0), "a share of a step, above 0"),
+    Value("returns", real(lambda value: 0 <= value < 1), "a share, from 0 to below 1"),
+    Value(
+        "longest",
+        lambda value: whole(_SHORTEST)(value) and isinstance(value, int) and value.bit_count() == 1,
+        "a power of two, at least 2",
+    ),
+    Value("patience", whole(1), "a number of measurements, at least 1"),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the replicas have measured since the last proposal, the slowest of each."""
+
+    members: int
+    """Replicas."""
+    step_seconds: float
+    """A step without any reduction."""
+    sync_seconds: float | None = None
+    """One reduction of all units, as far as it stops training; None: nobody has measured one."""
+    bytes: int = 0
+    """That a replica gives into one reduction."""
+    bandwidth: float | None = None
+    """Bytes a second of the slowest link between replicas; None: unknown."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Running:
+    """What runs now, and how often measurements have spoken for another."""
+
+    mode: Mode = Mode.SYNC
+    interval: int = 1
+    """Steps between rounds; 1 with a sync in each step."""
+    votes: int = 0
+    """Measurements in a row for a change."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Proposal:
+    """What runs next."""
+
+    running: Running
+    changes: bool
+    """Mode or interval differ from what ran."""
+    reason: str
+
+
+def propose(measured: Measured, running: Running, settings: SwitchSettings) -> Proposal:
+    """Return what runs next.
+
+    Raises:
+        ValueError: a measurement is not possible.
+    """
+    _check(measured)
+    if measured.members == 1:
+        return _settled(running, Running(), "one replica has nobody to agree with")
+    cost = sync_seconds(measured)
+    if cost is None:
+        return Proposal(
+            dataclasses.replace(running, votes=0),
+            changes=False,
+            reason="neither a reduction nor the bandwidth was measured",
+        )
+    share = cost / measured.step_seconds
+    per_step = share / running.interval
+    costs = f"agreement costs {per_step:.1%} of a step of {measured.step_seconds:.3g} s"
+    shorter = _interval(share, settings.tolerated * settings.returns, settings.longest)
+    wanted, border = running.interval, "within the borders"
+    if per_step > settings.tolerated:
+        wanted = _interval(share, settings.tolerated, settings.longest)
+        border = f"above {settings.tolerated:.1%}"
+    elif shorter < running.interval:
+        wanted = shorter
+        border = f"and would cost at most {settings.tolerated * settings.returns:.1%}"
+    if wanted == running.interval:
+        limit = per_step > settings.tolerated
+        said = f"{border}, but {wanted} is the longest interval" if limit else border
+        return _settled(running, dataclasses.replace(running, votes=0), f"{costs}: {said}")
+    return _voted(running, wanted, f"{costs}, {border}", settings)
+
+
+def sync_seconds(measured: Measured) -> float | None:
+    """Return the seconds of one reduction; None: nothing tells."""
+    if measured.sync_seconds is not None:
+        return measured.sync_seconds
+    if measured.bandwidth is None:
+        return None
+    others = (measured.members - 1) / measured.members
+    return 2 * measured.bytes * others / measured.bandwidth
+
+
+def _interval(share: float, tolerated: float, longest: int) -> int:
+    """Return the least power of two that brings a share within the border, or the longest."""
+    if share <= tolerated:
+        return 1
+    exact = max(_SHORTEST, math.ceil(share / tolerated - 1e-9))
+    return min(longest, 1 << (exact - 1).bit_length())
+
+
+def _voted(running: Running, wanted: int, costs: str, settings: SwitchSettings) -> Proposal:
+    """Return the change, if measurements have spoken for it often enough."""
+    votes = running.votes + 1
+    to = "a sync in each step" if wanted == 1 else f"a round after each {wanted} steps"
+    if votes < settings.patience:
+        reason = f"{costs}: {to} would do, seen {votes} of {settings.patience} times"
+        return Proposal(dataclasses.replace(running, votes=votes), changes=False, reason=reason)
+    mode = Mode.SYNC if wanted == 1 else Mode.LOCAL
+    return Proposal(Running(mode, wanted), changes=True, reason=f"{costs}: {to}")
+
+
+def _settled(before: Running, after: Running, reason: str) -> Proposal:
+    changes = (before.mode, before.interval) != (after.mode, after.interval)
+    return Proposal(after, changes, reason)
+
+
+def _check(measured: Measured) -> None:
+    for field, value, least in (
+        ("members", measured.members, 1),
+        ("step_seconds", measured.step_seconds, math.ulp(0.0)),
+        ("sync_seconds", measured.sync_seconds, 0),
+        ("bytes", measured.bytes, 0),
+        ("bandwidth", measured.bandwidth, math.ulp(0.0)),
+    ):
+        if value is not None and not (math.isfinite(value) and value >= least):
+            expected = "a number above 0" if 0 < least < 1 else f"at least {least}"
+            raise ValueError(f"{field}={value}: expected {expected}; measure it again")
