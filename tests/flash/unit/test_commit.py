@@ -179,8 +179,12 @@ def test_the_shares_of_all_nodes_are_all_files_once(
     disk.make_dir(ROOT)
     _save(disk, *sample_step(10, random.Random(3), world=world))
     read: list[str] = []
-    monkeypatch.setattr(disk, "open", lambda name: read.append(name) or open_file(name))
-    open_file = ForgetfulDisk.open.__get__(disk)
+
+    def opened(name: str) -> int:
+        read.append(name)
+        return ForgetfulDisk.open(disk, name)
+
+    monkeypatch.setattr(disk, "open", opened)
     for share in range(shares):
         verify(disk, f"{ROOT}/step_10", share, shares)
     assert read == [f"{ROOT}/step_10/__{rank}_0.distcp" for rank in range(world)]

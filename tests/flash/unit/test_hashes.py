@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -15,7 +16,7 @@ SEED = 20261127
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three cores, whatever this machine has."""
-    monkeypatch.setattr(hashes.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
 
 
 def test_threads_give_the_hashes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

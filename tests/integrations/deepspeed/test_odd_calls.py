@@ -10,7 +10,7 @@ import pytest
 from checkpoints.deepspeed_world import DeepSpeedWorlds
 from holdfast.flash.trainer.reshard import of_files, stored
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 TRAIN: list[Any] = ["train", [], {}]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from checkpoints.deepspeed_world import DeepSpeedWorlds
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
 
 def test_the_own_calls_load_any_tag_into_another_stage_and_world(

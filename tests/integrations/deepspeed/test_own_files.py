@@ -12,7 +12,7 @@ from holdfast.flash.tools.formats import deepspeed_native, deepspeed_universal
 from holdfast.flash.tools.formats.foreign import ForeignError
 from holdfast.flash.tools.formats.pickles import Pickles
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 ROUND_ROBIN = {"zero": {"round_robin_gradients": True}}
 
 

@@ -11,7 +11,7 @@ import torch
 from holdfast.integrations.megatron.group_settings import Steps
 from megatron_worlds.worlds import Worlds
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
 
 def _use(**given: Any) -> list[Any]:

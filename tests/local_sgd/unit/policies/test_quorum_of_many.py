@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +17,7 @@ from holdfast.local_sgd.policies.quorum import Decision, Lags
 REPLICAS = 10_000
 ROUNDS = 12
 SETTINGS = LocalSGDConfig(quorum=0.8, grace_min_seconds=0.5, grace_max_seconds=20.0)
-SEED = int(os.environ.get("HOLDFAST_SEED", "35"))
+SEED = int(os.environ.get("QUORUM_SEED", random.randrange(2**32)))
 
 
 @dataclass(slots=True)
@@ -45,10 +45,12 @@ class World:
     round: int = 0
     lags: Lags = field(default_factory=Lags)
     pieces: int = 0
-    made: dict[int, int] = field(default_factory=dict)
-    """Replica of each piece."""
+    made: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of each piece: its replica, and the round whose anchor it left."""
     counted: Counter[int] = field(default_factory=Counter)
     """Times that a piece went into an anchor."""
+    factors: dict[int, set[float]] = field(default_factory=lambda: defaultdict(set))
+    """Factors of the pieces that went into an anchor, by the rounds that they had missed."""
     waits: list[tuple[float, float]] = field(default_factory=list)
     """Of each round: seconds from its quorum to its end, and its window."""
     quorums: list[float] = field(default_factory=list)
@@ -67,7 +69,7 @@ class World:
         one = self.replicas[replica]
         self.push(now + one.seconds * self.chance.uniform(0.9, 1.2), "arrival", replica)
         piece = self.pieces
-        self.made[piece] = replica
+        self.made[piece] = (replica, self.round)
         one.parts[piece] = 1.0
         one.tokens += 1000.0
 
@@ -96,12 +98,13 @@ class World:
         if self.round:
             self.lags = quorum.learn(self.lags, self.after_quorum[self.round - 1], SETTINGS)
         self.in_rounds.append(len(decision.replicas))
-        self.round += 1
         for at in decision.replicas:
             one = self.replicas[at]
-            assert all(0 < factor <= 1 for factor in one.parts.values())
             self.counted.update(one.parts.keys())
-            one.parts, one.tokens, one.round = {}, 0.0, self.round
+            for piece, factor in one.parts.items():
+                self.factors[self.round - self.made[piece][1]].add(factor)
+            one.parts, one.tokens, one.round = {}, 0.0, self.round + 1
+        self.round += 1
         members, self.arrived = decision.replicas, {}
         for at in members:
             self.work(now, at)
@@ -176,6 +179,12 @@ def test_no_delta_is_counted_twice(world: World) -> None:
 def test_no_delta_is_lost_while_its_replica_lives(world: World) -> None:
     """Each piece of a live replica is in an anchor, or in the delta that it holds now."""
     held = Counter(piece for one in world.replicas.values() for piece in one.parts)
-    for piece, replica in world.made.items():
+    for piece, (replica, _) in world.made.items():
         if replica in world.replicas:
             assert world.counted[piece] + held[piece] == 1, f"piece {piece}, seed {SEED}"
+
+
+def test_a_late_delta_has_half_its_weight_for_each_round_that_it_missed(world: World) -> None:
+    """Also where it was late more than once on its way."""
+    assert {0, 1} <= world.factors.keys(), f"seed {SEED}"
+    assert dict(world.factors) == {missed: {0.5**missed} for missed in world.factors}
