@@ -33,7 +33,8 @@ the rank with most: calls of `torch.distributed`, or sequence numbers of its gro
 
 torch.save writes the tensors that Holdfast stores, a file for each rank, as DLRover's
 `megatron_dist_ckpt` does. Holdfast's load also makes the weights from the masters and gathers them.
-`dist_checkpointing` deals the replicas out to the ranks, as Megatron's training does.
+`dist_checkpointing` deals the replicas out to the ranks, as Megatron's training does. It gets gloo
+where it asks for NCCL: `fully_reshardable`, which gathers, would take other times on GPUs.
 """
 
 
