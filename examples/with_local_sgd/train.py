@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,
     post_localSGD_hook,
@@ -24,13 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(str(Path(__file__).parents[1]))  # english_text
 
-from llama_model import CONTEXT, Llama, next_byte_loss
-
 import english_text
 import holdfast
 from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
 from holdfast.local_sgd.fsdp2 import LocalSGD
+from with_local_sgd.llama_model import CONTEXT, Llama, next_byte_loss
 
 OUTER = OuterOptimizerConfig(torch.optim.SGD, {"lr": 0.7, "momentum": 0.8, "nesterov": True})
 
@@ -104,7 +104,7 @@ def train_ddp(args: argparse.Namespace, config: LocalSGDConfig) -> None:
     validate(model)
 
 
-def train_step(model: Any, optimizer: Any, step: int, batch: int) -> torch.Tensor:
+def train_step(model: nn.Module, optimizer: Any, step: int, batch: int) -> torch.Tensor:
     """Take one step on samples that only this rank sees."""
     text, _ = english_text.split(english_text.read(None), CONTEXT)
     generator = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
@@ -117,7 +117,7 @@ def train_step(model: Any, optimizer: Any, step: int, batch: int) -> torch.Tenso
 
 
 @torch.no_grad()
-def validate(model: Any) -> None:
+def validate(model: nn.Module) -> None:
     """Print the loss over a part of the text that was never trained on; collective."""
     _, text = english_text.split(english_text.read(None), CONTEXT)
     starts = english_text.even_starts(text, CONTEXT)[:128]

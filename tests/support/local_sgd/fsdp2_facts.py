@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from checkpoints.flash_world import Jobs, serve
+from checkpoints.forked_worlds import Jobs, serve
 
 _ROWS: Final = 4
 """Samples of one rank."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints.flash_world import Jobs, serve
+from checkpoints.forked_worlds import Jobs, serve
 from local_sgd.fsdp2_facts import mesh_of
 from local_sgd.tiny_model import loss_of, sharded, tiny_model, tokens_of
 
@@ -115,7 +115,7 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     model = sharded(tiny_model(options), mesh["shard"], options)
     optimizer = optimizer_of(model, world)
     local = LocalSGD(model, optimizer, mesh, *configs_of(world))
-    outcomes, parted = [], False
+    outcomes = list[list[Any]]()
     for step in range(world["steps"][replica]):
         time.sleep(world["seconds"][replica])
         run_step(world, model, optimizer, step, (replica, shard))
