@@ -186,3 +186,25 @@ def test_atorch_bug_13_adapters_on_a_frozen_model_train(training: Training) -> N
     ranks, found = training.both([2, 2], config=EVERY_2, options={"adapters": True})
     _compare(ranks, found, 2)
     assert {unit[0] for unit in ranks[0]["outcomes"][2]} == {f"blocks.{n}" for n in range(3)}
+
+
+def test_survivors_of_a_killed_replica_lose_no_step(training: Training) -> None:
+    """They make a group of their own and repeat the forward that failed, in the same processes."""
+    world: dict[str, Any] = {"config": EVERY_2, "outer": NESTEROV, "steps": 6}
+    killed = training.run(job="survive", world=3, mesh=[3, 1], kind="fsdp", killed_at=2, **world)
+    plain = training.run(job="train", world=2, mesh=[2, 1], kind="fsdp", **world)
+    assert killed[2] == {}
+    for survivor, alike in zip(killed[:2], plain, strict=True):
+        assert survivor["steps"] == 6
+        assert len(survivor["errors"]) == 1
+        assert survivor["weights"] == alike["weights"]
+
+
+def test_what_does_not_fit_is_refused_with_a_remedy(training: Training) -> None:
+    """A mesh of another form, a parameter that nobody would synchronise, and one thawed later."""
+    (said, _) = training.run(job="refused", world=2, mesh=[1, 2], kind="fsdp")
+    assert "call fully_shard with the shard dimension alone" in said["hybrid mesh"]
+    assert "it has 1 dimensions, expected two" in said["one dimension"]
+    assert "1.weight" in said["left out"]
+    assert "no LocalSGD was made for this Sequential" in said["no LocalSGD"]
+    assert "is trained now and was not when LocalSGD was made" in said["thawed"]

@@ -127,6 +127,71 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     pipe.send({"outcomes": outcomes, "parted": parted, "end": digests(local)})
 
 
+def survive(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train; the last replica is killed before the round, and the others go on without it."""
+    import torch.distributed as dist
+
+    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.sync.group import SyncError
+
+    mesh = mesh_of(world)
+    replica, shard = mesh.get_coordinate()
+    model = sharded(tiny_model({}), mesh["shard"], {})
+    optimizer = optimizer_of(model, world)
+    local = LocalSGD(model, optimizer, mesh, *configs_of(world))
+    errors = []
+    for step in range(world["steps"]):
+        if step == world["killed_at"] and replica == mesh.size(0) - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            run_step(world, model, optimizer, step, (replica, shard))
+        except SyncError as error:
+            errors.append(str(error))
+            model.reset_iter_state()
+            left = list(range(mesh.size(0) - 1))
+            local.regroup(dist.new_group(left, use_local_synchronization=True))
+            run_step(world, model, optimizer, step, (replica, shard))
+    weights = {name: one.full_tensor().tolist() for name, one in model.named_parameters()}
+    pipe.send({"weights": weights, "errors": errors, "steps": local.steps})
+
+
+def refused(world: Mapping[str, Any], pipe: Any) -> None:
+    """Make a `LocalSGD` in ways that it refuses; send the messages."""
+    import torch
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    from holdfast.local_sgd.config import LocalSGDConfig
+    from holdfast.local_sgd.errors import LocalSGDError
+    from holdfast.local_sgd.files import save_local_sgd_state_dict
+    from holdfast.local_sgd.fsdp2 import LocalSGD
+
+    mesh, config, said = mesh_of(world), LocalSGDConfig(local_sgd_sync_interval=2), {}
+
+    def tell(name: str, call: Any) -> None:
+        try:
+            call()
+        except LocalSGDError as error:
+            said[name] = str(error)
+
+    def local_of(model: Any, on: Any) -> Any:
+        return LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), on, config)
+
+    tell("hybrid mesh", lambda: local_of(sharded(tiny_model({}), mesh, {}), mesh))
+    tell(
+        "one dimension", lambda: local_of(sharded(tiny_model({}), mesh["shard"], {}), mesh["shard"])
+    )
+    half = nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh["shard"]), nn.Linear(4, 4))
+    tell("left out", lambda: local_of(half, mesh))
+    tell("no LocalSGD", lambda: save_local_sgd_state_dict(half))
+    model = sharded(tiny_model({"frozen": True}), mesh["shard"], {})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    LocalSGD(model, optimizer, mesh, config)
+    model.blocks[1].requires_grad_(requires_grad=True)
+    tell("thawed", lambda: run_step(world, model, optimizer, 0, tuple(mesh.get_coordinate())))
+    pipe.send(said)
+
+
 def in_files(world: Mapping[str, Any], pipe: Any) -> None:
     """Train, write the state to files, or read it from there; tell its hashes."""
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
@@ -337,6 +402,8 @@ _JOBS: Jobs = {
     "saved": saved,
     "by time": by_time,
     "in files": in_files,
+    "survive": survive,
+    "refused": refused,
 }
 
 if __name__ == "__main__":

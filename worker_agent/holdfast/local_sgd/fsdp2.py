@@ -103,6 +103,8 @@ class LocalSGD:
     """Steps of the inner optimizer so far."""
     alone: int
     """Steps since the last round."""
+    tokens: int
+    """Tokens since the last round, as far as the script tells them."""
     due: bool
     """The next forward in training begins a round."""
     outcomes: list[Outcome]
@@ -148,7 +150,7 @@ class LocalSGD:
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
         self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group))
-        self.steps, self.alone, self.due = 0, 0, False
+        self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
         self._round = None
         self.outcomes = []
         self._turns = Turns(config, self.replicas, self.shard_group) if config.use_async else None
@@ -225,6 +227,7 @@ class LocalSGD:
         return {
             "steps": self.steps,
             "alone": self.alone,
+            "tokens": self.tokens,
             "due": self.due,
             "rounds": self.rounds,
         }
@@ -232,9 +235,31 @@ class LocalSGD:
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters of a checkpoint; a round that was under way is not."""
         self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
+        self.tokens = clock["tokens"]
         self._round = None
         if self._turns is not None:
             self._turns.restart(self.alone, clock["rounds"])
+
+    def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
+        """Go on with other replicas, after one was lost or has come; all members call it.
+
+        Nothing of this replica is lost: a round that was under way goes on with the units that it
+        has not finished. After a `SyncError` in a forward call `model.reset_iter_state()`, which
+        drops that forward, then this, and repeat the step. Units that the members have at unlike
+        rounds are brought to one round before (`policies.roster`).
+
+        Args:
+            sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
+        """
+        self._sync_ranks = sync_ranks
+        self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
+        self._sync.regroup(self.units, self.replicas, self.shard_group)
+        if self._round is not None:
+            self._round.drop_flight()
+
+    def processed(self, tokens: int) -> None:
+        """Count tokens of this replica, where `step_weight_by="tokens"` weighs by them."""
+        self.tokens += tokens
 
     def skipped(self) -> None:
         """Count a step that a `GradScaler` has left out; the replicas count alike."""
@@ -304,7 +329,7 @@ class LocalSGD:
         self._round = PipelinedRound(
             self._sync,
             self.units,
-            steps=float(self.alone),
+            steps=float(self.tokens if self.config.step_weight_by == "tokens" else self.alone),
             joins=True,
             before_write=lambda number: self.trained[number].drop_gathered(),
         )
@@ -319,7 +344,8 @@ class LocalSGD:
         under_way = self._round
         if under_way is None or not under_way.is_over:
             return
-        self._round, self.outcomes, self.alone = None, under_way.outcomes, 0
+        self._round, self.outcomes = None, under_way.outcomes
+        self.alone, self.tokens = 0, 0
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
             _tell(under_way.outcomes)
 

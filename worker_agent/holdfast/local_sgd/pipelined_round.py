@@ -69,5 +69,9 @@ class PipelinedRound:
         """Finish all units; see `reach`."""
         self.reach(len(self._units) - 1)
 
+    def drop_flight(self) -> None:
+        """Begin the unit in flight again, in the groups that the sync has now."""
+        self._pending = None
+
     def _begin(self, number: int) -> Pending:
         return self._sync.begin([self._units[number]], steps=self._steps, joins=self._joins)
