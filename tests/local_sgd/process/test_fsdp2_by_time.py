@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +76,17 @@ def test_a_replica_without_data_takes_results_and_weighs_nothing(training: Train
     assert not takes_part[-1]
     assert takes_part == sorted(takes_part, reverse=True)
     assert len({rank["end"]["weights"] for rank in ranks}) == 1
+
+
+def test_replicas_save_together_where_they_have_entered_a_round(
+    training: Training, tmp_path: Path
+) -> None:
+    """The checkpoint counts rounds; each replica goes on from its own state and step count."""
+    saved = training.run_by_time(steps=[12, 4], root=str(tmp_path))
+    again = training.run_by_time(steps=[1, 1], root=str(tmp_path))
+    for before, after in zip(saved, again, strict=True):
+        assert after["start"] == before["saved clock"]["rounds"] >= 1
+        assert after["loaded"] == before["saved"]
+        assert after["clock"] == before["saved clock"]
+        assert after["clock"]["steps"] in (4, 12)
+    assert again[0]["clock"]["due"]

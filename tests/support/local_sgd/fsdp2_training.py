@@ -108,6 +108,7 @@ def saved(world: Mapping[str, Any], pipe: Any) -> None:
 
 def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     """Train by A-EDiT, each replica at its own pace, `steps` each; tell its rounds and weights."""
+    from holdfast.flash.checkpointer import Checkpointer
     from holdfast.local_sgd.fsdp2 import LocalSGD
 
     mesh, options = mesh_of(world), world.get("options", {})
@@ -115,14 +116,24 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     model = sharded(tiny_model(options), mesh["shard"], options)
     optimizer = optimizer_of(model, world)
     local = LocalSGD(model, optimizer, mesh, *configs_of(world))
+    flash = Checkpointer(world.get("root"), shards=local.shards())
     outcomes = list[list[Any]]()
+    pipe.send({"start": flash.load(), "loaded": digests(local), "clock": local.clock()})
+
+    def save() -> None:
+        if local.due and world.get("root"):
+            flash.save(local.rounds)
+            flash.wait()
+            pipe.send({"saved": digests(local), "saved clock": local.clock()})
+
     for step in range(world["steps"][replica]):
         time.sleep(world["seconds"][replica])
         run_step(world, model, optimizer, step, (replica, shard))
+        save()
         outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
         local.outcomes = []
     parted = digests(local)["weights"]
-    local.finish()
+    local.finish(save)
     outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
     pipe.send({"outcomes": outcomes, "parted": parted, "end": digests(local)})
 

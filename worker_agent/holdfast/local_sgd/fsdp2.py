@@ -36,7 +36,7 @@ test for each:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.replicas import ReplicaShards
@@ -175,28 +175,34 @@ class LocalSGD:
         lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
         return lone // self.config.local_sgd_sync_interval
 
-    def finish(self) -> None:
+    def finish(self, entered: Callable[[], None] | None = None) -> None:
         """End the training of this replica, which has no more data; its weights are the anchors.
 
         With A-EDiT it joins the others' rounds, without a weight, until no replica has data. With
         EDiT all replicas call it after the same step.
 
+        Args:
+            entered: Called where a round has been entered, `due` is true and the others may save:
+                a checkpoint needs all ranks. Does what the script's loop does there.
+
         Raises:
             SyncError: a rank is gone.
         """
-        entry = Entry.ROUND
         if self._turns is None:
             self.sync()
             return
         self._complete()
         if not self.units or not self.units[0].has_anchors:
             return
+        entry = Entry.ROUND
         while entry is not Entry.LAST:
             if self.due:
                 self._begin()
                 self._complete()
             entry = self._turns.exhausted()
             self.due = True
+            if entered is not None:
+                entered()
         self._begin()
         self._complete()
 
@@ -315,12 +321,9 @@ class LocalSGD:
         unit = self.trained[number]
         is_new = number >= len(self._round.outcomes)
         self._round.reach(number)
-        if is_new and not self._is_root(number):
-            unit.gather_in_order()
+        if is_new:
+            unit.gather_in_order(root=unit is self.modules[0])
         self._settle()
-
-    def _is_root(self, number: int) -> bool:
-        return self.trained[number] is self.modules[0]
 
     def _begin(self) -> None:
         """Begin a round; no unit is touched yet."""

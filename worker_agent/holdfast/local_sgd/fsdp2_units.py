@@ -66,13 +66,20 @@ class ShardedUnit:
                 module.unshard()
             module.reshard()
 
-    def gather_in_order(self) -> None:
-        """Start the gather behind what this stream has written.
+    def gather_in_order(self, *, root: bool) -> None:
+        """Have the gather come behind what this stream has written.
 
         FSDP2's own streams wait for the script's only when the root's forward begins, which is
-        before the writes of all units but the root's.
+        before the writes of all units but the root's; and for an event of the script's own in its
+        place (`set_post_optim_event`), which is before the root's writes too.
         """
-        self.modules[0].unshard(async_op=True)
+        if not root:
+            self.modules[0].unshard(async_op=True)
+        elif self.trained[0].local.is_cuda:
+            import torch
+
+            event = torch.cuda.current_stream().record_event()
+            self.modules[0].set_post_optim_event(event)
 
 
 def place_of(one: Trained) -> Local:
