@@ -115,6 +115,15 @@ def test_a_replica_with_nan_is_left_out_and_healed(worlds: ReplicaWorlds, strike
     assert answers[0]["anomalous"][1:] == [[False] * 3] * 3 or strike == "nan"
 
 
+def test_gta_with_a_density_agrees_under_ddp(worlds: ReplicaWorlds) -> None:
+    """Half of each delta stays; replicas end equal, and not where the mean is (ATorch bug 2)."""
+    gta = {"reducer": "gta", "consensus_method": "sum", "sparsification_method": "magnitude"}
+    world = {"config": COLD, "outer": NESTEROV, "world": 3, "steps": 9}
+    thinned, mean = _ddp(worlds, **world, gta={**gta, "density": 0.5}), _ddp(worlds, **world)
+    assert len({one["equal"] for one in thinned}) == 1
+    assert thinned[0]["equal"] != mean[0]["equal"]
+
+
 SPIKE = {"world": 4, "inner": "adamw", "lr": 0.006, "held_out": True, "steps": 80}
 PENALTIES: dict[str, dict[str, Any]] = {
     "uniform": {},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import functools
+import gc
 import os
 import signal
 import socket
@@ -314,19 +315,47 @@ def _killed(world: Mapping[str, Any], pipe: Any) -> None:
     try:
         replica.sync.run(replica.units)
         pipe.send({"failed": ""})
-        return
     except SyncError as error:
         pipe.send({"took": time.monotonic() - begun})
         cause = type(error.__cause__).__name__
         pipe.send({"failed": str(error), "cause": cause, "same": replica.digest() == before})
+    gc.collect()
+    replica.sync.sync.close()
     left = [rank for rank in range(dist.get_world_size()) if rank != world["dies"]]
     fresh: Any = dist.new_group(left, use_local_synchronization=True)
+    _go_on(replica, Group(fresh), pipe)
+
+
+def _go_on(replica: Replica, group: Any, pipe: Any) -> None:
+    """Make the round in a new group; tell if detectors stayed, and how the units are then."""
+    from holdfast.local_sgd.sync.group import SyncError
+
     own = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
-    replica.sync.regroup(replica.units, Group(fresh), replica.shard_group)
+    replica.sync.regroup(replica.units, group, replica.shard_group)
     kept = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
-    replica.sync.run(replica.units)
     pipe.send({"kept": kept == own and None not in own})
+    try:
+        replica.sync.run(replica.units)
+    except SyncError as error:
+        pipe.send({"mixed": f"{type(error).__name__}: {error}"})
     pipe.send({"again": [unit.round for unit in replica.units], "after": digest(replica.tensors)})
+
+
+def _closed(world: Mapping[str, Any], pipe: Any) -> None:
+    """Have one replica close its group while the others reduce; tell how soon they fail."""
+    from holdfast.local_sgd.sync.group import SyncError
+
+    replica = Replica(world)
+    replica.sync.run(replica.units)
+    begun = time.monotonic()
+    if replica.replica == 1:
+        time.sleep(0.3)
+        replica.sync_group.close()
+        time.sleep(world["timeout"] / 2)
+    try:
+        replica.sync.run(replica.units)
+    except SyncError as error:
+        pipe.send({"took": time.monotonic() - begun, "said": str(error)})
 
 
 def _die_in_the_reduction(replica: Replica, after: float) -> None:
@@ -358,6 +387,7 @@ if __name__ == "__main__":
             "wire": _wire,
             "all struck": _all_struck,
             "killed": _killed,
+            "closed": _closed,
             "refused": _refused,
             "reduce": reductions.reduce,
             **ddp_replicas.JOBS,

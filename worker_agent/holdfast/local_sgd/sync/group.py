@@ -10,6 +10,7 @@ rank, (n-1)/n·S for an all-to-all of S bytes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +28,8 @@ TIMEOUT: Final = 600.0
 class SyncError(LocalSGDError, RuntimeError):
     """A collective that did not succeed: a rank is gone, or did not come in time.
 
-    The units of the sync are as they were before it. The group is of no more use.
+    The units of the sync are as they were before it. The group is of no more use: `Group.close` it
+    once this error is handled, which tells the ranks that still wait for this one.
     """
 
 
@@ -43,7 +45,12 @@ class Work:
         if self._work is None:
             return
         work, self._work = self._work, None
-        self._group.guarded(self._name, lambda: work.wait(timedelta(seconds=self._group.timeout)))
+        begun, limit = time.monotonic(), self._group.timeout
+        try:
+            self._group.guarded(self._name, lambda: work.wait(timedelta(seconds=limit)))
+        except SyncError:
+            self._group.is_late |= time.monotonic() - begun >= limit
+            raise
 
 
 class Group:
@@ -77,6 +84,8 @@ class Group:
         self.timeout = timeout
         self.sent = 0
         """Bytes that this rank has sent, by the formula of this module."""
+        self.is_late = False
+        """A collective has missed its deadline, and torch may still be at it."""
         self._process_group = process_group
         self._failure = ""
         if alone or not (dist.is_available() and dist.is_initialized()):
@@ -88,11 +97,28 @@ class Group:
                 f"process_group: rank {dist.get_rank()} is not in it; pass a group that has this "
                 "rank as a member"
             )
+        on_cpu = "cpu:" in str(dist.get_backend_config(process_group))
+        self._device = "cpu" if on_cpu else "cuda"
 
     @classmethod
     def of_one(cls) -> Group:
         """Return the group that has this rank alone."""
         return cls(alone=True)
+
+    def close(self) -> None:
+        """Give the process group up; the default group is left to the script.
+
+        Ranks that still wait for this one then fail at once, not at their deadline, if the script
+        keeps no reference to the group. An error's traceback is such a reference: leave its
+        `except` first. A group whose deadline has passed is only forgotten: torch ends it when the
+        operation has ended that it still makes.
+        """
+        import torch.distributed as dist
+
+        group, self._process_group = self._process_group, None
+        self._failure = self._failure or "it was closed"
+        if group is not None and group is not dist.group.WORLD and not self.is_late:
+            dist.destroy_process_group(group)
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
         """Return the sums over all ranks, equal on all ranks."""
@@ -188,11 +214,8 @@ class Group:
     def _scalars(self, values: Sequence[float]) -> torch.Tensor:
         """Return the values on a device that the group's backend takes."""
         import torch
-        import torch.distributed as dist
 
-        on_cpu = "cpu:" in str(dist.get_backend_config(self._process_group))
-        device = torch.device("cpu" if on_cpu else "cuda")
-        return torch.tensor(values, dtype=torch.float64, device=device)
+        return torch.tensor(values, dtype=torch.float64, device=self._device)
 
 
 def _first_line(error: Exception) -> str:

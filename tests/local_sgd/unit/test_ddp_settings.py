@@ -1,0 +1,69 @@
+"""Settings that the DDP averager refuses, and an optimizer around it without other ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
+from holdfast.local_sgd.errors import LocalSGDConfigError
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (LocalSGDConfig(use_async=True), "use_async=True: with DDP rounds end by steps"),
+        (LocalSGDConfig(quorum=0.5), "quorum=0.5: rounds wait for all replicas"),
+        (
+            LocalSGDConfig(use_step_weight=True, step_weight_by="tokens"),
+            "step_weight_by='tokens': with DDP nobody tells the tokens",
+        ),
+    ],
+)
+def test_what_ddp_has_not_is_refused_by_name(config: LocalSGDConfig, said: str) -> None:
+    """A setting that would have no effect names itself and what to do."""
+    with pytest.raises(LocalSGDConfigError, match=said):
+        OuterOptimPeriodicModelAverager(local_sgd_config=config)
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    """The rules of all three classes together hold here, too."""
+    with pytest.raises(LocalSGDConfigError, match="without a reducer the mean is uniform"):
+        OuterOptimPeriodicModelAverager(
+            local_sgd_config=LocalSGDConfig(pseudo_gradnorm_reduce=True), gta_config=GTAConfig()
+        )
+
+
+def test_a_replica_alone_takes_outer_steps() -> None:
+    """Without a process group one replica moves its anchor by the outer optimizer."""
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    averager = OuterOptimPeriodicModelAverager(
+        local_sgd_config=LocalSGDConfig(local_sgd_sync_interval=2),
+        outer_optim_config=OuterOptimizerConfig(torch.optim.SGD, {"lr": 0.5}),
+    )
+    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=0.1), averager)
+    for _ in range(2):
+        weight.grad = torch.tensor([1.0])
+        optim.step()
+    assert weight.item() == pytest.approx(1.0 - 0.5 * 0.2)
+    assert optim.state_dict()["step"] == 2
+
+
+def test_a_parameter_that_is_added_later_gets_its_anchor_then() -> None:
+    """Its first local step begins from its own anchor; the others keep theirs."""
+    first, second = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    averager = OuterOptimPeriodicModelAverager(
+        local_sgd_config=LocalSGDConfig(local_sgd_sync_interval=4)
+    )
+    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([first], lr=0.1), averager)
+    for step in range(4):
+        if step == 2:
+            second.data.fill_(5.0)
+            optim.add_param_group({"params": [second]})
+        first.grad, second.grad = torch.ones(1), torch.ones(1)
+        optim.step()
+    units = averager.state_dict()["units"]
+    assert [one["round"] for one in units] == [1, 1]
+    assert first.item() == pytest.approx(0.6)
+    assert second.item() == pytest.approx(4.8)
