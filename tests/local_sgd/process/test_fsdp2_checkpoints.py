@@ -105,6 +105,27 @@ def test_any_mesh_loads_what_two_by_two_ranks_saved(
     assert len({tuple(rank["end"][key] for key in OF_ALL) for rank in ranks}) == 1
 
 
+def test_a_plain_job_loads_the_first_replica(
+    training: Training, course: Course, tmp_path: Path
+) -> None:
+    """Its names are torch's, and what only local SGD knows is passed over."""
+    root = str(course.cut(6, tmp_path / "cut"))
+    ranks = training.run(job="plain", world=3, mesh=[1, 3], kind="fsdp", root=root, steps=0)
+    for rank in ranks:
+        assert rank["start"] == 6
+        assert rank["weights"] == course.ranks[0]["saved"]["6"]["weights"]
+
+
+def test_local_sgd_begins_from_a_plain_job_s_checkpoint(training: Training, tmp_path: Path) -> None:
+    """All replicas have its weights and its inner state; anchors are taken from them."""
+    world: dict[str, Any] = {"world": 2, "mesh": [1, 2], "kind": "fsdp", "root": str(tmp_path)}
+    saved = training.run(job="plain", steps=3, **world)
+    ranks = training.saved(tmp_path, [2, 2], 3, config={"local_sgd_sync_interval": 2})
+    assert {rank["loaded"]["weights"] for rank in ranks} == {saved[0]["end"]}
+    assert {rank["clock"]["steps"] for rank in ranks} == {0}
+    assert len({rank["end"]["anchors"] for rank in ranks}) == 1
+
+
 def test_killed_ranks_go_on_from_memory(training: Training, course: Course, tmp_path: Path) -> None:
     """Nothing on storage: every replica's state, anchors and momentum come from the arenas."""
     with Keeping(tmp_path) as keeping:

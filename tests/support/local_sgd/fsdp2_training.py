@@ -160,7 +160,8 @@ def survive(world: Mapping[str, Any], pipe: Any) -> None:
             errors.append(str(error))
             model.reset_iter_state()
             left = list(range(mesh.size(0) - 1))
-            local.regroup(dist.new_group(left, use_local_synchronization=True))
+            group: Any = dist.new_group(left, use_local_synchronization=True)
+            local.regroup(group)
             run_step(world, model, optimizer, step, (replica, shard))
     weights = {name: one.full_tensor().tolist() for name, one in model.named_parameters()}
     pipe.send({"weights": weights, "errors": errors, "steps": local.steps})
@@ -192,7 +193,8 @@ def refused(world: Mapping[str, Any], pipe: Any) -> None:
     tell(
         "one dimension", lambda: local_of(sharded(tiny_model({}), mesh["shard"], {}), mesh["shard"])
     )
-    half = nn.Sequential(fully_shard(nn.Linear(4, 4), mesh=mesh["shard"]), nn.Linear(4, 4))
+    first: Any = fully_shard(nn.Linear(4, 4), mesh=mesh["shard"])
+    half = nn.Sequential(first, nn.Linear(4, 4))
     tell("left out", lambda: local_of(half, mesh))
     tell("no LocalSGD", lambda: save_local_sgd_state_dict(half))
     model = sharded(tiny_model({"frozen": True}), mesh["shard"], {})
@@ -224,6 +226,32 @@ def in_files(world: Mapping[str, Any], pipe: Any) -> None:
         )
     pipe.send({"before": before, "end": digests(local)})
     pipe.send({"clock": local.clock(), "detectors": detectors_of(local)})
+
+
+def plain(world: Mapping[str, Any], pipe: Any) -> None:
+    """Load and save as a job that knows nothing of local SGD; send a hash of the weights."""
+    from holdfast.flash.checkpointer import Checkpointer
+
+    mesh = mesh_of(world)
+    model = sharded(tiny_model({}), mesh["shard"], {})
+    optimizer = optimizer_of(model, world)
+    flash = Checkpointer(world["root"], model=model, optimizer=optimizer)
+    start = flash.load()
+    pipe.send({"start": start, "weights": _hash_of(model)})
+    for step in range(start, start + world["steps"]):
+        run_step(world, model, optimizer, step, tuple(mesh.get_coordinate()))
+    if world["steps"]:
+        flash.save(start + world["steps"])
+        flash.wait()
+    pipe.send({"end": _hash_of(model)})
+    flash.close()
+
+
+def _hash_of(model: Any) -> str:
+    """Return the hash of the weights that `digests` has, by units: the root's come first."""
+    named = sorted(model.named_parameters(), key=lambda one: one[0].startswith("blocks"))
+    whole = b"".join(one.detach().full_tensor().numpy().tobytes() for _, one in named)
+    return hashlib.sha256(whole).hexdigest()[:16]
 
 
 def detectors_of(local: Any) -> dict[str, dict[int, list[float]]]:
@@ -413,6 +441,7 @@ _JOBS: Jobs = {
     "saved": saved,
     "by time": by_time,
     "in files": in_files,
+    "plain": plain,
     "survive": survive,
     "refused": refused,
 }
