@@ -207,4 +207,5 @@ def test_what_does_not_fit_is_refused_with_a_remedy(training: Training) -> None:
     assert "it has 1 dimensions, expected two" in said["one dimension"]
     assert "1.weight" in said["left out"]
     assert "no LocalSGD was made for this Sequential" in said["no LocalSGD"]
+    assert "call detach() on it before another is made" in said["second"]
     assert "is trained now and was not when LocalSGD was made" in said["thawed"]

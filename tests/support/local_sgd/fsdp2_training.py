@@ -200,6 +200,7 @@ def refused(world: Mapping[str, Any], pipe: Any) -> None:
     model = sharded(tiny_model({"frozen": True}), mesh["shard"], {})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     LocalSGD(model, optimizer, mesh, config)
+    tell("second", lambda: local_of(model, mesh))
     model.blocks[1].requires_grad_(requires_grad=True)
     tell("thawed", lambda: run_step(world, model, optimizer, 0, tuple(mesh.get_coordinate())))
     pipe.send(said)

@@ -139,6 +139,7 @@ class LocalSGD:
             LocalSGDError: the model or the mesh does not fit; the message says what to change.
         """
         check_together(config, outer, gta)
+        _refuse_second(model)
         self.config, self.model = config, model
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         sync_ranks, self.own_ranks = _groups(mesh)
@@ -254,12 +255,16 @@ class LocalSGD:
         drops that forward, then this, and repeat the step. Units that the members have at unlike
         rounds are brought to one round before (`policies.roster`).
 
+        A checkpoint names replicas by their number: make a new `Checkpointer` from `shards()`.
+
         Args:
             sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
         """
         self._sync_ranks = sync_ranks
         self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
         self._sync.regroup(self.units, self.replicas, self.shard_group)
+        if self._turns is not None:
+            self._turns.replicas = self.replicas
         if self._round is not None:
             self._round.drop_flight()
 
@@ -273,6 +278,7 @@ class LocalSGD:
 
     def detach(self) -> None:
         """Remove the hooks; every replica goes on alone."""
+        vars(self.model).pop(_OWNER, None)
         for handle in self._handles:
             handle.remove()
         for unit in self.modules:
@@ -285,8 +291,7 @@ class LocalSGD:
             for module in unit.modules:
                 before = _Before(self, numbers.get(id(unit)))
                 handles.append(module.register_forward_pre_hook(before, prepend=True))
-                if self.replicas.size > 1:
-                    self._hook_gradients(unit.name, module)
+                self._hook_gradients(unit.name, module)
         return handles
 
     def _hook_gradients(self, name: str, module: Any) -> None:
@@ -306,7 +311,7 @@ class LocalSGD:
         """Average the gradients of a unit over the replicas, in the warm-up alone."""
         import torch.distributed as dist
 
-        if self.is_warming_up:
+        if self.is_warming_up and self.replicas.size > 1:
             dist.all_reduce(gradient, group=self._sync_ranks)
             gradient.div_(self.replicas.size)
 
@@ -429,6 +434,14 @@ def _uncompiled(call: Any) -> Any:
     import torch
 
     return torch.compiler.disable(call)
+
+
+def _refuse_second(model: nn.Module) -> None:
+    if _OWNER in vars(model):
+        raise LocalSGDError(
+            f"model: this {type(model).__name__} has a LocalSGD: call detach() on it before "
+            "another is made, since both would synchronise"
+        )
 
 
 def _groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:

@@ -66,7 +66,9 @@ class Turns:
         if store is None:
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
         self._store = dist.PrefixStore(f"holdfast/local_sgd/{next(_numbers)}", store)
-        self._config, self._replicas, self._own, self._clock = config, replicas, own, clock
+        self._config, self._own, self._clock = config, own, clock
+        self.replicas = replicas
+        """The ranks that hold this rank's shards."""
         self.turn = Turn(round=0, started=clock())
 
     def restart(self, steps: int = 0, rounds: int = 0) -> None:
@@ -117,7 +119,7 @@ class Turns:
         """Return if some replica has triggered the round; trigger it if this one's time is up."""
         if self._store.check([self.turn.key]):
             return True
-        nobody = self.turn.exhausted and (self._store.add(_EXHAUSTED, 0) == self._replicas.size)
+        nobody = self.turn.exhausted and (self._store.add(_EXHAUSTED, 0) == self.replicas.size)
         if not is_triggering(self.turn, self._clock(), self._config, all_exhausted=nobody):
             return False
         self._store.set(self.turn.key, "")
@@ -128,7 +130,7 @@ class Turns:
 
     def _enter(self) -> Entry:
         mine = [float(self.turn.steps), float(self.turn.exhausted)]
-        told = self._replicas.gather_scalars(mine)
+        told = self.replicas.gather_scalars(mine)
         progress = [Progress(int(steps), bool(exhausted)) for steps, exhausted in told]
         entry = enter(progress, self._config).entry
         self.turn = after(self.turn, entry, self._clock())
