@@ -58,7 +58,7 @@ def test_a_replica_that_gives_up_tells_the_others(worlds: ReplicaWorlds) -> None
     first, closed, third = worlds.train(job="closed", replicas=3, timeout=20.0)
     for answer in (first, third):
         assert "failed (deadline 20 s)" in answer["said"]
-        assert answer["took"] < 10
+        assert answer["took"] < 5
     assert "this group has failed before (it was closed)" in closed["said"]
 
 

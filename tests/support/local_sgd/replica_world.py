@@ -351,7 +351,7 @@ def _closed(world: Mapping[str, Any], pipe: Any) -> None:
     if replica.replica == 1:
         time.sleep(0.3)
         replica.sync_group.close()
-        time.sleep(world["timeout"] / 2)
+        time.sleep(6)
     try:
         replica.sync.run(replica.units)
     except SyncError as error:

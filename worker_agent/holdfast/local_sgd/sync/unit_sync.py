@@ -143,13 +143,15 @@ class UnitSync:
         import torch
 
         lost: Sequence[Lost | None] = [unit.lost for unit in pending.units]
-        mean, factors = None, [1.0] * len(pending.units)
+        means: Sequence[torch.Tensor | None] = [None] * len(pending.units)
+        factors = [1.0] * len(pending.units)
         with torch.no_grad():
             if pending.reduction is not None:
                 mean, lost = pending.reduction.wait()
                 factors = self._clip(mean, pending)
+                means = mean.split(pending.sizes)
             return [
-                self._step(number, pending, mean, lost[number], factors[number])
+                self._step(number, pending, means[number], lost[number], factors[number])
                 for number in range(len(pending.units))
             ]
 
@@ -239,8 +241,7 @@ class UnitSync:
     ) -> Outcome:
         unit, verdict = pending.units[number], pending.verdicts[number]
         if not verdict.rollback and mean is not None:
-            begin = sum(pending.sizes[:number])
-            unit.anchors.step(mean[begin : begin + pending.sizes[number]].mul_(factor))
+            unit.anchors.step(mean * factor if factor != 1 else mean)
             unit.lost = lost
         unit.anchors.write_weights(unit.tensors())
         unit.detectors = pending.detectors[number]
