@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.flash.memory.shard_table import Path
-from holdfast.flash.trainer.leaves import Leaves, StateError, TensorLeaf, ValueLeaf
+from holdfast.flash.trainer.leaves import (
+    Leaves,
+    StateError,
+    TensorLeaf,
+    ValueLeaf,
+    in_replica,
+)
 
 _SHOWN = 10
 
@@ -42,6 +48,7 @@ class Holders:
 
 def is_state(path: Path) -> bool:
     """Tell whether a path is an optimizer's state of a parameter."""
+    path = in_replica(path)
     return path[:1] == ("optimizer",) and "state" in path[1:3] and len(path) > 3
 
 
@@ -58,6 +65,7 @@ def describe(leaves: Leaves) -> bytes:
 
 
 def _is_group(path: Path) -> bool:
+    path = in_replica(path)
     return len(path) > 2 and path[0] == "optimizer" and path[-1] == "params"
 
 

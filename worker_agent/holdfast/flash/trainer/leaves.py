@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OWN_BUFFERS: Final = "buffers"
 """First key of the buffers that each rank keeps for itself; the second one names the rank."""
+REPLICAS: Final = "replicas"
+"""First key of the state of one replica of several that differ; the second one is its number."""
 OWN_BYTES: Final = 64 * 2**10
 """Bytes of a plain buffer that is saved per rank, at most: 16,384 channels of a BatchNorm."""
 
@@ -85,6 +87,11 @@ def of_rank(leaf: TensorLeaf, rank: int) -> TensorLeaf:
     """Return a buffer's leaf under its name for one rank."""
     path = (OWN_BUFFERS, f"rank_{rank}", *leaf.path)
     return replace(leaf, name=".".join(map(str, path)), path=path, own=True)
+
+
+def in_replica(path: Path) -> Path:
+    """Return a path without the two keys that name a replica; the same path if it has none."""
+    return path[2:] if path[:1] == (REPLICAS,) else path
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,6 +315,20 @@ class Filling:
         for name in self.found.values:
             self.values[name] = decode_value(name, self.found.value(name))
 
+    def rename(self, names: Mapping[str, Path]) -> None:
+        """Have stored things read under other names; whatever had such a name is hidden.
+
+        names: name as it is stored → the keys under which it is to be read.
+        """
+        found = self.found
+        helds: tuple[dict[str, Any], ...] = (found.tensors, found.values, self.values)
+        for held in helds:
+            read = {name: held[name] for name in names if name in held}
+            for path in names.values():
+                held.pop(".".join(map(str, path)), None)
+            held.update({".".join(map(str, names[name])): one for name, one in read.items()})
+        found.paths.update({".".join(map(str, path)): path for path in names.values()})
+
     def form(self, name: str) -> tuple[str, tuple[int, ...]] | None:
         """Return dtype and shape of a stored tensor, ("float32", (4, 2)); None: there is none."""
         parts = self.found.tensors.get(name)

@@ -220,7 +220,7 @@ def _sharded(model: nn.Module) -> dict[tuple[int, str], Any]:
     found: dict[tuple[int, str], Any] = {}
     for module in model.modules():
         state = getattr(module, "_get_fsdp_state", lambda: None)()
-        for group in _groups(state):
+        for group in fsdp_groups(state):
             for record in group.fsdp_params:
                 info = record._module_info  # noqa: SLF001
                 found[id(info.module), info.param_name] = record
@@ -229,7 +229,8 @@ def _sharded(model: nn.Module) -> dict[tuple[int, str], Any]:
     return found
 
 
-def _groups(state: Any) -> list[Any]:
+def fsdp_groups(state: Any) -> list[Any]:
+    """Return the parameter groups of FSDP2's state of a module; none for None."""
     several = getattr(state, "_fsdp_param_groups", None)
     if several is not None:
         return list(several)

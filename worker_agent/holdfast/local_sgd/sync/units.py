@@ -60,7 +60,8 @@ class Unit:
         """Norms of each replica so far, by its rank in the sync group: its own word of each."""
         self.lost: Lost | None = None
         """What a codec lost here; None: nothing yet."""
-        self._outer = outer if outer is not None else Outer()
+        self.outer = outer if outer is not None else Outer()
+        """Maker of its outer optimizer."""
         self._anchors: Anchors | None = None
 
     @property
@@ -80,8 +81,15 @@ class Unit:
 
     def take_anchors(self) -> None:
         """Set A := θ, and begin with fresh momentum."""
-        self._anchors = Anchors(self.tensors(), self._outer.factory, offload=self._outer.offload)
+        self._anchors = Anchors(self.tensors(), self.outer.factory, offload=self.outer.offload)
         self.lost = None
+
+    def adopt(self, other: Unit) -> None:
+        """Take over anchors, momentum and what the codec lost, as they are in another unit.
+
+        A checkpoint fills a unit of its own first; one without anchors leaves this one without.
+        """
+        self._anchors, self.lost = other._anchors, other.lost
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume needs; it synchronises nothing and changes nothing."""

@@ -1,0 +1,80 @@
+"""A round over all units: one order of collectives, whatever order a forward takes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.local_sgd.pipelined_round import PipelinedRound
+from holdfast.local_sgd.sync.group import SyncError
+
+UNITS = 5
+
+
+class Recorder:
+    """A sync that notes its calls; the unit `fails` fails once in finish."""
+
+    def __init__(self, fails: int = -1) -> None:
+        self.calls: list[str] = []
+        self.fails = fails
+
+    def begin(self, units: list[int], *, steps: float, joins: bool) -> int:
+        assert (steps, joins) == (3.0, True)
+        self.calls.append(f"begin {units[0]}")
+        return units[0]
+
+    def finish(self, pending: int) -> list[str]:
+        if pending == self.fails:
+            self.fails = -1
+            raise SyncError("a rank is gone")
+        self.calls.append(f"finish {pending}")
+        return [f"unit {pending}"]
+
+
+def _round(recorder: Recorder) -> PipelinedRound:
+    def before(number: int) -> None:
+        recorder.calls.append(f"write {number}")
+
+    units: Any = list(range(UNITS))
+    return PipelinedRound(cast("Any", recorder), units, steps=3.0, joins=True, before_write=before)
+
+
+def _names(one: PipelinedRound) -> list[Any]:
+    return list(one.outcomes)
+
+
+@given(st.lists(st.integers(0, UNITS - 1)))
+def test_all_ranks_make_the_same_collectives_in_the_same_order(order: list[int]) -> None:
+    """Whatever units a forward reaches, in whatever order and however often."""
+    plain, here = Recorder(), Recorder()
+    _round(plain).complete()
+    one = _round(here)
+    for number in order:
+        one.reach(number)
+        assert len(one.outcomes) >= number + 1
+    one.complete()
+    assert here.calls == plain.calls
+    assert _names(one) == [f"unit {number}" for number in range(UNITS)]
+
+
+def test_the_next_unit_is_in_flight_while_a_unit_computes() -> None:
+    """The forward of unit 0 begins when unit 1's reduction is on its way."""
+    recorder = Recorder()
+    _round(recorder).reach(0)
+    assert recorder.calls == ["begin 0", "begin 1", "write 0", "finish 0"]
+
+
+def test_a_failure_leaves_finished_units_and_goes_on_with_the_others() -> None:
+    """A unit whose reduction failed is begun again, and those before it are not."""
+    recorder = Recorder(fails=2)
+    one = _round(recorder)
+    with pytest.raises(SyncError):
+        one.complete()
+    assert _names(one) == ["unit 0", "unit 1"]
+    one.complete()
+    assert one.is_over
+    finished = [call for call in recorder.calls if call.startswith("finish")]
+    assert finished == [f"finish {number}" for number in range(UNITS)]

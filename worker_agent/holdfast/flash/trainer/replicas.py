@@ -1,0 +1,102 @@
+"""The state of one replica of several that differ, beside that of the others.
+
+Belongs here: the names of a replica's weights and optimizer, and which replica's state a rank
+starts from. Does not belong here: why replicas differ (`holdfast.local_sgd`), the state itself,
+which is that of any other `Shards`.
+
+Replica 0 has torch's plain names, so that whoever knows nothing of replicas reads its weights. What
+replica 2 has differs and is named `replicas.2.model.<parameter>`. Buffers and a module's own state
+are of the ranks, as everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.trainer.leaves import (
+    REPLICAS,
+    GlobalBox,
+    Leaves,
+    TensorLeaf,
+    ValueLeaf,
+    in_replica,
+)
+from holdfast.flash.trainer.reshard import Filling
+from holdfast.flash.trainer.shards import Shards
+
+_OF_REPLICAS: Final = ("model", "optimizer")
+"""First keys of what a replica has for itself."""
+
+
+class ReplicaShards:
+    """The `Shards` of one replica, by whatever framework keeps it."""
+
+    def __init__(self, shards: Shards, replica: int, *, shard: int) -> None:
+        """Take the replica's state.
+
+        Args:
+            shards: The state; its sharded tensors are of this replica's ranks alone.
+            replica: Number of the replica, from 0.
+            shard: Number of this rank in the replica, from 0.
+        """
+        self._shards, self._replica, self._shard = shards, replica, shard
+        self.found = True
+        """The checkpoint that was accepted last has this replica; else it gave replica 0's."""
+
+    def collect(self, leaves: Leaves) -> None:
+        """List the replica's state under its names; see `Shards.collect`."""
+        own = Leaves()
+        self._shards.collect(own)
+        leaves.tensors += [self._tensor(leaf) for leaf in own.tensors]
+        leaves.values += [self._value(leaf) for leaf in own.values]
+        leaves.counts += own.counts
+        leaves.links += own.links
+        leaves.watched += own.watched
+        leaves.optimizers |= own.optimizers
+
+    def accept(self, filling: Filling) -> None:
+        """Plan the copies from this replica's stored state, or replica 0's; see `Shards.accept`."""
+        begin = (REPLICAS, str(self._replica))
+        own = {
+            name: in_replica(path)
+            for name, path in filling.paths.items()
+            if path[:2] == begin and path[2] in _OF_REPLICAS
+        }
+        self.found = self._replica == 0 or bool(own)
+        filling.rename(own)
+        every, filling.leaves = filling.leaves, Leaves()
+        try:
+            self._shards.collect(filling.leaves)
+            self._shards.accept(filling)
+        finally:
+            filling.leaves = every
+
+    def finish(self, *, partial: bool) -> None:
+        """Complete the start; see `Shards.finish`."""
+        self._shards.finish(partial=partial)
+
+    def _tensor(self, leaf: TensorLeaf) -> TensorLeaf:
+        """Return a leaf under this replica's name; the first of its ranks stores what all have."""
+        from torch.distributed.tensor import DTensor
+
+        if leaf.buffer or leaf.path[0] not in _OF_REPLICAS:
+            return leaf
+        if leaf.path[0] == "model":  # a sync writes weights outside `optimizer.step()`
+            leaf = replace(leaf, trained=False)
+        if leaf.box is None and not isinstance(leaf.tensor, DTensor):
+            shape = tuple(leaf.tensor.shape)
+            box = GlobalBox(shape, (0,) * len(shape))
+            leaf = replace(leaf, box=box, stored=self._shard == 0)
+        path = self._path(leaf.path)
+        return replace(leaf, path=path, name=".".join(map(str, path)))
+
+    def _value(self, leaf: ValueLeaf) -> ValueLeaf:
+        if leaf.path[0] != "optimizer":
+            return leaf
+        path = self._path(leaf.path)
+        return replace(leaf, path=path, name=".".join(map(str, path)))
+
+    def _path(self, path: Path) -> Path:
+        return path if self._replica == 0 else (REPLICAS, str(self._replica), *path)

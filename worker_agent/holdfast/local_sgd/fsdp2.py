@@ -1,0 +1,476 @@
+"""EDiT for a model under FSDP2's `fully_shard`: five lines in a training script.
+
+```python
+mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"))
+for block in model.blocks:
+    fully_shard(block, mesh=mesh["shard"])
+fully_shard(model, mesh=mesh["shard"])
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+local = LocalSGD(model, optimizer, mesh, LocalSGDConfig(local_sgd_sync_interval=16), outer)
+```
+
+Belongs here: FSDP2's hooks, and what they call when. Does not belong here: which parameters are a
+unit (`fsdp2_units`), the order of a round (`pipelined_round`), the state in a checkpoint
+(`shards`).
+
+In the *warm-up* a hook behind FSDP2's reduce-scatter averages the gradients over the replicas,
+which is what HSDP does. Afterwards a replica steps alone. After the step that ends a round, the
+forward of the next step's first micro-batch synchronises: each unit's hook writes the unit's
+weights just before FSDP2 gathers them, while the next unit's reduction is on its way. Evaluations,
+later micro-batches and recomputation synchronise nothing. What the forward did not reach is
+synchronised before the optimizer's step.
+
+Facts of FSDP2 on torch 2.15 that this stands on; tests/local_sgd/process/test_fsdp2_facts.py has a
+test for each:
+
+- A 2-D mesh with its all-reduce turned off has no gradients at all: so the mesh is 1-D.
+- A replica's gradients are the mean over its own M ranks. Nothing needs scaling.
+- With sums forced (`set_force_sum_reduction_for_comms`) FSDP2 divides behind the hook. A mean over
+  replicas commutes with that.
+- Only a pre-hook that is registered behind `fully_shard`, with `prepend`, comes before the gather.
+- A root stays whole after an evaluation, and a prefetch gathers before the hook: both are dropped
+  before a write.
+- Since 2.15 gradients are reduced in fp32 where only `param_dtype` is given; 2.13 reduced in that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.trainer.replicas import ReplicaShards
+from holdfast.flash.trainer.shards import Shards
+from holdfast.flash.trainer.together import Together
+from holdfast.flash.trainer.torch_shards import TorchShards
+from holdfast.local_sgd.combinations import check_together
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
+from holdfast.local_sgd.pipelined_round import PipelinedRound
+from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
+from holdfast.local_sgd.shards import LocalSGDShards
+from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
+from holdfast.local_sgd.sync.group import TIMEOUT, Group
+from holdfast.local_sgd.sync.unit_sync import Outcome
+from holdfast.local_sgd.sync.units import Unit, check_equal
+from holdfast.local_sgd.turns import Turns
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+log: Final = logging.getLogger("holdfast")
+_OWNER: Final = "_holdfast_local_sgd"
+"""Attribute of a model that has a `LocalSGD`."""
+
+
+def local_sgd_of(model: nn.Module) -> LocalSGD:
+    """Return the `LocalSGD` that was made for a model.
+
+    Raises:
+        LocalSGDError: there is none.
+    """
+    found: LocalSGD | None = vars(model).get(_OWNER)
+    if found is None:
+        raise LocalSGDError(
+            f"model: no LocalSGD was made for this {type(model).__name__}: make one, "
+            "LocalSGD(model, optimizer, mesh, config), and pass the same model"
+        )
+    return found
+
+
+class LocalSGD:
+    """Replicas of one model that step alone and agree on their weights in rounds."""
+
+    optimizers: list[Any]
+    """Inner optimizers."""
+    replicas: Group
+    """The ranks that hold this rank's shards, one of each replica."""
+    shard_group: Group
+    """The ranks of this replica."""
+    own_ranks: dist.ProcessGroup
+    """The process group of `shard_group`."""
+    modules: list[ShardedUnit]
+    """What `fully_shard` keeps together, frozen modules too."""
+    trained: list[ShardedUnit]
+    """Those of them that synchronise, in the order of a round."""
+    units: list[Unit]
+    """Anchors and rounds of `trained`."""
+    steps: int
+    """Steps of the inner optimizer so far."""
+    alone: int
+    """Steps since the last round."""
+    tokens: int
+    """Tokens since the last round, as far as the script tells them."""
+    due: bool
+    """The next forward in training begins a round."""
+    outcomes: list[Outcome]
+    """Of the newest round's units."""
+    _round: PipelinedRound | None
+    """The round that is under way."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        mesh: DeviceMesh,
+        config: LocalSGDConfig,
+        outer: OuterOptimizerConfig | None = None,
+        gta: GTAConfig | None = None,
+        *,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Register the hooks, and give all replicas the weights of the first; a collective.
+
+        Args:
+            model: `fully_shard` has been called on it, with the mesh's second dimension.
+            optimizer: The inner optimizer, whose steps count; of several, those of the last.
+            mesh: Two dimensions: replicas, and the ranks of a replica. Either may have one rank.
+            config: When replicas synchronise, and how.
+            outer: The outer optimizer; None: none.
+            gta: How deltas become one; None: their mean.
+            timeout: Seconds until a collective of a sync has failed.
+
+        Raises:
+            LocalSGDConfigError: settings contradict each other.
+            LocalSGDError: the model or the mesh does not fit; the message says what to change.
+        """
+        check_together(config, outer, gta)
+        _refuse_second(model)
+        self.config, self.model = config, model
+        self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        sync_ranks, self.own_ranks = _groups(mesh)
+        self.replicas = Group(sync_ranks, timeout=timeout)
+        self.shard_group = Group(self.own_ranks, timeout=timeout)
+        self._sync_ranks = sync_ranks
+        self.modules = units_of(model, self.own_ranks)
+        self.trained = [one for one in self.modules if one.trained]
+        made = outer_of(config, outer)
+        self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
+        self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group))
+        self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
+        self._round = None
+        self.outcomes = []
+        self._turns = Turns(config, self.replicas, self.shard_group) if config.use_async else None
+        self._broadcast()
+        vars(model)[_OWNER] = self
+        self._handles = [*self._hook_modules(), *self._hook_optimizers()]
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Gradients are averaged over the replicas."""
+        return phase(self.steps, self.config) is Phase.WARM_UP
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the steps so far have ended, on all replicas alike; `due`: the last runs yet.
+
+        A-EDiT's replicas make unlike numbers of steps. So they save where `due` is true, after
+        this number of rounds.
+        """
+        if self._turns is not None:
+            return self._turns.turn.round
+        lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
+        return lone // self.config.local_sgd_sync_interval
+
+    def finish(self, entered: Callable[[], None] | None = None) -> None:
+        """End the training of this replica, which has no more data; its weights are the anchors.
+
+        With A-EDiT it joins the others' rounds, without a weight, until no replica has data. With
+        EDiT all replicas call it after the same step.
+
+        Args:
+            entered: Called where a round has been entered, `due` is true and the others may save:
+                a checkpoint needs all ranks. Does what the script's loop does there.
+
+        Raises:
+            SyncError: a rank is gone.
+        """
+        if self._turns is None:
+            self.sync()
+            return
+        self._complete()
+        if not self.units or not self.units[0].has_anchors:
+            return
+        entry = Entry.ROUND
+        while entry is not Entry.LAST:
+            if self.due:
+                self._begin()
+                self._complete()
+            entry = self._turns.exhausted()
+            self.due = True
+            if entered is not None:
+                entered()
+        self._begin()
+        self._complete()
+
+    def sync(self) -> None:
+        """Synchronise now, such as before an export of the weights; all ranks call it.
+
+        In the warm-up replicas are equal, and it does nothing.
+
+        Raises:
+            SyncError: a rank is gone.
+        """
+        if self._round is None and self.alone:
+            self._begin()
+        self._complete()
+
+    def shards(self) -> Shards:
+        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`."""
+        optimizers = {
+            "" if len(self.optimizers) == 1 else str(number): one
+            for number, one in enumerate(self.optimizers)
+        }
+        whole = TorchShards({"": self.model}, optimizers)
+        replica = ReplicaShards(whole, self.replicas.rank, shard=self.shard_group.rank)
+        return Together(replica, LocalSGDShards(self, replica))
+
+    def clock(self) -> dict[str, Any]:
+        """Return this replica's counters, for a checkpoint."""
+        return {
+            "steps": self.steps,
+            "alone": self.alone,
+            "tokens": self.tokens,
+            "due": self.due,
+            "rounds": self.rounds,
+        }
+
+    def set_clock(self, clock: Mapping[str, Any]) -> None:
+        """Go on from counters of a checkpoint; a round that was under way is not."""
+        self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
+        self.tokens = clock["tokens"]
+        self._round = None
+        if self._turns is not None:
+            self._turns.restart(self.alone, clock["rounds"])
+
+    def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
+        """Go on with other replicas, after one was lost or has come; all members call it.
+
+        Nothing of this replica is lost: a round that was under way goes on with the units that it
+        has not finished. After a `SyncError` in a forward call `model.reset_iter_state()`, which
+        drops that forward, then this, and repeat the step. Units that the members have at unlike
+        rounds are brought to one round before (`policies.roster`).
+
+        A checkpoint names replicas by their number: make a new `Checkpointer` from `shards()`.
+
+        Args:
+            sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
+        """
+        self._sync_ranks = sync_ranks
+        self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
+        self._sync.regroup(self.units, self.replicas, self.shard_group)
+        if self._turns is not None:
+            self._turns.replicas = self.replicas
+        if self._round is not None:
+            self._round.drop_flight()
+
+    def processed(self, tokens: int) -> None:
+        """Count tokens of this replica, where `step_weight_by="tokens"` weighs by them."""
+        self.tokens += tokens
+
+    def skipped(self) -> None:
+        """Count a step that a `GradScaler` has left out; the replicas count alike."""
+        self._after_step()
+
+    def detach(self) -> None:
+        """Remove the hooks; every replica goes on alone."""
+        vars(self.model).pop(_OWNER, None)
+        for handle in self._handles:
+            handle.remove()
+        for unit in self.modules:
+            for module in unit.modules:
+                module.set_all_reduce_hook(_nothing)
+
+    def _hook_modules(self) -> list[Any]:
+        handles, numbers = [], {id(unit): number for number, unit in enumerate(self.trained)}
+        for unit in self.modules:
+            for module in unit.modules:
+                before = _Before(self, numbers.get(id(unit)))
+                handles.append(module.register_forward_pre_hook(before, prepend=True))
+                self._hook_gradients(unit.name, module)
+        return handles
+
+    def _hook_gradients(self, name: str, module: Any) -> None:
+        try:
+            module.set_all_reduce_hook(self._average)
+        except ValueError as error:  # several meshes in one unit
+            raise LocalSGDError(
+                f"unit {name} has parameters on several meshes, where FSDP2 takes no all-reduce "
+                "hook: shard them all over the mesh's second dimension"
+            ) from error
+
+    def _hook_optimizers(self) -> list[Any]:
+        before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
+        return [*before, self.optimizers[-1].register_step_post_hook(self._after_step)]
+
+    def _average(self, gradient: torch.Tensor) -> None:
+        """Average the gradients of a unit over the replicas, in the warm-up alone."""
+        import torch.distributed as dist
+
+        if self.is_warming_up and self.replicas.size > 1:
+            dist.all_reduce(gradient, group=self._sync_ranks)
+            gradient.div_(self.replicas.size)
+
+    def before_forward(self, number: int | None) -> None:
+        """Write a unit's weights if a round is due; number: None for a frozen one."""
+        import torch
+
+        if self.due and torch.is_grad_enabled() and self.model.training:
+            self._begin()
+        if self._round is None or number is None:
+            return
+        unit = self.trained[number]
+        is_new = number >= len(self._round.outcomes)
+        self._round.reach(number)
+        if is_new:
+            unit.gather_in_order(root=unit is self.modules[0])
+        self._settle()
+
+    def _begin(self) -> None:
+        """Begin a round; no unit is touched yet."""
+        self._refuse_new_parameters()
+        self.due = False
+        self._round = PipelinedRound(
+            self._sync,
+            self.units,
+            steps=float(self.tokens if self.config.step_weight_by == "tokens" else self.alone),
+            joins=True,
+            before_write=lambda number: self.trained[number].drop_gathered(),
+        )
+
+    def _complete(self) -> None:
+        if self._round is not None:
+            self._round.complete()
+            self._settle()
+
+    def _settle(self) -> None:
+        """End a round whose last unit is finished."""
+        under_way = self._round
+        if under_way is None or not under_way.is_over:
+            return
+        self._round, self.outcomes = None, under_way.outcomes
+        self.alone, self.tokens = 0, 0
+        if self.replicas.rank == 0 and self.shard_group.rank == 0:
+            _tell(under_way.outcomes)
+
+    def _before_step(self, *_: Any) -> None:
+        """Finish what the forward did not reach; take the anchors before the first lone step."""
+        self._complete()
+        if not self.is_warming_up and self.units and not self.units[0].has_anchors:
+            self.take_anchors()
+
+    def take_anchors(self) -> None:
+        """Take the weights for anchors, where all replicas are equal; a collective.
+
+        Raises:
+            AnchorsDifferError: they are not; names units and replicas.
+        """
+        self._refuse_new_parameters()
+        if self.steps:  # after a warm-up on unlike machines the last bits may differ
+            self._broadcast()
+        for unit in self.units:
+            unit.take_anchors()
+        check_equal(self.units, self.replicas)
+
+    def _after_step(self, *_: Any) -> None:
+        warming_up = self.is_warming_up
+        self.steps += 1
+        if warming_up:
+            if self._turns is not None:
+                self._turns.restart()  # the time begins with the first lone step
+            return
+        self.alone += 1
+        if self._turns is not None:
+            self.due = self._turns.stepped() is not Entry.SKIP
+        else:
+            self.due = is_due(self.steps, self.config)
+
+    def _broadcast(self) -> None:
+        """Give all replicas the first one's weights, as DDP does."""
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.tensor import DTensor
+
+        if self.replicas.size == 1:
+            return
+        with torch.no_grad():
+            for unit in self.modules:
+                unit.drop_gathered()
+            for one in self.model.parameters():
+                local = one._local_tensor if isinstance(one, DTensor) else one  # noqa: SLF001
+                if local.numel():
+                    dist.broadcast(local.detach(), group=self._sync_ranks, group_src=0)
+
+    def _refuse_new_parameters(self) -> None:
+        """Refuse a parameter that is trained since: no replica would learn of its changes."""
+        known = {id(one.parameter) for unit in self.trained for one in unit.trained}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for one in group["params"]:
+                    if one.requires_grad and id(one) not in known:
+                        raise LocalSGDError(
+                            f"optimizer: a parameter of shape {tuple(one.shape)} is trained now "
+                            "and was not when LocalSGD was made, so no replica would learn of its "
+                            "changes: set requires_grad first, then make the optimizer and LocalSGD"
+                        )
+
+
+class _Before:
+    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
+
+    def __init__(self, local: LocalSGD, number: int | None) -> None:
+        self._local, self._number = local, number
+        self._call = _uncompiled(local.before_forward)
+
+    def __call__(self, *_: Any) -> None:
+        self._call(self._number)
+
+
+def _uncompiled(call: Any) -> Any:
+    import torch
+
+    return torch.compiler.disable(call)
+
+
+def _refuse_second(model: nn.Module) -> None:
+    if _OWNER in vars(model):
+        raise LocalSGDError(
+            f"model: this {type(model).__name__} has a LocalSGD: call detach() on it before "
+            "another is made, since both would synchronise"
+        )
+
+
+def _groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return the groups of a mesh's two dimensions."""
+    if mesh.ndim != 2:
+        raise LocalSGDError(
+            f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
+            'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
+            "makes it"
+        )
+    return mesh.get_group(0), mesh.get_group(1)
+
+
+def _nothing(_: Any) -> None:
+    """Leave a gradient as it is."""
+
+
+def _tell(outcomes: Sequence[Outcome]) -> None:
+    """Log a round; loudly where replicas were left out."""
+    for one in outcomes:
+        loud = one.rollback or any(one.anomalous)
+        level = logging.WARNING if loud else logging.DEBUG
+        log.log(
+            level,
+            "local SGD: unit %s, round %d: weights %s, norms %s, clipped by %.3g: %s",
+            one.name,
+            one.round,
+            [f"{weight:.3f}" for weight in one.weights],
+            [f"{norm:.3g}" for norm in one.norms],
+            one.clipped,
+            one.reason,
+        )

@@ -1,0 +1,161 @@
+"""Units of a model under `fully_shard`: which parameters synchronise together, and their shards.
+
+Belongs here: what a sync needs to know of FSDP2's modules. Does not belong here: when a unit
+synchronises (`fsdp2`).
+
+A unit is what one call of `fully_shard` keeps together, also if that is several modules. Only its
+trained parameters are synchronised: frozen ones do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
+from holdfast.flash.trainer.state_dict import fsdp_groups, parameters, unwrap
+from holdfast.local_sgd.errors import LocalSGDError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained parameter; FSDP2 may put another object into its record."""
+
+    name: str
+    record: Any
+    """FSDP2's record of the parameter, whose `sharded_param` is the DTensor."""
+
+    @property
+    def parameter(self) -> Any:
+        """The sharded parameter, whatever the module shows at the moment."""
+        return self.record.sharded_param
+
+    @property
+    def local(self) -> torch.Tensor:
+        """This rank's shard, which writes change; it may be empty."""
+        local: torch.Tensor = self.parameter._local_tensor.detach()  # noqa: SLF001 - no graph
+        return local
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedUnit:
+    """The modules of one call of `fully_shard`, and their trained parameters."""
+
+    name: str
+    modules: tuple[Any, ...]
+    trained: tuple[Trained, ...]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return this rank's shards of the trained parameters."""
+        return [one.local for one in self.trained]
+
+    def drop_gathered(self) -> None:
+        """Have the next forward gather anew what is about to be written.
+
+        An evaluation leaves a root whole, and a prefetch has begun a gather of the old values:
+        only waiting for it makes it one that `reshard` can drop.
+        """
+        for module in self.modules:
+            if any(_is_gathering(group) for group in _groups(module)):
+                module.unshard()
+            module.reshard()
+
+    def gather_in_order(self, *, root: bool) -> None:
+        """Have the gather come behind what this stream has written.
+
+        FSDP2's own streams wait for the script's only when the root's forward begins, which is
+        before the writes of all units but the root's; and for an event of the script's own in its
+        place (`set_post_optim_event`), which is before the root's writes too.
+        """
+        if not root:
+            self.modules[0].unshard(async_op=True)
+        elif self.trained[0].local.is_cuda:
+            import torch
+
+            event = torch.cuda.current_stream().record_event()
+            self.modules[0].set_post_optim_event(event)
+
+
+def place_of(one: Trained) -> Local:
+    """Return where this rank's shard lies in the whole parameter."""
+    position = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
+    return locate_tensor(one.parameter, one.name, position)
+
+
+def units_of(model: nn.Module, own: dist.ProcessGroup) -> list[ShardedUnit]:
+    """Return the units of a model, in the order of its modules; the root comes first.
+
+    Args:
+        model: `fully_shard` has been called on it.
+        own: This replica's ranks.
+
+    Raises:
+        LocalSGDError: a trained parameter is in no unit, or on another mesh.
+    """
+    names = {id(holder[key]): name for name, holder, key in reversed(list(parameters(model)))}
+    found: dict[int, tuple[list[str], list[Any], Any]] = {}
+    for name, module in unwrap(model).named_modules():
+        if hasattr(module, "_get_fsdp_state"):
+            state: Any = module._get_fsdp_state()  # noqa: SLF001 - no public way
+            known = found.setdefault(id(state), ([], [], state))
+            known[0].append(name or "root")
+            known[1].append(module)
+    units = [
+        ShardedUnit("+".join(of), tuple(modules), tuple(_trained(state, names)))
+        for of, modules, state in found.values()
+    ]
+    _refuse_left_out(model, units)
+    _refuse_other_mesh(units, own)
+    return units
+
+
+def _trained(state: Any, names: dict[int, str]) -> Iterator[Trained]:
+    for group in fsdp_groups(state):
+        for record in group.fsdp_params:
+            if record.sharded_param.requires_grad:
+                yield Trained(names[id(record.sharded_param)], record)
+
+
+def _groups(module: Any) -> list[Any]:
+    return fsdp_groups(module._get_fsdp_state())  # noqa: SLF001 - no public way
+
+
+def _is_gathering(group: Any) -> bool:
+    """Tell if a gather is under way; True where this torch does not show it."""
+    return getattr(group, "_all_gather_result", group) is not None
+
+
+def _refuse_left_out(model: nn.Module, units: list[ShardedUnit]) -> None:
+    known = {id(one.parameter) for unit in units for one in unit.trained}
+    left = [
+        name
+        for name, holder, key in parameters(model)
+        if holder[key].requires_grad and id(holder[key]) not in known
+    ]
+    if left:
+        raise LocalSGDError(
+            f"model: {len(left)} trained parameters are in no module that fully_shard was called "
+            f"on ({', '.join(left[:3])}): no replica would learn of their changes. Call "
+            "fully_shard(model, mesh=mesh[...]) on the whole model before this"
+        )
+
+
+def _refuse_other_mesh(units: list[ShardedUnit], own: dist.ProcessGroup) -> None:
+    import torch.distributed as dist
+
+    wanted = dist.get_process_group_ranks(own)
+    for unit in units:
+        for one in unit.trained:
+            mesh = one.parameter.device_mesh
+            if mesh.ndim != 1 or mesh.mesh.flatten().tolist() != wanted:
+                raise LocalSGDError(
+                    f"parameter {one.name} is on a mesh of ranks {mesh.mesh.tolist()}, this "
+                    f"replica's shards are on ranks {wanted}: call fully_shard with the shard "
+                    'dimension alone, such as mesh=mesh["shard"]'
+                )

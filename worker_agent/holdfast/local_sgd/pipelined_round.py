@@ -1,0 +1,77 @@
+"""One outer round over all units: in one order on all ranks, one unit in flight.
+
+Belongs here: which unit is finished and begun when. Does not belong here: the sync of a unit
+(`sync.unit_sync`), and the hooks of a framework that say how far a forward has come.
+
+Every rank makes the same collectives in the same order, whatever order its own forward takes: unit
+k is begun, then k - 1 is finished. A forward that needs unit k finishes all units up to k. While it
+computes with k, the reduction of k + 1 is on its way. What a forward did not reach is finished
+before the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from holdfast.local_sgd.sync.unit_sync import Outcome, Pending, UnitSync
+from holdfast.local_sgd.sync.units import Unit
+
+
+class PipelinedRound:
+    """One round; a unit that is finished is never touched again, however often it is reached."""
+
+    def __init__(
+        self,
+        sync: UnitSync,
+        units: Sequence[Unit],
+        *,
+        steps: float,
+        joins: bool,
+        before_write: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Take the units in the order of the round; nothing is begun yet.
+
+        Args:
+            sync: What begins and finishes them.
+            units: The same on all ranks, in the same order.
+            steps: What this replica has done since its last round.
+            joins: False: this replica has no more data, and weighs nothing.
+            before_write: Called with the number of a unit whose weights are to be written next.
+        """
+        self._sync, self._units = sync, units
+        self._steps, self._joins, self._before_write = steps, joins, before_write
+        self._finished = 0
+        self._pending: Pending | None = None
+        """The unit after the last finished one, in flight."""
+        self.outcomes: list[Outcome] = []
+        """Of the finished units."""
+
+    @property
+    def is_over(self) -> bool:
+        """All units are finished."""
+        return self._finished == len(self._units)
+
+    def reach(self, number: int) -> None:
+        """Finish all units up to this one, and begin the next.
+
+        Raises:
+            SyncError: a rank is gone. Finished units stay so; a later call goes on with the others.
+        """
+        while self._finished <= number:
+            at = self._finished
+            pending, self._pending = self._pending or self._begin(at), None
+            following = self._begin(at + 1) if at + 1 < len(self._units) else None
+            self._before_write(at)
+            self.outcomes += self._sync.finish(pending)
+            self._finished, self._pending = at + 1, following
+
+    def complete(self) -> None:
+        """Finish all units; see `reach`."""
+        self.reach(len(self._units) - 1)
+
+    def drop_flight(self) -> None:
+        """Begin the unit in flight again, in the groups that the sync has now."""
+        self._pending = None
+
+    def _begin(self, number: int) -> Pending:
+        return self._sync.begin([self._units[number]], steps=self._steps, joins=self._joins)

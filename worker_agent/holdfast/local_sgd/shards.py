@@ -1,0 +1,307 @@
+"""Local SGD's state as `Shards`: anchors, momentum, what a codec lost, rounds, detectors, counters.
+
+Belongs here: names and boxes of that state, and how a start in another world takes it over. Does
+not belong here: weights and inner optimizer, which `ReplicaShards` lists beside it.
+
+| name | box or value | stored by |
+|---|---|---|
+| `local_sgd.anchor.<parameter>` | A | one replica, by turns of units |
+| `local_sgd.outer.<parameter>.<key>` | v, or whatever the outer optimizer keeps | the same |
+| `local_sgd.merge_error.<parameter>` | what the codec lost of merged deltas | each rank |
+| `replicas.<n>.local_sgd.error.<parameter>` | what it lost of replica n's delta | replica n |
+| `local_sgd.rounds`, `.detectors`, `.outer_settings` | by unit | one rank |
+| `replicas.<n>.local_sgd.clock` | replica n's steps | one of its ranks |
+
+A replica that the checkpoint does not have starts from the anchors, with replica 0's inner state. A
+checkpoint without anchors, of a warm-up or of a plain job, begins with the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.trainer.flat_range import boxes_of_range
+from holdfast.flash.trainer.leaves import REPLICAS, Leaves
+from holdfast.flash.trainer.planner import Local
+from holdfast.flash.trainer.replicas import ReplicaShards
+from holdfast.flash.trainer.reshard import Filling
+from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.fsdp2_units import ShardedUnit, place_of
+from holdfast.local_sgd.policies.anomaly import Ewma
+from holdfast.local_sgd.sync.codecs import BLOCK
+from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.reducers import Lost
+from holdfast.local_sgd.sync.units import Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+_OURS: Final = "local_sgd"
+_ANCHOR: Final = (_OURS, "anchor")
+_OUTER: Final = (_OURS, "outer")
+_MERGE_ERROR: Final = (_OURS, "merge_error")
+_NO_OUTER: Final = (
+    "local_sgd.outer: the checkpoint has the state of an outer optimizer, this job has none: pass "
+    "the OuterOptimizerConfig of the run that saved"
+)
+
+
+class Rounds(Protocol):
+    """A `LocalSGD` of some framework, as far as its state goes."""
+
+    config: LocalSGDConfig
+    replicas: Group
+    shard_group: Group
+    units: list[Unit]
+    trained: list[ShardedUnit]
+
+    def clock(self) -> dict[str, Any]:
+        """Return this replica's counters."""
+
+    def set_clock(self, clock: Mapping[str, Any]) -> None:
+        """Go on from counters."""
+
+
+@dataclass(slots=True)
+class _Coming:
+    """One unit's state while nothing is changed yet."""
+
+    unit: Unit
+    spare: Unit
+    """Has the anchors that are filled: the unit's own, or fresh ones."""
+    states: list[tuple[torch.Tensor, str, torch.Tensor]] = field(default_factory=list)
+    """(anchor, key, value) of the outer optimizer's state."""
+    lost: Lost | None = None
+
+
+class LocalSGDShards:
+    """What a `LocalSGD` keeps between rounds; see `holdfast.flash.trainer.shards.Shards`."""
+
+    def __init__(self, local: Rounds, replica: ReplicaShards) -> None:
+        """Take it, and the state of this rank's replica, which is filled before."""
+        self._local, self._replica = local, replica
+        self._number, self._count = local.replicas.rank, local.replicas.size
+        self._coming: list[_Coming] = []
+        self._values: dict[str, Any] = {}
+
+    def collect(self, leaves: Leaves) -> None:
+        """List the state; see `Shards.collect`."""
+        for number, (unit, module) in enumerate(self._units()):
+            held = vars(unit)
+            leaves.links += [(held, key, held[key]) for key in ("_anchors", "lost")]
+            if unit.has_anchors:
+                stored = number % self._count == self._number
+                self._collect_anchors(leaves, unit, module, stored=stored)
+            if unit.lost is not None:
+                self._collect_lost(leaves, unit.lost, module)
+        local = self._local
+        leaves.add_value((_OURS, "rounds"), lambda: {one.name: one.round for one in local.units})
+        leaves.add_value((_OURS, "detectors"), lambda: _detectors(local.units))
+        leaves.add_value((_OURS, "outer_settings"), lambda: _settings(local.units))
+        leaves.add_value(self._own("clock"), local.clock)
+
+    def accept(self, filling: Filling) -> None:
+        """Plan the copies into anchors and momentum; see `Shards.accept`."""
+        self._coming, values = [], filling.values
+        clock = values.get(".".join(map(str, self._own("clock"))))
+        self._values = {
+            "clock": clock or values.get(f"{REPLICAS}.0.{_OURS}.clock"),
+            **{key: values.get(f"{_OURS}.{key}", {}) for key in ("rounds", "detectors")},
+            "outer_settings": values.get(f"{_OURS}.outer_settings", {}),
+        }
+        if not any(path[:2] == _ANCHOR for path in filling.paths.values()):
+            return
+        self._refuse_other_outer(filling)
+        for unit, module in self._units():
+            self._coming.append(self._accept_unit(filling, unit, module))
+
+    def finish(self, *, partial: bool) -> None:
+        """Take over what was filled; a replica that was not saved starts from the anchors."""
+        for unit in self._local.units if not self._coming else ():
+            unit.adopt(Unit(unit.name, unit.tensors))
+        for one in self._coming:
+            one.spare.lost = one.lost
+            one.unit.adopt(one.spare)
+            optimizer = one.unit.anchors.optimizer
+            for anchor, key, value in one.states:
+                assert optimizer is not None  # noqa: S101 - refused in accept()
+                optimizer.state[anchor][key] = value
+            _set(optimizer, self._values["outer_settings"].get(one.unit.name, {}))
+            if not self._replica.found:
+                one.unit.anchors.write_weights(one.unit.tensors())
+        self._give_values()
+        self._coming = []
+
+    def _give_values(self) -> None:
+        rounds, detectors = self._values["rounds"], self._values["detectors"]
+        for unit in self._local.units:
+            unit.round = rounds.get(unit.name, 0)
+            known = detectors.get(unit.name, {}).items()
+            unit.detectors = {
+                int(replica): Ewma.of(state)
+                for replica, state in known
+                if int(replica) < self._count
+            }
+        if self._values["clock"] is not None:
+            self._local.set_clock(self._values["clock"])
+
+    def _units(self) -> Iterator[tuple[Unit, ShardedUnit]]:
+        yield from zip(self._local.units, self._local.trained, strict=True)
+
+    def _own(self, *keys: str) -> Path:
+        return (REPLICAS, str(self._number), _OURS, *keys)
+
+    def _collect_anchors(
+        self, leaves: Leaves, unit: Unit, module: ShardedUnit, *, stored: bool
+    ) -> None:
+        optimizer = unit.anchors.optimizer
+        if optimizer is not None:
+            leaves.counts.append((optimizer.state, len(optimizer.state)))
+        for anchor, one in zip(unit.anchors.values, module.trained, strict=True):
+            place = place_of(one)
+            options = {"trained": False, "stored": stored}
+            leaves.add_box((*_ANCHOR, one.name), anchor, place.shape, place.offsets, **options)
+            for key, value in (optimizer.state.get(anchor, {}) if optimizer else {}).items():
+                path = (*_OUTER, one.name, key)
+                if not hasattr(value, "shape"):
+                    continue  # SGD's momentum of 0: None
+                if value.shape == anchor.shape:
+                    leaves.add_box(path, value, place.shape, place.offsets, **options)
+                else:
+                    first = stored and self._local.shard_group.rank == 0
+                    zeros = (0,) * value.dim()
+                    leaves.add_box(path, value, value.shape, zeros, trained=False, stored=first)
+
+    def _collect_lost(self, leaves: Leaves, lost: Lost, module: ShardedUnit) -> None:
+        for name, values, place in _sent(lost.sent, module):
+            leaves.add_box(
+                self._own("error", name), values, place.shape, place.offsets, trained=False
+            )
+        for name, values, shape, offsets in _merged(lost, module):
+            leaves.add_box((*_MERGE_ERROR, name), values, shape, offsets, trained=False)
+
+    def _accept_unit(self, filling: Filling, unit: Unit, module: ShardedUnit) -> _Coming:
+        spare = Unit(unit.name, unit.tensors, unit.outer)
+        if unit.has_anchors:
+            spare.adopt(unit)
+        else:
+            spare.take_anchors()
+        coming = _Coming(unit, spare)
+        for anchor, one in zip(spare.anchors.values, module.trained, strict=True):
+            place = place_of(one)
+            name = ".".join((*_ANCHOR, one.name))
+            filling.fill_box(name, anchor, place.shape, place.offsets)
+            coming.states += self._accept_outer(filling, anchor, one.name, place)
+        coming.lost = self._accept_lost(filling, module, spare.anchors.values)
+        return coming
+
+    def _accept_outer(
+        self, filling: Filling, anchor: torch.Tensor, name: str, place: Local
+    ) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
+        import torch
+
+        for (owner, key), stored in filling.below(_OUTER).items():
+            form = filling.form(stored)
+            if owner != name or form is None:
+                continue
+            dtype, shape = getattr(torch, form[0]), form[1]
+            if shape == place.shape:
+                value = torch.empty_like(anchor, dtype=dtype)
+                filling.fill_box(stored, value, place.shape, place.offsets)
+            else:
+                value = torch.empty(shape, dtype=dtype)
+                filling.fill_box(stored, value, shape, (0,) * len(shape))
+            yield anchor, key, value
+
+    def _accept_lost(
+        self, filling: Filling, module: ShardedUnit, anchors: list[torch.Tensor]
+    ) -> Lost | None:
+        """Plan what the codec lost: this replica's, and of the chunk that this rank merges now."""
+        import torch
+
+        names = [".".join((*_MERGE_ERROR, one.name)) for one in module.trained]
+        form = next((form for name in names if (form := filling.form(name))), None)
+        if form is None or not self._local.config.error_feedback:
+            return None
+        size, dtype = sum(one.numel() for one in anchors), getattr(torch, form[0])
+        begin, end = _chunk(size, self._number, self._count)
+        device = module.trained[0].local.device
+        sent = torch.zeros(size, dtype=dtype, device=device)
+        lost = Lost(sent, begin, torch.zeros(end - begin, dtype=dtype, device=device))
+        for name, values, place in _sent(sent, module):
+            stored = ".".join(map(str, self._own("error", name)))
+            if filling.form(stored) is not None:
+                filling.fill_box(stored, values, place.shape, place.offsets)
+        for name, values, shape, offsets in _merged(lost, module):
+            filling.fill_box(".".join((*_MERGE_ERROR, name)), values, shape, offsets)
+        return lost
+
+    def _refuse_other_outer(self, filling: Filling) -> None:
+        has = bool(filling.below(_OUTER))
+        if has and all(unit.outer.factory is None for unit in self._local.units):
+            filling.wrong.append(_NO_OUTER)
+
+
+def _chunk(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return begin and end of what a rank merges of a unit, as `sync.reducers` cuts it."""
+    wide = -(-size // (ranks * BLOCK)) * BLOCK
+    return min(rank * wide, size), min((rank + 1) * wide, size)
+
+
+def _sent(flat: torch.Tensor, module: ShardedUnit) -> Iterator[tuple[str, torch.Tensor, Local]]:
+    """Cut a unit's flat values into its parameters' shards; those without elements are left out."""
+    at = 0
+    for one in module.trained:
+        place = place_of(one)
+        count = place.values.numel()
+        if count:
+            yield one.name, flat[at : at + count].view(place.values.shape), place
+        at += count
+
+
+def _merged(
+    lost: Lost, module: ShardedUnit
+) -> Iterator[tuple[str, torch.Tensor, tuple[int, ...], tuple[int, ...]]]:
+    """Cut a chunk of a unit's flat values into boxes of whole parameters."""
+    at, first, last = 0, lost.begin, lost.begin + lost.merged.numel()
+    for one in module.trained:
+        place = place_of(one)
+        count = place.values.numel()
+        low, high = max(first, at), min(last, at + count)
+        here = low - first
+        if low < high:
+            for offsets, sizes in boxes_of_range(place.values.shape, low - at, high - at):
+                size = math.prod(sizes)
+                whole = tuple(a + b for a, b in zip(place.offsets, offsets, strict=True))
+                yield one.name, lost.merged[here : here + size].view(sizes), place.shape, whole
+                here += size
+        at += count
+
+
+def _detectors(units: list[Unit]) -> dict[str, dict[str, list[float]]]:
+    return {
+        unit.name: {str(replica): list(one.state()) for replica, one in unit.detectors.items()}
+        for unit in units
+    }
+
+
+def _settings(units: list[Unit]) -> dict[str, dict[str, Any]]:
+    """Return the outer optimizers' numbers, such as a learning rate that a script has changed."""
+    found = {}
+    for unit in units:
+        optimizer = unit.anchors.optimizer if unit.has_anchors else None
+        if optimizer is not None:
+            group = optimizer.param_groups[0]
+            plain = {key: one for key, one in group.items() if type(one) in (int, float, bool)}
+            found[unit.name] = plain
+    return found
+
+
+def _set(optimizer: Any, settings: dict[str, Any]) -> None:
+    for group in optimizer.param_groups if optimizer is not None else ():
+        group.update({key: one for key, one in settings.items() if key in group})
