@@ -4,3 +4,48 @@ Belongs here: settings, decisions (`policies`), the engine on torch (`sync`), an
 and of other frameworks. Does not belong here: who is a member of the job, which its master decides.
 No module imports torch before it is used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+    from holdfast.local_sgd.ddp import (
+        OuterOptimPeriodicModelAverager,
+        StatefulPostLocalSGDOptimizer,
+    )
+    from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
+    from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
+    from holdfast.local_sgd.fsdp2 import LocalSGD
+
+__all__ = [
+    "GTAConfig",
+    "LocalSGD",
+    "LocalSGDConfig",
+    "LocalSGDConfigError",
+    "LocalSGDError",
+    "OuterOptimPeriodicModelAverager",
+    "OuterOptimizerConfig",
+    "StatefulPostLocalSGDOptimizer",
+    "load_local_sgd_state_dict",
+    "save_local_sgd_state_dict",
+]
+_MODULES = {
+    "GTAConfig": "config",
+    "LocalSGD": "fsdp2",
+    "LocalSGDConfig": "config",
+    "LocalSGDConfigError": "errors",
+    "LocalSGDError": "errors",
+    "OuterOptimPeriodicModelAverager": "ddp",
+    "OuterOptimizerConfig": "config",
+    "StatefulPostLocalSGDOptimizer": "ddp",
+    "load_local_sgd_state_dict": "files",
+    "save_local_sgd_state_dict": "files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name's module on first use: the policies need none of the others."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
