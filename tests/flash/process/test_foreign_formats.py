@@ -163,6 +163,21 @@ def test_what_is_wrong_with_safetensors_is_named(tmp_path: Path, capsys: Print) 
     _refused(capsys, hf, out, "only files beside it are read")
 
 
+def test_a_missing_or_overwritten_file_of_torch_is_named(tmp_path: Path, capsys: Print) -> None:
+    """With the first item that `.metadata` says lies in it."""
+    import torch.distributed.checkpoint as dcp
+
+    source, out = tmp_path / "dcp", tmp_path / "out"
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(_state(), checkpoint_id=source, no_dist=True)
+    (file,) = source.glob("*.distcp")
+    content = file.read_bytes()
+    file.write_bytes(b"x" * len(content))
+    _refused(capsys, source, out, str(file), "is no archive of")
+    file.unlink()
+    _refused(capsys, source, out, f"{file} is missing", f"{source}/.metadata says that")
+
+
 def test_an_unknown_or_ambiguous_path_lists_what_was_looked_for(
     tmp_path: Path, capsys: Print
 ) -> None:

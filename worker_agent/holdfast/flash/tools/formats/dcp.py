@@ -95,7 +95,7 @@ class Directory:
             if _field(info, "transform_descriptors", 3, None):
                 raise ValueError(f"{name} is compressed or transformed")
             file = info.field("relative_path")
-            if "/" in file or file in ("", ".", ".."):
+            if not isinstance(file, str) or "/" in file or file in ("", ".", ".."):
                 raise ValueError(f"{name} lies in {file!r}, outside the directory")
             place = Place(
                 f"{self.place}/{file}", int(info.field("offset")), int(info.field("length"))
@@ -182,7 +182,7 @@ class Directory:
     ) -> tuple[TorchFile, TensorRef]:
         """Return a box's archive, and the tensor in it; raises `ForeignError` for another one."""
         place = self._places.get((name, offsets)) or self._places[name, None]
-        file = TorchFile(self._pickles, place.file, place.begin, place.length)
+        file = self._archive(name, place)
         ref, dtype = file.state, self.tensors[name].dtype
         if not isinstance(ref, TensorRef) or ref.size != sizes or ref.dtype != dtype:
             raise ForeignError(
@@ -191,15 +191,27 @@ class Directory:
             )
         return file, ref
 
+    def _archive(self, name: str, place: Place) -> TorchFile:
+        """Open an item's archive; raises `ForeignError` if there is none at its place."""
+        try:
+            with open(place.file, "rb") as stream:  # noqa: PTH123 - a range of it
+                stream.seek(place.begin)
+                begin = stream.read(4)
+        except FileNotFoundError as error:
+            raise ForeignError(
+                f"{place.file} is missing: {self._file} says that {name} lies in it; copy the "
+                "directory again"
+            ) from error
+        if begin != b"PK\x03\x04":
+            raise ForeignError(
+                f"{place.file}: at byte {place.begin} is no archive of {name}: copy it again"
+            )
+        return TorchFile(self._pickles, place.file, place.begin, place.length)
+
     def value(self, name: str) -> Any:
         """Return a value that is no tensor, as data."""
         place = self._places[name, None]
-        with open(place.file, "rb") as stream:  # noqa: PTH123 - a range of it
-            stream.seek(place.begin)
-            begin = stream.read(4)
-        if begin != b"PK\x03\x04":
-            raise ForeignError(f"{place.file}: at byte {place.begin} is no value {name}")
-        file = TorchFile(self._pickles, place.file, place.begin, place.length)
+        file = self._archive(name, place)
         if isinstance(file.state, Opaque) or not _no_objects(file.state):
             raise ForeignError(f"{place.file}: {name} has objects that are no data")
         return file.with_tensors(file.state)
