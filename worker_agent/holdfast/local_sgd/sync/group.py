@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = 600.0
 """Seconds until a collective has failed: torch's own default for NCCL."""
+INTERVAL: Final = 0.001
+"""Seconds between two looks at a collective that may be interrupted: far below one of a large
+model, and a few per cent of a core."""
 
 
 class SyncError(LocalSGDError, RuntimeError):
@@ -47,7 +50,7 @@ class Work:
         work, self._work = self._work, None
         begun, limit = time.monotonic(), self._group.timeout
         try:
-            self._group.guarded(self._name, lambda: work.wait(timedelta(seconds=limit)))
+            self._group.guarded(self._name, lambda: self._group.wait_for(work))
         except SyncError:
             self._group.is_late |= time.monotonic() - begun >= limit
             raise
@@ -86,6 +89,9 @@ class Group:
         """Bytes that this rank has sent, by the formula of this module."""
         self.is_late = False
         """A collective has missed its deadline, and torch may still be at it."""
+        self.interrupted: Callable[[], bool] | None = None
+        """Asked while a collective is waited for; True: a member is lost, and it fails at once.
+        Only so do ranks leave one that waits for a frozen process, whose connections stay open."""
         self._process_group = process_group
         self._failure = ""
         if alone or not (dist.is_available() and dist.is_initialized()):
@@ -119,6 +125,16 @@ class Group:
         self._failure = self._failure or "it was closed"
         if group is not None and group is not dist.group.WORLD and not self.is_late:
             dist.destroy_process_group(group)
+
+    def wait_for(self, work: Any) -> None:
+        """Wait for torch's handle until the deadline, or until `interrupted`."""
+        deadline = time.monotonic() + self.timeout
+        while self.interrupted and not work.is_completed() and time.monotonic() < deadline:
+            if self.interrupted():
+                self.is_late = True
+                raise RuntimeError("a member of the group is lost, by the newest roster")
+            time.sleep(INTERVAL)
+        work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
         """Return the sums over all ranks, equal on all ranks."""

@@ -1,0 +1,268 @@
+"""Members of a sync group, and the group itself, before and after replicas come and go.
+
+Belongs here: how a rank learns of a change, and how it comes into the new group. Does not belong
+here: who is a member (the control plane), and what units do then (`policies.roster`).
+
+A rank asks at each outer boundary (`refresh`), and when a collective has failed (`recover`). Ranks
+need not see a change at the same boundary. The first that does closes the old group. Those that
+already reduce in it fail then, with their units as they were, and come too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.policies.outer_roster import OuterRoster
+from holdfast.local_sgd.sync.fresh_group import fresh_group
+from holdfast.local_sgd.sync.group import TIMEOUT, Group, SyncError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+POLL: Final = 0.002
+"""Seconds between two looks at roster and store while a rank waits: far below the 50 ms that a lost
+replica may cost the others, and a few per cent of a core."""
+
+
+class MembersError(LocalSGDError, RuntimeError):
+    """No roster that this rank can follow: none came in time, or none can come."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Membership:
+    """Replicas of one epoch, and the sync group that this rank has with them."""
+
+    epoch: int
+    replicas: tuple[int, ...]
+    """By their ranks in the group."""
+    group: Group
+
+
+class Members(Protocol):
+    """What a sync needs to know of other replicas."""
+
+    def refresh(self) -> Membership | None:
+        """Return the new membership, at an outer boundary; None: it is the one that was."""
+
+    def recover(self) -> Membership:
+        """Return the next membership, after a collective has failed; raises MembersError."""
+
+
+class StaticMembers:
+    """Replicas that the launcher has fixed: the default group, cut into blocks of ranks."""
+
+    def __init__(self, shards: int = 1, *, timeout: float = TIMEOUT) -> None:
+        """Cut the default group; all its ranks call this.
+
+        Args:
+            shards: Ranks of a replica, M. Rank r holds shard r % M of replica r // M.
+            timeout: Seconds until a collective has failed.
+
+        Raises:
+            ValueError: the ranks are no whole number of replicas.
+        """
+        import torch.distributed as dist
+
+        world = dist.get_world_size()
+        if shards < 1 or world % shards:
+            raise ValueError(f"shards={shards}: {world} ranks are no whole number of replicas")
+        rows = [list(range(first, first + shards)) for first in range(0, world, shards)]
+        columns = [list(range(shard, world, shards)) for shard in range(shards)]
+        self.shard_group = Group(_own(rows), timeout=timeout)
+        replicas = tuple(range(world // shards))
+        self._first: Membership | None = Membership(
+            1, replicas, Group(_own(columns), timeout=timeout)
+        )
+
+    def refresh(self) -> Membership | None:
+        """Return the only membership there is, the first time."""
+        first, self._first = self._first, None
+        return first
+
+    def recover(self) -> Membership:
+        """Raise: nobody tells these ranks who is left."""
+        raise MembersError(
+            "a replica is gone, and the replicas of this job are fixed: restart the job from its "
+            "newest checkpoint, or give each rank a RosterMembers"
+        )
+
+
+class RosterMembers:
+    """Replicas that rosters name; the default group is this replica's own."""
+
+    def __init__(
+        self,
+        read: Callable[[], OuterRoster | None],
+        replica: int,
+        shard_group: Group,
+        *,
+        backend: str = "gloo",
+        timeout: float = TIMEOUT,
+        patience: float = TIMEOUT,
+    ) -> None:
+        """Take what this rank is; nothing is made before `refresh` or `recover`.
+
+        Args:
+            read: The newest roster, such as `roster_file` returns it; None: there is none yet.
+            replica: Number of this replica in rosters.
+            shard_group: Ranks of this replica; the rank in it is the shard.
+            backend: Of sync groups.
+            timeout: Seconds until a collective of a sync group has failed.
+            patience: Seconds to wait for a roster that this rank can follow.
+        """
+        self._read, self._replica, self._shards = read, replica, shard_group
+        self._backend, self._timeout, self._patience = backend, timeout, patience
+        self._tried = 0
+        self._now: Membership | None = None
+
+    def refresh(self) -> Membership | None:
+        """Return the membership of a newer roster, once all members are there; None: none is.
+
+        Ranks of one replica follow the same roster: they agree on the newest that one has seen.
+
+        Raises:
+            MembersError: no roster came in time whose members all came.
+            SyncError: a rank of this replica is gone.
+        """
+        seen = self._agreed(self._epoch())
+        if self._now is not None and seen <= self._tried:
+            return None
+        return self._follow(seen)
+
+    def recover(self) -> Membership:
+        """Close the group that has failed, and return the membership of the next roster.
+
+        Leave the `except` of the error first: its traceback keeps the group alive, and ranks that
+        wait for this one then wait until their deadline.
+
+        Raises:
+            MembersError, SyncError: as `refresh`.
+        """
+        self._close()
+        return self._follow(self._tried + 1)
+
+    def _follow(self, at_least: int) -> Membership:
+        """Try rosters from an epoch on, until all ranks of this replica are in a group."""
+        self._close()
+        deadline = time.monotonic() + self._patience
+        while True:
+            roster = self._wait(at_least, deadline)
+            newest = self._agreed(roster.epoch)
+            if newest > -self._agreed(-roster.epoch):
+                at_least = newest  # all ranks look again: none may go on alone
+                continue
+            group = self._meet(roster, deadline)
+            failed = self._agreed(0 if group else 1)
+            self._tried = roster.epoch
+            if group and not failed:
+                self._now = Membership(roster.epoch, roster.replicas, group)
+                return self._now
+            if group:
+                group.close()
+            at_least = roster.epoch + 1
+
+    def _wait(self, at_least: int, deadline: float) -> OuterRoster:
+        """Return the first roster of such an epoch that has this replica."""
+        while True:
+            roster = self._read()
+            if roster and roster.epoch >= at_least and self._replica in roster.replicas:
+                return roster
+            if time.monotonic() > deadline:
+                raise MembersError(
+                    f"replica {self._replica} found no roster from epoch {at_least} on that has "
+                    f"it, in {self._patience:g} s; the newest is {roster}. Look why the control "
+                    "plane made none, and restart this replica"
+                )
+            time.sleep(POLL)
+
+    def _meet(self, roster: OuterRoster, deadline: float) -> Group | None:
+        """Return the group of a roster; None: not all came, or a newer roster is there."""
+        if len(roster.replicas) == 1:
+            return Group.of_one()
+        rank, size = roster.replicas.index(self._replica), len(roster.replicas)
+        name = f"holdfast_outer_{roster.epoch}_{self._shards.rank}"
+        try:
+            store = self._store(roster)
+            store.set(f"{name}/{rank}", "here")
+            keys = [f"{name}/{other}" for other in range(size)]
+            while not store.check(keys):
+                if self._epoch() > roster.epoch or time.monotonic() > deadline:
+                    return None
+                time.sleep(POLL)
+            made = fresh_group(
+                store,
+                name=name,
+                rank=rank,
+                size=size,
+                backend=self._backend,
+                timeout=self._timeout,
+            )
+        except (SyncError, _network_error()):
+            return None  # the store or a member is gone: the next roster tells who is left
+        group = Group(made, timeout=self._timeout)
+        group.interrupted = lambda: self._has_lost(roster)
+        return group
+
+    def _has_lost(self, roster: OuterRoster) -> bool:
+        """Return whether a member is out by a newer roster; a joiner alone interrupts nothing."""
+        newest = self._read()
+        if newest is None or newest.epoch <= roster.epoch:
+            return False
+        return not set(roster.replicas) <= set(newest.replicas)
+
+    def _store(self, roster: OuterRoster) -> dist.Store:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        host, port = roster.address
+        limit = timedelta(seconds=5)  # a store is up before its roster: this long is a dead one
+        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+
+    def _agreed(self, value: int) -> int:
+        """Return the greatest of this replica's ranks."""
+        return int(self._shards.max_scalars([value])[0])
+
+    def _epoch(self) -> int:
+        roster = self._read()
+        return roster.epoch if roster else 0
+
+    def _close(self) -> None:
+        if self._now is not None and self._now.group.size > 1:
+            self._now.group.close()
+        self._now = None
+
+
+def roster_file(path: Path) -> Callable[[], OuterRoster | None]:
+    """Return a reader of a roster's file, which its writer replaces whole (`os.replace`)."""
+
+    def read() -> OuterRoster | None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return OuterRoster.from_text(text)
+
+    return read
+
+
+def _network_error() -> type[Exception]:
+    """Return the base of what a store raises: lost connections and deadlines."""
+    import torch.distributed as dist
+
+    error: type[Exception] = dist.DistError
+    return error
+
+
+def _own(blocks: list[list[int]]) -> dist.ProcessGroup:
+    """Return this rank's group of those that all ranks make."""
+    import torch.distributed as dist
+
+    made: Any = dist.new_subgroups_by_enumeration(blocks)[0]
+    own: dist.ProcessGroup = made  # each rank is in a block
+    return own
