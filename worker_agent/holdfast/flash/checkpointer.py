@@ -30,7 +30,6 @@ from holdfast.flash.trainer.restore import RestoreError, Restorer, idle_cores
 from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
 from holdfast.flash.trainer.save_policy import Pacer
 from holdfast.flash.trainer.shards import Shards
-from holdfast.flash.trainer.state_dict import collect
 from holdfast.flash.without_agent import UnsavedEnd, say_what_is_missing
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
@@ -250,7 +249,7 @@ class Checkpointer:
         self, origin: RestoreStart, descriptors: tuple[int, ...], *, partial: bool
     ) -> None:
         with all_or_none(self._place.world, RestoreError):  # a rank's state may be unreadable
-            leaves = collect(self._parts, self._place.rank)
+            leaves = self._preparer.listed()
             arenas = self._preparer.map(descriptors).values()
             found = stored(of_start(origin, arenas), origin.step)
         fetch, holders = self._connect().fetch, self._preparer.holders

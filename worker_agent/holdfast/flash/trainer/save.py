@@ -305,6 +305,7 @@ class Preparer:
         self._room = BYTES_ROOM
         self._coming: _Coming | None = None
         self._began = self._has_met = False
+        self._listed: Leaves | None = None
         self.saver: Saver | None = None
         """Newest saver; None: there is no plan yet, or its arena is being made."""
 
@@ -318,18 +319,26 @@ class Preparer:
 
         again: even if it was done. Raises `StateError` if equal names have different tensors.
         """
+        if again:
+            self._listed = None
         if self._place.world == 1 or (self._has_met and not again):
             return
         self._has_met = True
         body = b""  # the next save reports a state that cannot be collected
         try:
-            body = describe(collect(self._parts, self._place.rank))
+            body = describe(self.listed() if again else collect(self._parts, self._place.rank))
         except StateError:
             pass
         finally:
             told = from_all(body, self._place.world)
         if told is not None:
             self._planner.holders = holders_of(told)
+
+    def listed(self) -> Leaves:
+        """Return the list of the state since the last `meet(again=True)`; raises `StateError`."""
+        if self._listed is None:
+            self._listed = collect(self._parts, self._place.rank)
+        return self._listed
 
     def request(self, partial: bool) -> Restore:  # noqa: FBT001 - of `load`
         """Return the request for a start, with what this rank needs of the model.
@@ -353,7 +362,8 @@ class Preparer:
         return self._mapped
 
     def let_go(self, ranks: Iterable[int]) -> None:
-        """Release the arenas of these ranks: they are other nodes' arenas."""
+        """Release the arenas of these ranks, which are other nodes', and the list of the state."""
+        self._listed = None
         foreign = set(ranks)
         own = self._mapped.items()
         self._mapped = {at: arena for at, arena in own if arena.table.rank not in foreign}
