@@ -11,7 +11,7 @@ from holdfast.flash.trainer.leaves import Leaves, ValueLeaf
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.reshard import Filling, Stored
-from holdfast.flash.trainer.together import Together
+from holdfast.flash.trainer.shards import Together
 from holdfast.flash.trainer.torch_shards import TorchShards
 
 PLACE = RankPosition(rank=2, world=4, local_rank=0, local_world=1)

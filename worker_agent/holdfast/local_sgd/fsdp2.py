@@ -40,8 +40,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.replicas import ReplicaShards
-from holdfast.flash.trainer.shards import Shards
-from holdfast.flash.trainer.together import Together
+from holdfast.flash.trainer.shards import Shards, Together
 from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig

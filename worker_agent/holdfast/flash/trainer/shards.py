@@ -45,3 +45,29 @@ class Shards(Protocol):
         Args:
             partial: Differences were accepted; what was not filled stays as it is.
         """
+
+
+class Together:
+    """Several `Shards` as one: parts of a state, in the order in which they are listed and filled.
+
+    Two parts that list one name are refused, as every state with a name twice.
+    """
+
+    def __init__(self, *parts: Shards) -> None:
+        """Take the parts; one that completes what others have filled comes after them."""
+        self._parts = parts
+
+    def collect(self, leaves: Leaves) -> None:
+        """List all parts; see `Shards.collect`."""
+        for part in self._parts:
+            part.collect(leaves)
+
+    def accept(self, filling: Filling) -> None:
+        """Compare and plan all parts; see `Shards.accept`."""
+        for part in self._parts:
+            part.accept(filling)
+
+    def finish(self, *, partial: bool) -> None:
+        """Complete the start, part by part; see `Shards.finish`."""
+        for part in self._parts:
+            part.finish(partial=partial)

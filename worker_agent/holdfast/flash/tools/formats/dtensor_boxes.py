@@ -1,4 +1,4 @@
-"""Which boxes of a global tensor a rank has, from the sharding that was saved with it.
+"""Boxes of a global tensor on a rank, from the sharding that was saved with it.
 
 Belongs here: a DTensor's mesh and placements, and listed boxes, as numbers. Does not belong here:
 files, tensors; no torch.

@@ -1,4 +1,4 @@
-"""How much of a conversion is done: a bar on a terminal, a line now and then in a log."""
+"""Progress of a conversion: a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
