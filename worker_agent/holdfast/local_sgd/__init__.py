@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
     from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.megatron import (
+        MegatronLocalSGD,
+        local_sgd_args_provider,
+        patch_megatron_for_local_sgd,
+    )
 
 __all__ = [
     "GTAConfig",
@@ -24,10 +29,13 @@ __all__ = [
     "LocalSGDConfig",
     "LocalSGDConfigError",
     "LocalSGDError",
+    "MegatronLocalSGD",
     "OuterOptimPeriodicModelAverager",
     "OuterOptimizerConfig",
     "StatefulPostLocalSGDOptimizer",
     "load_local_sgd_state_dict",
+    "local_sgd_args_provider",
+    "patch_megatron_for_local_sgd",
     "save_local_sgd_state_dict",
 ]
 _MODULES = {
@@ -36,10 +44,13 @@ _MODULES = {
     "LocalSGDConfig": "config",
     "LocalSGDConfigError": "errors",
     "LocalSGDError": "errors",
+    "MegatronLocalSGD": "megatron",
     "OuterOptimPeriodicModelAverager": "ddp",
     "OuterOptimizerConfig": "config",
     "StatefulPostLocalSGDOptimizer": "ddp",
     "load_local_sgd_state_dict": "files",
+    "local_sgd_args_provider": "megatron",
+    "patch_megatron_for_local_sgd": "megatron",
     "save_local_sgd_state_dict": "files",
 }
 

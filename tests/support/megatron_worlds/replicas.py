@@ -1,0 +1,206 @@
+"""Replicas of a tiny GPT that train with local SGD, and their reference: whole replicas in a rank.
+
+Belongs here: what the ranks of a world do. Does not belong here: the model (`gpt`), what is
+expected (tests/local_sgd/process). The reference has no line in common with what it judges: it adds
+the replicas' weights up by the formulas of EDiT.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from megatron_worlds.gpt import Setup, Training, backward, batch, build, fresh, step
+
+
+def train(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train `steps` with Megatron's calls alone, patched; tell weights and what rounds did."""
+    training, local = patched(world)
+    told, sums = [], []
+    for number in range(world["steps"]):
+        step(training, number)
+        told.append([[one.round, list(one.norms), list(one.weights)] for one in local.outcomes])
+        sums.append(_sum(training))
+        local.outcomes = []
+    factors = [
+        bucket.gradient_scaling_factor
+        for chunk in training.chunks
+        for buffer in chunk.buffers
+        for bucket in buffer.buckets
+    ]
+    pipe.send({"weights": _weights(training), "outcomes": told, "sums": sums})
+    pipe.send({"factors": factors, "units": [one.name for one in local.units]})
+
+
+def patched(world: Mapping[str, Any]) -> tuple[Training, Any]:
+    """Return a training that was built behind the patch, and what the patch has attached."""
+    from holdfast.local_sgd.megatron import patch_megatron_for_local_sgd
+    from holdfast.local_sgd.megatron.training import local_sgd_of
+
+    patch_megatron_for_local_sgd(*_configs(world), replicas=world["replicas"])
+    training = build(Setup(**world.get("setup", {})), world.get("seed", 1))
+    return training, local_sgd_of(training.optimizer)
+
+
+def refuse(world: Mapping[str, Any], pipe: Any) -> None:
+    """Tell what the patch, or the build behind it, raises."""
+    from holdfast.local_sgd.errors import LocalSGDError
+
+    try:
+        patched(world)
+    except LocalSGDError as error:
+        pipe.send({"refused": str(error)})
+
+
+def reference(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train all replicas in this rank, by the formulas; tell the weights of each."""
+    import torch
+
+    config, outer, _ = _configs(world)
+    first = build(Setup(**world.get("setup", {}), distributed=False), world.get("seed", 1))
+    trainings = [first, *(fresh(first) for _ in range(world["replicas"] - 1))]
+    with torch.no_grad():
+        for other in trainings[1:]:
+            for own, one in zip(_parameters(first), _parameters(other), strict=True):
+                one.copy_(own)
+    judge = _Rounds(trainings, config, outer)
+    for number in range(world["steps"]):
+        samples = batch(number)
+        share = len(samples) // len(trainings)
+        for place, training in enumerate(trainings):
+            backward(training, samples[place * share : (place + 1) * share])
+        if number < config.local_sgd_warmup_steps:
+            _average_gradients(trainings)
+        for training in trainings:
+            training.optimizer.step()
+            training.scheduler.step(increment=4)
+        judge.after(number + 1)
+    pipe.send({"replicas": [_weights(training) for training in trainings]})
+
+
+class _Rounds:
+    """EDiT with norm weights, one norm for the clipping, and Nesterov."""
+
+    def __init__(self, trainings: Sequence[Training], config: Any, outer: Any) -> None:
+        self._all = [_parameters(training) for training in trainings]
+        self._config, self._outer = config, dict(outer.outer_optim_kwargs) if outer else {}
+        self._anchors = [one.detach().clone() for one in self._all[0]]
+        self._momentum: list[Any] = [None] * len(self._anchors)
+
+    def after(self, steps: int) -> None:
+        """Take anchors at the end of the warm-up; make a round each H steps after it."""
+        lone = steps - self._config.local_sgd_warmup_steps
+        if lone == 0:
+            self._anchors = [one.detach().clone() for one in self._all[0]]
+        elif lone > 0 and lone % self._config.local_sgd_sync_interval == 0:
+            self._round()
+
+    def _round(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            means = [self._mean(number) for number in range(len(self._anchors))]
+            clip = self._config.clip_pseudo_grad
+            norm = float(self._whole(means))
+            factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+            for number, mean in enumerate(means):
+                self._step(number, mean * factor)
+                for parameters in self._all:
+                    parameters[number].copy_(self._anchors[number])
+
+    def _mean(self, number: int) -> Any:
+        import torch
+
+        deltas = [self._anchors[number] - parameters[number] for parameters in self._all]
+        weights = [1 / len(deltas)] * len(deltas)
+        if self._config.temperature is not None:
+            norms = [self._norm(number, delta) for delta in deltas]
+            scores = [math.exp(-(one - min(norms)) / self._config.temperature) for one in norms]
+            weights = [one / sum(scores) for one in scores]
+        return torch.stack([w * d for w, d in zip(weights, deltas, strict=True)]).sum(0)
+
+    def _norm(self, number: int, delta: Any) -> float:
+        """Return a whole tensor's norm: its parts are on the tensor parallel ranks."""
+        return math.sqrt(float(self._summed(self._square(number, delta), whole=False)))
+
+    def _whole(self, means: Sequence[Any]) -> float:
+        squares = sum(self._square(number, mean) for number, mean in enumerate(means))
+        return math.sqrt(float(self._summed(squares, whole=True)))
+
+    def _square(self, number: int, values: Any) -> Any:
+        from megatron.core import parallel_state
+
+        parameter = self._all[0][number]
+        is_cut = getattr(parameter, "tensor_model_parallel", False)
+        if not is_cut and parallel_state.get_tensor_model_parallel_rank():
+            return values.double().square().sum() * 0
+        return values.double().square().sum()
+
+    def _summed(self, square: Any, *, whole: bool) -> Any:
+        import torch.distributed as dist
+        from megatron.core import parallel_state
+
+        find = parallel_state
+        group = find.get_model_parallel_group() if whole else find.get_tensor_model_parallel_group()
+        dist.all_reduce(square, group=group)
+        return square
+
+    def _step(self, number: int, mean: Any) -> None:
+        lr, momentum = self._outer.get("lr", 1.0), self._outer.get("momentum", 0.0)
+        held = self._momentum[number]
+        held = mean if held is None else momentum * held + mean
+        self._momentum[number] = held
+        along = mean + momentum * held if self._outer.get("nesterov") else held
+        self._anchors[number] -= lr * along
+
+
+def _configs(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    import torch
+
+    from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+
+    outer, gta = world.get("outer"), world.get("gta")
+    return (
+        LocalSGDConfig(**world.get("config", {})),
+        OuterOptimizerConfig(torch.optim.SGD, outer) if outer else None,
+        GTAConfig(**gta) if gta else None,
+    )
+
+
+def _parameters(training: Training) -> list[Any]:
+    return [one for chunk in training.chunks for one in chunk.parameters()]
+
+
+def _average_gradients(trainings: Sequence[Training]) -> None:
+    import torch
+
+    for several in zip(*map(_parameters, trainings), strict=True):
+        mean = torch.stack([one.main_grad for one in several]).mean(0)
+        for one in several:
+            one.main_grad.copy_(mean)
+
+
+def _weights(training: Training) -> dict[str, list[float]]:
+    """Return this rank's parameters by name, whole as far as data parallelism goes."""
+    for chunk in training.chunks if training.setup.late_gather else ():
+        chunk.start_param_sync(force_sync=True)
+    return {
+        f"{number}.{name}": one.detach().float().flatten().tolist()
+        for number, chunk in enumerate(training.chunks)
+        for name, one in chunk.module.named_parameters()
+    }
+
+
+def _sum(training: Training) -> float:
+    """Return a number that two replicas have alike only if their weights are equal."""
+    for chunk in training.chunks if training.setup.late_gather else ():
+        chunk.start_param_sync(force_sync=True)
+    return float(sum(one.detach().double().square().sum() for one in _parameters(training)))
+
+
+CALLS: Mapping[str, Callable[[Mapping[str, Any], Any], None]] = {
+    "train": train,
+    "refuse": refuse,
+    "reference": reference,
+}
