@@ -19,7 +19,7 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     training, local = patched(world)
     told, sums = [], []
     for number in range(world["steps"]):
-        step(training, number)
+        _run(training, number, local.replicas.rank, world.get("spoiled"))
         told.append([[one.round, list(one.norms), list(one.weights)] for one in local.outcomes])
         sums.append(_sum(training))
         local.outcomes = []
@@ -31,6 +31,23 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     ]
     pipe.send({"weights": _weights(training), "outcomes": told, "sums": sums})
     pipe.send({"factors": factors, "units": [one.name for one in local.units]})
+
+
+def _run(training: Training, number: int, replica: int, spoiled: Sequence[int] | None) -> None:
+    """Make a step; `spoiled`, (step, replica), has gradients that are not finite."""
+    from megatron.core import parallel_state
+
+    if spoiled is None:
+        step(training, number)
+        return
+    place = parallel_state.get_data_parallel_rank()
+    backward(training, batch(number)[place : place + 1])
+    if tuple(spoiled) == (number, replica):
+        for chunk in training.chunks:
+            for buffer in chunk.buffers:
+                buffer.grad_data.fill_(math.inf)
+    training.optimizer.step()
+    training.scheduler.step(increment=4)
 
 
 def patched(world: Mapping[str, Any]) -> tuple[Training, Any]:

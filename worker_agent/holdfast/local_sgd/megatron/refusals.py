@@ -112,5 +112,5 @@ def _wanted(chunks: Sequence[Any], optimizer: Any) -> Iterator[tuple[Any, str, A
             unwrap(first),
             "share_embeddings_and_output_weights",
             False,
-            "the first and the last pipeline stage would sum the embedding's copies in unlike order",
+            "the first and the last stage would sum the embedding's copies in unlike order",
         )
