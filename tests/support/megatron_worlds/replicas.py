@@ -60,6 +60,82 @@ def patched(world: Mapping[str, Any]) -> tuple[Training, Any]:
     return training, local_sgd_of(training.optimizer)
 
 
+def saved(world: Mapping[str, Any], pipe: Any) -> None:
+    """Load, train to step `until`, saving at `saves`; tell hashes that no layout changes."""
+    from holdfast import Checkpointer
+
+    training, local = patched(world)
+    objects = {"opt_param_scheduler": training.scheduler}
+    flash = Checkpointer(world["root"], shards=local.shards(objects))
+    start = flash.load()
+    pipe.send({"start": start, "loaded": digests(local), "clock": local.clock()})
+    for number in range(start, world["until"]):
+        step(training, number)
+        if number + 1 in world.get("saves", ()):
+            flash.save(number + 1)
+            flash.wait()
+            pipe.send({f"saved {number + 1}": digests(local)})
+    flash.close()
+    known = {unit.name: sorted(unit.detectors) for unit in local.units}
+    pipe.send({"end": digests(local), "weights": _sum(training), "detectors": known})
+
+
+def digests(local: Any) -> dict[str, str]:
+    """Return hashes of a replica's whole anchors, momentum, masters and Adam state."""
+    return {
+        kind: _hash(local, read)
+        for kind, read in {
+            "anchors": lambda unit, _: unit.anchors.values[0] if unit.has_anchors else None,
+            "momentum": lambda unit, _: _momentum(unit),
+            "masters": lambda _, part: part.values(),
+            "inner": lambda _, part: _inner(part),
+        }.items()
+    }
+
+
+def _momentum(unit: Any) -> Any:
+    if not unit.has_anchors or unit.anchors.optimizer is None:
+        return None
+    return unit.anchors.optimizer.state.get(unit.anchors.values[0], {}).get("momentum_buffer")
+
+
+def _inner(part: Any) -> Any:
+    state = part.owned.state.get("exp_avg")
+    begin = part.begin - part.owned.begin
+    return None if state is None else state.view(-1)[begin : begin + part.end - part.begin]
+
+
+def _hash(local: Any, read: Callable[[Any, Any], Any]) -> str:
+    """Return the hash of the global tensors that a replica's ranks have in parts."""
+    import hashlib
+
+    import torch
+    import torch.distributed as dist
+
+    own = []
+    for unit in local.units:
+        part = local.parts.get(unit.name)
+        values = None if part is None else read(unit, part)
+        for piece in () if part is None or values is None else part.pieces:
+            for box in piece.boxes(part.begin, part.end):
+                at = box.begin - part.begin
+                view = values.detach()[at : at + math.prod(box.sizes)].reshape(box.sizes)
+                own.append((piece.key, piece.shape, box.offsets, view.clone()))
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (local.replicas.rank, own))
+    whole: dict[str, Any] = {}
+    for replica, boxes in told:
+        for key, shape, offsets, values in boxes if replica == local.replicas.rank else ():
+            kept = whole.setdefault(key, torch.full(shape, torch.nan))
+            ends = zip(offsets, values.shape, strict=True)
+            kept[tuple(slice(first, first + size) for first, size in ends)] = values
+    assert not any(one.isnan().any() for one in whole.values()), "a hole in a global tensor"
+    found = hashlib.sha256()
+    for key in sorted(whole):
+        found.update(whole[key].numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
 def refuse(world: Mapping[str, Any], pipe: Any) -> None:
     """Tell what the patch, or the build behind it, raises."""
     from holdfast.local_sgd.errors import LocalSGDError
@@ -219,5 +295,6 @@ def _sum(training: Training) -> float:
 CALLS: Mapping[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": train,
     "refuse": refuse,
+    "saved": saved,
     "reference": reference,
 }

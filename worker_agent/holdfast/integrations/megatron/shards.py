@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _EXTRA: Final = ("megatron", "extra_state")
-_SCALERS: Final = ("megatron", "grad_scaler")
+SCALERS: Final = ("megatron", "grad_scaler")
 _OBJECTS: Final = ("megatron", "objects")
 _CONSTANTS: Final = ("megatron", "constants")
 
@@ -126,7 +126,7 @@ class MegatronShards:
             if extra.first:
                 leaves.add_value((*_EXTRA, extra.key), _extra_reader(extra.module))
         for number, scaler in self._scalers():
-            leaves.add_value((*_SCALERS, number), scaler.state_dict)
+            leaves.add_value((*SCALERS, number), scaler.state_dict)
         for name, thing in self._objects.items():
             leaves.add_value((*_OBJECTS, name), thing.state_dict)
         if self._constants:
@@ -223,7 +223,7 @@ class MegatronShards:
         for extra in view.model.extra:
             self._restore((*_EXTRA, extra.key), _extra_writer(extra.module))
         for number, scaler in self._scalers():
-            self._restore((*_SCALERS, number), scaler.load_state_dict)
+            self._restore((*SCALERS, number), scaler.load_state_dict)
         for name, thing in self._objects.items():
             self._restore((*_OBJECTS, name), loader_of(thing))
 

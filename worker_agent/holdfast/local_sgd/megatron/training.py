@@ -25,7 +25,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.flash.trainer.leaves import Stateful
+from holdfast.flash.trainer.replicas import ReplicaShards
+from holdfast.flash.trainer.shards import Shards, Together
 from holdfast.integrations.megatron.owned_ranges import optimizers_of, owned
+from holdfast.integrations.megatron.shards import SCALERS, MegatronShards
 from holdfast.integrations.megatron.weights import end_gathers, write_weights
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDError
@@ -38,6 +42,7 @@ from holdfast.local_sgd.megatron.groups import (
 )
 from holdfast.local_sgd.megatron.parts import Part, parts_of, put_together
 from holdfast.local_sgd.megatron.refusals import check_model, check_settings, check_tensor_parallel
+from holdfast.local_sgd.megatron.shards import MegatronRoundShards
 from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
@@ -146,6 +151,22 @@ class MegatronLocalSGD:
             end_gathers(self.optimizer)
             self._round()
             self._follow()
+
+    def shards(
+        self,
+        objects: Mapping[str, Stateful] | None = None,
+        constants: Mapping[str, Any] | None = None,
+    ) -> Shards:
+        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`.
+
+        Args:
+            objects: As `MegatronShards` takes them, equal on all ranks.
+            constants: The same.
+        """
+        whole = MegatronShards(self.chunks, self.optimizer, objects, constants)
+        shard = self.shard_group.rank
+        replica = ReplicaShards(whole, self.replicas.rank, shard=shard, more=(SCALERS,))
+        return Together(replica, MegatronRoundShards(self, replica))
 
     def detach(self) -> None:
         """Remove the hooks; every replica goes on alone."""
@@ -277,6 +298,11 @@ class MegatronLocalSGD:
     def _follow(self) -> None:
         """Have the weights follow masters that were changed outside the inner step."""
         write_weights(owned(self.optimizer), self.optimizer)
+
+    def take_written(self) -> None:
+        """Have the weights follow masters that a checkpoint's anchors were written to."""
+        put_together(list(self.parts.values()), self._data_parallel)
+        self._follow()
 
 
 def _one(part: Part) -> Sequence[torch.Tensor]:
