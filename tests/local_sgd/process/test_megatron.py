@@ -12,7 +12,7 @@ from megatron_worlds.worlds import Worlds
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 REPLICAS: Final = 2
 SMALL: Final = {"layers": 2, "hidden": 16}
-EDIT: Final = {
+EDIT: Final[dict[str, Any]] = {
     "config": {
         "local_sgd_warmup_steps": 2,
         "local_sgd_sync_interval": 3,

@@ -113,10 +113,9 @@ def _hash(local: Any, read: Callable[[Any, Any], Any]) -> str:
     import torch.distributed as dist
 
     own = []
-    for unit in local.units:
-        part = local.parts.get(unit.name)
-        values = None if part is None else read(unit, part)
-        for piece in () if part is None or values is None else part.pieces:
+    for unit, part in zip(local.units, local.trained, strict=True):
+        values: Any = None if part is None else read(unit, part)
+        for piece in () if values is None else part.pieces:
             for box in piece.boxes(part.begin, part.end):
                 at = box.begin - part.begin
                 view = values.detach()[at : at + math.prod(box.sizes)].reshape(box.sizes)

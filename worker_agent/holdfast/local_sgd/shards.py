@@ -19,7 +19,7 @@ checkpoint without anchors, of a warm-up or of a plain job, begins with the weig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -58,7 +58,10 @@ class Rounds(Protocol):
     replicas: Group
     shard_group: Group
     units: list[Unit]
-    trained: list[ShardedUnit]
+
+    @property
+    def trained(self) -> Sequence[Any]:
+        """Return, for each unit, what tells where its elements lie; here a `ShardedUnit`."""
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters."""

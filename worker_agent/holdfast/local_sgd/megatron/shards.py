@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 class PartRounds(Rounds, Protocol):
-    """A `MegatronLocalSGD`, as far as its state goes."""
-
-    parts: dict[str, Part]
+    """A `MegatronLocalSGD`, as far as its state goes; `trained` are parts."""
 
     def take_written(self) -> None:
         """Have the weights follow the masters."""
@@ -49,10 +47,6 @@ class MegatronRoundShards(LocalSGDShards):
         super().finish(partial=partial)
         if starts_from_anchors:
             self._of_parts.take_written()
-
-    def _units(self) -> Iterator[tuple[Unit, Any]]:
-        for unit in self._local.units:
-            yield unit, self._of_parts.parts.get(unit.name)
 
     def _outer_settings(self) -> dict[str, dict[str, Any]] | None:
         """Return them for all units: a rank has optimizers of some, which are alike."""

@@ -136,6 +136,11 @@ class MegatronLocalSGD:
         return phase(self.steps, self.config) is Phase.WARM_UP
 
     @property
+    def trained(self) -> list[Part | None]:
+        """This rank's part of each unit; None: other ranks of the replica have it alone."""
+        return [self.parts.get(unit.name) for unit in self.units]
+
+    @property
     def rounds(self) -> int:
         """Rounds that the steps so far have ended."""
         lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
