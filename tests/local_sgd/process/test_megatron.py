@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -110,6 +111,36 @@ def test_half_precision_weights_follow_the_masters(worlds: Worlds) -> None:
     assert ranks[0]["sums"][4] != ranks[2]["sums"][4]
 
 
+def test_a_script_of_its_own_needs_no_patch(worlds: Worlds) -> None:
+    """With the replicas' groups passed by hand, replicas part, agree, and go on without hooks."""
+    config = {"local_sgd_sync_interval": 3}
+    ranks = _run(worlds, "by hand", config=config, steps=5)
+    assert ranks[0]["parted"] != ranks[2]["parted"]
+    assert len({one["equal"] for one in ranks}) == 1
+    assert ranks[0]["alone"] != ranks[2]["alone"]
+    assert {one["steps"] for one in ranks} == {5}
+
+
+def test_megatron_s_own_training_takes_its_flags(worlds: Worlds, tmp_path: Path) -> None:
+    """Each data parallel rank is a replica; Megatron's calls save and load all of them."""
+    args = {
+        "use_local_sgd": True,
+        "local_sgd_sync_interval": 2,
+        "local_sgd_warmup_steps": 1,
+        "num_layers": 2,
+    }
+    world = {"world": 2, "args": args, "root": str(tmp_path), "until": 6}
+    first = _run(worlds, "by flags", save=4, **world)
+    assert [one["replicas"] for one in first] == [2, 2]
+    assert first[0]["saved"] != first[1]["saved"]
+    again = _run(worlds, "by flags", **world)
+    assert [one["start"] for one in again] == [4, 4]
+    assert [one["loaded"] for one in again] == [one["saved"] for one in first]
+    assert [one["end"] for one in again] == [one["end"] for one in first]
+    without = {**world, "root": str(tmp_path / "other"), "args": {**args, "use_local_sgd": False}}
+    assert [one["replicas"] for one in _run(worlds, "by flags", **without)] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -120,6 +151,10 @@ def test_half_precision_weights_follow_the_masters(worlds: Worlds) -> None:
             "codec='int8': with tensor_model_parallel_size=2",
         ),
         ({"config": {"use_async": True}}, "use_async=True: with Megatron rounds end by steps"),
+        (
+            {"unpatched": True, "setup": {"instances": 2}},
+            "model chunk 0 reduces its gradients among ranks [0, 1, 2, 3]",
+        ),
         ({"replicas": 3}, "replicas=3: 4 data parallel ranks cannot be cut"),
     ],
 )

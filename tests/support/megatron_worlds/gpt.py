@@ -41,6 +41,8 @@ class Setup:
     """"adam", "sgd", or "fused"."""
     instances: int = 1
     """Instances of the distributed optimizer: groups of ranks with the same shards."""
+    replicas: int = 1
+    """Replicas of local SGD, whose groups are passed to Megatron's wrapper by hand."""
     dropout: float = 0.0
     clip: float = 1.0
     """Greatest norm of the gradients; 0: any."""
@@ -67,7 +69,7 @@ def build(setup: Setup, seed: int) -> Training:
         pipeline_model_parallel_size=setup.pipeline,
         virtual_pipeline_model_parallel_size=setup.virtual,
         expert_model_parallel_size=setup.expert,
-        num_distributed_optimizer_instances=setup.instances,
+        num_distributed_optimizer_instances=max(setup.instances, setup.replicas),
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     parallel = parallel_state.get_data_parallel_world_size()
@@ -162,7 +164,13 @@ def _chunk(setup: Setup, config: Any, number: int) -> Any:
         overlap_param_gather=setup.late_gather,
         num_distributed_optimizer_instances=setup.instances,
     )
-    return DistributedDataParallel(config, wrapped, model, disable_bucketing=number > 0)
+    groups: dict[str, Any] = {}
+    if setup.replicas > 1:
+        from holdfast.local_sgd.megatron import replica_groups
+
+        groups = {"pg_collection": replica_groups()}
+    bucketing = {"disable_bucketing": number > 0}
+    return DistributedDataParallel(config, wrapped, model, **bucketing, **groups)
 
 
 def _optimizer(setup: Setup, chunks: list[Any]) -> Any:

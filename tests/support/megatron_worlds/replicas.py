@@ -135,11 +135,55 @@ def _hash(local: Any, read: Callable[[Any, Any], Any]) -> str:
     return found.hexdigest()[:16]
 
 
+def by_hand(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train as a script with a loop of its own does, without the patch; tell the last weights."""
+    from holdfast.local_sgd.megatron import MegatronLocalSGD
+
+    training = build(Setup(**world.get("setup", {}), replicas=world["replicas"]), 1)
+    local = MegatronLocalSGD(training.chunks, training.optimizer, *_configs(world))
+    for number in range(world["steps"]):
+        step(training, number)
+    parted = _sum(training)
+    local.sync()
+    pipe.send({"parted": parted, "equal": _sum(training)})
+    local.detach()
+    step(training, world["steps"])
+    pipe.send({"alone": _sum(training), "steps": local.steps})
+
+
+def by_flags(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train as Megatron-LM does: flags, its own calls, and the patch without an argument."""
+    from holdfast.integrations.megatron import checkpointing, load_checkpoint, save_checkpoint
+    from holdfast.local_sgd.megatron import patch_megatron_for_local_sgd
+    from holdfast.local_sgd.megatron.training import find_local_sgd
+    from megatron_worlds.jobs import use_arguments
+
+    use_arguments(save=world["root"], **world["args"])
+    patch_megatron_for_local_sgd()
+    training = build(Setup(**world.get("setup", {})), 1)
+    state = training.chunks, training.optimizer, training.scheduler
+    start, _ = load_checkpoint(*state)
+    pipe.send({"start": start, "loaded": _sum(training)})
+    for number in range(start, world["until"]):
+        step(training, number)
+        if number + 1 == world.get("save"):
+            save_checkpoint(number + 1, *state, 0.0, None, non_persistent_ckpt=False)
+            pipe.send({"saved": _sum(training)})
+    local = find_local_sgd(training.optimizer)
+    replicas = 0 if local is None else local.replicas.size
+    pipe.send({"end": _sum(training), "replicas": replicas})
+    checkpointing.finish()
+
+
 def refuse(world: Mapping[str, Any], pipe: Any) -> None:
     """Tell what the patch, or the build behind it, raises."""
     from holdfast.local_sgd.errors import LocalSGDError
+    from holdfast.local_sgd.megatron import MegatronLocalSGD
 
     try:
+        if world.get("unpatched"):
+            training = build(Setup(**world.get("setup", {})), 1)
+            MegatronLocalSGD(training.chunks, training.optimizer, *_configs(world))
         patched(world)
     except LocalSGDError as error:
         pipe.send({"refused": str(error)})
@@ -293,6 +337,8 @@ def _sum(training: Training) -> float:
 
 CALLS: Mapping[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": train,
+    "by hand": by_hand,
+    "by flags": by_flags,
     "refuse": refuse,
     "saved": saved,
     "reference": reference,

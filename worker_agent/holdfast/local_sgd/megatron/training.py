@@ -65,12 +65,18 @@ def local_sgd_of(optimizer: Any) -> MegatronLocalSGD:
     Raises:
         LocalSGDError: nothing was.
     """
-    found: MegatronLocalSGD | None = vars(optimizer).get(_OWNER)
+    found = find_local_sgd(optimizer)
     if found is None:
         raise LocalSGDError(
             f"optimizer: no MegatronLocalSGD was made for this {type(optimizer).__name__}: make "
             "one, or call patch_megatron_for_local_sgd() before get_megatron_optimizer()"
         )
+    return found
+
+
+def find_local_sgd(optimizer: Any) -> MegatronLocalSGD | None:
+    """Return what was made for an optimizer; None: nothing was."""
+    found: MegatronLocalSGD | None = getattr(optimizer, _OWNER, None)
     return found
 
 
@@ -127,6 +133,7 @@ class MegatronLocalSGD:
         )
         self.steps, self.alone, self._stepped = 0, 0, False
         self.outcomes = []
+        self._warn_if_alone()
         self._broadcast()
         self._undo = self._hook()
 
@@ -187,6 +194,13 @@ class MegatronLocalSGD:
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters of a checkpoint."""
         self.steps, self.alone = clock["steps"], clock["alone"]
+
+    def _warn_if_alone(self) -> None:
+        if self.replicas.size == 1 and self.shard_group.rank == 0:
+            log.warning(
+                "local SGD: Megatron's groups have one replica, so nothing is exchanged; pass "
+                "num_distributed_optimizer_instances=<replicas> to initialize_model_parallel"
+            )
 
     def _found_parts(self) -> list[Part]:
         return parts_of(self.chunks, self.optimizer, self._data_parallel)
