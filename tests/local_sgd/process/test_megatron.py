@@ -140,13 +140,13 @@ def test_a_script_of_its_own_needs_no_patch(worlds: Worlds) -> None:
 
 def test_megatron_s_own_training_takes_its_flags(worlds: Worlds, tmp_path: Path) -> None:
     """Each data parallel rank is a replica; Megatron's calls save and load all of them."""
-    args = {
+    args: dict[str, Any] = {
         "use_local_sgd": True,
         "local_sgd_sync_interval": 2,
         "local_sgd_warmup_steps": 1,
         "num_layers": 2,
     }
-    world = {"world": 2, "args": args, "root": str(tmp_path), "until": 6}
+    world: dict[str, Any] = {"world": 2, "args": args, "root": str(tmp_path), "until": 6}
     first = _run(worlds, "by flags", save=4, **world)
     assert [one["replicas"] for one in first] == [2, 2]
     assert first[0]["saved"] != first[1]["saved"]
