@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     )
     from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
+    from holdfast.local_sgd.fsdp1 import HybridShardLocalSGD
     from holdfast.local_sgd.fsdp2 import LocalSGD
 
 __all__ = [
     "GTAConfig",
+    "HybridShardLocalSGD",
     "LocalSGD",
     "LocalSGDConfig",
     "LocalSGDConfigError",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 _MODULES = {
     "GTAConfig": "config",
+    "HybridShardLocalSGD": "fsdp1",
     "LocalSGD": "fsdp2",
     "LocalSGDConfig": "config",
     "LocalSGDConfigError": "errors",
