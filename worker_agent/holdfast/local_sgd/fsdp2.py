@@ -141,11 +141,11 @@ class LocalSGD:
         _refuse_second(model)
         self.config, self.model = config, model
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-        sync_ranks, self.own_ranks = _groups(mesh)
+        sync_ranks, self.own_ranks = self._ranks_of(model, mesh)
         self.replicas = Group(sync_ranks, timeout=timeout)
         self.shard_group = Group(self.own_ranks, timeout=timeout)
         self._sync_ranks = sync_ranks
-        self.modules = units_of(model, self.own_ranks)
+        self.modules = self._units_of(model)
         self.trained = [one for one in self.modules if one.trained]
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
@@ -282,7 +282,18 @@ class LocalSGD:
             handle.remove()
         for unit in self.modules:
             for module in unit.modules:
-                module.set_all_reduce_hook(_nothing)
+                if hasattr(module, "set_all_reduce_hook"):  # FSDP1 has none
+                    module.set_all_reduce_hook(_nothing)
+
+    def _ranks_of(
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+    ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        return _groups(mesh)
+
+    def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
+        return units_of(model, self.own_ranks)
 
     def _hook_modules(self) -> list[Any]:
         handles, numbers = [], {id(unit): number for number, unit in enumerate(self.trained)}
