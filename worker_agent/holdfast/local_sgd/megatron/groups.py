@@ -88,8 +88,9 @@ def own_sync_group() -> dist.ProcessGroup | None:
     same = same_shard()
     if same is None:
         return None
-    made: dist.ProcessGroup = dist.new_group(_ranks(same), use_local_synchronization=True)
-    return made
+    made: Any = dist.new_group(_ranks(same), use_local_synchronization=True)
+    own: dist.ProcessGroup = made  # never the mark of a stranger: this rank is in it
+    return own
 
 
 def check_groups(chunks: Sequence[Any]) -> None:
