@@ -118,6 +118,7 @@ INVALID = [
     (LocalSGDConfig, "codec", "fp8"),
     (LocalSGDConfig, "step_weight_by", "samples"),
     *((LocalSGDConfig, "quorum", value) for value in (0, 1.1)),
+    (LocalSGDConfig, "whole_round_interval", -1),
     (LocalSGDConfig, "grace_min_seconds", -1),
     (LocalSGDConfig, "grace_max_seconds", float("inf")),
     (LocalSGDConfig, "late_discount", 2),
@@ -161,6 +162,10 @@ BREAKS: dict[str, Any] = {
     "feedback-without-codec": (LocalSGDConfig, {"error_feedback": True}),
     "momentum-consent-without-feedback": (LocalSGDConfig, {"error_feedback_with_momentum": True}),
     "grace-without-quorum": (LocalSGDConfig, {"grace_max_seconds": 5.0}),
+    "feedback-without-a-barrier": (
+        LocalSGDConfig,
+        {"quorum": 0.5, "codec": "int8", "error_feedback": True},
+    ),
     "grace-bounds-crossed": (LocalSGDConfig, {"quorum": 0.5, "grace_min_seconds": 60.0}),
     "outer-arguments-without-class": (OuterOptimizerConfig, {"outer_optim_kwargs": {"lr": 1.0}}),
     "gta-settings-without-gta": (GTAConfig, {"reducer": "linear", "consensus_method": "sum"}),

@@ -122,6 +122,10 @@ class LocalSGDConfig:
     grace_max_seconds: float = 30.0
     """Most seconds that a round waits for the others after its quorum. Between the two the wait is
     learned from past rounds. Default 30."""
+    whole_round_interval: int = 8
+    """In each so many-th round all replicas have `grace_max_seconds` to come, whatever was learned.
+    There a checkpoint has all of them, and one that is always late takes new weights. Default 8.
+    0: in no round."""
     late_discount: float = 0.5
     """Factor of the weight of a delta for each round that it comes late, 0 to 1. Default 0.5: what
     was computed against an older anchor is worth less. 0 throws it away."""
@@ -233,6 +237,7 @@ _LOCAL_VALUES: Final = (
     ),
     Value("grace_min_seconds", real(lambda value: value >= 0), "seconds, at least 0"),
     Value("grace_max_seconds", real(lambda value: value >= 0), "seconds, at least 0"),
+    Value("whole_round_interval", whole(0), "a number of rounds, or 0 for none"),
     Value("late_discount", real(lambda value: 0 <= value <= 1), "a factor, from 0 to 1"),
 )
 _OUTER_VALUES: Final = (
@@ -271,7 +276,9 @@ _EWMA: Final = (
     *("ewma_alpha", "ewma_warmup_steps", "ewma_threshold", "ewma_bias_correction"),
     *("ewma_spread_factor", "ewma_floor", "ewma_restart_after"),
 )
-_GRACE: Final = ("grace_min_seconds", "grace_max_seconds", "late_discount")
+_GRACE: Final = (
+    *("grace_min_seconds", "grace_max_seconds", "whole_round_interval", "late_discount"),
+)
 
 LOCAL_RULES: Final[tuple[Rule[LocalSGDConfig], ...]] = (
     Rule(
@@ -355,6 +362,13 @@ LOCAL_RULES: Final[tuple[Rule[LocalSGDConfig], ...]] = (
         breaks=lambda one: one.quorum is None and _is_set(one, *_GRACE),
         why="without a quorum a round waits for all live replicas, so nobody is late",
         remedy="set quorum to the least share of the live replicas, or leave these settings",
+    ),
+    Rule(
+        name="feedback-without-a-barrier",
+        fields=("quorum", "error_feedback"),
+        breaks=lambda one: one.quorum is not None and one.error_feedback,
+        why="in each round other replicas merge a chunk, so what one of them lost is not added",
+        remedy="set error_feedback=False, or leave quorum at None",
     ),
     Rule(
         name="grace-bounds-crossed",

@@ -28,6 +28,7 @@ def unit_sync_of(
     groups: tuple[Group, Group],
     *,
     clip_scope: Literal["unit", "batch"] = "unit",
+    barrier: bool = True,
 ) -> UnitSync:
     """Return the sync that the settings describe.
 
@@ -36,13 +37,15 @@ def unit_sync_of(
         gta: The merging; None: the weighted mean.
         groups: The sync group and the shard group.
         clip_scope: Norm that is clipped: of each unit, or of a whole batch.
+        barrier: The framework knows no rounds but those that wait for all replicas.
 
     Raises:
-        LocalSGDConfigError: a quorum is set, which this engine does not know.
+        LocalSGDConfigError: a quorum is set, which this framework's hooks do not know.
     """
-    if config.quorum is not None:
+    if barrier and config.quorum is not None:
         raise LocalSGDConfigError(
-            f"quorum={config.quorum}: rounds wait for all replicas of their group; leave it at None"
+            f"quorum={config.quorum}: rounds wait for all replicas of their group, but under FSDP2 "
+            "with use_async=True; leave it at None"
         )
     rules = Rules(
         weigh=lambda reports: weights.weigh(reports, config),
