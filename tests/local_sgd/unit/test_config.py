@@ -119,6 +119,8 @@ INVALID = [
     (LocalSGDConfig, "step_weight_by", "samples"),
     *((LocalSGDConfig, "quorum", value) for value in (0, 1.1)),
     (LocalSGDConfig, "whole_round_interval", -1),
+    (LocalSGDConfig, "switching", "on"),
+    (LocalSGDConfig, "switching_tolerated", 0),
     (LocalSGDConfig, "grace_min_seconds", -1),
     (LocalSGDConfig, "grace_max_seconds", float("inf")),
     (LocalSGDConfig, "late_discount", 2),
@@ -162,6 +164,8 @@ BREAKS: dict[str, Any] = {
     "feedback-without-codec": (LocalSGDConfig, {"error_feedback": True}),
     "momentum-consent-without-feedback": (LocalSGDConfig, {"error_feedback_with_momentum": True}),
     "grace-without-quorum": (LocalSGDConfig, {"grace_max_seconds": 5.0}),
+    "switching-of-a-edit": (LocalSGDConfig, {"use_async": True, "switching": "act"}),
+    "tolerance-without-switching": (LocalSGDConfig, {"switching_tolerated": 0.2}),
     "feedback-without-a-barrier": (
         LocalSGDConfig,
         {"quorum": 0.5, "codec": "int8", "error_feedback": True},

@@ -36,6 +36,7 @@ test for each:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.replicas import ReplicaShards
@@ -44,11 +45,20 @@ from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.fsdp2_units import ShardedUnit, refuse_new_parameters, units_of
+from holdfast.local_sgd.fsdp2_hooks import hook_modules, unhook_gradients
+from holdfast.local_sgd.fsdp2_units import (
+    ShardedUnit,
+    groups_of,
+    refuse_new_parameters,
+    share_inner_state,
+    units_of,
+)
 from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
+from holdfast.local_sgd.policies.switching import Mode, Running
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import LocalSGDShards
+from holdfast.local_sgd.switch import Switch
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
@@ -140,7 +150,7 @@ class LocalSGD:
         _refuse_second(model)
         self.config, self.model = config, model
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-        sync_ranks, self.own_ranks = _groups(mesh)
+        sync_ranks, self.own_ranks = groups_of(mesh)
         self.replicas = Group(sync_ranks, timeout=timeout)
         self.shard_group = Group(self.own_ranks, timeout=timeout)
         self._sync_ranks = sync_ranks
@@ -148,7 +158,8 @@ class LocalSGD:
         self.trained = [one for one in self.modules if one.trained]
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
-        self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group), barrier=False)
+        self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group), whole=True)
+        self.switch = self._switch_of(config)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
         self._round = None
         self.outcomes = []
@@ -160,12 +171,14 @@ class LocalSGD:
             self._turns = Turns(config, self.replicas, self.shard_group)
         self._broadcast()
         vars(model)[_OWNER] = self
-        self._handles = [*self._hook_modules(), *self._hook_optimizers()]
+        before = hook_modules(self.modules, self.before_forward, self._average)
+        self._handles = [*before, *self._hook_optimizers()]
 
     @property
     def is_warming_up(self) -> bool:
-        """Gradients are averaged over the replicas."""
-        return phase(self.steps, self.config) is Phase.WARM_UP
+        """Gradients are averaged over the replicas; also where a switch has chosen that."""
+        is_sync = self.switch is not None and self.switch.is_sync
+        return is_sync or phase(self.steps, self.config) is Phase.WARM_UP
 
     @property
     def rounds(self) -> int:
@@ -177,6 +190,8 @@ class LocalSGD:
         turns = self.quorum.turns if self.quorum is not None else self._turns
         if turns is not None:
             return turns.turn.round
+        if self.switch is not None:
+            return self.switch.rounds
         lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
         return lone // self.config.local_sgd_sync_interval
 
@@ -256,6 +271,7 @@ class LocalSGD:
             "tokens": self.tokens,
             "due": self.due,
             "rounds": self.rounds,
+            **({"switch": self.switch.state()} if self.switch is not None else {}),
         }
 
     def set_clock(self, clock: Mapping[str, Any]) -> None:
@@ -266,6 +282,8 @@ class LocalSGD:
         turns = self.quorum.turns if self.quorum is not None else self._turns
         if turns is not None:
             turns.restart(self.alone, clock["rounds"])
+        if self.switch is not None and "switch" in clock:
+            self.switch.load(clock["switch"])
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
@@ -294,6 +312,8 @@ class LocalSGD:
         self._sync.regroup(self.units, self.replicas, self.shard_group)
         if self._turns is not None:
             self._turns.replicas = self.replicas
+        if self.switch is not None:
+            self.switch.replicas = self.replicas
         if self._round is not None:
             self._round.drop_flight()
 
@@ -310,27 +330,7 @@ class LocalSGD:
         vars(self.model).pop(_OWNER, None)
         for handle in self._handles:
             handle.remove()
-        for unit in self.modules:
-            for module in unit.modules:
-                module.set_all_reduce_hook(_nothing)
-
-    def _hook_modules(self) -> list[Any]:
-        handles, numbers = [], {id(unit): number for number, unit in enumerate(self.trained)}
-        for unit in self.modules:
-            for module in unit.modules:
-                before = _Before(self, numbers.get(id(unit)))
-                handles.append(module.register_forward_pre_hook(before, prepend=True))
-                self._hook_gradients(unit.name, module)
-        return handles
-
-    def _hook_gradients(self, name: str, module: Any) -> None:
-        try:
-            module.set_all_reduce_hook(self._average)
-        except ValueError as error:  # several meshes in one unit
-            raise LocalSGDError(
-                f"unit {name} has parameters on several meshes, where FSDP2 takes no all-reduce "
-                "hook: shard them all over the mesh's second dimension"
-            ) from error
+        unhook_gradients(self.modules)
 
     def _hook_optimizers(self) -> list[Any]:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
@@ -341,8 +341,9 @@ class LocalSGD:
         import torch.distributed as dist
 
         if self.is_warming_up and self.replicas.size > 1:
-            dist.all_reduce(gradient, group=self._sync_ranks)
-            gradient.div_(self.replicas.size)
+            with self._reducing():
+                dist.all_reduce(gradient, group=self._sync_ranks)
+                gradient.div_(self.replicas.size)
 
     def before_forward(self, number: int | None) -> None:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
@@ -354,7 +355,8 @@ class LocalSGD:
             return
         unit = self.trained[number]
         is_new = number >= len(self._round.outcomes)
-        self._round.reach(number)
+        with self._reducing():
+            self._round.reach(number)
         if is_new:
             unit.gather_in_order(root=unit is self.modules[0])
         self._settle()
@@ -381,7 +383,8 @@ class LocalSGD:
 
     def _complete(self) -> None:
         if self._round is not None:
-            self._round.complete()
+            with self._reducing():
+                self._round.complete()
             self._settle()
 
     def _settle(self) -> None:
@@ -429,21 +432,45 @@ class LocalSGD:
         check_equal(self.units, self.replicas)
 
     def _after_step(self, *_: Any) -> None:
-        warming_up = self.is_warming_up
+        in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
-        if warming_up:
+        if in_warm_up:
             turns = self.quorum.turns if self.quorum is not None else self._turns
             if turns is not None:
                 turns.restart()  # the time begins with the first lone step
             return
-        self.alone += 1
+        self.alone += self.switch is None or not self.switch.is_sync
         if self.quorum is not None:
             if (outcomes := self.quorum.stepped(self._work)) is not None:
                 self._end_round(outcomes)
         elif self._turns is not None:
             self.due = self._turns.stepped() is not Entry.SKIP
+        elif self.switch is not None:
+            self.due = self.switch.stepped(self.steps)
+            self._change(self.switch, self.switch.choose(self.steps))
         else:
             self.due = is_due(self.steps, self.config)
+
+    def _switch_of(self, config: LocalSGDConfig) -> Switch | None:
+        if config.switching == "off":
+            return None
+        is_cuda = any(one.is_cuda for unit in self.trained for one in unit.tensors())
+        return Switch(config, self.replicas, self.shard_group, is_cuda=is_cuda)
+
+    def _reducing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.switch is None else self.switch.reducing()
+
+    def _change(self, switch: Switch, to: Running | None) -> None:
+        """Agree from now on as all replicas have chosen; None: as before."""
+        if to is None:
+            return
+        if to.mode is Mode.SYNC:
+            self.sync()
+            self.due = False
+            share_inner_state(self.optimizers, self.replicas)
+        elif not self.due:  # gradients were averaged so far: all are equal
+            self.take_anchors()
+        switch.went_on()
 
     def _broadcast(self) -> None:
         """Give all replicas the first one's weights, as DDP does."""
@@ -462,41 +489,9 @@ class LocalSGD:
                     dist.broadcast(local.detach(), group=self._sync_ranks, group_src=0)
 
 
-class _Before:
-    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
-
-    def __init__(self, local: LocalSGD, number: int | None) -> None:
-        self._local, self._number = local, number
-        self._call = _uncompiled(local.before_forward)
-
-    def __call__(self, *_: Any) -> None:
-        self._call(self._number)
-
-
-def _uncompiled(call: Any) -> Any:
-    import torch
-
-    return torch.compiler.disable(call)
-
-
 def _refuse_second(model: nn.Module) -> None:
     if _OWNER in vars(model):
         raise LocalSGDError(
             f"model: this {type(model).__name__} has a LocalSGD: call detach() on it before "
             "another is made, since both would synchronise"
         )
-
-
-def _groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return the groups of a mesh's two dimensions."""
-    if mesh.ndim != 2:
-        raise LocalSGDError(
-            f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
-            'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
-            "makes it"
-        )
-    return mesh.get_group(0), mesh.get_group(1)
-
-
-def _nothing(_: Any) -> None:
-    """Leave a gradient as it is."""

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
 from holdfast.flash.trainer.state_dict import fsdp_groups, parameters, unwrap
 from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.sync.group import Group
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +179,36 @@ def refuse_new_parameters(units: Sequence[ShardedUnit], optimizers: Sequence[Any
                         "and was not when LocalSGD was made, so no replica would learn of its "
                         "changes: set requires_grad first, then make the optimizer and LocalSGD"
                     )
+
+
+def share_inner_state(optimizers: Sequence[Any], replicas: Group) -> None:
+    """Give all replicas the first one's inner state: equal gradients must move all alike.
+
+    Raises:
+        SyncError: a rank is gone.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for _, value in sorted(optimizer.state.get(parameter, {}).items()):
+                    if not torch.is_tensor(value):
+                        continue
+                    local = value.to_local() if isinstance(value, DTensor) else value
+                    if local.numel():
+                        moved = local.to(replicas.device)  # counts of steps may be on the CPU
+                        replicas.begin_broadcast(moved, 0).wait()
+                        local.copy_(moved)
+
+
+def groups_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return the groups of a mesh's two dimensions."""
+    if mesh.ndim != 2:
+        raise LocalSGDError(
+            f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
+            'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
+            "makes it"
+        )
+    return mesh.get_group(0), mesh.get_group(1)

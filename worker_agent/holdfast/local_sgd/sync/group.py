@@ -220,6 +220,16 @@ class Group:
             "receive", 0, lambda group: dist.irecv(tensor, group=group, group_src=source)
         )
 
+    def begin_broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        """Start to put one rank's tensor in the place of all others'."""
+        import torch.distributed as dist
+
+        return self._begin(
+            "broadcast",
+            tensor.nbytes if self.rank == source else 0,
+            lambda group: dist.broadcast(tensor, group=group, group_src=source, async_op=True),
+        )
+
     def guarded(self, name: str, call: Callable[[], Any]) -> Any:
         """Return what a call of torch.distributed returns; its errors become SyncError."""
         if self._failure:
