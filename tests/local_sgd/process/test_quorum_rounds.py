@@ -106,6 +106,32 @@ def test_the_shards_of_a_replica_decide_alike(training: Training) -> None:
     assert training.difference((2, 2), ranks) <= EXACT
 
 
+def test_all_of_a_sync_works_among_some(training: Training) -> None:
+    """Votes, a codec, detectors, clipping and Adam's state of the anchors, with a late replica."""
+    config = {
+        "codec": "int8",
+        "skip_anomaly": True,
+        "pseudo_gradnorm_reduce": True,
+        "ewma_warmup_steps": 2,
+        "clip_pseudo_grad": 1.0,
+        "grace_max_seconds": 0.1,
+    }
+    ranks = training.train(
+        (3, 1),
+        steps=[30, 30, 8],
+        seconds=[0.03] * 3,
+        pauses=[[2, 3, 1.5]],
+        config=config,
+        gta={"reducer": "gta", "consensus_method": "sum"},
+        outer={"lr": 0.01},
+        **{"outer class": "Adam"},
+    )
+    assert any(2 not in one["replicas"] for one in ranks[0]["rounds"])
+    assert max(one["missed"] for one in ranks[2]["rounds"]) >= 1
+    assert len({str(one["end"]) for one in ranks}) == 1
+    assert all(one["detectors"] == [0, 1, 2] for one in ranks)
+
+
 def test_a_checkpoint_has_a_late_replica_too(training: Training, tmp_path: Path) -> None:
     """It is saved in a round that all are in, and resumes bit by bit."""
     world = {

@@ -80,7 +80,9 @@ class _Course:
         named = self._model.named_parameters()
         weights = {name: one.full_tensor().tolist() for name, one in named}
         self._pipe.send({"rounds": self._rounds, "weights": weights, "saves": self._saves})
+        end = {key: one for key, one in digests(local).items() if key != "inner"}
         self._pipe.send({"detectors": sorted(local.units[0].detectors), "clock": local.clock()})
+        self._pipe.send({"end": end})
 
     def _note(self) -> None:
         """Write down a round, and save where all replicas are."""

@@ -58,7 +58,7 @@ from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
 from holdfast.local_sgd.policies.switching import Mode, Running
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import LocalSGDShards
-from holdfast.local_sgd.switch import Switch
+from holdfast.local_sgd.switch import Switch, switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
@@ -117,6 +117,10 @@ class LocalSGD:
     """The next forward in training begins a round."""
     outcomes: list[Outcome]
     """Of the newest round's units."""
+    quorum: QuorumRounds | None
+    """Rounds without a barrier, where the settings have a quorum."""
+    switch: Switch | None
+    """The choice of the interval, where the settings ask for it."""
     _round: PipelinedRound | None
     """The round that is under way."""
 
@@ -159,12 +163,12 @@ class LocalSGD:
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
         self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group), whole=True)
-        self.switch = self._switch_of(config)
+        self.switch = switch_of(config, self.replicas, self.shard_group)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
         self._round = None
         self.outcomes = []
         self._turns: Turns | None = None
-        self.quorum: QuorumRounds | None = None
+        self.quorum = None
         if config.quorum is not None:
             self.quorum = QuorumRounds(config, self._sync, self.units, self._drop_gathered)
         elif config.use_async:
@@ -450,12 +454,6 @@ class LocalSGD:
             self._change(self.switch, self.switch.choose(self.steps))
         else:
             self.due = is_due(self.steps, self.config)
-
-    def _switch_of(self, config: LocalSGDConfig) -> Switch | None:
-        if config.switching == "off":
-            return None
-        is_cuda = any(one.is_cuda for unit in self.trained for one in unit.tensors())
-        return Switch(config, self.replicas, self.shard_group, is_cuda=is_cuda)
 
     def _reducing(self) -> AbstractContextManager[None]:
         return nullcontext() if self.switch is None else self.switch.reducing()

@@ -44,7 +44,6 @@ class Switch:
         replicas: Group,
         own: Group,
         *,
-        is_cuda: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Begin with the interval of the settings; an interval of 1 is a sync in each step.
@@ -53,14 +52,13 @@ class Switch:
             config: The interval, and whether to act.
             replicas: The ranks that hold this rank's shards.
             own: The ranks of this replica.
-            is_cuda: Times are taken when the device has done its work.
             clock: Seconds that never go back.
         """
         self.replicas = replicas
         """The ranks that hold this rank's shards."""
         self.settings = SwitchSettings(tolerated=config.switching_tolerated)
         """Borders of the choice."""
-        self._config, self._own, self._is_cuda, self._clock = config, own, is_cuda, clock
+        self._config, self._own, self._clock = config, own, clock
         interval = config.local_sgd_sync_interval
         self.running = Running(Mode.LOCAL if interval > 1 else Mode.SYNC, interval)
         """What runs now."""
@@ -168,8 +166,14 @@ class Switch:
             log.log(level, "local SGD %s after step %d: %s", word, steps, proposal.reason)
 
     def _now(self) -> float:
-        if self._is_cuda:
+        """Return the time, when the device has done its work."""
+        if self._own.device == "cuda":
             import torch
 
             torch.cuda.synchronize()
         return self._clock()
+
+
+def switch_of(config: LocalSGDConfig, replicas: Group, own: Group) -> Switch | None:
+    """Return the switch that the settings ask for."""
+    return None if config.switching == "off" else Switch(config, replicas, own)

@@ -77,8 +77,8 @@ class Measured:
     step_seconds: float
     """A step without any reduction, of the slowest replica."""
     sync_seconds: float | None = None
-    """One reduction of all units, as far as it stops training, of the replica that comes to it last:
-    the others wait for it besides. None: nobody has measured one."""
+    """One reduction of all units, as far as it stops training, of the replica that comes to it
+    last: the others wait for it besides. None: nobody has measured one."""
     bytes: int = 0
     """That a replica gives into one reduction."""
     bandwidth: float | None = None
