@@ -99,6 +99,7 @@ class QuorumTurns:
         self.store = dist.PrefixStore(f"holdfast/quorum/{self.number}", store)
         """Where replicas meet."""
         self._config, self._replicas, self._own, self._clock = config, replicas, own, clock
+        self._look = min(LOOK, own.timeout / 4)
         self._live = frozenset(range(replicas.size))
         self._meeting, self._lags = 0, Lags()
         self._watch: _Watch | None = None
@@ -177,7 +178,7 @@ class QuorumTurns:
 
     def _waits(self) -> bool:
         """Look for a call, for a while, as a replica without data."""
-        until = self._clock() + LOOK
+        until = self._clock() + self._look
         while (now := self._clock()) < until:
             self._pass_over(now)
             all_done = self.store.add("exhausted", 0) == self._replicas.size
@@ -220,7 +221,7 @@ class QuorumTurns:
 
     def _wait(self, seen: dict[int, Arrived], deadline: float) -> Closed | None:
         """Look for the decision for a while; propose one when it is time."""
-        until = min(self._clock() + LOOK, deadline)
+        until = min(self._clock() + self._look, deadline)
         while True:
             if self.store.check([self._key("closed")]):
                 return self._read(self._meeting)
