@@ -27,9 +27,10 @@ def configs_of(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 
     outer, gta = world.get("outer"), world.get("gta")
+    kind = getattr(torch.optim, world.get("outer class", "SGD"))
     return (
         LocalSGDConfig(**world.get("config", {})),
-        OuterOptimizerConfig(torch.optim.SGD, outer) if outer else None,
+        OuterOptimizerConfig(kind, outer) if outer else None,
         GTAConfig(**gta) if gta else None,
     )
 

@@ -183,9 +183,6 @@ class HybridShardLocalSGD(LocalSGD):
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return [_unit(name, module) for name, module in _named_states(model)]
 
-    def _hook_gradients(self, name: str, module: Any) -> None:
-        """FSDP1 takes no hook; `_share_gradients` does the same."""
-
     def _after_step(self, *_: Any) -> None:
         super()._after_step()
         self._share_gradients()

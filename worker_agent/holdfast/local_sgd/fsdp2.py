@@ -35,8 +35,8 @@ test for each:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.replicas import ReplicaShards
@@ -45,10 +45,20 @@ from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
-from holdfast.local_sgd.pipelined_round import PipelinedRound
+from holdfast.local_sgd.fsdp2_hooks import hook_modules, unhook_gradients
+from holdfast.local_sgd.fsdp2_units import (
+    ShardedUnit,
+    groups_of,
+    refuse_new_parameters,
+    share_inner_state,
+    units_of,
+)
+from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
+from holdfast.local_sgd.policies.switching import Mode, Running
+from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import LocalSGDShards
+from holdfast.local_sgd.switch import Switch, switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
@@ -61,7 +71,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-log: Final = logging.getLogger("holdfast")
 _OWNER: Final = "_holdfast_local_sgd"
 """Attribute of a model that has a `LocalSGD`."""
 
@@ -108,6 +117,10 @@ class LocalSGD:
     """The next forward in training begins a round."""
     outcomes: list[Outcome]
     """Of the newest round's units."""
+    quorum: QuorumRounds | None
+    """Rounds without a barrier, where the settings have a quorum."""
+    switch: Switch | None
+    """The choice of the interval, where the settings ask for it."""
     _round: PipelinedRound | None
     """The round that is under way."""
 
@@ -149,31 +162,50 @@ class LocalSGD:
         self.trained = [one for one in self.modules if one.trained]
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
-        self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group))
+        self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group), whole=True)
+        self.switch = switch_of(config, self.replicas, self.shard_group)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
         self._round = None
         self.outcomes = []
-        self._turns = Turns(config, self.replicas, self.shard_group) if config.use_async else None
+        self._turns: Turns | None = None
+        self.quorum = None
+        if config.quorum is not None:
+            self.quorum = QuorumRounds(config, self._sync, self.units, self._drop_gathered)
+        elif config.use_async:
+            self._turns = Turns(config, self.replicas, self.shard_group)
         self._broadcast()
         vars(model)[_OWNER] = self
-        self._handles = [*self._hook_modules(), *self._hook_optimizers()]
+        before = hook_modules(self.modules, self.before_forward, self._average)
+        self._handles = [*before, *self._hook_optimizers()]
 
     @property
     def is_warming_up(self) -> bool:
-        """Gradients are averaged over the replicas."""
-        return phase(self.steps, self.config) is Phase.WARM_UP
+        """Gradients are averaged over the replicas; also where a switch has chosen that."""
+        is_sync = self.switch is not None and self.switch.is_sync
+        return is_sync or phase(self.steps, self.config) is Phase.WARM_UP
 
     @property
     def rounds(self) -> int:
         """Rounds that the steps so far have ended, on all replicas alike; `due`: the last runs yet.
 
-        A-EDiT's replicas make unlike numbers of steps. So they save where `due` is true, after
-        this number of rounds.
+        A-EDiT's replicas make unlike numbers of steps. So they save where `together` is true,
+        after this number of rounds.
         """
-        if self._turns is not None:
-            return self._turns.turn.round
+        turns = self.quorum.turns if self.quorum is not None else self._turns
+        if turns is not None:
+            return turns.turn.round
+        if self.switch is not None:
+            return self.switch.rounds
         lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
         return lone // self.config.local_sgd_sync_interval
+
+    @property
+    def together(self) -> bool:
+        """All replicas are at the end of one round here: a checkpoint has all of them.
+
+        Without a quorum it is `due`, since all enter every round.
+        """
+        return self.due if self.quorum is None else self.quorum.together
 
     def finish(self, entered: Callable[[], None] | None = None) -> None:
         """End the training of this replica, which has no more data; its weights are the anchors.
@@ -182,17 +214,20 @@ class LocalSGD:
         EDiT all replicas call it after the same step.
 
         Args:
-            entered: Called where a round has been entered, `due` is true and the others may save:
-                a checkpoint needs all ranks. Does what the script's loop does there.
+            entered: Called where a round has been entered and the others may save, if `together`
+                is true: a checkpoint needs all ranks. Does what the script's loop does there.
 
         Raises:
             SyncError: a rank is gone.
         """
-        if self._turns is None:
+        if self._turns is None and self.quorum is None:
             self.sync()
             return
         self._complete()
         if not self.units or not self.units[0].has_anchors:
+            return
+        if self._turns is None:
+            self._finish_by_quorum(entered)
             return
         entry = Entry.ROUND
         while entry is not Entry.LAST:
@@ -214,6 +249,10 @@ class LocalSGD:
         Raises:
             SyncError: a rank is gone.
         """
+        if self.quorum is not None:
+            if self.units and self.units[0].has_anchors:
+                self._end_round(self.quorum.sync_all(self._work))
+            return
         if self._round is None and self.alone:
             self._begin()
         self._complete()
@@ -236,6 +275,7 @@ class LocalSGD:
             "tokens": self.tokens,
             "due": self.due,
             "rounds": self.rounds,
+            **({"switch": self.switch.state()} if self.switch is not None else {}),
         }
 
     def set_clock(self, clock: Mapping[str, Any]) -> None:
@@ -243,8 +283,11 @@ class LocalSGD:
         self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
         self.tokens = clock["tokens"]
         self._round = None
-        if self._turns is not None:
-            self._turns.restart(self.alone, clock["rounds"])
+        turns = self.quorum.turns if self.quorum is not None else self._turns
+        if turns is not None:
+            turns.restart(self.alone, clock["rounds"])
+        if self.switch is not None and "switch" in clock:
+            self.switch.load(clock["switch"])
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
@@ -258,12 +301,23 @@ class LocalSGD:
 
         Args:
             sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
+
+        Raises:
+            LocalSGDError: with a quorum, where late replicas do not learn that one is gone.
         """
+        if self.quorum is not None:
+            raise LocalSGDError(
+                f"quorum={self.config.quorum}: replicas that were late do not learn of a loss, so "
+                "no group of those that are left can be made: restart the job from its newest "
+                "checkpoint, or leave quorum at None"
+            )
         self._sync_ranks = sync_ranks
         self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
         self._sync.regroup(self.units, self.replicas, self.shard_group)
         if self._turns is not None:
             self._turns.replicas = self.replicas
+        if self.switch is not None:
+            self.switch.replicas = self.replicas
         if self._round is not None:
             self._round.drop_flight()
 
@@ -280,38 +334,17 @@ class LocalSGD:
         vars(self.model).pop(_OWNER, None)
         for handle in self._handles:
             handle.remove()
-        for unit in self.modules:
-            for module in unit.modules:
-                if hasattr(module, "set_all_reduce_hook"):  # FSDP1 has none
-                    module.set_all_reduce_hook(_nothing)
+        unhook_gradients(self.modules)
 
     def _ranks_of(
         self,
-        model: nn.Module,
+        model: nn.Module,  # noqa: ARG002 - FSDP1 knows its groups
         mesh: DeviceMesh,
     ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        return _groups(mesh)
+        return groups_of(mesh)
 
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return units_of(model, self.own_ranks)
-
-    def _hook_modules(self) -> list[Any]:
-        handles, numbers = [], {id(unit): number for number, unit in enumerate(self.trained)}
-        for unit in self.modules:
-            for module in unit.modules:
-                before = _Before(self, numbers.get(id(unit)))
-                handles.append(module.register_forward_pre_hook(before, prepend=True))
-                self._hook_gradients(unit.name, module)
-        return handles
-
-    def _hook_gradients(self, name: str, module: Any) -> None:
-        try:
-            module.set_all_reduce_hook(self._average)
-        except ValueError as error:  # several meshes in one unit
-            raise LocalSGDError(
-                f"unit {name} has parameters on several meshes, where FSDP2 takes no all-reduce "
-                "hook: shard them all over the mesh's second dimension"
-            ) from error
 
     def _hook_optimizers(self) -> list[Any]:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
@@ -322,8 +355,9 @@ class LocalSGD:
         import torch.distributed as dist
 
         if self.is_warming_up and self.replicas.size > 1:
-            dist.all_reduce(gradient, group=self._sync_ranks)
-            gradient.div_(self.replicas.size)
+            with self._reducing():
+                dist.all_reduce(gradient, group=self._sync_ranks)
+                gradient.div_(self.replicas.size)
 
     def before_forward(self, number: int | None) -> None:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
@@ -335,26 +369,36 @@ class LocalSGD:
             return
         unit = self.trained[number]
         is_new = number >= len(self._round.outcomes)
-        self._round.reach(number)
+        with self._reducing():
+            self._round.reach(number)
         if is_new:
             unit.gather_in_order(root=unit is self.modules[0])
         self._settle()
 
     def _begin(self) -> None:
         """Begin a round; no unit is touched yet."""
-        self._refuse_new_parameters()
+        refuse_new_parameters(self.trained, self.optimizers)
         self.due = False
         self._round = PipelinedRound(
             self._sync,
             self.units,
-            steps=float(self.tokens if self.config.step_weight_by == "tokens" else self.alone),
+            steps=self._work,
             joins=True,
-            before_write=lambda number: self.trained[number].drop_gathered(),
+            before_write=self._drop_gathered,
         )
+
+    @property
+    def _work(self) -> float:
+        """Steps or tokens since the last round, by which others weigh this replica."""
+        return float(self.tokens if self.config.step_weight_by == "tokens" else self.alone)
+
+    def _drop_gathered(self, number: int) -> None:
+        self.trained[number].drop_gathered()
 
     def _complete(self) -> None:
         if self._round is not None:
-            self._round.complete()
+            with self._reducing():
+                self._round.complete()
             self._settle()
 
     def _settle(self) -> None:
@@ -362,10 +406,23 @@ class LocalSGD:
         under_way = self._round
         if under_way is None or not under_way.is_over:
             return
-        self._round, self.outcomes = None, under_way.outcomes
+        self._round = None
+        self._end_round(under_way.outcomes)
+
+    def _end_round(self, outcomes: list[Outcome]) -> None:
+        self.outcomes = outcomes
         self.alone, self.tokens = 0, 0
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
-            _tell(under_way.outcomes)
+            log_outcomes(outcomes)
+
+    def _finish_by_quorum(self, entered: Callable[[], None] | None) -> None:
+        def ended(outcomes: list[Outcome]) -> None:
+            self._end_round(outcomes)
+            if entered is not None:
+                entered()
+
+        assert self.quorum is not None  # noqa: S101 - asked by the caller
+        self.quorum.finish(self._work, ended)
 
     def _before_step(self, *_: Any) -> None:
         """Finish what the forward did not reach; take the anchors before the first lone step."""
@@ -379,25 +436,49 @@ class LocalSGD:
         Raises:
             AnchorsDifferError: they are not; names units and replicas.
         """
-        self._refuse_new_parameters()
+        refuse_new_parameters(self.trained, self.optimizers)
         if self.steps:  # after a warm-up on unlike machines the last bits may differ
             self._broadcast()
         for unit in self.units:
             unit.take_anchors()
+        if self.quorum is not None:
+            self.quorum.turns.restart()
         check_equal(self.units, self.replicas)
 
     def _after_step(self, *_: Any) -> None:
-        warming_up = self.is_warming_up
+        in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
-        if warming_up:
-            if self._turns is not None:
-                self._turns.restart()  # the time begins with the first lone step
+        if in_warm_up:
+            turns = self.quorum.turns if self.quorum is not None else self._turns
+            if turns is not None:
+                turns.restart()  # the time begins with the first lone step
             return
-        self.alone += 1
-        if self._turns is not None:
+        self.alone += self.switch is None or not self.switch.is_sync
+        if self.quorum is not None:
+            if (outcomes := self.quorum.stepped(self._work)) is not None:
+                self._end_round(outcomes)
+        elif self._turns is not None:
             self.due = self._turns.stepped() is not Entry.SKIP
+        elif self.switch is not None:
+            self.due = self.switch.stepped(self.steps)
+            self._change(self.switch, self.switch.choose(self.steps))
         else:
             self.due = is_due(self.steps, self.config)
+
+    def _reducing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.switch is None else self.switch.reducing()
+
+    def _change(self, switch: Switch, to: Running | None) -> None:
+        """Agree from now on as all replicas have chosen; None: as before."""
+        if to is None:
+            return
+        if to.mode is Mode.SYNC:
+            self.sync()
+            self.due = False
+            share_inner_state(self.optimizers, self.replicas)
+        elif not self.due:  # gradients were averaged so far: all are equal
+            self.take_anchors()
+        switch.went_on()
 
     def _broadcast(self) -> None:
         """Give all replicas the first one's weights, as DDP does."""
@@ -415,72 +496,10 @@ class LocalSGD:
                 if local.numel():
                     dist.broadcast(local.detach(), group=self._sync_ranks, group_src=0)
 
-    def _refuse_new_parameters(self) -> None:
-        """Refuse a parameter that is trained since: no replica would learn of its changes."""
-        known = {id(one.parameter) for unit in self.trained for one in unit.trained}
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for one in group["params"]:
-                    if one.requires_grad and id(one) not in known:
-                        raise LocalSGDError(
-                            f"optimizer: a parameter of shape {tuple(one.shape)} is trained now "
-                            "and was not when LocalSGD was made, so no replica would learn of its "
-                            "changes: set requires_grad first, then make the optimizer and LocalSGD"
-                        )
-
-
-class _Before:
-    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
-
-    def __init__(self, local: LocalSGD, number: int | None) -> None:
-        self._local, self._number = local, number
-        self._call = _uncompiled(local.before_forward)
-
-    def __call__(self, *_: Any) -> None:
-        self._call(self._number)
-
-
-def _uncompiled(call: Any) -> Any:
-    import torch
-
-    return torch.compiler.disable(call)
-
 
 def _refuse_second(model: nn.Module) -> None:
     if _OWNER in vars(model):
         raise LocalSGDError(
             f"model: this {type(model).__name__} has a LocalSGD: call detach() on it before "
             "another is made, since both would synchronise"
-        )
-
-
-def _groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return the groups of a mesh's two dimensions."""
-    if mesh.ndim != 2:
-        raise LocalSGDError(
-            f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
-            'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
-            "makes it"
-        )
-    return mesh.get_group(0), mesh.get_group(1)
-
-
-def _nothing(_: Any) -> None:
-    """Leave a gradient as it is."""
-
-
-def _tell(outcomes: Sequence[Outcome]) -> None:
-    """Log a round; loudly where replicas were left out."""
-    for one in outcomes:
-        loud = one.rollback or any(one.anomalous)
-        level = logging.WARNING if loud else logging.DEBUG
-        log.log(
-            level,
-            "local SGD: unit %s, round %d: weights %s, norms %s, clipped by %.3g: %s",
-            one.name,
-            one.round,
-            [f"{weight:.3f}" for weight in one.weights],
-            [f"{norm:.3g}" for norm in one.norms],
-            one.clipped,
-            one.reason,
         )

@@ -11,10 +11,14 @@ before the optimizer's step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from holdfast.local_sgd.sync.unit_sync import Outcome, Pending, UnitSync
 from holdfast.local_sgd.sync.units import Unit
+
+log: Final = logging.getLogger("holdfast")
 
 
 class PipelinedRound:
@@ -75,3 +79,20 @@ class PipelinedRound:
 
     def _begin(self, number: int) -> Pending:
         return self._sync.begin([self._units[number]], steps=self._steps, joins=self._joins)
+
+
+def log_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Log a round; loudly where replicas were left out."""
+    for one in outcomes:
+        loud = one.rollback or any(one.anomalous)
+        level = logging.WARNING if loud else logging.DEBUG
+        log.log(
+            level,
+            "local SGD: unit %s, round %d: weights %s, norms %s, clipped by %.3g: %s",
+            one.name,
+            one.round,
+            [f"{weight:.3f}" for weight in one.weights],
+            [f"{norm:.3g}" for norm in one.norms],
+            one.clipped,
+            one.reason,
+        )

@@ -72,6 +72,8 @@ class Outcome:
     """Factor of the clipping; 1: none."""
     reason: str
     """In words."""
+    replicas: tuple[int, ...] = ()
+    """Numbers of those who were in the round, in the order of norms and weights."""
 
 
 @dataclass(slots=True)
@@ -185,7 +187,7 @@ class UnitSync:
 
     def _judge(self, unit: Unit, norm: float) -> tuple[bool, float, Ewma]:
         """Return if this replica is anomalous, its norm for the others, and its detector."""
-        ewma = unit.detectors.get(self.sync.rank, Ewma())
+        ewma = unit.detectors.get(self.sync.numbers[self.sync.rank], Ewma())
         anomalous = not math.isfinite(norm)
         if self.rules.judge is not None:
             anomalous, ewma = self.rules.judge(ewma, norm)
@@ -205,7 +207,8 @@ class UnitSync:
             rows = [one[number * wide : (number + 1) * wide] for one in told]
             _check_rounds(unit, [int(row[0]) for row in rows])
             reports.append([Report(row[1], bool(row[2]), row[3]) for row in rows])
-            known.append({rank: Ewma.of(row[4:]) for rank, row in enumerate(rows)})
+            numbered = zip(self.sync.numbers, rows, strict=True)
+            known.append({number: Ewma.of(row[4:]) for number, row in numbered})
         return reports, known
 
     def _batch(
@@ -244,7 +247,7 @@ class UnitSync:
             unit.anchors.step(mean * factor if factor != 1 else mean)
             unit.lost = lost
         unit.anchors.write_weights(unit.tensors())
-        unit.detectors = pending.detectors[number]
+        unit.detectors = {**unit.detectors, **pending.detectors[number]}
         unit.round += 1
         reports = pending.reports[number]
         return Outcome(
@@ -256,6 +259,7 @@ class UnitSync:
             verdict.rollback,
             factor,
             verdict.reason,
+            tuple(self.sync.numbers),
         )
 
 
