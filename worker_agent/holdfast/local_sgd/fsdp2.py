@@ -35,7 +35,6 @@ test for each:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,14 +43,21 @@ from holdfast.flash.trainer.shards import Shards, Together
 from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
-from holdfast.local_sgd.pipelined_round import PipelinedRound
+from holdfast.local_sgd.fsdp2_members import average, groups_of, members_of
+from holdfast.local_sgd.fsdp2_units import (
+    ShardedUnit,
+    refuse_new_parameters,
+    units_of,
+)
+from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
 from holdfast.local_sgd.shards import LocalSGDShards
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
-from holdfast.local_sgd.sync.unit_sync import Outcome
+from holdfast.local_sgd.sync.unit_sync import Outcome, all_or_none
 from holdfast.local_sgd.sync.units import Unit, check_equal
 from holdfast.local_sgd.turns import Turns
 
@@ -61,7 +67,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-log: Final = logging.getLogger("holdfast")
 _OWNER: Final = "_holdfast_local_sgd"
 """Attribute of a model that has a `LocalSGD`."""
 
@@ -108,14 +113,18 @@ class LocalSGD:
     """The next forward in training begins a round."""
     outcomes: list[Outcome]
     """Of the newest round's units."""
-    _round: PipelinedRound | None
-    """The round that is under way."""
+    under_way: PipelinedRound | None
+    """The round that has begun and is not over."""
+    written: set[int]
+    """Units that others have given this replica, and no forward has gathered since."""
+    joined: bool
+    """This replica came to others that train, and has their state: load no checkpoint."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        mesh: DeviceMesh,
+        mesh: DeviceMesh | Members,
         config: LocalSGDConfig,
         outer: OuterOptimizerConfig | None = None,
         gta: GTAConfig | None = None,
@@ -128,33 +137,38 @@ class LocalSGD:
             model: `fully_shard` has been called on it, with the mesh's second dimension.
             optimizer: The inner optimizer, whose steps count; of several, those of the last.
             mesh: Two dimensions: replicas, and the ranks of a replica. Either may have one rank.
+                Members in its place may come and go (`members.mesh_of` for `fully_shard`).
             config: When replicas synchronise, and how.
             outer: The outer optimizer; None: none.
             gta: How deltas become one; None: their mean.
-            timeout: Seconds until a collective of a sync has failed.
+            timeout: Seconds until a collective of a sync has failed; members have their own.
 
         Raises:
             LocalSGDConfigError: settings contradict each other.
+            MembersError: no membership came.
             LocalSGDError: the model or the mesh does not fit; the message says what to change.
         """
         check_together(config, outer, gta)
         _refuse_second(model)
         self.config, self.model = config, model
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-        sync_ranks, self.own_ranks = _groups(mesh)
-        self.replicas = Group(sync_ranks, timeout=timeout)
-        self.shard_group = Group(self.own_ranks, timeout=timeout)
-        self._sync_ranks = sync_ranks
+        self.replicas, self.shard_group = groups_of(mesh, config, timeout)
+        self.own_ranks = self.shard_group.ranks
         self.modules = units_of(model, self.own_ranks)
         self.trained = [one for one in self.modules if one.trained]
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
         self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group))
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
-        self._round = None
+        self.under_way, self.joined = None, False
+        self.written = set()
         self.outcomes = []
         self._turns = Turns(config, self.replicas, self.shard_group) if config.use_async else None
-        self._broadcast()
+        self._members = members_of(self, mesh, self._sync)
+        if self._members is None:
+            self.share_weights()
+        else:
+            self._members.follow()
         vars(model)[_OWNER] = self
         self._handles = [*self._hook_modules(), *self._hook_optimizers()]
 
@@ -214,7 +228,7 @@ class LocalSGD:
         Raises:
             SyncError: a rank is gone.
         """
-        if self._round is None and self.alone:
+        if self.under_way is None and self.alone:
             self._begin()
         self._complete()
 
@@ -242,30 +256,42 @@ class LocalSGD:
         """Go on from counters of a checkpoint; a round that was under way is not."""
         self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
         self.tokens = clock["tokens"]
-        self._round = None
+        self.under_way = None
         if self._turns is not None:
             self._turns.restart(self.alone, clock["rounds"])
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
 
-        Nothing of this replica is lost: a round that was under way goes on with the units that it
-        has not finished. After a `SyncError` in a forward call `model.reset_iter_state()`, which
-        drops that forward, then this, and repeat the step. Units that the members have at unlike
-        rounds are brought to one round before (`policies.roster`).
-
-        A checkpoint names replicas by their number: make a new `Checkpointer` from `shards()`.
+        For a script that makes groups by itself; with `Members` nobody calls it. A round that was
+        under way goes on with the units that it has not finished. After a `SyncError` in a forward
+        call `model.reset_iter_state()`, which drops that forward, then this, and repeat the step.
+        All members must have each unit at one round. Make a new `Checkpointer` from `shards()`.
 
         Args:
             sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
         """
-        self._sync_ranks = sync_ranks
         self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
         self._sync.regroup(self.units, self.replicas, self.shard_group)
         if self._turns is not None:
             self._turns.replicas = self.replicas
-        if self._round is not None:
-            self._round.drop_flight()
+        if self.under_way is not None:
+            self.under_way.drop_flight()
+
+    def carry(self, name: str, one: Carried) -> None:
+        """Give replicas that come later a scheduler's state, the place in the data, or the like.
+
+        On a replica that has come later it takes that state at once. Fixed replicas have no need.
+
+        Args:
+            name: The same on all replicas.
+            one: Has `state_dict`, of numbers, text, lists and dicts, and `load_state_dict`.
+
+        Raises:
+            LocalSGDError: the state has what JSON has not.
+        """
+        if self._members is not None:
+            self._members.carry(name, one)
 
     def processed(self, tokens: int) -> None:
         """Count tokens of this replica, where `step_weight_by="tokens"` weighs by them."""
@@ -310,9 +336,13 @@ class LocalSGD:
         """Average the gradients of a unit over the replicas, in the warm-up alone."""
         import torch.distributed as dist
 
-        if self.is_warming_up and self.replicas.size > 1:
-            dist.all_reduce(gradient, group=self._sync_ranks)
-            gradient.div_(self.replicas.size)
+        if not self.is_warming_up or self.replicas.size == 1:
+            return
+        if self._members is not None:
+            average(gradient, self)
+            return
+        dist.all_reduce(gradient, group=self.replicas.ranks)
+        gradient.div_(self.replicas.size)
 
     def before_forward(self, number: int | None) -> None:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
@@ -320,20 +350,28 @@ class LocalSGD:
 
         if self.due and torch.is_grad_enabled() and self.model.training:
             self._begin()
-        if self._round is None or number is None:
+        if number is None or (self.under_way is None and number not in self.written):
             return
         unit = self.trained[number]
-        is_new = number >= len(self._round.outcomes)
-        self._round.reach(number)
+        is_new = self.under_way is not None and number >= self.under_way.finished
+        self._reach(number)
+        is_new |= number in self.written
+        self.written.discard(number)
         if is_new:
             unit.gather_in_order(root=unit is self.modules[0])
-        self._settle()
 
     def _begin(self) -> None:
-        """Begin a round; no unit is touched yet."""
-        self._refuse_new_parameters()
+        """Begin a round; no unit is touched yet, but by a change of members."""
+        refuse_new_parameters(self.trained, self.optimizers)
+        if self._members is not None:
+            self._members.follow()
+            if self.under_way is not None:
+                return
         self.due = False
-        self._round = PipelinedRound(
+        self._open()
+
+    def _open(self) -> None:
+        self.under_way = PipelinedRound(
             self._sync,
             self.units,
             steps=float(self.tokens if self.config.step_weight_by == "tokens" else self.alone),
@@ -342,19 +380,37 @@ class LocalSGD:
         )
 
     def _complete(self) -> None:
-        if self._round is not None:
-            self._round.complete()
+        self._reach(len(self.units) - 1)
+
+    def _reach(self, number: int) -> None:
+        """Finish a round's units up to this one, with whoever is there."""
+        while self.under_way is not None and not self._attempt(self.under_way.reach, number):
+            pass  # the members have changed, and the round with them
+        self._settle()
+
+    def go_on_from(self, number: int) -> None:
+        """Go on with the round that others have, from this unit; those before are finished."""
+        if self.under_way is None:
+            self.due = False
+            self._open()
+        assert self.under_way is not None  # noqa: S101 - opened above
+        self.under_way.go_on_from(number)
+
+    def drop_round(self) -> None:
+        """Take the round that is under way for done: others gave this replica its end."""
+        if self.under_way is not None:
+            self.under_way.go_on_from(len(self.units))
             self._settle()
 
     def _settle(self) -> None:
         """End a round whose last unit is finished."""
-        under_way = self._round
+        under_way = self.under_way
         if under_way is None or not under_way.is_over:
             return
-        self._round, self.outcomes = None, under_way.outcomes
+        self.under_way, self.outcomes = None, under_way.outcomes
         self.alone, self.tokens = 0, 0
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
-            _tell(under_way.outcomes)
+            log_outcomes(under_way.outcomes)
 
     def _before_step(self, *_: Any) -> None:
         """Finish what the forward did not reach; take the anchors before the first lone step."""
@@ -368,9 +424,23 @@ class LocalSGD:
         Raises:
             AnchorsDifferError: they are not; names units and replicas.
         """
-        self._refuse_new_parameters()
+        refuse_new_parameters(self.trained, self.optimizers)
+        if self._members is not None:
+            self._members.follow()
+        voters = self._sync.voters
+        while not self.units[0].has_anchors:
+            self._attempt(all_or_none, voters, self._take_anchors)
+
+    def _attempt(self, call: Callable[..., object], *given: object) -> bool:
+        """Return True after a call, and False where it failed and the members have changed."""
+        if self._members is not None:
+            return self._members.attempt(call, *given)
+        call(*given)
+        return True
+
+    def _take_anchors(self) -> None:
         if self.steps:  # after a warm-up on unlike machines the last bits may differ
-            self._broadcast()
+            self.share_weights()
         for unit in self.units:
             unit.take_anchors()
         check_equal(self.units, self.replicas)
@@ -387,11 +457,12 @@ class LocalSGD:
             self.due = self._turns.stepped() is not Entry.SKIP
         else:
             self.due = is_due(self.steps, self.config)
+        if self._members is not None and self._members.after_step():
+            self.due = True
 
-    def _broadcast(self) -> None:
-        """Give all replicas the first one's weights, as DDP does."""
+    def share_weights(self, source: int = 0) -> None:
+        """Give all replicas the weights of one, as DDP does; raises SyncError."""
         import torch
-        import torch.distributed as dist
         from torch.distributed.tensor import DTensor
 
         if self.replicas.size == 1:
@@ -402,20 +473,7 @@ class LocalSGD:
             for one in self.model.parameters():
                 local = one._local_tensor if isinstance(one, DTensor) else one  # noqa: SLF001
                 if local.numel():
-                    dist.broadcast(local.detach(), group=self._sync_ranks, group_src=0)
-
-    def _refuse_new_parameters(self) -> None:
-        """Refuse a parameter that is trained since: no replica would learn of its changes."""
-        known = {id(one.parameter) for unit in self.trained for one in unit.trained}
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for one in group["params"]:
-                    if one.requires_grad and id(one) not in known:
-                        raise LocalSGDError(
-                            f"optimizer: a parameter of shape {tuple(one.shape)} is trained now "
-                            "and was not when LocalSGD was made, so no replica would learn of its "
-                            "changes: set requires_grad first, then make the optimizer and LocalSGD"
-                        )
+                    self.replicas.begin_broadcast(local.detach(), source).wait()
 
 
 class _Before:
@@ -443,33 +501,5 @@ def _refuse_second(model: nn.Module) -> None:
         )
 
 
-def _groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return the groups of a mesh's two dimensions."""
-    if mesh.ndim != 2:
-        raise LocalSGDError(
-            f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
-            'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
-            "makes it"
-        )
-    return mesh.get_group(0), mesh.get_group(1)
-
-
 def _nothing(_: Any) -> None:
     """Leave a gradient as it is."""
-
-
-def _tell(outcomes: Sequence[Outcome]) -> None:
-    """Log a round; loudly where replicas were left out."""
-    for one in outcomes:
-        loud = one.rollback or any(one.anomalous)
-        level = logging.WARNING if loud else logging.DEBUG
-        log.log(
-            level,
-            "local SGD: unit %s, round %d: weights %s, norms %s, clipped by %.3g: %s",
-            one.name,
-            one.round,
-            [f"{weight:.3f}" for weight in one.weights],
-            [f"{norm:.3g}" for norm in one.norms],
-            one.clipped,
-            one.reason,
-        )

@@ -9,7 +9,7 @@ trained parameters are synchronised: frozen ones do not change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -159,3 +159,21 @@ def _refuse_other_mesh(units: list[ShardedUnit], own: dist.ProcessGroup) -> None
                     f"replica's shards are on ranks {wanted}: call fully_shard with the shard "
                     'dimension alone, such as mesh=mesh["shard"]'
                 )
+
+
+def refuse_new_parameters(units: Sequence[ShardedUnit], optimizers: Sequence[Any]) -> None:
+    """Refuse a parameter that is trained since: no replica would learn of its changes.
+
+    Raises:
+        LocalSGDError: names the parameter's shape.
+    """
+    known = {id(one.parameter) for unit in units for one in unit.trained}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                if one.requires_grad and id(one) not in known:
+                    raise LocalSGDError(
+                        f"optimizer: a parameter of shape {tuple(one.shape)} is trained now "
+                        "and was not when LocalSGD was made, so no replica would learn of its "
+                        "changes: set requires_grad first, then make the optimizer and LocalSGD"
+                    )

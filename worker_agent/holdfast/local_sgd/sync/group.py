@@ -94,6 +94,8 @@ class Group:
         Only so do ranks leave one that waits for a frozen process, whose connections stay open."""
         self._process_group = process_group
         self._failure = ""
+        self.device = "cpu"
+        """Where the backend takes tensors of this package's own."""
         if alone or not (dist.is_available() and dist.is_initialized()):
             self.rank, self.size = 0, 1
             return
@@ -104,12 +106,21 @@ class Group:
                 "rank as a member"
             )
         on_cpu = "cpu:" in str(dist.get_backend_config(process_group))
-        self._device = "cpu" if on_cpu else "cuda"
+        self.device = "cpu" if on_cpu else "cuda"
 
     @classmethod
     def of_one(cls) -> Group:
         """Return the group that has this rank alone."""
         return cls(alone=True)
+
+    @property
+    def ranks(self) -> dist.ProcessGroup:
+        """The process group itself, as DeviceMesh and DistributedDataParallel take it."""
+        import torch.distributed as dist
+
+        group = self._process_group if self._process_group is not None else dist.group.WORLD
+        assert group is not None  # noqa: S101 - of_one() has none to give
+        return group
 
     def close(self) -> None:
         """Give the process group up; the default group is left to the script.
@@ -125,6 +136,11 @@ class Group:
         self._failure = self._failure or "it was closed"
         if group is not None and group is not dist.group.WORLD and not self.is_late:
             dist.destroy_process_group(group)
+
+    def give_up(self) -> None:
+        """Refuse all further collectives: who has made the process group has ended it."""
+        self._process_group = None
+        self._failure = self._failure or "its members have changed"
 
     def wait_for(self, work: Any) -> None:
         """Wait for torch's handle until the deadline, or until `interrupted`."""
@@ -188,6 +204,42 @@ class Group:
             lambda group: dist.all_to_all_single(received, sent, group=group, async_op=True),
         )
 
+    def begin_deliver(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        counts: tuple[Sequence[int], Sequence[int]],
+    ) -> Work:
+        """Start to send a part of `sent` to each rank, and to put their parts in `received`.
+
+        Args:
+            received: The parts of all ranks, one behind the other.
+            sent: Those for all ranks.
+            counts: Elements from each rank, and to each.
+        """
+        import torch.distributed as dist
+
+        if self.size == 1:
+            received.copy_(sent)
+        come, go = (list(one) for one in counts)
+        return self._begin(
+            "all_to_all",
+            (sum(go) - go[self.rank]) * sent.element_size(),
+            lambda group: dist.all_to_all_single(
+                received, sent, come, go, group=group, async_op=True
+            ),
+        )
+
+    def begin_broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        """Start to put one rank's tensor in the place of all others'."""
+        import torch.distributed as dist
+
+        return self._begin(
+            "broadcast",
+            tensor.nbytes if self.rank == source else 0,
+            lambda group: dist.broadcast(tensor, group=group, group_src=source, async_op=True),
+        )
+
     def guarded(self, name: str, call: Callable[[], Any]) -> Any:
         """Return what a call of torch.distributed returns; its errors become SyncError."""
         if self._failure:
@@ -231,7 +283,7 @@ class Group:
         """Return the values on a device that the group's backend takes."""
         import torch
 
-        return torch.tensor(values, dtype=torch.float64, device=self._device)
+        return torch.tensor(values, dtype=torch.float64, device=self.device)
 
 
 def _first_line(error: Exception) -> str:
