@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.policies.outer_roster import OuterRoster
-from holdfast.local_sgd.sync.fresh_group import ChangingGroup
+from holdfast.local_sgd.sync.fresh_group import POLL, ChangingGroup, watched_store
 from holdfast.local_sgd.sync.group import TIMEOUT, Group, SyncError
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ ROSTER: Final = "HOLDFAST_OUTER_ROSTER"
 """Names the file that has the newest roster."""
 REPLICA: Final = "HOLDFAST_REPLICA"
 """Number of this process's replica in rosters."""
-POLL: Final = 0.002
-"""Seconds between two looks at roster and store while a rank waits: far below the 50 ms that a lost
-replica may cost the others, and a few per cent of a core."""
 
 
 class MembersError(LocalSGDError, RuntimeError):
@@ -228,7 +225,8 @@ class RosterMembers:
                 if self._epoch() > roster.epoch or time.monotonic() > deadline:
                     return None
                 time.sleep(POLL)
-            made = self._outer.form(store, name=name, rank=rank, size=size, timeout=self.timeout)
+            watched = watched_store(store, lambda: self._has_lost(roster))
+            made = self._outer.form(watched, name=name, rank=rank, size=size, timeout=self.timeout)
         except (SyncError, _network_error()) as error:
             # The store or a member is gone: the next roster tells who is left.
             log.warning("local SGD: no group for epoch %d: %s", roster.epoch, error)
@@ -263,10 +261,10 @@ class RosterMembers:
 
     def _close(self) -> None:
         """Leave the members that there are, also those of a group that was not agreed on."""
-        if self._now is not None:
-            self._now.group.give_up()
-        self._now = None
-        self._outer.leave()
+        last, self._now = self._now, None
+        if last is not None:
+            last.group.give_up()
+        self._outer.leave(None if last is None else last.group.late)
 
 
 def members_of_environment(

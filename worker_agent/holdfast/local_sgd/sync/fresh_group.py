@@ -11,8 +11,11 @@ by the function that `init_process_group` itself uses, and entered in torch's ta
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 _log: Final = logging.getLogger("holdfast")
+POLL: Final = 0.002
+"""Seconds between two looks while a rank waits for others to meet: far below the 50 ms that a lost
+replica may cost the others, and a few per cent of a core."""
 CONNECT: Final = 5.0
 """Seconds in which ranks that have all arrived connect to one another: milliseconds on a quiet
 machine, a second or two where cores are oversubscribed."""
@@ -39,40 +45,93 @@ class ChangingGroup:
         self._backend = backend
         self._group: Any = None
         self._closing: threading.Thread | None = None
+        self._left: list[tuple[Any, Any]] = []
+        """Groups with a collective that was left."""
 
     def form(
         self, store: dist.Store, *, name: str, rank: int, size: int, timeout: float
     ) -> dist.ProcessGroup:
         """Return a group of these members; see `fresh_group`."""
         self.leave()
+        backend = self._backend
         self._group = fresh_group(
-            store, name=name, rank=rank, size=size, backend=self._backend, timeout=timeout
+            store, name=name, rank=rank, size=size, backend=backend, timeout=timeout
         )
         made: dist.ProcessGroup = self._group
         return made
 
-    def leave(self) -> None:
-        """End the group: ranks that wait for this one in a collective fail."""
+    def leave(self, late: Any = None) -> None:
+        """End the group: ranks that wait for this one in a collective fail.
+
+        Args:
+            late: A collective of it that was left, such as for a frozen rank. An end would wait for
+                it: the group is ended by a later call, once the collective has failed.
+        """
         group, self._group = self._group, None
         if group is None:
             return
+        ended = [one for one, work in self._left if work.is_completed()]
+        self._left = [one for one in self._left if not one[1].is_completed()]
+        if late is None:
+            ended.append(group)
+        else:
+            self._left.append((group, late))
+        del group
         if self._closing is not None:
             self._closing.join(CONNECT)
-        # A daemon: an operation that a frozen rank holds must not hold this process's end.
+        # A daemon: what a frozen rank holds must not hold this process's end.
         self._closing = threading.Thread(
-            target=_end, args=([group],), name="holdfast-close", daemon=True
+            target=_end, args=(ended,), name="holdfast-close", daemon=True
         )
         self._closing.start()
 
 
-def _end(groups: list[Any]) -> None:
-    """End a group, whose last reference is in the list: its destructor waits for its threads."""
+def watched_store(store: dist.Store, is_lost: Callable[[], bool]) -> dist.Store:
+    """Return the store for ranks that connect: a wait for one that is lost ends at once.
+
+    Args:
+        store: Where they meet.
+        is_lost: Asked while a rank waits for another's address.
+    """
+    made: dist.Store = _watched_class()(store, is_lost)
+    return made
+
+
+@functools.cache
+def _watched_class() -> Any:
     import torch.distributed as dist
 
-    try:
-        dist.destroy_process_group(groups.pop())
-    except (RuntimeError, ValueError) as error:
-        _log.warning("local SGD: a group that has failed was not ended: %s", error)
+    class WatchedStore(dist.Store):
+        """A store that passes calls on, and whose waits look at the members."""
+
+        def __init__(self, store: Any, is_lost: Callable[[], bool]) -> None:
+            super().__init__()
+            self._store, self._is_lost = store, is_lost
+
+        def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+            deadline = time.monotonic() + (timeout.total_seconds() if timeout else CONNECT)
+            while not self._store.check(keys):
+                if self._is_lost() or time.monotonic() > deadline:
+                    raise SyncError(f"{keys}: a rank did not come, or is lost")
+                time.sleep(POLL)
+
+    def passing(name: str) -> Callable[..., Any]:
+        return lambda self, *given: getattr(self._store, name)(*given)
+
+    for name in ("set", "get", "check", "add", "compare_set", "delete_key", "multi_get"):
+        setattr(WatchedStore, name, passing(name))
+    return WatchedStore
+
+
+def _end(groups: list[Any]) -> None:
+    """End groups, whose last references are in the list: a destructor waits for its threads."""
+    import torch.distributed as dist
+
+    while groups:
+        try:
+            dist.destroy_process_group(groups.pop())
+        except (RuntimeError, ValueError) as error:
+            _log.warning("local SGD: a group that has failed was not ended: %s", error)
 
 
 def fresh_group(
