@@ -30,6 +30,7 @@ DEFAULTS: Final = {
     "interval": 5,
     "rounds": 0,
     "width": 24,
+    "rows": 16,
     "pace": 0.004,
     "seed": 0,
     "every": 4,
@@ -288,7 +289,22 @@ def kills(plane: ControlPlane) -> None:
     plane.wait(lambda: time.monotonic() > end, "the end")
 
 
+def losses(plane: ControlPlane) -> None:
+    """`count` replicas are lost, one at a time, each at a drawn instant; another comes for each."""
+    scenario = plane.scenario
+    plane.publish(come=plane.start(scenario["replicas"]))
+    plane.until(5)
+    for _ in range(scenario["count"]):
+        time.sleep(plane.random.uniform(0, scenario["pause"]))
+        plane.kill(plane.random.choice(plane.members))
+        plane.until(max(plane.rounds_of(one) for one in plane.members) + 3)
+        came = plane.join(1)
+        plane.wait(lambda came=came: plane.rounds_of(came[0]) > 0, "a joiner's round")  # type: ignore[misc]
+        plane.until(max(plane.rounds_of(one) for one in plane.members) + 2)
+
+
 SCENARIOS: Final = {
+    "losses": losses,
     "static": static,
     "campaign": campaign,
     "shrink and grow": shrink_and_grow,

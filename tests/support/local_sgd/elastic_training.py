@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,6 +105,7 @@ class Job:
 
         from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
 
+        self.scenario, self.members = scenario, members
         self.model: Any = model_of(scenario["width"])
         config = LocalSGDConfig(
             local_sgd_sync_interval=scenario["interval"],
@@ -183,11 +184,19 @@ class Job:
                     found.update(value.numpy().tobytes())
         return found.hexdigest()[:16]
 
-    def weights(self) -> dict[str, Any]:
-        """Return the anchors by the names of their parameters, this rank's shards."""
-        names = [name for name, _ in self.model.named_parameters()]
-        flat = [one for unit in self._local.units for one in unit.anchors.values]
-        return {name: one.tolist() for name, one in zip(names, flat, strict=True)}
+    def held_out(self) -> float:
+        """Return the loss of the anchors on samples that no replica has; a collective of its own.
+
+        Call it after the last round: the weights are the anchors and a few lone steps.
+        """
+        import torch
+
+        for unit in self._local.units:
+            unit.anchors.write_weights(unit.tensors())
+        if self.is_fsdp:
+            self.model.reshard()
+        with torch.no_grad():
+            return float(loss_of(self.model, Data().rows(7, 1000)))
 
 
 def _warm_up(step: int) -> float:
@@ -216,7 +225,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
         announce=ready.touch,
     )
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
-        _train(Job(scenario, members), scenario, (replica, shard), folder, log)
+        job = Job(scenario, members)
+        _train(job, lambda: _is_over(job, scenario, folder), (replica, shard), log)
 
 
 def _is_over(job: Job, scenario: Mapping[str, Any], folder: Path) -> bool:
@@ -227,36 +237,45 @@ def _is_over(job: Job, scenario: Mapping[str, Any], folder: Path) -> bool:
     return 0 < last <= job.rounds
 
 
-def _train(
-    job: Job, scenario: Mapping[str, Any], me: tuple[int, int], folder: Path, log: Any
-) -> None:
-    data = Data()
-    rows = scenario.get("rows", 16)
-    own, rounds = 0, job.rounds
-    while not _is_over(job, scenario, folder):
+def _train(job: Job, is_over: Callable[[], bool], me: tuple[int, int], log: Any) -> None:
+    data, own, rounds = Data(), 0, job.rounds
+    while not is_over():
+        own += 1
         begun = time.monotonic()
-        seed = (job.place.step * 100 + me[0]) * 10 + me[1]
-        loss = loss_of(job.model, data.rows(seed, rows))
+        first = (job.place.step * 100 + me[0]) * 10
+        seeds = [first + shard for shard in range(job.scenario["shards"])]
+        loss = loss_of(job.model, data.rows(seeds[me[1]], job.scenario["rows"]))
         loss.backward()
-        gradient = _first_gradient(job.model)
-        time.sleep(scenario["pace"])
+        off = _off(job.model, data, seeds, job.scenario["rows"])
+        time.sleep(job.scenario["pace"])
+        job.place.step += 1  # before the step: with DDP a joiner is told in it
+        arrived = time.monotonic()
         job.optimizer.step()
+        left = time.monotonic()
         job.optimizer.zero_grad()
         job.schedule.step()
-        job.place.step, own = job.place.step + 1, own + 1
         line: dict[str, Any] = {
             "pid": os.getpid(), "own": own, "step": job.steps, "place": job.place.step,
             "loss": loss.item(), "lr": job.inner.param_groups[0]["lr"], "joined": job.joined,
-            "took": time.monotonic() - begun, "at": time.monotonic(), "gradient": gradient,
+            "epoch": job.members.epoch, "off": off,
+            "begun": begun, "arrived": arrived, "left": left,
         }  # fmt: skip
         if job.rounds != rounds:
             rounds = job.rounds
             line |= {"round": rounds, "digest": job.digest()}
         log.write(json.dumps(line) + "\n")
-    log.write(json.dumps({"end": job.weights()}) + "\n")
+    log.write(json.dumps({"held_out": job.held_out()}) + "\n")
 
 
-def _first_gradient(model: Any) -> float:
-    """Return one number of a gradient that DDP has averaged; 0 under FSDP2."""
-    first = next(iter(model.parameters()))
-    return 0.0 if hasattr(first.grad, "to_local") else float(first.grad.sum())
+def _off(model: Any, data: Data, seeds: list[int], rows: int) -> float:
+    """Return how far DDP's gradients are from the mean of its ranks', computed here; 0: FSDP2."""
+    import torch
+
+    inner = getattr(model, "module", None)
+    if inner is None or len(seeds) == 1:
+        return 0.0
+    params = list(inner.parameters())
+    losses = [loss_of(inner, data.rows(seed, rows)) for seed in seeds]
+    wanted = torch.autograd.grad(torch.stack(losses).mean(), params)
+    pairs = zip(params, wanted, strict=True)
+    return max(float((param.grad - one).abs().max()) for param, one in pairs)

@@ -152,6 +152,11 @@ class RosterMembers:
         """The ranks of this replica."""
         return self._shards
 
+    @property
+    def epoch(self) -> int:
+        """Of the newest roster that this rank has followed, or tried to; 0: of none."""
+        return self._tried
+
     def refresh(self) -> Membership | None:
         """Return the membership of a newer roster, once all members are there; None: none is.
 

@@ -182,12 +182,13 @@ class Regroup:
     def _transfers(self, plan: Plan, rows: Sequence[Row]) -> float:
         """Give and take units in the plan's order; return the share of the delta that is kept."""
         kept = 0.0
+        newest = _newest(rows)
         carries = {unit for replica, unit in plan.carries if replica == self._me}
         for part in (plan.transfers, plan.joins):
             for batch in self._batches(part):
-                for one, parcel in self._deliver(batch, rows):
-                    row = rows[self._replicas.index(one.donor)]
-                    share = self._take(one.unit, parcel, row, carries=one.unit in carries)
+                for one, parcel in self._deliver(batch, newest):
+                    rounds = newest[one.unit][0]
+                    share = self._take(one.unit, parcel, rounds, carries=one.unit in carries)
                     kept = max(kept, share)
         return kept
 
@@ -205,14 +206,14 @@ class Regroup:
             yield batch
 
     def _deliver(
-        self, batch: Sequence[Transfer], rows: Sequence[Row]
+        self, batch: Sequence[Transfer], newest: Sequence[tuple[int, bool]]
     ) -> list[tuple[Transfer, torch.Tensor]]:
         """Return what this rank is given of a batch, which all ranks carry out together."""
         import torch
 
         none = torch.empty(0, dtype=torch.uint8)
-        go: list[list[torch.Tensor]] = [[none] for _ in rows]
-        come: list[list[tuple[Transfer, int]]] = [[] for _ in rows]
+        go: list[list[torch.Tensor]] = [[none] for _ in self._replicas]
+        come: list[list[tuple[Transfer, int]]] = [[] for _ in self._replicas]
         for one in batch:
             donor = self._replicas.index(one.donor)
             if donor == self._sync.rank:
@@ -220,7 +221,7 @@ class Regroup:
                 for receiver in one.receivers:
                     go[self._replicas.index(receiver)].append(parcel)
             elif self._me in one.receivers:
-                size = self._size_of(one.unit, outer_state=rows[donor].outer[one.unit])
+                size = self._size_of(one.unit, outer_state=newest[one.unit][1])
                 come[donor].append((one, size))
         parts = [torch.cat(one) for one in go]
         counts = [sum(size for _, size in one) for one in come], [one.numel() for one in parts]
@@ -237,12 +238,12 @@ class Regroup:
             unit.take_anchors()
         return count_of(unit, outer_state=outer_state)
 
-    def _take(self, number: int, parcel: torch.Tensor, row: Row, *, carries: bool) -> float:
+    def _take(self, number: int, parcel: torch.Tensor, rounds: int, *, carries: bool) -> float:
         """Write a unit; return the share of this replica's delta that it goes on with."""
         import torch
 
         unit = self._units[number]
-        missed, factor = row.rounds[number] - unit.round, 0.0
+        missed, factor = rounds - unit.round, 0.0
         with torch.no_grad():
             weights = unit.tensors()
             deltas = [a.to(w.device) - w for a, w in zip(unit.anchors.values, weights, strict=True)]
@@ -253,7 +254,7 @@ class Regroup:
                 factor = carry(0.0, missed, self._settings).factor
                 for weight, delta in zip(weights, deltas, strict=True):
                     weight.sub_(delta, alpha=factor)
-        unit.round = row.rounds[number]
+        unit.round = rounds
         return factor
 
     def _give_position(self, giver: int, rows: Sequence[Row], position: Callable[[], str]) -> str:
@@ -296,6 +297,15 @@ def _row(told: Sequence[float], units: int) -> Row:
         tuple(map(int, rounds)),
         tuple(map(bool, outer)),
     )
+
+
+def _newest(rows: Sequence[Row]) -> list[tuple[int, bool]]:
+    """Return each unit's newest round, and if its outer optimizer keeps something there."""
+    stays = [row for row in rows if row.situation.has_anchors]
+    return [
+        max((row.rounds[unit], row.outer[unit]) for row in stays)
+        for unit in range(len(stays[0].rounds))
+    ]
 
 
 def _flags(row: Row) -> list[bool]:
