@@ -121,6 +121,7 @@ class ControlPlane:
 
     def kill(self, *replicas: int, notice: float = 0.0) -> None:
         """Kill replicas by SIGKILL, one rank of each first, and tell after a while."""
+        self.note(f"kill {replicas}")
         for pids in [self.pids.pop(one) for one in replicas]:
             self.random.shuffle(pids)
             for pid in pids:

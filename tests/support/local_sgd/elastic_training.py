@@ -231,7 +231,7 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
 
 def _is_over(job: Job, scenario: Mapping[str, Any], folder: Path) -> bool:
     """Tell if the last round is made: the scenario's, or that of the file `stop`."""
-    last = scenario["rounds"]
+    last: int = scenario["rounds"]
     if not last and (folder / "stop").exists():
         last = int((folder / "stop").read_text(encoding="utf-8"))
     return 0 < last <= job.rounds

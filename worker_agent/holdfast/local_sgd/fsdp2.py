@@ -38,9 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.replicas import ReplicaShards
-from holdfast.flash.trainer.shards import Shards, Together
-from holdfast.flash.trainer.torch_shards import TorchShards
+from holdfast.flash.trainer.shards import Shards
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.elastic import Carried
@@ -54,7 +52,7 @@ from holdfast.local_sgd.fsdp2_units import (
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
-from holdfast.local_sgd.shards import LocalSGDShards
+from holdfast.local_sgd.shards import shards_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome, all_or_none
@@ -233,14 +231,14 @@ class LocalSGD:
         self._complete()
 
     def shards(self) -> Shards:
-        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`."""
-        optimizers = {
-            "" if len(self.optimizers) == 1 else str(number): one
-            for number, one in enumerate(self.optimizers)
-        }
-        whole = TorchShards({"": self.model}, optimizers)
-        replica = ReplicaShards(whole, self.replicas.rank, shard=self.shard_group.rank)
-        return Together(replica, LocalSGDShards(self, replica))
+        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`.
+        With
+               members that come and go it is this replica's, whole by itself, whoever is there.
+        """
+        number, count = 0, 1
+        if self._members is None or not self._members.changes:
+            number, count = self.replicas.rank, self.replicas.size
+        return shards_of(self, self.model, self.optimizers, (number, count))
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters, for a checkpoint."""
@@ -263,10 +261,9 @@ class LocalSGD:
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
 
-        For a script that makes groups by itself; with `Members` nobody calls it. A round that was
-        under way goes on with the units that it has not finished. After a `SyncError` in a forward
-        call `model.reset_iter_state()`, which drops that forward, then this, and repeat the step.
-        All members must have each unit at one round. Make a new `Checkpointer` from `shards()`.
+        For a script that makes groups by itself; with `Members` nobody calls it. After a `SyncError`
+        in a forward call `model.reset_iter_state()`, which drops that forward, then this, and repeat
+        the step. All members must have each unit at one round. Make a new `Checkpointer`.
 
         Args:
             sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
@@ -457,8 +454,7 @@ class LocalSGD:
             self.due = self._turns.stepped() is not Entry.SKIP
         else:
             self.due = is_due(self.steps, self.config)
-        if self._members is not None and self._members.after_step():
-            self.due = True
+        self.due |= self._members is not None and self._members.after_step()
 
     def share_weights(self, source: int = 0) -> None:
         """Give all replicas the weights of one, as DDP does; raises SyncError."""

@@ -38,6 +38,8 @@ class FSDP2Members:
         sync.voters = members.shard_group if members.changes else None
         self._elastic = Elastic(members, sync, self, lambda: inner_groups(local.optimizers))
         self.carry = self._elastic.carry
+        self.changes = members.changes
+        """Replicas may come and go."""
         self.again = False
         """After the step that is under way, a round is due: the others have begun one."""
 

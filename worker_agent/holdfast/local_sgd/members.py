@@ -283,7 +283,9 @@ def members_of_environment(
     """Return the members of this process: those of rosters under an agent, else fixed ones.
 
     Call it behind `init_process_group`, on all ranks. An agent names the roster's file in
-    HOLDFAST_OUTER_ROSTER and this replica's number in HOLDFAST_REPLICA.
+    HOLDFAST_OUTER_ROSTER and this replica's number in HOLDFAST_REPLICA. A rank that is ready to
+    meet others makes an empty file beside it, `<roster>.ready-<replica>-<rank>`: a roster that has
+    a replica before its ranks are ready makes the others wait for them.
 
     Args:
         shards: Ranks of a replica; None: under an agent all ranks of its world, else 1.
@@ -320,6 +322,7 @@ def members_of_environment(
         backend=dist.get_backend() if backend is None else backend,
         timeout=timeout,
         patience=patience,
+        announce=Path(f"{path}.ready-{replica}-{dist.get_rank()}").touch,
     )
 
 
