@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
     from holdfast.local_sgd.fsdp1 import HybridShardLocalSGD
     from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.members import (
+        RosterMembers,
+        StaticMembers,
+        members_of_environment,
+        mesh_of,
+    )
 
 __all__ = [
     "GTAConfig",
@@ -28,8 +34,12 @@ __all__ = [
     "LocalSGDError",
     "OuterOptimPeriodicModelAverager",
     "OuterOptimizerConfig",
+    "RosterMembers",
     "StatefulPostLocalSGDOptimizer",
+    "StaticMembers",
     "load_local_sgd_state_dict",
+    "members_of_environment",
+    "mesh_of",
     "save_local_sgd_state_dict",
 ]
 _MODULES = {
@@ -41,8 +51,12 @@ _MODULES = {
     "LocalSGDError": "errors",
     "OuterOptimPeriodicModelAverager": "ddp",
     "OuterOptimizerConfig": "config",
+    "RosterMembers": "members",
     "StatefulPostLocalSGDOptimizer": "ddp",
+    "StaticMembers": "members",
     "load_local_sgd_state_dict": "files",
+    "members_of_environment": "members",
+    "mesh_of": "members",
     "save_local_sgd_state_dict": "files",
 }
 

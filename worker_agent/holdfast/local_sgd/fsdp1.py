@@ -31,7 +31,8 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2 import LocalSGD
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, Trained
-from holdfast.local_sgd.sync.group import TIMEOUT
+from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.sync.group import TIMEOUT, Group
 
 if TYPE_CHECKING:
     import torch
@@ -173,12 +174,13 @@ class HybridShardLocalSGD(LocalSGD):
         super().detach()
         self._set_gradients(shared=False)
 
-    def _ranks_of(
-        self, model: nn.Module, mesh: DeviceMesh
-    ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    def _groups_of(
+        self, model: nn.Module, mesh: DeviceMesh | Members, timeout: float
+    ) -> tuple[Group, Group]:
         del mesh
         (state, *_) = _states(model)
-        return state._inter_node_pg, state.process_group  # noqa: SLF001 - no public way
+        groups = state._inter_node_pg, state.process_group  # noqa: SLF001 - no public way
+        return Group(groups[0], timeout=timeout), Group(groups[1], timeout=timeout)
 
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return [_unit(name, module) for name, module in _named_states(model)]
@@ -192,7 +194,7 @@ class HybridShardLocalSGD(LocalSGD):
 
     def _set_gradients(self, *, shared: bool) -> None:
         """Have the next backward average over all replicas, or over this one's ranks alone."""
-        group = self._sync_ranks if shared else self._alone
+        group = self.replicas.ranks if shared else self._alone
         ranks = float(self.shard_group.size * group.size())
         for one in _states(self.model):
             one._inter_node_pg = group  # noqa: SLF001 - no public way
@@ -200,16 +202,14 @@ class HybridShardLocalSGD(LocalSGD):
             one._gradient_predivide_factor = first  # noqa: SLF001
             one._gradient_postdivide_factor = ranks / first  # noqa: SLF001
 
-    def _broadcast(self) -> None:
-        """Give all replicas the first one's weights, frozen ones too."""
-        import torch.distributed as dist
-
+    def share_weights(self, source: int = 0) -> None:
+        """Give all replicas the weights of one, frozen ones too."""
         if self.replicas.size == 1:
             return
         for unit in self.modules:
             if isinstance(unit, _FlatUnit) and _handle(unit.modules[0]) is not None:
                 unit.drop_gathered()
-                dist.broadcast(unit.shard(), group=self._sync_ranks, group_src=0)
+                self.replicas.begin_broadcast(unit.shard(), source).wait()
 
 
 def _unit(name: str, module: Any) -> _FlatUnit:

@@ -39,29 +39,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.replicas import ReplicaShards
-from holdfast.flash.trainer.shards import Shards, Together
-from holdfast.flash.trainer.torch_shards import TorchShards
+from holdfast.flash.trainer.shards import Shards
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2_hooks import hook_modules, unhook_gradients
+from holdfast.local_sgd.fsdp2_members import average, groups_of, members_of
 from holdfast.local_sgd.fsdp2_units import (
     ShardedUnit,
-    groups_of,
     refuse_new_parameters,
     share_inner_state,
     units_of,
 )
+from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
 from holdfast.local_sgd.policies.switching import Mode, Running
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
-from holdfast.local_sgd.shards import LocalSGDShards
+from holdfast.local_sgd.shards import shards_of
 from holdfast.local_sgd.switch import Switch, switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
-from holdfast.local_sgd.sync.unit_sync import Outcome
+from holdfast.local_sgd.sync.unit_sync import Outcome, all_or_none
 from holdfast.local_sgd.sync.units import Unit, check_equal
 from holdfast.local_sgd.turns import Turns
 
@@ -121,14 +121,18 @@ class LocalSGD:
     """Rounds without a barrier, where the settings have a quorum."""
     switch: Switch | None
     """The choice of the interval, where the settings ask for it."""
-    _round: PipelinedRound | None
-    """The round that is under way."""
+    under_way: PipelinedRound | None
+    """The round that has begun and is not over."""
+    written: set[int]
+    """Units that others have given this replica, and no forward has gathered since."""
+    joined: bool
+    """This replica came to others that train, and has their state: load no checkpoint."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        mesh: DeviceMesh,
+        mesh: DeviceMesh | Members,
         config: LocalSGDConfig,
         outer: OuterOptimizerConfig | None = None,
         gta: GTAConfig | None = None,
@@ -141,23 +145,23 @@ class LocalSGD:
             model: `fully_shard` has been called on it, with the mesh's second dimension.
             optimizer: The inner optimizer, whose steps count; of several, those of the last.
             mesh: Two dimensions: replicas, and the ranks of a replica. Either may have one rank.
+                Members in its place may come and go (`members.mesh_of` for `fully_shard`).
             config: When replicas synchronise, and how.
             outer: The outer optimizer; None: none.
             gta: How deltas become one; None: their mean.
-            timeout: Seconds until a collective of a sync has failed.
+            timeout: Seconds until a collective of a sync has failed; members have their own.
 
         Raises:
             LocalSGDConfigError: settings contradict each other.
+            MembersError: no membership came.
             LocalSGDError: the model or the mesh does not fit; the message says what to change.
         """
         check_together(config, outer, gta)
         _refuse_second(model)
         self.config, self.model = config, model
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-        sync_ranks, self.own_ranks = self._ranks_of(model, mesh)
-        self.replicas = Group(sync_ranks, timeout=timeout)
-        self.shard_group = Group(self.own_ranks, timeout=timeout)
-        self._sync_ranks = sync_ranks
+        self.replicas, self.shard_group = self._groups_of(model, mesh, timeout)
+        self.own_ranks = self.shard_group.ranks
         self.modules = self._units_of(model)
         self.trained = [one for one in self.modules if one.trained]
         made = outer_of(config, outer)
@@ -165,7 +169,8 @@ class LocalSGD:
         self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group), whole=True)
         self.switch = switch_of(config, self.replicas, self.shard_group)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
-        self._round = None
+        self.under_way, self.joined = None, False
+        self.written = set()
         self.outcomes = []
         self._turns: Turns | None = None
         self.quorum = None
@@ -173,7 +178,11 @@ class LocalSGD:
             self.quorum = QuorumRounds(config, self._sync, self.units, self._drop_gathered)
         elif config.use_async:
             self._turns = Turns(config, self.replicas, self.shard_group)
-        self._broadcast()
+        self._members = members_of(self, mesh, self._sync)
+        if self._members is None:
+            self.share_weights()
+        else:
+            self._members.follow()
         vars(model)[_OWNER] = self
         before = hook_modules(self.modules, self.before_forward, self._average)
         self._handles = [*before, *self._hook_optimizers()]
@@ -253,19 +262,19 @@ class LocalSGD:
             if self.units and self.units[0].has_anchors:
                 self._end_round(self.quorum.sync_all(self._work))
             return
-        if self._round is None and self.alone:
+        if self.under_way is None and self.alone:
             self._begin()
         self._complete()
 
     def shards(self) -> Shards:
-        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`."""
-        optimizers = {
-            "" if len(self.optimizers) == 1 else str(number): one
-            for number, one in enumerate(self.optimizers)
-        }
-        whole = TorchShards({"": self.model}, optimizers)
-        replica = ReplicaShards(whole, self.replicas.rank, shard=self.shard_group.rank)
-        return Together(replica, LocalSGDShards(self, replica))
+        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`.
+
+        With members that come and go it is this replica's, whole by itself, whoever is there.
+        """
+        number, count = 0, 1
+        if self._members is None or not self._members.changes:
+            number, count = self.replicas.rank, self.replicas.size
+        return shards_of(self, self.model, self.optimizers, (number, count))
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters, for a checkpoint."""
@@ -282,7 +291,7 @@ class LocalSGD:
         """Go on from counters of a checkpoint; a round that was under way is not."""
         self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
         self.tokens = clock["tokens"]
-        self._round = None
+        self.under_way = None
         turns = self.quorum.turns if self.quorum is not None else self._turns
         if turns is not None:
             turns.restart(self.alone, clock["rounds"])
@@ -292,12 +301,10 @@ class LocalSGD:
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
 
-        Nothing of this replica is lost: a round that was under way goes on with the units that it
-        has not finished. After a `SyncError` in a forward call `model.reset_iter_state()`, which
-        drops that forward, then this, and repeat the step. Units that the members have at unlike
-        rounds are brought to one round before (`policies.roster`).
-
-        A checkpoint names replicas by their number: make a new `Checkpointer` from `shards()`.
+        For a script that makes groups by itself; with `Members` nobody calls it. After a
+        `SyncError` in a forward call `model.reset_iter_state()`, which drops that forward, then
+        this, and repeat the step. All members must have each unit at one round. Make a new
+        `Checkpointer`.
 
         Args:
             sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
@@ -311,15 +318,29 @@ class LocalSGD:
                 "no group of those that are left can be made: restart the job from its newest "
                 "checkpoint, or leave quorum at None"
             )
-        self._sync_ranks = sync_ranks
         self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
         self._sync.regroup(self.units, self.replicas, self.shard_group)
         if self._turns is not None:
             self._turns.replicas = self.replicas
         if self.switch is not None:
             self.switch.replicas = self.replicas
-        if self._round is not None:
-            self._round.drop_flight()
+        if self.under_way is not None:
+            self.under_way.drop_flight()
+
+    def carry(self, name: str, one: Carried) -> None:
+        """Give replicas that come later a scheduler's state, the place in the data, or the like.
+
+        On a replica that has come later it takes that state at once. Fixed replicas have no need.
+
+        Args:
+            name: The same on all replicas.
+            one: Has `state_dict`, of numbers, text, lists and dicts, and `load_state_dict`.
+
+        Raises:
+            LocalSGDError: the state has what JSON has not.
+        """
+        if self._members is not None:
+            self._members.carry(name, one)
 
     def processed(self, tokens: int) -> None:
         """Count tokens of this replica, where `step_weight_by="tokens"` weighs by them."""
@@ -336,12 +357,13 @@ class LocalSGD:
             handle.remove()
         unhook_gradients(self.modules)
 
-    def _ranks_of(
+    def _groups_of(
         self,
-        model: nn.Module,  # noqa: ARG002 - FSDP1 knows its groups
-        mesh: DeviceMesh,
-    ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        return groups_of(mesh)
+        model: nn.Module,
+        mesh: DeviceMesh | Members,
+        timeout: float,
+    ) -> tuple[Group, Group]:
+        return groups_of(mesh, self.config, timeout)
 
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return units_of(model, self.own_ranks)
@@ -354,10 +376,14 @@ class LocalSGD:
         """Average the gradients of a unit over the replicas, in the warm-up alone."""
         import torch.distributed as dist
 
-        if self.is_warming_up and self.replicas.size > 1:
-            with self._reducing():
-                dist.all_reduce(gradient, group=self._sync_ranks)
-                gradient.div_(self.replicas.size)
+        if not self.is_warming_up or self.replicas.size == 1:
+            return
+        if self._members is not None:
+            average(gradient, self)
+            return
+        with self._reducing():
+            dist.all_reduce(gradient, group=self.replicas.ranks)
+            gradient.div_(self.replicas.size)
 
     def before_forward(self, number: int | None) -> None:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
@@ -365,21 +391,28 @@ class LocalSGD:
 
         if self.due and torch.is_grad_enabled() and self.model.training:
             self._begin()
-        if self._round is None or number is None:
+        if number is None or (self.under_way is None and number not in self.written):
             return
         unit = self.trained[number]
-        is_new = number >= len(self._round.outcomes)
-        with self._reducing():
-            self._round.reach(number)
+        is_new = self.under_way is not None and number >= self.under_way.finished
+        self._reach(number)
+        is_new |= number in self.written
+        self.written.discard(number)
         if is_new:
             unit.gather_in_order(root=unit is self.modules[0])
-        self._settle()
 
     def _begin(self) -> None:
-        """Begin a round; no unit is touched yet."""
+        """Begin a round; no unit is touched yet, but by a change of members."""
         refuse_new_parameters(self.trained, self.optimizers)
+        if self._members is not None:
+            self._members.follow()
+            if self.under_way is not None:
+                return
         self.due = False
-        self._round = PipelinedRound(
+        self._open()
+
+    def _open(self) -> None:
+        self.under_way = PipelinedRound(
             self._sync,
             self.units,
             steps=self._work,
@@ -396,17 +429,35 @@ class LocalSGD:
         self.trained[number].drop_gathered()
 
     def _complete(self) -> None:
-        if self._round is not None:
-            with self._reducing():
-                self._round.complete()
+        self._reach(len(self.units) - 1)
+
+    def _reach(self, number: int) -> None:
+        """Finish a round's units up to this one, with whoever is there."""
+        with self._reducing():
+            while self.under_way is not None and not self._attempt(self.under_way.reach, number):
+                pass  # the members have changed, and the round with them
+        self._settle()
+
+    def go_on_from(self, number: int) -> None:
+        """Go on with the round that others have, from this unit; those before are finished."""
+        if self.under_way is None:
+            self.due = False
+            self._open()
+        assert self.under_way is not None  # noqa: S101 - opened above
+        self.under_way.go_on_from(number)
+
+    def drop_round(self) -> None:
+        """Take the round that is under way for done: others gave this replica its end."""
+        if self.under_way is not None:
+            self.under_way.go_on_from(len(self.units))
             self._settle()
 
     def _settle(self) -> None:
         """End a round whose last unit is finished."""
-        under_way = self._round
+        under_way = self.under_way
         if under_way is None or not under_way.is_over:
             return
-        self._round = None
+        self.under_way = None
         self._end_round(under_way.outcomes)
 
     def _end_round(self, outcomes: list[Outcome]) -> None:
@@ -437,8 +488,22 @@ class LocalSGD:
             AnchorsDifferError: they are not; names units and replicas.
         """
         refuse_new_parameters(self.trained, self.optimizers)
+        if self._members is not None:
+            self._members.follow()
+        voters = self._sync.voters
+        while not self.units[0].has_anchors:
+            self._attempt(all_or_none, voters, self._take_anchors)
+
+    def _attempt(self, call: Callable[..., object], *given: object) -> bool:
+        """Return True after a call, and False where it failed and the members have changed."""
+        if self._members is not None:
+            return self._members.attempt(call, *given)
+        call(*given)
+        return True
+
+    def _take_anchors(self) -> None:
         if self.steps:  # after a warm-up on unlike machines the last bits may differ
-            self._broadcast()
+            self.share_weights()
         for unit in self.units:
             unit.take_anchors()
         if self.quorum is not None:
@@ -464,6 +529,7 @@ class LocalSGD:
             self._change(self.switch, self.switch.choose(self.steps))
         else:
             self.due = is_due(self.steps, self.config)
+        self.due |= self._members is not None and self._members.after_step()
 
     def _reducing(self) -> AbstractContextManager[None]:
         return nullcontext() if self.switch is None else self.switch.reducing()
@@ -477,13 +543,13 @@ class LocalSGD:
             self.due = False
             share_inner_state(self.optimizers, self.replicas)
         elif not self.due:  # gradients were averaged so far: all are equal
-            self.take_anchors()
+            refuse_new_parameters(self.trained, self.optimizers)
+            self._take_anchors()
         switch.went_on()
 
-    def _broadcast(self) -> None:
-        """Give all replicas the first one's weights, as DDP does."""
+    def share_weights(self, source: int = 0) -> None:
+        """Give all replicas the weights of one, as DDP does; raises SyncError."""
         import torch
-        import torch.distributed as dist
         from torch.distributed.tensor import DTensor
 
         if self.replicas.size == 1:
@@ -494,7 +560,7 @@ class LocalSGD:
             for one in self.model.parameters():
                 local = one._local_tensor if isinstance(one, DTensor) else one  # noqa: SLF001
                 if local.numel():
-                    dist.broadcast(local.detach(), group=self._sync_ranks, group_src=0)
+                    self.replicas.begin_broadcast(local.detach(), source).wait()
 
 
 def _refuse_second(model: nn.Module) -> None:

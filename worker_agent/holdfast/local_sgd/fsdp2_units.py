@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +200,3 @@ def share_inner_state(optimizers: Sequence[Any], replicas: Group) -> None:
                         moved = local.to(replicas.device)  # counts of steps may be on the CPU
                         replicas.begin_broadcast(moved, 0).wait()
                         local.copy_(moved)
-
-
-def groups_of(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return the groups of a mesh's two dimensions."""
-    if mesh.ndim != 2:
-        raise LocalSGDError(
-            f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
-            'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
-            "makes it"
-        )
-    return mesh.get_group(0), mesh.get_group(1)

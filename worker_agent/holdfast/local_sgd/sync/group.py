@@ -89,6 +89,8 @@ class Group:
         """Bytes that this rank has sent, by the formula of this module."""
         self.is_late = False
         """A collective has missed its deadline, and torch may still be at it."""
+        self.late: Any = None
+        """torch's handle of that collective, if it was interrupted."""
         self.interrupted: Callable[[], bool] | None = None
         """Asked while a collective is waited for; True: a member is lost, and it fails at once.
         Only so do ranks leave one that waits for a frozen process, whose connections stay open."""
@@ -140,12 +142,17 @@ class Group:
         if group is not None and group is not dist.group.WORLD and not self.is_late:
             dist.destroy_process_group(group)
 
+    def give_up(self) -> None:
+        """Refuse all further collectives: who has made the process group has ended it."""
+        self._process_group = None
+        self._failure = self._failure or "its members have changed"
+
     def wait_for(self, work: Any) -> None:
         """Wait for torch's handle until the deadline, or until `interrupted`."""
         deadline = time.monotonic() + self.timeout
         while self.interrupted and not work.is_completed() and time.monotonic() < deadline:
             if self.interrupted():
-                self.is_late = True
+                self.is_late, self.late = True, work
                 raise RuntimeError("a member of the group is lost, by the newest roster")
             time.sleep(INTERVAL)
         work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
@@ -218,6 +225,32 @@ class Group:
 
         return self._begin(
             "receive", 0, lambda group: dist.irecv(tensor, group=group, group_src=source)
+        )
+
+    def begin_deliver(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        counts: tuple[Sequence[int], Sequence[int]],
+    ) -> Work:
+        """Start to send a part of `sent` to each rank, and to put their parts in `received`.
+
+        Args:
+            received: The parts of all ranks, one behind the other.
+            sent: Those for all ranks.
+            counts: Elements from each rank, and to each.
+        """
+        import torch.distributed as dist
+
+        if self.size == 1:
+            received.copy_(sent)
+        come, go = (list(one) for one in counts)
+        return self._begin(
+            "all_to_all",
+            (sum(go) - go[self.rank]) * sent.element_size(),
+            lambda group: dist.all_to_all_single(
+                received, sent, come, go, group=group, async_op=True
+            ),
         )
 
     def begin_broadcast(self, tensor: torch.Tensor, source: int) -> Work:
