@@ -9,8 +9,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 local = LocalSGD(model, optimizer, mesh, LocalSGDConfig(local_sgd_sync_interval=16), outer)
 ```
 
-Belongs here: FSDP2's hooks, and what they call when. Does not belong here: which parameters are a
-unit (`fsdp2_units`), the order of a round (`pipelined_round`), the state in a checkpoint
+Belongs here: what a script calls. Does not belong here: the course of a round (`fsdp2_rounds`,
+`pipelined_round`), which parameters are a unit (`fsdp2_units`), the state in a checkpoint
 (`shards`).
 
 In the *warm-up* a hook behind FSDP2's reduce-scatter averages the gradients over the replicas,
@@ -36,7 +36,6 @@ test for each:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.shards import Shards
@@ -45,24 +44,18 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2_hooks import hook_modules, unhook_gradients
-from holdfast.local_sgd.fsdp2_members import average, groups_of, members_of
-from holdfast.local_sgd.fsdp2_units import (
-    ShardedUnit,
-    refuse_new_parameters,
-    share_inner_state,
-    units_of,
-)
+from holdfast.local_sgd.fsdp2_members import groups_of, members_of
+from holdfast.local_sgd.fsdp2_rounds import FSDP2Rounds
+from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
 from holdfast.local_sgd.members import Members
-from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
-from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
-from holdfast.local_sgd.policies.switching import Mode, Running
+from holdfast.local_sgd.policies.schedule import Entry
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import shards_of
-from holdfast.local_sgd.switch import Switch, switch_of
+from holdfast.local_sgd.switch import switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
-from holdfast.local_sgd.sync.unit_sync import Outcome, all_or_none
-from holdfast.local_sgd.sync.units import Unit, check_equal
+from holdfast.local_sgd.sync.unit_sync import Outcome
+from holdfast.local_sgd.sync.units import Unit
 from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
@@ -90,43 +83,8 @@ def local_sgd_of(model: nn.Module) -> LocalSGD:
     return found
 
 
-class LocalSGD:
+class LocalSGD(FSDP2Rounds):
     """Replicas of one model that step alone and agree on their weights in rounds."""
-
-    optimizers: list[Any]
-    """Inner optimizers."""
-    replicas: Group
-    """The ranks that hold this rank's shards, one of each replica."""
-    shard_group: Group
-    """The ranks of this replica."""
-    own_ranks: dist.ProcessGroup
-    """The process group of `shard_group`."""
-    modules: list[ShardedUnit]
-    """What `fully_shard` keeps together, frozen modules too."""
-    trained: list[ShardedUnit]
-    """Those of them that synchronise, in the order of a round."""
-    units: list[Unit]
-    """Anchors and rounds of `trained`."""
-    steps: int
-    """Steps of the inner optimizer so far."""
-    alone: int
-    """Steps since the last round."""
-    tokens: int
-    """Tokens since the last round, as far as the script tells them."""
-    due: bool
-    """The next forward in training begins a round."""
-    outcomes: list[Outcome]
-    """Of the newest round's units."""
-    quorum: QuorumRounds | None
-    """Rounds without a barrier, where the settings have a quorum."""
-    switch: Switch | None
-    """The choice of the interval, where the settings ask for it."""
-    under_way: PipelinedRound | None
-    """The round that has begun and is not over."""
-    written: set[int]
-    """Units that others have given this replica, and no forward has gathered since."""
-    joined: bool
-    """This replica came to others that train, and has their state: load no checkpoint."""
 
     def __init__(
         self,
@@ -169,11 +127,8 @@ class LocalSGD:
         self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group), whole=True)
         self.switch = switch_of(config, self.replicas, self.shard_group)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
-        self.under_way, self.joined = None, False
-        self.written = set()
-        self.outcomes = []
-        self._turns: Turns | None = None
-        self.quorum = None
+        self.under_way, self.joined, self.written, self.outcomes = None, False, set(), []
+        self._turns = self.quorum = None
         if config.quorum is not None:
             self.quorum = QuorumRounds(config, self._sync, self.units, self._drop_gathered)
         elif config.use_async:
@@ -186,12 +141,6 @@ class LocalSGD:
         vars(model)[_OWNER] = self
         before = hook_modules(self.modules, self.before_forward, self._average)
         self._handles = [*before, *self._hook_optimizers()]
-
-    @property
-    def is_warming_up(self) -> bool:
-        """Gradients are averaged over the replicas; also where a switch has chosen that."""
-        is_sync = self.switch is not None and self.switch.is_sync
-        return is_sync or phase(self.steps, self.config) is Phase.WARM_UP
 
     @property
     def rounds(self) -> int:
@@ -248,22 +197,6 @@ class LocalSGD:
             if entered is not None:
                 entered()
         self._begin()
-        self._complete()
-
-    def sync(self) -> None:
-        """Synchronise now, such as before an export of the weights; all ranks call it.
-
-        In the warm-up replicas are equal, and it does nothing.
-
-        Raises:
-            SyncError: a rank is gone.
-        """
-        if self.quorum is not None:
-            if self.units and self.units[0].has_anchors:
-                self._end_round(self.quorum.sync_all(self._work))
-            return
-        if self.under_way is None and self.alone:
-            self._begin()
         self._complete()
 
     def shards(self) -> Shards:
@@ -372,100 +305,6 @@ class LocalSGD:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
         return [*before, self.optimizers[-1].register_step_post_hook(self._after_step)]
 
-    def _average(self, gradient: torch.Tensor) -> None:
-        """Average the gradients of a unit over the replicas, in the warm-up alone."""
-        import torch.distributed as dist
-
-        if not self.is_warming_up or self.replicas.size == 1:
-            return
-        if self._members is not None:
-            average(gradient, self)
-            return
-        with self._reducing():
-            dist.all_reduce(gradient, group=self.replicas.ranks)
-            gradient.div_(self.replicas.size)
-
-    def before_forward(self, number: int | None) -> None:
-        """Write a unit's weights if a round is due; number: None for a frozen one."""
-        import torch
-
-        if self.due and torch.is_grad_enabled() and self.model.training:
-            self._begin()
-        if number is None or (self.under_way is None and number not in self.written):
-            return
-        unit = self.trained[number]
-        is_new = self.under_way is not None and number >= self.under_way.finished
-        self._reach(number)
-        is_new |= number in self.written
-        self.written.discard(number)
-        if is_new:
-            unit.gather_in_order(root=unit is self.modules[0])
-
-    def _begin(self) -> None:
-        """Begin a round; no unit is touched yet, but by a change of members."""
-        refuse_new_parameters(self.trained, self.optimizers)
-        if self._members is not None:
-            self._members.follow()
-            if self.under_way is not None:
-                return
-        self.due = False
-        self._open()
-
-    def _open(self) -> None:
-        self.under_way = PipelinedRound(
-            self._sync,
-            self.units,
-            steps=self._work,
-            joins=True,
-            before_write=self._drop_gathered,
-        )
-
-    @property
-    def _work(self) -> float:
-        """Steps or tokens since the last round, by which others weigh this replica."""
-        return float(self.tokens if self.config.step_weight_by == "tokens" else self.alone)
-
-    def _drop_gathered(self, number: int) -> None:
-        self.trained[number].drop_gathered()
-
-    def _complete(self) -> None:
-        self._reach(len(self.units) - 1)
-
-    def _reach(self, number: int) -> None:
-        """Finish a round's units up to this one, with whoever is there."""
-        with self._reducing():
-            while self.under_way is not None and not self._attempt(self.under_way.reach, number):
-                pass  # the members have changed, and the round with them
-        self._settle()
-
-    def go_on_from(self, number: int) -> None:
-        """Go on with the round that others have, from this unit; those before are finished."""
-        if self.under_way is None:
-            self.due = False
-            self._open()
-        assert self.under_way is not None  # noqa: S101 - opened above
-        self.under_way.go_on_from(number)
-
-    def drop_round(self) -> None:
-        """Take the round that is under way for done: others gave this replica its end."""
-        if self.under_way is not None:
-            self.under_way.go_on_from(len(self.units))
-            self._settle()
-
-    def _settle(self) -> None:
-        """End a round whose last unit is finished."""
-        under_way = self.under_way
-        if under_way is None or not under_way.is_over:
-            return
-        self.under_way = None
-        self._end_round(under_way.outcomes)
-
-    def _end_round(self, outcomes: list[Outcome]) -> None:
-        self.outcomes = outcomes
-        self.alone, self.tokens = 0, 0
-        if self.replicas.rank == 0 and self.shard_group.rank == 0:
-            log_outcomes(outcomes)
-
     def _finish_by_quorum(self, entered: Callable[[], None] | None) -> None:
         def ended(outcomes: list[Outcome]) -> None:
             self._end_round(outcomes)
@@ -474,93 +313,6 @@ class LocalSGD:
 
         assert self.quorum is not None  # noqa: S101 - asked by the caller
         self.quorum.finish(self._work, ended)
-
-    def _before_step(self, *_: Any) -> None:
-        """Finish what the forward did not reach; take the anchors before the first lone step."""
-        self._complete()
-        if not self.is_warming_up and self.units and not self.units[0].has_anchors:
-            self.take_anchors()
-
-    def take_anchors(self) -> None:
-        """Take the weights for anchors, where all replicas are equal; a collective.
-
-        Raises:
-            AnchorsDifferError: they are not; names units and replicas.
-        """
-        refuse_new_parameters(self.trained, self.optimizers)
-        if self._members is not None:
-            self._members.follow()
-        voters = self._sync.voters
-        while not self.units[0].has_anchors:
-            self._attempt(all_or_none, voters, self._take_anchors)
-
-    def _attempt(self, call: Callable[..., object], *given: object) -> bool:
-        """Return True after a call, and False where it failed and the members have changed."""
-        if self._members is not None:
-            return self._members.attempt(call, *given)
-        call(*given)
-        return True
-
-    def _take_anchors(self) -> None:
-        if self.steps:  # after a warm-up on unlike machines the last bits may differ
-            self.share_weights()
-        for unit in self.units:
-            unit.take_anchors()
-        if self.quorum is not None:
-            self.quorum.turns.restart()
-        check_equal(self.units, self.replicas)
-
-    def _after_step(self, *_: Any) -> None:
-        in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
-        self.steps += 1
-        if in_warm_up:
-            turns = self.quorum.turns if self.quorum is not None else self._turns
-            if turns is not None:
-                turns.restart()  # the time begins with the first lone step
-            return
-        self.alone += self.switch is None or not self.switch.is_sync
-        if self.quorum is not None:
-            if (outcomes := self.quorum.stepped(self._work)) is not None:
-                self._end_round(outcomes)
-        elif self._turns is not None:
-            self.due = self._turns.stepped() is not Entry.SKIP
-        elif self.switch is not None:
-            self.due = self.switch.stepped(self.steps)
-            self._change(self.switch, self.switch.choose(self.steps))
-        else:
-            self.due = is_due(self.steps, self.config)
-        self.due |= self._members is not None and self._members.after_step()
-
-    def _reducing(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.switch is None else self.switch.reducing()
-
-    def _change(self, switch: Switch, to: Running | None) -> None:
-        """Agree from now on as all replicas have chosen; None: as before."""
-        if to is None:
-            return
-        if to.mode is Mode.SYNC:
-            self.sync()
-            self.due = False
-            share_inner_state(self.optimizers, self.replicas)
-        elif not self.due:  # gradients were averaged so far: all are equal
-            refuse_new_parameters(self.trained, self.optimizers)
-            self._take_anchors()
-        switch.went_on()
-
-    def share_weights(self, source: int = 0) -> None:
-        """Give all replicas the weights of one, as DDP does; raises SyncError."""
-        import torch
-        from torch.distributed.tensor import DTensor
-
-        if self.replicas.size == 1:
-            return
-        with torch.no_grad():
-            for unit in self.modules:
-                unit.drop_gathered()
-            for one in self.model.parameters():
-                local = one._local_tensor if isinstance(one, DTensor) else one  # noqa: SLF001
-                if local.numel():
-                    self.replicas.begin_broadcast(local.detach(), source).wait()
 
 
 def _refuse_second(model: nn.Module) -> None:

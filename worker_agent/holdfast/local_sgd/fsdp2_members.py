@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.fsdp2_rounds import FSDP2Rounds
 
 
 class FSDP2Members:
     """The members of a `LocalSGD`, and the side of its hooks."""
 
-    def __init__(self, local: LocalSGD, members: Members, sync: UnitSync) -> None:
+    def __init__(self, local: FSDP2Rounds, members: Members, sync: UnitSync) -> None:
         """Take the parts; nobody is met yet."""
         self._local, self.config = local, local.config
         sync.voters = members.shard_group if members.changes else None
@@ -143,7 +143,7 @@ def groups_of(
 
 
 def members_of(
-    local: LocalSGD, mesh: DeviceMesh | Members | None, sync: UnitSync
+    local: FSDP2Rounds, mesh: DeviceMesh | Members | None, sync: UnitSync
 ) -> FSDP2Members | None:
     """Return the side of a `LocalSGD` whose members may change; None: they are those of a mesh."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -153,7 +153,7 @@ def members_of(
     return FSDP2Members(local, mesh, sync)
 
 
-def average(gradient: torch.Tensor, local: LocalSGD) -> None:
+def average(gradient: torch.Tensor, local: FSDP2Rounds) -> None:
     """Average a gradient of the warm-up over the members; raises WarmUpError."""
     try:
         local.replicas.begin_sum(gradient).wait()

@@ -22,12 +22,13 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.checkpointer import Checkpointer
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.leaves import Stateful
 from holdfast.flash.trainer.restore import RestoreError
+from holdfast.flash.trainer.shards import Shards
 from holdfast.integrations.megatron.arguments import (
     OF_LOAD,
     OF_SAVE,
@@ -40,6 +41,9 @@ from holdfast.integrations.megatron.iteration_folders import LATEST, is_megatron
 from holdfast.integrations.megatron.other_directory import load_from
 from holdfast.integrations.megatron.random_states import RandomStates
 from holdfast.integrations.megatron.shards import MegatronShards
+
+if TYPE_CHECKING:
+    from holdfast.local_sgd.megatron.training import MegatronLocalSGD
 
 _PROGRESS: Final = "progress"
 _SCHEDULER: Final = "opt_param_scheduler"
@@ -60,12 +64,13 @@ class _Run:
         self.progress = Progress(args)
         self._links = True
         kept = getattr(args, "save_retain_interval", None)
-        optimizer = None if getattr(args, "no_save_optim", None) else optimizer
+        if getattr(args, "no_save_optim", None):
+            _refuse_replicas(optimizer)
+            optimizer = None
+        objects = _objects(self.progress, scheduler)
         self.flash = Checkpointer(
             root,
-            shards=MegatronShards(
-                model, optimizer, _objects(self.progress, scheduler), model_arguments(args)
-            ),
+            shards=_shards(model, optimizer, objects, model_arguments(args)),
             keep_every=_ALL if kept is None else kept,
             keep_last=1,
         )
@@ -250,6 +255,30 @@ def _pretrained(args: Any, source: str, state: _State, *, partial: bool) -> tupl
     return found
 
 
+def _shards(
+    model: Any, optimizer: Any, objects: dict[str, Any], constants: dict[str, Any]
+) -> Shards:
+    """Return the state; with local SGD, that of a replica beside the others'."""
+    local = _local_sgd(optimizer)
+    if local is not None:
+        return local.shards(objects, constants)
+    return MegatronShards(model, optimizer, objects, constants)
+
+
+def _local_sgd(optimizer: Any) -> MegatronLocalSGD | None:
+    from holdfast.local_sgd.megatron.training import find_local_sgd
+
+    return None if optimizer is None else find_local_sgd(optimizer)
+
+
+def _refuse_replicas(optimizer: Any) -> None:
+    if _local_sgd(optimizer) is not None:
+        raise ValueError(
+            "--no-save-optim: with local SGD the replicas' weights differ, and anchors and masters "
+            "are a part of the optimizer's state; leave it out"
+        )
+
+
 def _from(
     args: Any, source: str, state: _State, *, finetune: bool, step: int | None, partial: bool
 ) -> tuple[int, float] | None:
@@ -257,7 +286,7 @@ def _from(
     model, optimizer, scheduler = state
     bare = finetune or bool(getattr(args, "no_load_optim", None))
     progress, keep = Progress(args), RandomStates().freeze()
-    shards = MegatronShards(
+    shards = _shards(
         model,
         None if bare else optimizer,
         {} if finetune else _objects(progress, None if bare else scheduler),

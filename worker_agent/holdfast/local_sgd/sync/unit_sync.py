@@ -124,7 +124,7 @@ class UnitSync:
             SyncError: a rank is gone; the units are unchanged.
         """
         flat, sizes = _deltas_of(units, self.reducer)
-        norms = self._norms(flat, sizes)
+        norms = self._norms(flat, sizes, units)
         judged = [self._judge(*one) for one in zip(units, norms, strict=True)]
         mine = [
             Report(norm=norm, anomalous=anomalous, steps=steps if joins else 0.0)
@@ -185,15 +185,20 @@ class UnitSync:
             unit.detectors = {} if own is None else {sync.rank: own}
         self.sync, self.shard = sync, shard
 
-    def _norms(self, flat: torch.Tensor, sizes: Sequence[int]) -> list[float]:
-        """Return ‖Δ‖ of each unit over the shard group."""
+    def _norms(
+        self, flat: torch.Tensor, sizes: Sequence[int], units: Sequence[Unit]
+    ) -> list[float]:
+        """Return ‖Δ‖ of each unit over the shard group; values of several ranks count once."""
         import torch
 
         if not sizes:
             return []
         dtype = torch.promote_types(flat.dtype, torch.float32)
         local = [torch.linalg.vector_norm(flat[span], dtype=dtype) for span in _spans(sizes)]
-        squares = [norm * norm for norm in torch.stack(local).tolist()]
+        squares = [
+            0.0 if unit.is_copy and math.isfinite(norm) else norm * norm
+            for unit, norm in zip(units, torch.stack(local).tolist(), strict=True)
+        ]
         return [math.sqrt(square) for square in self.shard.sum_scalars(squares)]
 
     def _judge(self, unit: Unit, norm: float) -> tuple[bool, float, Ewma]:
@@ -240,7 +245,7 @@ class UnitSync:
         """Return each unit's factor; the replicas agree on the norms, to the last bit."""
         if self.rules.clip is None:
             return [1.0] * len(pending.sizes)
-        norms = self._norms(mean, pending.sizes)
+        norms = self._norms(mean, pending.sizes, pending.units)
         if self.rules.clip_scope == "batch":
             norms = [math.hypot(*norms)] * len(norms)
         agreed = self._voted(lambda: self.sync.max_scalars(norms))
