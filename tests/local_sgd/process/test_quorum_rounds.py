@@ -176,12 +176,14 @@ def test_a_replica_that_dies_in_its_round_fails_it_for_the_others(training: Trai
 
 
 def test_what_cannot_be_done_without_a_barrier_is_refused(training: Training) -> None:
-    """Rounds by steps, and a group of those that are left; the messages say what to change."""
+    """Rounds by steps, members, a group of those that are left; messages say what to change."""
     [said] = training.run(job="refused", world=1, mesh=[1, 1], kind="fsdp")
     assert said["by steps"] == (
         "quorum=0.5, use_async=False: rounds that end by steps wait for all replicas; set "
         "use_async=True, or leave quorum at None"
     )
+    assert "under FSDP2 on a mesh with use_async=True" in said["members, off"]
+    assert 'switching="act": only under FSDP2 on a mesh' in said["members, act"]
     assert said["regroup"].startswith("quorum=0.5: replicas that were late do not learn of a loss")
 
 

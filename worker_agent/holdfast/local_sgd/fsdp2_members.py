@@ -142,6 +142,13 @@ def groups_of(
     return Group(mesh.get_group(0), timeout=timeout), Group(mesh.get_group(1), timeout=timeout)
 
 
+def is_mesh(mesh: object) -> bool:
+    """Tell a mesh of fixed replicas under FSDP2 from members, and from what FSDP1 has."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return isinstance(mesh, DeviceMesh)
+
+
 def members_of(
     local: FSDP2Rounds, mesh: DeviceMesh | Members | None, sync: UnitSync
 ) -> FSDP2Members | None:

@@ -44,13 +44,13 @@ def unit_sync_of(
     """
     if not whole and config.switching != "off":
         raise LocalSGDConfigError(
-            f'switching="{config.switching}": only under FSDP2 the interval is chosen by what was '
-            'measured; leave it at "off"'
+            f'switching="{config.switching}": only under FSDP2 on a mesh the interval is chosen by '
+            'what was measured; leave it at "off"'
         )
     if not whole and config.quorum is not None:
         raise LocalSGDConfigError(
             f"quorum={config.quorum}: rounds wait for all replicas of their group, but under FSDP2 "
-            "with use_async=True; leave it at None"
+            "on a mesh with use_async=True; leave it at None"
         )
     rules = Rules(
         weigh=lambda reports: weights.weigh(reports, config),
