@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -73,10 +74,10 @@ def test_two_replicas_train_as_whole_ones(worlds: Worlds, name: str) -> None:
 
 
 @pytest.mark.parametrize(("warm_up", "interval"), [(5, 2), (1, 4), (0, 3)])
-def test_gradients_are_averaged_until_the_warm_up_ends(
+def test_atorch_bug_8_gradients_are_averaged_until_the_warm_up_ends(
     worlds: Worlds, warm_up: int, interval: int
 ) -> None:
-    """ATorch's fault 8: the warm-up's length counts, not the interval, however they compare."""
+    """The warm-up's length counts, not the interval, however the two compare."""
     config = {"local_sgd_warmup_steps": warm_up, "local_sgd_sync_interval": interval}
     first, _, other, _ = _run(worlds, "train", config=config, steps=8)
     equal = [a == b for a, b in zip(first["sums"], other["sums"], strict=True)]
@@ -97,6 +98,22 @@ def test_a_step_that_a_loss_scaler_leaves_out_counts(worlds: Worlds) -> None:
     assert len({one["sums"][2] for one in ranks}) == 1
     assert ranks[0]["sums"][3] != ranks[2]["sums"][3]
     assert all(round_ == 1 for round_, *_ in ranks[2]["outcomes"][2])
+
+
+def test_a_replica_of_nan_leaves_the_others_finite(worlds: Worlds) -> None:
+    """It weighs nothing and gets the others' weights, on all tensor parallel ranks."""
+    ranks = _run(
+        worlds,
+        "train",
+        setup={"tensor": 2},
+        config={"local_sgd_sync_interval": 3},
+        spoiled=[1, 1],
+        steps=3,
+    )
+    after = [one["sums"][2] for one in ranks]
+    assert after[:2] == after[2:]
+    assert all(math.isfinite(one) for one in after)
+    assert {tuple(weights) for _, _, weights in ranks[0]["outcomes"][2]} == {(1.0, 0.0)}
 
 
 def test_half_precision_weights_follow_the_masters(worlds: Worlds) -> None:
@@ -123,13 +140,13 @@ def test_a_script_of_its_own_needs_no_patch(worlds: Worlds) -> None:
 
 def test_megatron_s_own_training_takes_its_flags(worlds: Worlds, tmp_path: Path) -> None:
     """Each data parallel rank is a replica; Megatron's calls save and load all of them."""
-    args = {
+    args: dict[str, Any] = {
         "use_local_sgd": True,
         "local_sgd_sync_interval": 2,
         "local_sgd_warmup_steps": 1,
         "num_layers": 2,
     }
-    world = {"world": 2, "args": args, "root": str(tmp_path), "until": 6}
+    world: dict[str, Any] = {"world": 2, "args": args, "root": str(tmp_path), "until": 6}
     first = _run(worlds, "by flags", save=4, **world)
     assert [one["replicas"] for one in first] == [2, 2]
     assert first[0]["saved"] != first[1]["saved"]

@@ -22,7 +22,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from holdfast.flash.checkpointer import Checkpointer
 from holdfast.flash.trainer.client import CheckpointError
@@ -41,9 +41,7 @@ from holdfast.integrations.megatron.iteration_folders import LATEST, is_megatron
 from holdfast.integrations.megatron.other_directory import load_from
 from holdfast.integrations.megatron.random_states import RandomStates
 from holdfast.integrations.megatron.shards import MegatronShards
-
-if TYPE_CHECKING:
-    from holdfast.local_sgd.megatron.training import MegatronLocalSGD
+from holdfast.integrations.megatron.state_owner import owner_of
 
 _PROGRESS: Final = "progress"
 _SCHEDULER: Final = "opt_param_scheduler"
@@ -259,20 +257,14 @@ def _shards(
     model: Any, optimizer: Any, objects: dict[str, Any], constants: dict[str, Any]
 ) -> Shards:
     """Return the state; with local SGD, that of a replica beside the others'."""
-    local = _local_sgd(optimizer)
-    if local is not None:
-        return local.shards(objects, constants)
+    owner = owner_of(optimizer)
+    if owner is not None:
+        return owner.shards(objects, constants)
     return MegatronShards(model, optimizer, objects, constants)
 
 
-def _local_sgd(optimizer: Any) -> MegatronLocalSGD | None:
-    from holdfast.local_sgd.megatron.training import find_local_sgd
-
-    return None if optimizer is None else find_local_sgd(optimizer)
-
-
 def _refuse_replicas(optimizer: Any) -> None:
-    if _local_sgd(optimizer) is not None:
+    if owner_of(optimizer) is not None:
         raise ValueError(
             "--no-save-optim: with local SGD the replicas' weights differ, and anchors and masters "
             "are a part of the optimizer's state; leave it out"

@@ -95,12 +95,24 @@ def check_groups(chunks: Sequence[Any]) -> None:
                 "replica_groups() and num_distributed_optimizer_instances=1 in its "
                 "DistributedDataParallelConfig, or call patch_megatron_for_local_sgd() before"
             )
-    _check_context(own)
+    _check_blocks(own)
 
 
-def _check_context(own: list[int]) -> None:
+def _check_blocks(own: list[int]) -> None:
+    """Refuse groups that are other than this module says, as some layouts may cut them."""
+    import torch.distributed as dist
     from megatron.core import parallel_state
 
+    every = _ranks(parallel_state.get_data_parallel_group(with_context_parallel=True))
+    expected = every[own.index(dist.get_rank()) :: len(own)]
+    same = same_shard()
+    found = expected if same is None else _ranks(same)
+    if found != expected or not set(own) <= set(_ranks(own_ranks())):
+        raise LocalSGDError(
+            f"num_distributed_optimizer_instances: ranks {found} are this rank's in all replicas, "
+            f"and of the data parallel ranks {every} they should be {expected}: choose another "
+            "order of parallelism, or as many ranks for experts' tensor parallelism as for others"
+        )
     context = _ranks(parallel_state.get_context_parallel_group())
     if not set(context) <= set(own):
         raise LocalSGDError(

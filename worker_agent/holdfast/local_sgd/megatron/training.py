@@ -30,6 +30,7 @@ from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.shards import Shards, Together
 from holdfast.integrations.megatron.owned_ranges import optimizers_of, owned
 from holdfast.integrations.megatron.shards import SCALERS, MegatronShards
+from holdfast.integrations.megatron.state_owner import OWNER, owner_of
 from holdfast.integrations.megatron.weights import end_gathers, write_weights
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDError
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 log: Final = logging.getLogger("holdfast")
-_OWNER: Final = "_holdfast_local_sgd"
-"""Attribute of an optimizer that has a `MegatronLocalSGD`."""
 
 
 def local_sgd_of(optimizer: Any) -> MegatronLocalSGD:
@@ -76,8 +75,8 @@ def local_sgd_of(optimizer: Any) -> MegatronLocalSGD:
 
 def find_local_sgd(optimizer: Any) -> MegatronLocalSGD | None:
     """Return what was made for an optimizer; None: nothing was."""
-    found: MegatronLocalSGD | None = getattr(optimizer, _OWNER, None)
-    return found
+    found = owner_of(optimizer)
+    return found if isinstance(found, MegatronLocalSGD) else None
 
 
 class MegatronLocalSGD:
@@ -185,7 +184,7 @@ class MegatronLocalSGD:
         for undo in self._undo:
             undo()
         self._undo = []
-        vars(self.optimizer).pop(_OWNER, None)
+        vars(self.optimizer).pop(OWNER, None)
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters, for a checkpoint."""
@@ -218,7 +217,7 @@ class MegatronLocalSGD:
 
     def _hook(self) -> list[Callable[[], None]]:
         """Register the hooks; return what removes them."""
-        vars(self.optimizer)[_OWNER] = self
+        vars(self.optimizer)[OWNER] = self
         undo = [_override(self.optimizer, "step", self._step)]
         undo += [
             _override(chunk, "finish_grad_sync", functools.partial(self._finish_gradients, chunk))
@@ -352,7 +351,7 @@ def _reduced(chunk: Any, own: dist.ProcessGroup, *, whole: bool) -> list[torch.T
 
 
 def _refuse_second(optimizer: Any) -> None:
-    if _OWNER in vars(optimizer):
+    if OWNER in vars(optimizer):
         raise LocalSGDError(
             f"optimizer: this {type(optimizer).__name__} has a MegatronLocalSGD: call detach() on "
             "it before another is made, since both would synchronise"
