@@ -231,10 +231,7 @@ class LocalSGD:
         self._complete()
 
     def shards(self) -> Shards:
-        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`.
-        With
-               members that come and go it is this replica's, whole by itself, whoever is there.
-        """
+        """Return the whole state for a `Checkpointer`; if members change, of this replica alone."""
         number, count = 0, 1
         if self._members is None or not self._members.changes:
             number, count = self.replicas.rank, self.replicas.size
@@ -261,9 +258,9 @@ class LocalSGD:
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
 
-        For a script that makes groups by itself; with `Members` nobody calls it. After a `SyncError`
-        in a forward call `model.reset_iter_state()`, which drops that forward, then this, and repeat
-        the step. All members must have each unit at one round. Make a new `Checkpointer`.
+        For a script that makes its groups; with `Members` nobody calls it. After a `SyncError` in a
+        forward call `model.reset_iter_state()`, which drops that forward, then this, and repeat the
+        step. All members must have each unit at one round. Make a new `Checkpointer`.
 
         Args:
             sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
