@@ -164,7 +164,7 @@ def _rate(told: Told) -> float:
         float(one.split()[0]) for one in told["done"] if one.split(" ", 1)[1].startswith("window")
     )
     steps = sum(begin < line["left"] <= end for _, lines in _steps(told) for line in lines)
-    return steps / (end - begin)
+    return float(steps / (end - begin))
 
 
 def _spread(seconds: list[float]) -> Values:

@@ -36,7 +36,7 @@ def unit_of(outer: Any, value: float, steps: int) -> Unit:
 
 def state_of(unit: Unit) -> list[Any]:
     """Return all that a unit has, to compare."""
-    optimizer = unit.anchors.optimizer
+    optimizer: Any = unit.anchors.optimizer
     found: list[Any] = [one.tolist() for one in unit.anchors.values]
     for anchor in unit.anchors.values if optimizer else ():
         kept = optimizer.state.get(anchor, {})
