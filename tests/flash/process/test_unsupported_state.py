@@ -162,7 +162,7 @@ def test_a_reshard_that_fails_is_an_error_with_its_name(tmp_path: Path) -> None:
     parts = arguments.parts(other, None, None, None, {"data": Position()})
     place = RankPosition(rank=0, world=2, local_rank=0, local_world=2)
     found = stored(of_files(str(tmp_path / "step_1")), 1)
-    restorer = Restorer(parts, collect(parts, 0), place, found, lambda _: None)
+    restorer = Restorer(parts, place, lambda: (collect(parts, 0), found), lambda _: None)
     with pytest.raises(RestoreError, match=r"rank_0\.data: its reshard failed: ZeroDivisionError"):
         restorer.run(partial=False, threads=1)
     assert same(other.state_dict(), before)

@@ -99,7 +99,7 @@ def _filling() -> Filling:
         "replicas.1.optimizer.lr": ("replicas", "1", "optimizer", "lr"),
     }
     filling = Filling(Leaves(), PLACE, found, Holders())
-    filling.values |= {"optimizer.lr": 0.5, "optimizer.b": 3, "replicas.1.optimizer.lr": 0.25}
+    filling.values.update({"optimizer.lr": 0.5, "optimizer.b": 3, "replicas.1.optimizer.lr": 0.25})
     return filling
 
 

@@ -29,6 +29,7 @@ _BESIDE_A_SAVE = {
     "memory.replica_check",
     "memory.shard_table",
     "server.coordinated_restore",
+    "server.rank_copies",
     "storage.filesystem",
     "storage.tags",
 }

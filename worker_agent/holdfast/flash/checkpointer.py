@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial as bind
 from threading import RLock
 from typing import Any, Final, Self
 
@@ -22,11 +23,11 @@ from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.retention_rule import chosen
 from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
-from holdfast.flash.trainer.collectives import all_or_none, from_rank_0
-from holdfast.flash.trainer.leaves import StateError
+from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.leaves import Leaves, StateError
 from holdfast.flash.trainer.planner import RankPosition
-from holdfast.flash.trainer.reshard import BytesRead, of_start, stored
-from holdfast.flash.trainer.restore import RestoreError, Restorer, idle_cores
+from holdfast.flash.trainer.reshard import BytesRead, Stored, of_start, stored
+from holdfast.flash.trainer.restore import Restorer, idle_cores
 from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
 from holdfast.flash.trainer.save_policy import Pacer
 from holdfast.flash.trainer.shards import Shards
@@ -219,15 +220,16 @@ class Checkpointer:
         if self._loaded and self._taker.newest != self._loaded:
             raise CheckpointError(_TOO_LATE.format(self._taker.newest[0]))
         client, origin, descriptors = self._connect(), RestoreStart(), tuple[int, ...]()
+        meet = bind(self._preparer.meet, again=True)
         if client.has_agent or self._place.rank == 0:
-            answer, descriptors = client.ask(self._preparer.request(partial), RestoreStart)
-            assert isinstance(answer, RestoreStart)  # noqa: S101 - `_ask` returns no other
-            origin = answer
+            wish = self._preparer.request(partial)
+            origin, descriptors = client.ask(wish, RestoreStart, meanwhile=meet)
+        else:
+            meet()
         for note in origin.notes:
             warnings.warn(note, RuntimeWarning, stacklevel=2)
         if not client.has_agent:
             origin = self._agree(origin)
-        self._preparer.meet(again=True)
         self._lineage = max(self._lineage, origin.lineage + 1)
         self._order.begin_at(origin.step)
         if origin.step:
@@ -245,15 +247,13 @@ class Checkpointer:
         path = f"{self._root}/step_{step}" if step else ""
         return RestoreStart(step=step, lineage=lineage, path=path, durable=bool(step))
 
-    def _restore(
-        self, origin: RestoreStart, descriptors: tuple[int, ...], *, partial: bool
-    ) -> None:
-        with all_or_none(self._place.world, RestoreError):  # a rank's state may be unreadable
-            leaves = self._preparer.listed()
-            arenas = self._preparer.map(descriptors).values()
-            found = stored(of_start(origin, arenas), origin.step)
+    def _restore(self, origin: RestoreStart, fds: tuple[int, ...], *, partial: bool) -> None:
+        def read() -> tuple[Leaves, Stored]:
+            arenas = self._preparer.map(fds).values()
+            return self._preparer.listed_by_all(), stored(of_start(origin, arenas), origin.step)
+
         fetch, holders = self._connect().fetch, self._preparer.holders
-        restorer = Restorer(self._parts, leaves, self._place, found, fetch, holders)
+        restorer = Restorer(self._parts, self._place, read, fetch, holders)
         threads = max(self._threads, idle_cores(self._place))
         for note in restorer.run(partial=partial, threads=threads):
             warnings.warn(note, RuntimeWarning, stacklevel=3)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     )
     from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
+    from holdfast.local_sgd.fsdp1 import HybridShardLocalSGD
     from holdfast.local_sgd.fsdp2 import LocalSGD
     from holdfast.local_sgd.members import (
         RosterMembers,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GTAConfig",
+    "HybridShardLocalSGD",
     "LocalSGD",
     "LocalSGDConfig",
     "LocalSGDConfigError",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 _MODULES = {
     "GTAConfig": "config",
+    "HybridShardLocalSGD": "fsdp1",
     "LocalSGD": "fsdp2",
     "LocalSGDConfig": "config",
     "LocalSGDConfigError": "errors",

@@ -45,6 +45,7 @@ from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2_members import average, groups_of, members_of
 from holdfast.local_sgd.fsdp2_units import (
+    BeforeForward,
     ShardedUnit,
     refuse_new_parameters,
     units_of,
@@ -122,7 +123,7 @@ class LocalSGD:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        mesh: DeviceMesh | Members,
+        mesh: DeviceMesh | Members | None,
         config: LocalSGDConfig,
         outer: OuterOptimizerConfig | None = None,
         gta: GTAConfig | None = None,
@@ -150,9 +151,9 @@ class LocalSGD:
         _refuse_second(model)
         self.config, self.model = config, model
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-        self.replicas, self.shard_group = groups_of(mesh, config, timeout)
+        self.replicas, self.shard_group = self._groups_of(model, mesh, timeout)
         self.own_ranks = self.shard_group.ranks
-        self.modules = units_of(model, self.own_ranks)
+        self.modules = self._units_of(model)
         self.trained = [one for one in self.modules if one.trained]
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
@@ -302,13 +303,22 @@ class LocalSGD:
             handle.remove()
         for unit in self.modules:
             for module in unit.modules:
-                module.set_all_reduce_hook(_nothing)
+                if hasattr(module, "set_all_reduce_hook"):  # FSDP1 has none
+                    module.set_all_reduce_hook(_nothing)
+
+    def _groups_of(
+        self, model: nn.Module, mesh: DeviceMesh | Members | None, timeout: float
+    ) -> tuple[Group, Group]:
+        return groups_of(mesh, self.config, timeout)
+
+    def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
+        return units_of(model, self.own_ranks)
 
     def _hook_modules(self) -> list[Any]:
         handles, numbers = [], {id(unit): number for number, unit in enumerate(self.trained)}
         for unit in self.modules:
             for module in unit.modules:
-                before = _Before(self, numbers.get(id(unit)))
+                before = BeforeForward(self.before_forward, numbers.get(id(unit)))
                 handles.append(module.register_forward_pre_hook(before, prepend=True))
                 self._hook_gradients(unit.name, module)
         return handles
@@ -467,23 +477,6 @@ class LocalSGD:
                 local = one._local_tensor if isinstance(one, DTensor) else one  # noqa: SLF001
                 if local.numel():
                     self.replicas.begin_broadcast(local.detach(), source).wait()
-
-
-class _Before:
-    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
-
-    def __init__(self, local: LocalSGD, number: int | None) -> None:
-        self._local, self._number = local, number
-        self._call = _uncompiled(local.before_forward)
-
-    def __call__(self, *_: Any) -> None:
-        self._call(self._number)
-
-
-def _uncompiled(call: Any) -> Any:
-    import torch
-
-    return torch.compiler.disable(call)
 
 
 def _refuse_second(model: nn.Module) -> None:

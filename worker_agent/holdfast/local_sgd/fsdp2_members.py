@@ -146,7 +146,7 @@ class FSDP2Members:
 
 
 def groups_of(
-    mesh: DeviceMesh | Members, config: LocalSGDConfig, timeout: float
+    mesh: DeviceMesh | Members | None, config: LocalSGDConfig, timeout: float
 ) -> tuple[Group, Group]:
     """Return the ranks that hold this rank's shards, and those of this replica.
 
@@ -156,6 +156,8 @@ def groups_of(
     """
     from torch.distributed.device_mesh import DeviceMesh
 
+    if mesh is None:
+        raise LocalSGDError("mesh=None: give a DeviceMesh, or members")
     if not isinstance(mesh, DeviceMesh):
         refuse_async(config, mesh)
         return Group.of_one(), mesh.shard_group
@@ -168,11 +170,15 @@ def groups_of(
     return Group(mesh.get_group(0), timeout=timeout), Group(mesh.get_group(1), timeout=timeout)
 
 
-def members_of(local: Local, mesh: DeviceMesh | Members, sync: UnitSync) -> FSDP2Members | None:
+def members_of(
+    local: Local, mesh: DeviceMesh | Members | None, sync: UnitSync
+) -> FSDP2Members | None:
     """Return the side of a `LocalSGD` whose members may change; None: they are those of a mesh."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    return None if isinstance(mesh, DeviceMesh) else FSDP2Members(local, mesh, sync)
+    if mesh is None or isinstance(mesh, DeviceMesh):
+        return None
+    return FSDP2Members(local, mesh, sync)
 
 
 def average(gradient: torch.Tensor, local: Local) -> None:

@@ -9,7 +9,7 @@ trained parameters are synchronised: frozen ones do not change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,21 @@ class ShardedUnit:
 
             event = torch.cuda.current_stream().record_event()
             self.modules[0].set_post_optim_event(event)
+
+
+class BeforeForward:
+    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
+
+    def __init__(self, call: Callable[[int | None], None], number: int | None) -> None:
+        """Take what is called, and the number of the module's unit; None: a frozen one."""
+        import torch
+
+        disable: Any = torch.compiler.disable
+        self._call, self._number = disable(call), number
+
+    def __call__(self, *_: Any) -> None:
+        """Call it."""
+        self._call(self._number)
 
 
 def place_of(one: Trained) -> Local:

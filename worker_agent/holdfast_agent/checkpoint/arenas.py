@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -44,6 +46,9 @@ log = logging.getLogger(__name__)
 
 HELD_SHARE = 0.2
 """Share of the heartbeat interval between two reports of memory. At 0.5 s that is 0.1 s."""
+IMPORT_SECONDS = 0.3
+"""Time from a first round to the import of the server's modules, which takes 0.1 s of a core: the
+round's processes are started by then, and import torch for seconds."""
 MOST_WORLDS = 32
 """Rounds whose worlds are remembered: memory holds the newest three versions at most."""
 MOST_UNTOLD = 64
@@ -87,6 +92,8 @@ class Arenas:
         self._worlds: dict[int, str] = {}
         self._held: tuple[MemoryCheckpoints, int | None] | None = None
         self._held_timer: asyncio.TimerHandle | None = None
+        self._import_timer: asyncio.TimerHandle | None = None
+        self._import: asyncio.Future[None] | None = None
         self.interval_seconds = 0.5
         """Time between heartbeats."""
 
@@ -104,6 +111,13 @@ class Arenas:
         self._worlds = {**dict(newest), number: world_hash[:16]}
         if self._service is not None:
             self.tell(lambda commit: commit.restore.look_ahead())
+        elif self._loop is not None and self._import_timer is None:
+            # The first trainer would wait for it, and so would the event loop.
+            self._import_timer = self._loop.call_later(IMPORT_SECONDS, self._import_ahead)
+
+    def _import_ahead(self) -> None:
+        if self._loop is not None and self._service is None:
+            self._import = self._loop.run_in_executor(None, _import_server)
 
     def _begin(self) -> None:
         assert self._loop is not None, "open was called"  # noqa: S101
@@ -224,8 +238,11 @@ class Arenas:
 
         over: the job is over: unfinished attempts on storage are deleted too.
         """
-        if self._held_timer is not None:
-            self._held_timer.cancel()
+        for timer in (self._held_timer, self._import_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._import is not None:
+            await self._import
         if self._service is None or self._thread is None:
             if self._loop is not None and self._listener.fileno() >= 0:
                 self._loop.remove_reader(self._listener.fileno())
@@ -238,6 +255,13 @@ class Arenas:
         if self._volume is not None:
             self._volume.close()  # even if the server's thread was given up
         temporary_directories.remove(self._home)
+
+
+def _import_server() -> None:
+    """Import what `Arenas._begin` needs, which reports a failure, if a trainer ever comes."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("holdfast.flash.server.coordinated_commit")
+        importlib.import_module("holdfast.flash.memory.hashes")
 
 
 _HANDLERS: Final[Mapping[type, Callable[[CoordinatedCommit, Any, int], None]]] = {

@@ -185,9 +185,9 @@ def from_fields(fields: Any) -> ShardTable:
 
 def _tensor(row: Sequence[Any]) -> TensorItem:
     name, dtype, shape, offsets, sizes, at, length, payload, size, tail = row
-    numbers = [int(number) for number in (at, length, payload, size)]
-    boxes = [tuple(int(n) for n in numbers) for numbers in (shape, offsets, sizes)]
-    if min([*numbers, *(n for box in boxes for n in box)]) < 0:
+    numbers = tuple(map(int, (at, length, payload, size)))
+    boxes = [tuple(map(int, box)) for box in (shape, offsets, sizes)]
+    if min(numbers + boxes[0] + boxes[1] + boxes[2]) < 0:
         raise ValueError(f"{name}: a negative number")
     return TensorItem(
         name=str(name), dtype=str(dtype), shape=boxes[0], offsets=boxes[1], sizes=boxes[2],

@@ -38,6 +38,7 @@ from holdfast.flash.server.protocol import (
     Saved,
     TrainerHello,
 )
+from holdfast.flash.server.rank_copies import RankCopies
 from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, StorageTier, TierNode
 from holdfast.flash.server.worker_thread import Labour, failure_of, outcome_of
 from holdfast.flash.storage.commit import CommitError
@@ -233,6 +234,7 @@ class Service:
         self._labour = node.labour
         self._making = Labour()
         """Makes arenas: that may take a second per GiB, and need not wait for writes."""
+        self._copies = RankCopies()
         self._stopping = self._over = False
 
     def add(self, link: Link) -> None:
@@ -309,6 +311,7 @@ class Service:
     def _forget(self, member: Member) -> None:
         if member in self._node.members:
             self._node.members.remove(member)
+            self._copies.give_up()
             member.close()
 
     def _hear(self, member: Member) -> None:
@@ -401,6 +404,9 @@ class Service:
         tier = self._node.tier(saved.tier)
         self._node.begun = member.lineage
         version = Version(saved.lineage, saved.step)
+        self._copies.copied(
+            version, member.rank, [one.rank for one in self._node.members if one.hello]
+        )
         if tier.commit is None and self._labour.in_flight:
             self.keeper.saved(member.rank, version, saved.tier, work=False)
             return
@@ -438,6 +444,7 @@ class Service:
 
     def _do(self, job: SlotWork) -> tuple[Shard | None, str]:
         """Do a job on the worker thread; only its result comes back to the service's thread."""
+        self._copies.wait(job.version)
         tier = self._node.tiers[job.tier]
         what = f"a job on step {job.version.step}"
         return outcome_of(what, lambda: tier.write(job), CommitError)

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.slots import SlotState, Version
@@ -53,6 +53,8 @@ class CheckpointError(Exception):
 
 _MOST_OUTCOMES: Final = 1000
 """Number of steps whose outcome is remembered."""
+_Answer = TypeVar("_Answer", bound=Any)
+"""Class of an answer; `Message` has them all."""
 
 
 def _tier(*, durable: bool) -> Tier:
@@ -116,17 +118,36 @@ class Client:
         """True if the server outlives this process."""
         return self._process is None
 
-    def ask(self, message: Message, *kinds: type[Message]) -> tuple[Message, tuple[int, ...]]:
-        """Return the answer and its descriptors; raises `CheckpointError` for a refusal."""
+    def ask(
+        self,
+        message: Message,
+        kind: type[_Answer],
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[_Answer, tuple[int, ...]]:
+        """Return the answer and its descriptors; raises `CheckpointError` for a refusal.
+
+        meanwhile: work while the server finds the answer. Its error is raised.
+        """
         self._link.send(message)
+        try:
+            meanwhile()
+        except Exception:
+            for descriptor in self._answer(kind)[1]:  # or the next request would find it
+                os.close(descriptor)
+            raise
+        return self._answer(kind)
+
+    def _answer(self, kind: type[_Answer]) -> tuple[_Answer, tuple[int, ...]]:
         while True:
             answer, descriptors, others = self._link.expect(
-                *kinds, RequestRefused, timeout_s=ANSWER_SECONDS
+                kind, RequestRefused, timeout_s=ANSWER_SECONDS
             )
             for other in others:
                 self._hear(*other)
-            if not isinstance(answer, RequestRefused):
+            if isinstance(answer, kind):
                 return answer, descriptors
+            assert isinstance(answer, RequestRefused)  # noqa: S101 - `expect` returns no other
             if not answer.number:
                 raise CheckpointError(answer.error)
             self._hear(answer)  # it answers an earlier request for an arena

@@ -174,14 +174,11 @@ class Saver:
         slots = arena.slots if slots is None else slots
         self._plan = plan
         self._leaves = leaves
+        watched = [(leaf.holder, leaf.key, leaf.tensor) for leaf in leaves.tensors]
         self._signature = [
-            (leaf.holder, leaf.key, leaf.tensor, at.data_ptr(), at.nbytes, at.stride(), at.dtype)
-            for leaf in leaves.tensors
-            for at in (plain(leaf.tensor),)
-        ]
-        self._signature += [
-            (holder, key, tensor, tensor.data_ptr(), tensor.nbytes, tensor.stride(), tensor.dtype)
-            for holder, key, tensor in leaves.watched
+            (*one, local is not one[2], local.data_ptr(), local.nbytes, local.stride(), local.dtype)
+            for one in (*watched, *leaves.watched)
+            for local in (plain(one[2]),)
         ]
         self._encoded: dict[str, tuple[Any, bytes]] = {}
         self._proven: dict[str, set[type | str]] = {}
@@ -217,8 +214,8 @@ class Saver:
         for holder, key, thing in self._leaves.links:
             if holder.get(key) is not thing:
                 raise Changed("a part was replaced as a whole")
-        for holder, key, tensor, pointer, size, strides, dtype in self._signature:
-            local = plain(tensor)
+        for holder, key, tensor, sharded, pointer, size, strides, dtype in self._signature:
+            local = plain(tensor) if sharded else tensor
             if (
                 holder.get(key) is not tensor
                 or local.data_ptr() != pointer

@@ -9,8 +9,9 @@ server), the choice of the tensors to fill (`restore`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.flash.memory import replica_check
@@ -18,12 +19,12 @@ from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.shard_table import Box, Path, ShardTable, TensorItem, overlap
 from holdfast.flash.server.protocol import RestoreStart
 from holdfast.flash.storage.filesystem import PosixDisk
-from holdfast.flash.storage.manifest import read_manifest
+from holdfast.flash.storage.manifest import read_manifest, view_of
 from holdfast.flash.trainer.copier import Piece, Pieces, is_lazy, is_on_gpu
 from holdfast.flash.trainer.holders import Holders
 from holdfast.flash.trainer.leaves import Leaves
 from holdfast.flash.trainer.planner import Local, RankPosition
-from holdfast.flash.trainer.values import decode_value
+from holdfast.flash.trainer.values import StoredValues
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +36,8 @@ class Image:
 
     table: ShardTable
     lengths: tuple[int, ...]
-    memory: Any
-    """Buffer that torch may wrap."""
+    memory: Callable[[], Any]
+    """Gives the buffer that torch may wrap; of a file it maps it, at the first call."""
     tail: bool
     """True: the image has its tail."""
     near: bool = False
@@ -64,7 +65,7 @@ def of_arenas(
             Image(
                 table=arena.table,
                 lengths=tuple(slot.lengths),
-                memory=slot.image,
+                memory=partial(_as_it_is, slot.image),
                 tail=tails,
                 near=not away,
                 lent=away,
@@ -74,17 +75,25 @@ def of_arenas(
 
 
 def of_files(path: str) -> list[Image]:
-    """Return the images of a committed step."""
+    """Return the images of a committed step, whose files are opened once they are read.
+
+    Raises:
+        ManifestError: the manifest is missing or damaged; later, at a first use, a file is.
+    """
     disk = PosixDisk()
     return [
         Image(
             table=shard.table,
             lengths=shard.lengths,
-            memory=disk.view(f"{path}/{shard.file}"),
+            memory=cache(partial(view_of, disk, path, shard)),
             tail=False,
         )
-        for shard in read_manifest(disk, path).shards
+        for shard in read_manifest(disk, path, files=False).shards
     ]
+
+
+def _as_it_is(memory: memoryview) -> memoryview:
+    return memory
 
 
 def of_start(start: RestoreStart, arenas: Iterable[Arena]) -> list[Image]:
@@ -103,11 +112,17 @@ class StoredBox:
     """Location of one box of a tensor."""
 
     item: TensorItem
-    memory: Any
+    source: Callable[[], Any]
+    """Gives the buffer with it, always the same one."""
     near: bool
     """True: in this node's own memory, which goes before all other places."""
     lent: tuple[int, int] | None = None
     """(rank, index of the item) of an item that must be fetched before it is read."""
+
+    @property
+    def memory(self) -> Any:
+        """The buffer with it."""
+        return self.source()
 
 
 @dataclass(slots=True)
@@ -124,8 +139,8 @@ class Stored:
 
     def value(self, name: str) -> bytes:
         """Return the bytes of a value that is no tensor."""
-        memory, begin, length = self.values[name]
-        return bytes(memoryview(memory)[begin : begin + length])
+        source, begin, length = self.values[name]
+        return bytes(memoryview(source())[begin : begin + length])
 
 
 def stored(images: Iterable[Image], step: int = 0) -> Stored:
@@ -140,7 +155,7 @@ def stored(images: Iterable[Image], step: int = 0) -> Stored:
             if image.tail or not item.tail:
                 part = StoredBox(
                     item=item,
-                    memory=image.memory,
+                    source=image.memory,
                     near=image.near,
                     lent=(table.rank, index) if image.lent else None,
                 )
@@ -290,7 +305,7 @@ class Filling:
         self.wrong = self.filler.wrong
         """Differences between checkpoint and state, in words: with any of them nothing is loaded,
         unless the script takes what fits (`partial`)."""
-        self.values: dict[str, Any] = {}
+        self.values = StoredValues()
         """Name of each stored value that is no tensor → the value."""
         self.notes: list[str] = []
         """What the user should know of the start, in words."""
@@ -311,9 +326,17 @@ class Filling:
         return self.found.paths
 
     def decode(self) -> None:
-        """Read the values; raises `ValueError` for one that cannot be."""
+        """Read the values, but for those of other ranks, which are read once they are asked for.
+
+        Raises `StateError` for one that cannot be read.
+        """
         for name in self.found.values:
-            self.values[name] = decode_value(name, self.found.value(name))
+            self.values.add(name, partial(self.found.value, name))
+        own = f"rank_{self.place.rank}"
+        for name in self.found.values:
+            first = str(self.found.paths[name][0])
+            if not self.is_of_others(name) and (first == own or not first.startswith("rank_")):
+                self.values[name]
 
     def rename(self, names: Mapping[str, Path]) -> None:
         """Have stored things read under other names; whatever had such a name is hidden.
@@ -321,7 +344,7 @@ class Filling:
         names: name as it is stored → the keys under which it is to be read.
         """
         found = self.found
-        helds: tuple[dict[str, Any], ...] = (found.tensors, found.values, self.values)
+        helds: tuple[MutableMapping[str, Any], ...] = (found.tensors, found.values, self.values)
         for held in helds:
             read = {name: held[name] for name in names if name in held}
             for path in names.values():
@@ -394,7 +417,7 @@ def _is_equal(one: StoredBox, other: StoredBox) -> bool:
     form = (ours.box, ours.dtype, one.lent is None and other.lent is None)
     if form != (theirs.box, theirs.dtype, True):
         return True
-    if one.memory is other.memory and ours.payload == theirs.payload:
+    if one.source is other.source and ours.payload == theirs.payload:
         return True
     views = [memoryview(part.memory).cast("B") for part in (one, other)]
     begins = ours.payload, theirs.payload
@@ -458,32 +481,3 @@ def narrow(tensor: torch.Tensor, box: Box, offsets: Sequence[int]) -> torch.Tens
     for dim, (begin, size) in enumerate(zip(*box, strict=True)):
         tensor = tensor.narrow(dim, begin - offsets[dim], size)
     return tensor
-
-
-def is_like(
-    here: Any, item: TensorItem, dtype: torch.dtype, device: torch.device, like: Any
-) -> bool:
-    """Tell whether an optimizer's tensor equals in form the one that would be made anew."""
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(here, torch.Tensor) or here.requires_grad:
-        return False
-    if (tuple(here.shape), here.dtype, here.device) != (item.shape, dtype, device):
-        return False
-    if like is None or not isinstance(like, DTensor):
-        wanted = (torch.empty(item.shape, device="meta") if like is None else like).stride()
-        return type(here) is torch.Tensor and here.stride() == wanted
-    return (
-        isinstance(here, DTensor)
-        and here.device_mesh == like.device_mesh
-        and here.placements == like.placements
-    )
-
-
-def new_like(item: TensorItem, here: Any) -> torch.Tensor:
-    """Return a new tensor for a stored setting, on the device of the present one."""
-    import torch
-
-    device = here.device if isinstance(here, torch.Tensor) else "cpu"
-    return torch.empty(item.shape, dtype=getattr(torch, item.dtype), device=device)

@@ -50,19 +50,24 @@ class Restorer:
     def __init__(
         self,
         parts: Parts,
-        leaves: Leaves,
         place: RankPosition,
-        found: Stored,
+        source: Callable[[], tuple[Leaves, Stored]],
         fetch: Fetch,
         holders: Holders = Holders(),  # noqa: B008 - frozen
     ) -> None:
-        """Take the present state, the stored one, and the function that fetches other nodes' items.
+        """Take the state, and where it comes from; nothing is read yet.
 
-        holders: holders of each name in this world, if the ranks differ.
+        Args:
+            parts: The present state.
+            place: Of this rank.
+            source: Lists the present state, and reads the stored one.
+            fetch: Fetches other nodes' items.
+            holders: Holders of each name in this world, if the ranks differ.
         """
-        self._parts, self._leaves, self._place, self._found = parts, leaves, place, found
-        self._fetch = fetch
-        self._filling = Filling(leaves, place, found, holders)
+        self._parts, self._place, self._source = parts, place, source
+        self._fetch, self._holders = fetch, holders
+        self.read = BytesRead()
+        """Bytes that `run` has read for tensors."""
 
     def run(self, *, partial: bool, threads: int) -> list[str]:
         """Restore; return notes for the user.
@@ -72,13 +77,15 @@ class Restorer:
         """
         import torch
 
-        filling, begun = self._filling, monotonic()
+        begun = monotonic()
         # Not in the caller's inference mode: optimizers cannot step with tensors made in it.
         with torch.inference_mode(mode=False), torch.no_grad():
             with all_or_none(self._place.world, RestoreError):
+                leaves, found = self._source()
+                filling = Filling(leaves, self._place, found, self._holders)
                 filling.decode()
                 self._parts.shards.accept(filling)
-                self._extras()
+                self._extras(filling)
                 if filling.wrong and not partial:
                     raise RestoreError(
                         f"{len(filling.wrong)} differences between checkpoint and state, the "
@@ -88,23 +95,18 @@ class Restorer:
             with all_or_none(self._place.world, RestoreError):
                 if filling.filler.wanted:
                     self._fetch(dict(sorted(filling.filler.wanted.items())))
-                self._give()
+                self._give(filling)
             filling.filler.copy(threads)
             self._parts.shards.finish(partial=partial)
+        self.read = filling.filler.read
         log.info(_READ, filling.step, self._place.rank, self.read, monotonic() - begun)
         return filling.notes
 
-    @property
-    def read(self) -> BytesRead:
-        """Bytes that `run` has read for tensors."""
-        return self._filling.filler.read
-
-    def _extras(self) -> None:
-        filling = self._filling
-        for leaf in self._leaves.values:
+    def _extras(self, filling: Filling) -> None:
+        for leaf in filling.leaves.values:
             if leaf.name not in filling.values and leaf.path[0] in _COMPARED:
                 filling.wrong.append(f"{leaf.name} is not in the checkpoint")
-        known = {leaf.name for leaf in self._leaves.values}
+        known = {leaf.name for leaf in filling.leaves.values}
         for name in filling.values:
             taken = name in known or filling.is_of_others(name)
             if filling.paths[name][0] in _COMPARED and not taken:
@@ -113,32 +115,32 @@ class Restorer:
         left = sorted(own - self._parts.per_rank.keys())
         filling.wrong += [f"{key} of each rank (per_rank) is not in the state" for key in left]
 
-    def _give(self) -> None:
+    def _give(self, filling: Filling) -> None:
         """Load everything but tensors; this comes before the tensors, as an owner may refuse."""
-        values = self._filling.values
+        values = filling.values
         gifts = [
             Gift(f"extra.{key}", value, values[f"extra.{key}"], self._parts.extra, key)
             for key, value in self._parts.extra.items()
             if f"extra.{key}" in values
         ]
-        for leaf in self._leaves.values:
+        for leaf in filling.leaves.values:
             if leaf.path[0] == "model" and leaf.name in values:
                 module = getattr(leaf.read, "__self__", None)
                 if module is not None:
                     gifts.append(Gift(leaf.name, module, values[leaf.name]))
         try:
-            give([*gifts, *self._per_rank()])
+            give([*gifts, *self._per_rank(filling)])
         except GivingError as error:
             raise RestoreError(str(error)) from error
 
-    def _per_rank(self) -> list[Gift]:
-        rank, gifts, values = self._place.rank, list[Gift](), self._filling.values
-        notes = self._filling.notes
-        same = self._found.world == self._place.world
+    def _per_rank(self, filling: Filling) -> list[Gift]:
+        rank, gifts, values = self._place.rank, list[Gift](), filling.values
+        notes, world = filling.notes, filling.world
+        same = world == self._place.world
         for key, value in self._parts.per_rank.items():
             states = [
                 values[f"rank_{number}.{key}"]
-                for number in range(self._found.world)
+                for number in range(world)
                 if f"rank_{number}.{key}" in values
             ]
             name, reshard = f"rank_{rank}.{key}", getattr(value, "reshard", None)
@@ -150,12 +152,12 @@ class Restorer:
                 if same:
                     notes.append(_LOST.format(rank))
                 elif rank == 0:  # as intended: a script has nothing to change
-                    log.info(_RESEEDED, self._found.world, self._place.world)
-            elif reshard is not None and len(states) == self._found.world:
+                    log.info(_RESEEDED, world, self._place.world)
+            elif reshard is not None and len(states) == world:
                 whole = _resharded(name, reshard, states, rank, self._place.world)
                 gifts.append(Gift(name, value, whole, self._parts.per_rank, key))
             else:
-                saved = f"by a world of {self._found.world}, this one has {self._place.world}"
+                saved = f"by a world of {world}, this one has {self._place.world}"
                 why = f"it was saved {saved}" if states else "the checkpoint has none"
                 notes.append(f"{key} of rank {rank} begins anew: {why}")
         return gifts

@@ -13,7 +13,10 @@ from holdfast.flash.trainer.reshard import Filling
 
 
 class Shards(Protocol):
-    """A framework's training state on one rank."""
+    """A framework's training state on one rank.
+
+    A load calls `collect`, `accept` and `finish`, in this order, and nothing trains between them.
+    """
 
     def collect(self, leaves: Leaves) -> None:
         """List all boxes and values that this rank has; change nothing, call no collective.

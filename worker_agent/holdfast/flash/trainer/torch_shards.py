@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, is_own, of_rank
 from holdfast.flash.trainer.planner import locate, locate_tensor
-from holdfast.flash.trainer.reshard import Filling, is_like, new_like
+from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.state_dict import (
     Models,
     Optimizers,
@@ -26,6 +26,11 @@ from holdfast.flash.trainer.state_dict import (
     collect_torch,
     parameter_names,
 )
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.flash.memory.shard_table import TensorItem
 
 OF_THE_CLASS: Final = frozenset(("decoupled_weight_decay",))
 """Settings that are not restored: this one tells AdamW from Adam, so the script decides it."""
@@ -175,7 +180,7 @@ class TorchShards:
         on_device = whole or key != "step" or group.get("capturable") or group.get("fused")
         device = parameter.device if on_device else torch.device("cpu")
         like = parameter if whole else None
-        if is_like(here, item, dtype, device, like):
+        if _is_like(here, item, dtype, device, like):
             state = here
         elif whole:
             state = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -216,7 +221,7 @@ class TorchShards:
             for key, value in group.items():
                 name = settings.get((number, key)) if key not in OF_THE_CLASS else None
                 if name in filling.found.tensors and name is not None:
-                    group_value = new_like(filling.found.tensors[name][0].item, value)
+                    group_value = _new_like(filling.found.tensors[name][0].item, value)
                     filling.filler.fill(name, locate_tensor(group_value, name, filling.place))
                     self._settings.append((group, key, group_value))
                 elif name is not None and key != "params":
@@ -235,7 +240,7 @@ class TorchShards:
             if at != number or key in group or key in OF_THE_CLASS:
                 continue
             if name in filling.found.tensors:
-                value = new_like(filling.found.tensors[name][0].item, None)
+                value = _new_like(filling.found.tensors[name][0].item, None)
                 filling.filler.fill(name, locate_tensor(value, name, filling.place))
                 self._settings.append((group, key, value))
             elif name in filling.values:
@@ -346,3 +351,32 @@ def other_form(
         if one.get(key) is not None and key in other and bool(one[key]) != bool(other[key])
     )
     return next(found, "")
+
+
+def _is_like(
+    here: Any, item: TensorItem, dtype: torch.dtype, device: torch.device, like: Any
+) -> bool:
+    """Tell whether an optimizer's tensor equals in form the one that would be made anew."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(here, torch.Tensor) or here.requires_grad:
+        return False
+    if (tuple(here.shape), here.dtype, here.device) != (item.shape, dtype, device):
+        return False
+    if like is None or not isinstance(like, DTensor):
+        wanted = (torch.empty(item.shape, device="meta") if like is None else like).stride()
+        return type(here) is torch.Tensor and here.stride() == wanted
+    return (
+        isinstance(here, DTensor)
+        and here.device_mesh == like.device_mesh
+        and here.placements == like.placements
+    )
+
+
+def _new_like(item: TensorItem, here: Any) -> torch.Tensor:
+    """Return a new tensor for a stored setting, on the device of the present one."""
+    import torch
+
+    device = here.device if isinstance(here, torch.Tensor) else "cpu"
+    return torch.empty(item.shape, dtype=getattr(torch, item.dtype), device=device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Final
 
 from holdfast.flash.trainer.leaves import StateError
@@ -18,6 +18,11 @@ _SIMPLE: Final = (int, float, str, bool, type(None))
 _MOST_BITS: Final = 2039
 """Bits of a whole number: torch loads none with more than 255 bytes as data."""
 _PLAIN: Final = "numbers, text, tensors, and lists, tuples and dicts of them"
+
+
+_MOST_COMPARED: Final = 2**16
+"""Bytes of a tensor that is compared with its last value: a comparison takes microseconds, while
+torch.save takes a hundred. States of random generators are such; most stand still."""
 
 
 def frozen(value: Any) -> Any:
@@ -35,7 +40,21 @@ def _frozen(value: Any) -> Any:
         return {key: _frozen(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_frozen(item) for item in value)
-    return object()
+    return value.clone() if _is_comparable(value) else object()
+
+
+def _is_comparable(value: Any) -> bool:
+    """Tell whether equal values have equal bytes: small tensors of whole numbers, not strided."""
+    import torch
+
+    return (
+        type(value) is torch.Tensor
+        and value.dtype in (torch.uint8, torch.int64)
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and value.is_contiguous()
+        and value.nbytes <= _MOST_COMPARED
+    )
 
 
 def same(old: Any, new: Any) -> bool:
@@ -50,6 +69,8 @@ def same(old: Any, new: Any) -> bool:
         )
     if type(old) in (list, tuple):
         return len(old) == len(new) and all(map(same, old, new))
+    if _is_comparable(new):  # what is old was cloned because it is
+        return old.dtype is new.dtype and bool(old.equal(new))
     return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
 
 
@@ -155,3 +176,61 @@ def _reason(text: str) -> str:
     """Return torch's reason, without its advice to trust the file."""
     lines = text.splitlines() or [""]
     return next((line.strip() for line in lines if "WeightsUnpickler error" in line), lines[0])
+
+
+class StoredValues(MutableMapping[str, Any]):
+    """Values by name, each decoded when it is first asked for.
+
+    A rank takes few values of other ranks, and of a thousand ranks there are many. `__getitem__`
+    raises `StateError` for what is no plain data.
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._encoded: dict[str, Callable[[], bytes]] = {}
+        self._decoded: dict[str, Any] = {}
+        self._simple: dict[bytes, Any] = {}
+        """Bytes → number or text: the settings of parameter groups are mostly alike."""
+
+    def add(self, name: str, read: Callable[[], bytes]) -> None:
+        """Add a value that is still encoded."""
+        self._encoded[name] = read
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value."""
+        if name in self._decoded:
+            return self._decoded[name]
+        body = self._encoded[name]()
+        if body in self._simple:
+            value = self._simple[body]
+        else:
+            value = decode_value(name, body)
+            if isinstance(value, _SIMPLE):
+                self._simple[body] = value
+        self._decoded[name] = value
+        del self._encoded[name]
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Put a value in its place."""
+        self._encoded.pop(name, None)
+        self._decoded[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        """Drop a value."""
+        if name not in self:
+            raise KeyError(name)
+        self._encoded.pop(name, None)
+        self._decoded.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is such a value, and decode nothing."""
+        return name in self._decoded or name in self._encoded
+
+    def __iter__(self) -> Iterator[str]:
+        """Return an iterator of the names."""
+        return iter([*self._decoded, *self._encoded])
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+        return len(self._decoded) + len(self._encoded)

@@ -44,17 +44,18 @@ class RandomStates:
         self._same = self._seed = None
         if _tracker() is None:
             return
-        states = {
-            str(path[2]): filling.values[name]
+        names = {
+            str(path[2]): name
             for name, path in filling.paths.items()
             if path[:2] == _PLACES and name in filling.values
         }
-        if not states:
+        if not names:
             return
-        same = filling.values.get(".".join(_LAYOUT)) == _layout()
-        self._same = states.get(_place()) if same else None
-        if self._same is None:
-            self._seed = _seed(states[min(states)])
+        own = names.get(_place())
+        if own is not None and filling.values.get(".".join(_LAYOUT)) == _layout():
+            self._same = filling.values[own]
+        else:
+            self._seed = _seed(filling.values[names[min(names)]])
 
     def freeze(self) -> Callable[[], None]:
         """Return the function that restores the present states."""

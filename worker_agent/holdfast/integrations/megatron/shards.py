@@ -94,13 +94,15 @@ class MegatronShards:
         self._values: Mapping[str, Any] = {}
         self._unstored: list[OwnedRange] = []
         """Ranges whose optimizer state the checkpoint lacks, for it is of before a first step."""
+        self._seen: View | None = None
+        """State as `collect` has listed it, for the load that goes on with it."""
 
     def _view(self) -> View:
         return View(global_tensors(self._chunks), owned(self._optimizer))
 
     def collect(self, leaves: Leaves) -> None:
         """List this rank's boxes and values; see `Shards.collect`."""
-        view = self._view()
+        self._seen = view = self._view()
         for one in view.owned.ranges:
             watch(leaves, one, view.tensor(one))
             add_range(leaves, one, view.pieces(one))
@@ -141,7 +143,7 @@ class MegatronShards:
 
         The moments of a fresh optimizer are made, as zeros: without a step they change nothing.
         """
-        view = self._view()
+        self._seen = view = self._seen or self._view()
         self._values, self._settings = filling.values, Settings()
         self._staged, self._unstored = [], []
         for one in view.owned.ranges:
@@ -205,7 +207,7 @@ class MegatronShards:
 
         Megatron's own gather of parameters runs among data parallel ranks, as after each step.
         """
-        view = self._view()
+        view, self._seen = self._seen or self._view(), None
         for chunk in _gathering(self._optimizer):
             _end_gather(chunk)
         for weight, values in self._staged:
