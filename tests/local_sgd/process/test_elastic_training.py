@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 Lines = list[dict[str, Any]]
 
 
-def run(**scenario: Any) -> dict[str, Any]:
-    """Return what the control plane did, and what each rank wrote down."""
+def start(**scenario: Any) -> subprocess.CompletedProcess[str]:
+    """Run a scenario to its end, good or bad."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -31,7 +31,7 @@ def run(**scenario: Any) -> dict[str, Any]:
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    ended = subprocess.run(
+    return subprocess.run(
         [sys.executable, elastic_jobs.__file__, json.dumps(scenario)],
         capture_output=True,
         text=True,
@@ -39,6 +39,11 @@ def run(**scenario: Any) -> dict[str, Any]:
         check=False,
         env=environment,
     )
+
+
+def run(**scenario: Any) -> dict[str, Any]:
+    """Return what the control plane did, and what each rank wrote down."""
+    ended = start(**scenario)
     assert ended.returncode == 0, f"{scenario}: {ended.stderr[-5000:]}"
     told: dict[str, Any] = json.loads(ended.stdout)
     return told
@@ -49,8 +54,11 @@ def steps_of(lines: Lines) -> Lines:
     return [line for line in lines if "own" in line]
 
 
-def check_kept(told: dict[str, Any], why: str) -> None:
-    """Hold all ranks to one process and all steps in a row, and replicas to equal anchors."""
+def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
+    """Hold all ranks to one process and all steps in a row, and replicas to equal anchors.
+
+    least: rounds that there were.
+    """
     digests: dict[tuple[int, str], set[str]] = defaultdict(set)
     for name, lines in told["ranks"].items():
         steps = steps_of(lines)
@@ -59,7 +67,7 @@ def check_kept(told: dict[str, Any], why: str) -> None:
         for line in steps:
             if "round" in line:
                 digests[line["round"], name.split()[1]].add(line["digest"])
-    assert len(digests) > 10
+    assert len(digests) >= least
     assert {at: len(found) for at, found in digests.items() if len(found) > 1} == {}, why
 
 
@@ -122,3 +130,20 @@ def test_a_joiner_begins_where_the_others_are() -> None:
     twin = next(line for line in old if line["step"] == first["step"])
     assert first["step"] > 5
     assert (first["place"], first["lr"]) == (twin["place"], pytest.approx(twin["lr"])), f"{seed}"
+
+
+def test_who_comes_in_the_warm_up_waits_for_its_end() -> None:
+    """The others do not wait for it; it begins with their weights at the first anchors."""
+    told = run(scenario="early", event="join", replicas=2, warmup=60, pace=0.1, rounds=2)
+    check_kept(told, str(told["done"]), least=2)
+    joiner, old = (steps_of(told["ranks"][f"{replica} 0"]) for replica in (2, 0))
+    assert joiner[0]["step"] == 61
+    assert [line["step"] for line in old][:61] == list(range(1, 62))
+
+
+def test_a_loss_in_the_warm_up_is_told_by_name() -> None:
+    """Gradients of a step are lost with a replica: the error names the setting and the remedy."""
+    ended = start(scenario="early", event="kill", replicas=2, warmup=400)
+    assert ended.returncode != 0
+    assert "WarmUpError: local_sgd_warmup_steps=400: a replica was lost after" in ended.stderr
+    assert "start this replica again from the newest checkpoint" in ended.stderr

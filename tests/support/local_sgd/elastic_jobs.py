@@ -264,6 +264,17 @@ def campaign(plane: ControlPlane) -> None:
         plane.until(max(plane.rounds_of(one) for one in plane.members) + scenario["every"])
 
 
+def early(plane: ControlPlane) -> None:
+    """One joins, or is killed (`event`), while gradients are averaged over all replicas."""
+    plane.publish(come=plane.start(plane.scenario["replicas"]))
+    plane.wait(lambda: len(lines(plane.folder, 0, 0)) > 2, "steps of the warm-up")
+    if plane.scenario["event"] == "join":
+        plane.join(1)
+    else:
+        plane.kill(plane.members[-1])
+    plane.until(2)
+
+
 def shrink_and_grow(plane: ControlPlane) -> None:
     """4 replicas; two are killed at one time; four others come."""
     plane.publish(come=plane.start(4))
@@ -276,18 +287,20 @@ def shrink_and_grow(plane: ControlPlane) -> None:
 
 
 def kills(plane: ControlPlane) -> None:
-    """A replica is killed each `every` seconds for `seconds`, and another takes its place."""
+    """A replica is killed each `each` seconds for `seconds`, and another takes its place."""
     scenario = plane.scenario
     plane.publish(come=plane.start(scenario["replicas"]))
     plane.until(2)
+    plane.note("window begins")
     end = time.monotonic() + scenario["seconds"]
-    due = time.monotonic() + scenario["every"]
+    due = time.monotonic() + scenario["each"]
     while due < end:
         plane.wait(lambda: time.monotonic() > due, "the next kill")  # noqa: B023 - asked at once
         plane.kill(plane.random.choice(plane.members))
         plane.join(1)
-        due += scenario["every"]
+        due += scenario["each"]
     plane.wait(lambda: time.monotonic() > end, "the end")
+    plane.note("window ends")
 
 
 def losses(plane: ControlPlane) -> None:
@@ -306,6 +319,7 @@ def losses(plane: ControlPlane) -> None:
 
 SCENARIOS: Final = {
     "losses": losses,
+    "early": early,
     "static": static,
     "campaign": campaign,
     "shrink and grow": shrink_and_grow,

@@ -11,25 +11,35 @@ old number of ranks, and hang: it is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.elastic import Elastic, attempt
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
 from holdfast.local_sgd.sync.units import Unit, check_equal
 
-if TYPE_CHECKING:
-    from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager
+
+class Averager(Protocol):
+    """An averager, as far as its members go."""
+
+    config: LocalSGDConfig
+    units: list[Unit]
+    group: Group
+    step: int
+    joined: bool
+
+    def make_units(self, params: Iterable[Any]) -> None:
+        """Make a unit of each parameter, without anchors yet."""
 
 
 class DDPMembers:
     """The members of an averager, and the side of its hooks."""
 
-    def __init__(
-        self, averager: OuterOptimPeriodicModelAverager, members: Members, sync: UnitSync
-    ) -> None:
+    def __init__(self, averager: Averager, members: Members, sync: UnitSync) -> None:
         """Take the parts; nobody is met before `start`.
 
         Raises:

@@ -31,14 +31,12 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2 import LocalSGD
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, Trained
-from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
 
 _WRAPPER: Final = "_fsdp_wrapped_module"
 _SHARD: Final = "_local_shard"
@@ -126,7 +124,7 @@ class HybridShardLocalSGD(LocalSGD):
             [dist.get_rank()], use_local_synchronization=True
         )
         self._first_factor = {id(one): getattr(one, _NEEDED[1]) for one in _states(model)}
-        super().__init__(model, optimizer, None, config, outer, gta, timeout=timeout)  # type: ignore[arg-type]
+        super().__init__(model, optimizer, None, config, outer, gta, timeout=timeout)
         self._share_gradients()
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,9 +172,7 @@ class HybridShardLocalSGD(LocalSGD):
         super().detach()
         self._set_gradients(shared=False)
 
-    def _groups_of(
-        self, model: nn.Module, mesh: DeviceMesh | Members, timeout: float
-    ) -> tuple[Group, Group]:
+    def _groups_of(self, model: nn.Module, mesh: object, timeout: float) -> tuple[Group, Group]:
         del mesh
         (state, *_) = _states(model)
         groups = state._inter_node_pg, state.process_group  # noqa: SLF001 - no public way

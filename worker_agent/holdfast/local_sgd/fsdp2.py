@@ -90,7 +90,7 @@ class LocalSGD(FSDP2Rounds):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        mesh: DeviceMesh | Members,
+        mesh: DeviceMesh | Members | None,
         config: LocalSGDConfig,
         outer: OuterOptimizerConfig | None = None,
         gta: GTAConfig | None = None,
@@ -294,7 +294,7 @@ class LocalSGD(FSDP2Rounds):
     def _groups_of(
         self,
         model: nn.Module,
-        mesh: DeviceMesh | Members,
+        mesh: DeviceMesh | Members | None,
         timeout: float,
     ) -> tuple[Group, Group]:
         return groups_of(mesh, self.config, timeout)

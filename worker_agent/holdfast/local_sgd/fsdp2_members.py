@@ -11,12 +11,14 @@ forward has not reached may be done again in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.elastic import Elastic, attempt, inner_groups, refuse_async
 from holdfast.local_sgd.errors import LocalSGDError, WarmUpError
+from holdfast.local_sgd.fsdp2_units import ShardedUnit
 from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.pipelined_round import PipelinedRound
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import UnitSync
@@ -26,13 +28,37 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from holdfast.local_sgd.fsdp2_rounds import FSDP2Rounds
+
+class Local(Protocol):
+    """A `LocalSGD`, as far as its members go."""
+
+    config: LocalSGDConfig
+    optimizers: list[Any]
+    replicas: Group
+    trained: list[ShardedUnit]
+    units: list[Unit]
+    steps: int
+    alone: int
+    tokens: int
+    due: bool
+    joined: bool
+    written: set[int]
+    under_way: PipelinedRound | None
+
+    def share_weights(self, source: int = 0) -> None:
+        """Give all replicas the weights of one."""
+
+    def go_on_from(self, number: int) -> None:
+        """Go on with the round that others have, from this unit."""
+
+    def drop_round(self) -> None:
+        """Take the round that is under way for done."""
 
 
 class FSDP2Members:
     """The members of a `LocalSGD`, and the side of its hooks."""
 
-    def __init__(self, local: FSDP2Rounds, members: Members, sync: UnitSync) -> None:
+    def __init__(self, local: Local, members: Members, sync: UnitSync) -> None:
         """Take the parts; nobody is met yet."""
         self._local, self.config = local, local.config
         sync.voters = members.shard_group if members.changes else None
@@ -120,7 +146,7 @@ class FSDP2Members:
 
 
 def groups_of(
-    mesh: DeviceMesh | Members, config: LocalSGDConfig, timeout: float
+    mesh: DeviceMesh | Members | None, config: LocalSGDConfig, timeout: float
 ) -> tuple[Group, Group]:
     """Return the ranks that hold this rank's shards, and those of this replica.
 
@@ -130,6 +156,8 @@ def groups_of(
     """
     from torch.distributed.device_mesh import DeviceMesh
 
+    if mesh is None:
+        raise LocalSGDError("mesh=None: give a DeviceMesh, or members")
     if not isinstance(mesh, DeviceMesh):
         refuse_async(config, mesh)
         return Group.of_one(), mesh.shard_group
@@ -150,7 +178,7 @@ def is_mesh(mesh: object) -> bool:
 
 
 def members_of(
-    local: FSDP2Rounds, mesh: DeviceMesh | Members | None, sync: UnitSync
+    local: Local, mesh: DeviceMesh | Members | None, sync: UnitSync
 ) -> FSDP2Members | None:
     """Return the side of a `LocalSGD` whose members may change; None: they are those of a mesh."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -160,7 +188,7 @@ def members_of(
     return FSDP2Members(local, mesh, sync)
 
 
-def average(gradient: torch.Tensor, local: FSDP2Rounds) -> None:
+def average(gradient: torch.Tensor, local: Local) -> None:
     """Average a gradient of the warm-up over the members; raises WarmUpError."""
     try:
         local.replicas.begin_sum(gradient).wait()
