@@ -250,7 +250,7 @@ class Checkpointer:
     def _restore(self, origin: RestoreStart, fds: tuple[int, ...], *, partial: bool) -> None:
         def read() -> tuple[Leaves, Stored]:
             arenas = self._preparer.map(fds).values()
-            return self._preparer.listed(), stored(of_start(origin, arenas), origin.step)
+            return self._preparer.listed_by_all(), stored(of_start(origin, arenas), origin.step)
 
         fetch, holders = self._connect().fetch, self._preparer.holders
         restorer = Restorer(self._parts, self._place, read, fetch, holders)

@@ -10,7 +10,9 @@ import contextlib
 import secrets
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
+
+REFUSED: Final = "rank {} refused what was to be restored, so no rank takes it"
 
 
 def shared_token(world: int) -> str:
@@ -54,7 +56,7 @@ def all_or_none(world: int, refusal: type[Exception]) -> Iterator[None]:
     except RuntimeError as error:
         raise refusal(f"a rank ended before all had agreed to restore: {error}") from error
     if first < world:
-        raise refusal(f"rank {first} refused what was to be restored, so no rank takes it")
+        raise refusal(REFUSED.format(first))
 
 
 def _can_meet(world: int) -> bool:

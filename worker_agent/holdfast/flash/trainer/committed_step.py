@@ -10,12 +10,12 @@ from __future__ import annotations
 from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.manifest import ManifestError, steps
 from holdfast.flash.storage.reader import verify
-from holdfast.flash.trainer.holders import Holders
 from holdfast.flash.trainer.leaves import Leaves
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import BytesRead, Stored, of_files, stored
 from holdfast.flash.trainer.restore import RestoreError, Restorer, idle_cores
-from holdfast.flash.trainer.state_dict import Parts, collect
+from holdfast.flash.trainer.save import Preparer
+from holdfast.flash.trainer.state_dict import Parts
 
 
 def fill_from(
@@ -23,7 +23,7 @@ def fill_from(
     step: int,
     parts: Parts,
     place: RankPosition,
-    holders: Holders,
+    preparer: Preparer,
     *,
     partial: bool = False,
 ) -> tuple[list[str], BytesRead]:
@@ -34,7 +34,7 @@ def fill_from(
         step: A committed step.
         parts: The state.
         place: This rank's position.
-        holders: Holders of each name in this world (`Preparer.meet`).
+        preparer: The state's, after `Preparer.meet(again=True)`.
         partial: Load the parts that fit, and leave the rest as it is.
 
     Returns:
@@ -56,7 +56,7 @@ def fill_from(
             found = stored(of_files(path), step)
         except (ManifestError, OSError) as error:
             raise RestoreError(f"{path} cannot be read: {error}; load another step") from error
-        return collect(parts, place.rank), found
+        return preparer.listed_by_all(), found
 
-    restorer = Restorer(parts, place, source, lambda _: None, holders)
+    restorer = Restorer(parts, place, source, lambda _: None, preparer.holders)
     return restorer.run(partial=partial, threads=idle_cores(place)), restorer.read

@@ -31,12 +31,13 @@ from holdfast.flash.server.protocol import Layout, LinkError, Restore
 from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.manifest import newest_of
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
-from holdfast.flash.trainer.collectives import from_all
+from holdfast.flash.trainer.collectives import REFUSED, from_all
 from holdfast.flash.trainer.copier import Changed, RoomNeeded, Saver, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, StateError
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, parts_of_model
 from holdfast.flash.trainer.replica_sketches import room_for
+from holdfast.flash.trainer.restore import RestoreError
 from holdfast.flash.trainer.save_policy import Pacer
 from holdfast.flash.trainer.state_dict import Parts, collect
 
@@ -306,6 +307,8 @@ class Preparer:
         self._coming: _Coming | None = None
         self._began = self._has_met = False
         self._listed: Leaves | None = None
+        self._unlisted: int | None = None
+        """First rank whose state could not be listed at the last meeting."""
         self.saver: Saver | None = None
         """Newest saver; None: there is no plan yet, or its arena is being made."""
 
@@ -333,12 +336,23 @@ class Preparer:
             told = from_all(body, self._place.world)
         if told is not None:
             self._planner.holders = holders_of(told)
+        self._unlisted = next((rank for rank, one in enumerate(told or ()) if not one), None)
 
     def listed(self) -> Leaves:
         """Return the list of the state since the last `meet(again=True)`; raises `StateError`."""
         if self._listed is None:
             self._listed = collect(self._parts, self._place.rank)
         return self._listed
+
+    def listed_by_all(self) -> Leaves:
+        """Return `listed()`, for a load: a comparison needs the names that all ranks have.
+
+        Raises `RestoreError` if another rank could not list its state.
+        """
+        leaves = self.listed()
+        if self._unlisted is not None:
+            raise RestoreError(REFUSED.format(self._unlisted))
+        return leaves
 
     def request(self, partial: bool) -> Restore:  # noqa: FBT001 - of `load`
         """Return the request for a start, with what this rank needs of the model.

@@ -86,8 +86,7 @@ class Checkpointer(checkpointer.Checkpointer):
         """
         disk, world = PosixDisk(), self._place.world
         self._preparer.meet(again=True)
-        holders = self._preparer.holders
-        notes, self.read = fill_from(self._root, step, self._parts, self._place, holders)
+        notes, self.read = fill_from(self._root, step, self._parts, self._place, self._preparer)
         for note in notes:
             warnings.warn(note, RuntimeWarning, stacklevel=2)
         newest = from_rank_0(newest_of(disk, self._root), world)

@@ -47,7 +47,7 @@ def load_from(root: str, shards: Shards, *, step: int | None = None, partial: bo
     parts = arguments.parts(None, None, shards, None, None)
     preparer = Preparer(parts, place)
     preparer.meet(again=True)
-    notes, _ = fill_from(root, found, parts, place, preparer.holders, partial=partial)
+    notes, _ = fill_from(root, found, parts, place, preparer, partial=partial)
     for note in notes:
         warnings.warn(note, RuntimeWarning, stacklevel=4)
     return found
