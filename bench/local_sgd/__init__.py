@@ -1,1 +1,1 @@
-"""Local SGD beside DDP."""
+"""Benchmark of local SGD: bytes, shaped links, slow replicas, losses, replicas that go wrong."""
