@@ -53,7 +53,8 @@ def spread(found: Sequence[float], digits: int = 2) -> str:
 
 def judge(results: Sequence[Measured]) -> list[Verdict]:
     """Hold the results against every bar; medians count."""
-    return [*_bytes(results), *_links(results), *_slow(results), *_loss(results), *_robust(results)]
+    judges = (_bytes, _links, _slow, _loss, _robust, _elastic)
+    return [verdict for one in judges for verdict in one(results)]
 
 
 def _verdict(
@@ -87,7 +88,7 @@ def _links(results: Sequence[Measured]) -> list[Verdict]:
 
 
 def _slow(results: Sequence[Measured]) -> list[Verdict]:
-    group, verdicts = "one of 4 replicas 4 times slow", []
+    group, verdicts = plan.SLOW_GROUP, []
     for way, least in (("A-EDiT", 3.0), ("A-EDiT without a barrier", 3.5)):
         for name, of in ((r.FAST_STEPS, "a fast replica's"), (r.ALL_STEPS, "all replicas'")):
             found = ratios(results, r.SLOW, group, (way, plan.DDP), name)
@@ -123,6 +124,27 @@ def _robust(results: Sequence[Measured]) -> list[Verdict]:
     finite = list(values(results, r.ROBUST, plan.NAN, plan.ALL, r.FINITE).values())
     text = f"all weights are finite: {plan.NAN}"
     verdicts.append(_verdict(text, "1", finite, _at_least(1.0), 0))
+    return verdicts
+
+
+def _elastic(results: Sequence[Measured]) -> list[Verdict]:
+    def of(group: str, way: str, name: str) -> list[float]:
+        return list(values(results, r.ELASTIC, group, way, name).values())
+
+    cost = of("losses", "loss", "median ms")
+    verdicts = [
+        _verdict("a lost replica's cost at the next sync, ms", "≤ 50", cost, _at_most(50), 1),
+    ]
+    for group, way in (("grow", "4-2-6"), ("kills", "kills")):
+        for name in ("steps lost", "processes begun again", "rounds whose replicas differ"):
+            text = f"{name} of survivors, {way}"
+            verdicts.append(_verdict(text, "0", of(group, way, name), _at_most(0), 0))
+    ends = zip(of("grow", "4-2-6", r.VALIDATION), of("grow", "static", r.VALIDATION), strict=False)
+    apart = [100 * (one / other - 1) for one, other in ends]
+    text = "validation loss after 4 → 2 → 6 beside 4 throughout, %"
+    verdicts.append(_verdict(text, "± 0.5", apart, lambda found: abs(found) <= 0.5))
+    text = "goodput under a kill each 10 s"
+    verdicts.append(_verdict(text, "≥ 0.88", of("kills", "kills", "goodput"), _at_least(0.88), 3))
     return verdicts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ class Case:
 
     name: str
     kind: str
-    """ "ddp", "torch" (its averager), "edit" (under DDP), or "fsdp2"."""
+    """ "ddp", "torch" (its averager), or "edit" (under DDP)."""
     interval: int = 1
     steps: int = 64
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -48,10 +49,6 @@ class World:
     """Each rank has a network of its own."""
     compute_ms: float = 0.0
     """Of a step, slept."""
-    slow: Mapping[str, float] = field(default_factory=dict)
-    """Of rank 0: `factor` of its steps' time, or `share` of its steps that take `more_ms` more."""
-    seconds: float = 0.0
-    """Length of a case that is measured by time; 0: by steps."""
 
 
 def edit(interval: int, steps: int, codec: str = "none", name: str = "") -> Case:
@@ -78,17 +75,28 @@ def worlds(rows: tuple[str, ...], turns: int, seed: int) -> Iterator[World]:
             yield from (_bytes(ranks) for ranks in (2, 4))
         if r.LINKS in rows:
             yield from (_shuffled(one, seed) for one in _links(turn))
-        if r.SLOW in rows:
-            yield from (_shuffled(one, seed) for one in _slow(turn))
         if r.LOSS in rows:
             yield _shuffled(_loss(turn), seed)
         if r.ROBUST in rows:
             yield _robust(turn)
 
 
-def _shuffled(world: World, seed: int) -> World:
-    import dataclasses
+SLOW_GROUP: Final = "one of 4 replicas 4 times slow"
+SLOW_WAYS: Final[Mapping[str, str]] = {
+    "ddp": DDP,
+    "edit": "EDiT, H = 10",
+    "a-edit": "A-EDiT",
+    "no-barrier": "A-EDiT without a barrier",
+}
+"""Ways of `straggler`, by what the page calls them."""
 
+
+def slow_ways(turn: int, seed: int) -> list[str]:
+    """Return the ways of `straggler` in the order of a turn."""
+    return random.Random(f"{seed} slow {turn}").sample(list(SLOW_WAYS), len(SLOW_WAYS))
+
+
+def _shuffled(world: World, seed: int) -> World:
     order = random.Random(f"{seed} {world.row} {world.group} {world.turn}")
     return dataclasses.replace(
         world, cases=tuple(order.sample(list(world.cases), len(world.cases)))
@@ -125,40 +133,6 @@ def _links(turn: int) -> Iterator[World]:
             networks=True,
             compute_ms=50.0,
         )
-
-
-_BY_TIME: Final = {
-    "use_async": True,
-    "local_sgd_sync_time": 0.8,
-    "min_total_global_steps": 1,
-    "use_step_weight": True,
-}
-
-
-def _slow(turn: int) -> Iterator[World]:
-    cases = (
-        Case(name=DDP, kind="ddp"),
-        Case(name="EDiT, H = 16", kind="fsdp2", interval=16),
-        Case(name="A-EDiT", kind="fsdp2", config=_BY_TIME),
-        Case(name="A-EDiT without a barrier", kind="fsdp2", config={**_BY_TIME, **_QUORUM}),
-    )
-    for group, slow in (
-        ("one of 4 replicas 4 times slow", {"factor": 4.0}),
-        ("30 % of one replica's steps take 200 ms more", {"share": 0.3, "more_ms": 200.0}),
-    ):
-        yield World(
-            row=r.SLOW,
-            group=group,
-            ranks=4,
-            turn=turn,
-            cases=cases,
-            compute_ms=50.0,
-            slow=slow,
-            seconds=8.0,
-        )
-
-
-_QUORUM: Final = {"quorum": 0.75, "grace_max_seconds": 0.05}
 
 
 def _loss(turn: int) -> World:

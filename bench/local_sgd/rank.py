@@ -9,7 +9,6 @@ import functools
 import json
 import math
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -97,54 +96,6 @@ def by_steps(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, flo
     return {r.SECONDS: float(most[0]), r.SENT: float(most[1])}
 
 
-def by_time(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float]:
-    """Return steps a second of all replicas and of a fast one; replica 0 is slow."""
-    training, rank = training_of(case, _dense(), lr=1e-4), dist.get_rank()
-    _step(training, {"compute_ms": 0.0})
-    dist.barrier()
-    draw, slow, steps = random.Random(case["seed"]), world["slow"], 0
-    begin = time.perf_counter()
-    end = begin + world["seconds"]
-    while not _is_over(case, end):
-        if rank == 0:
-            time.sleep((slow.get("factor", 1.0) - 1) * world["compute_ms"] / 1000)
-            if draw.random() < slow.get("share", 0.0):
-                time.sleep(slow["more_ms"] / 1000)
-        _step(training, world)
-        steps += 1
-    seconds = time.perf_counter() - begin
-    training.settle()
-    rates = torch.zeros(dist.get_world_size(), dtype=torch.float64)
-    rates[rank] = steps / seconds
-    dist.all_reduce(rates)
-    return {r.ALL_STEPS: float(rates.sum()), r.FAST_STEPS: float(rates[1:].mean())}
-
-
-def _is_over(case: Mapping[str, Any], end: float) -> bool:
-    """Return whether the time is up: of rank 0 where replicas make the same steps."""
-    if case["config"].get("use_async"):
-        return time.perf_counter() >= end
-    told = torch.tensor([float(time.perf_counter() >= end)])
-    if case["kind"] == "ddp" or case["interval"] == 1:
-        dist.broadcast(told, src=0)
-        return bool(told)
-    return _ends_a_round(case, end)
-
-
-_ROUND_STEPS: dict[int, int] = {}
-
-
-def _ends_a_round(case: Mapping[str, Any], end: float) -> bool:
-    """Ask rank 0 once a round, so that the question itself is no barrier in each step."""
-    number = _ROUND_STEPS.get(id(case), 0)
-    _ROUND_STEPS[id(case)] = number + 1
-    if number % case["interval"]:
-        return False
-    told = torch.tensor([float(time.perf_counter() >= end)])
-    dist.broadcast(told, src=0)
-    return bool(told)
-
-
 def losses(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float]:
     """Return the validation loss after training; of a disturbance before and after its round."""
     del world
@@ -159,7 +110,6 @@ def losses(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float
         training.optimizer.zero_grad()
         loss.backward()
         training.optimizer.step()
-    training.settle()
     finite = all(bool(one.isfinite().all()) for one in training.model.parameters())
     least = torch.tensor([float(finite)])
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
@@ -211,7 +161,6 @@ def _validation(model: nn.Module) -> float:
 _MEASURES: Final[Mapping[str, Callable[..., dict[str, float]]]] = {
     r.BYTES: by_steps,
     r.LINKS: by_steps,
-    r.SLOW: by_time,
     r.LOSS: losses,
     r.ROBUST: losses,
 }

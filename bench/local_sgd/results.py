@@ -12,7 +12,8 @@ LINKS: Final = "links"
 SLOW: Final = "slow"
 LOSS: Final = "loss"
 ROBUST: Final = "robust"
-ROWS: Final = (BYTES, LINKS, SLOW, LOSS, ROBUST)
+ELASTIC: Final = "elastic"
+ROWS: Final = (BYTES, LINKS, SLOW, LOSS, ROBUST, ELASTIC)
 
 SENT: Final = "bytes a step"
 """Of a rank, as its network interface counts them."""

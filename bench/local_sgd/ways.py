@@ -1,4 +1,4 @@
-"""Trainings in each way: DDP, torch's averager, EDiT under DDP, EDiT and A-EDiT under FSDP2.
+"""Trainings in each way: DDP, torch's averager, EDiT under DDP.
 
 Belongs here: the lines that a script has, as docs/local-sgd.md shows them. Does not belong here:
 what is measured (`rank`).
@@ -11,21 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,
     post_localSGD_hook,
 )
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import PostLocalSGDOptimizer
 
 from bench.local_sgd.plan import NESTEROV
 from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
-from holdfast.local_sgd.fsdp2 import LocalSGD
 
 
 @dataclass(slots=True)
@@ -36,8 +32,6 @@ class Training:
     optimizer: Any
     inner: torch.optim.Optimizer
     """The script's own, whose learning rate counts."""
-    settle: Callable[[], None] = lambda: None
-    """Ends the training of this replica, as all others do."""
 
 
 def training_of(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
@@ -47,10 +41,7 @@ def training_of(case: Mapping[str, Any], model: nn.Module, lr: float) -> Trainin
 
 
 def _config(case: Mapping[str, Any]) -> LocalSGDConfig:
-    given = dict(case["config"])
-    if not given.get("use_async"):
-        given["local_sgd_sync_interval"] = case["interval"]
-    return LocalSGDConfig(**given)
+    return LocalSGDConfig(local_sgd_sync_interval=case["interval"], **case["config"])
 
 
 def _outer(case: Mapping[str, Any]) -> OuterOptimizerConfig | None:
@@ -95,19 +86,8 @@ def _edit(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
     return found
 
 
-def _fsdp2(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
-    mesh = init_device_mesh(
-        "cpu", (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard")
-    )
-    fully_shard(model, mesh=mesh["shard"])
-    inner = torch.optim.AdamW(model.parameters(), lr=lr)
-    local = LocalSGD(model, inner, mesh, _config(case), _outer(case))
-    return Training(model, inner, inner, settle=local.finish)
-
-
 _WAYS: Mapping[str, Callable[[Mapping[str, Any], nn.Module, float], Training]] = {
     "ddp": _ddp,
     "torch": _torch,
     "edit": _edit,
-    "fsdp2": _fsdp2,
 }
