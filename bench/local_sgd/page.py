@@ -22,15 +22,15 @@ in one world, in an order drawn by a seed. Median and range are over the turns.
 - *Bytes* and *links*: 1.84 million parameters in fp32, replicas in networks of their own. Bytes are
   those that the interface of a rank has sent, headers included. `tbf` shapes what a rank sends. A
   step's computation is 50 ms of sleep.
-- *Slow replicas*: 50 ms of sleep a step, all ways under FSDP2. With one replica in four 4 times slow,
-  all replicas' steps can be 3.25 times DDP's at most, and a fast replica's 4 times.
+- *Slow replicas*: 50 ms of sleep a step, all ways under FSDP2. With one of four 4 times slow,
+  all steps together can be 3.25 times those of DDP at most, and those of a fast replica 4 times.
 - *Loss*: the example's Llama of 192,000 parameters on English text, AdamW at 2e-3, 640 steps of 8
   windows a rank, 64 steps of warm-up, outer SGD with lr 0.7 and Nesterov momentum 0.8. A turn is a
   seed. torch's averager has no outer optimizer.
 - *Replicas that go wrong*: the same model, 8 steps a round; the last round is disturbed.
-- *Elastic*: replicas of one rank under DDP, killed by SIGKILL and replaced, whose control plane is the
-  tests' own. Costs of a change are beyond the median sync without one. Goodput is all replicas' steps
-  beside those of the same run without kills.
+- *Elastic*: replicas of one rank under DDP, killed by SIGKILL and replaced. Their control plane is
+  the tests' own. Costs of a change are beyond the median sync without one. Goodput is the rate of
+  all replicas' steps, beside a run without kills.
 """
 _TITLES: Final = {
     r.BYTES: "Bytes",
