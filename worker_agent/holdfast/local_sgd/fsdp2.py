@@ -227,7 +227,7 @@ class LocalSGD:
         Raises:
             SyncError: a rank is gone.
         """
-        if self.under_way is None and self.alone:
+        if self.under_way is None and (self.alone or self.due):
             self._begin()
         self._complete()
 
