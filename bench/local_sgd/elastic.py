@@ -12,6 +12,7 @@ torch, so a real one takes some seconds more.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -22,6 +23,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+INTERVAL: Final = 10
+"""Steps between two rounds, where a replica is killed again and again."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 Told = dict[str, Any]
 Values = dict[str, float]
@@ -82,23 +85,41 @@ def grow(seed: int, rounds: int = 45) -> Iterator[tuple[str, Values]]:
 
 
 def kills(seed: int, seconds: float = 600.0, each: float = 10.0) -> Iterator[tuple[str, Values]]:
-    """Measure the steps of all replicas while one is killed again and again, beside none killed."""
-    same = {"pace": 0.1, "interval": 10, "seed": seed, "limit": seconds + 300.0}
-    calm = _rate(run(scenario="kills", seconds=min(60.0, seconds), each=1e9, **same))
-    told = run(scenario="kills", seconds=seconds, each=each, **same)
-    rate = _rate(told)
-    killed = sum("killed" in one for one in told["done"])
-    yield "static", {"steps/s of all replicas": calm}
+    """Measure the steps of four replicas of which one is killed again and again.
+
+    Goodput: those steps as a share of what four replicas make that are always there, at the pace of
+    rounds without a change in the same run. So other work on the machine does not count.
+    """
+    told = run(
+        scenario="kills", seconds=seconds, each=each, pace=0.1, interval=INTERVAL, seed=seed,
+        limit=seconds + 300.0,
+    )  # fmt: skip
+    begin, end = (
+        float(one.split()[0]) for one in told["done"] if one.split(" ", 1)[1].startswith("window")
+    )
+    steps = sum(begin < line["left"] <= end for _, lines in _steps(told) for line in lines)
+    pace = statistics.median(_calm_rounds(told)) / INTERVAL
     yield (
         "kills",
         {
             **_kept(told),
-            "steps/s of all replicas": rate,
-            "kills": float(killed),
-            "goodput": rate / calm,
+            "seconds": end - begin,
+            "kills": float(sum(" killed" in one for one in told["done"])),
+            "steps/s of all replicas": steps / (end - begin),
+            "seconds a step without a change": pace,
+            "goodput": steps * pace / (4 * (end - begin)),
             "validation loss": statistics.fmean(_ends(told)),
         },
     )
+
+
+def _calm_rounds(told: Told) -> Iterator[float]:
+    """Give the seconds between two rounds of a rank in which no member came or went."""
+    for _, lines in _steps(told):
+        rounds = [line for line in lines if "round" in line]
+        for one, other in itertools.pairwise(rounds):
+            if one["epoch"] == other["epoch"] and other["own"] - one["own"] == INTERVAL:
+                yield other["left"] - one["left"]
 
 
 def _steps(told: Told) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -156,15 +177,6 @@ def _ends(told: Told) -> list[float]:
     return [
         line["held_out"] for lines in told["ranks"].values() for line in lines if "held_out" in line
     ]
-
-
-def _rate(told: Told) -> float:
-    """Return the steps per second of all replicas, between the notes of the window."""
-    begin, end = (
-        float(one.split()[0]) for one in told["done"] if one.split(" ", 1)[1].startswith("window")
-    )
-    steps = sum(begin < line["left"] <= end for _, lines in _steps(told) for line in lines)
-    return float(steps / (end - begin))
 
 
 def _spread(seconds: list[float]) -> Values:

@@ -99,13 +99,22 @@ def test_a_campaign_of_losses_and_joins_restarts_nobody() -> None:
 
 
 def test_shards_of_a_replica_change_members_together() -> None:
-    """Two shards a replica, whose ranks die a few ms apart: no shard goes on without the other."""
+    """Two shards a replica, whose ranks die a few ms apart: no shard goes on without the other.
+
+    One that joins begins with the others' step count, learning rate and place in the data.
+    """
     seed = random.randrange(10_000)
     told = run(scenario="campaign", replicas=3, shards=2, events=["kill", "join"], seed=seed)
     check_kept(told, f"seed {seed}: {told['done']}")
     for replica in told["members"]:
         one, other = (steps_of(told["ranks"][f"{replica} {shard}"]) for shard in (0, 1))
         assert [line["step"] for line in one] == [line["step"] for line in other], f"seed {seed}"
+    first = steps_of(told["ranks"]["3 0"])[0]
+    old = steps_of(told["ranks"][f"{told['members'][0]} 0"])
+    twin = next(line for line in old if line["step"] == first["step"])
+    assert first["joined"], f"seed {seed}"
+    assert first["step"] > 5
+    assert (first["place"], first["lr"]) == (twin["place"], pytest.approx(twin["lr"])), f"{seed}"
 
 
 def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
@@ -117,19 +126,6 @@ def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
     check_kept(told, f"seed {seed}: {told['done']}")
     for lines in told["ranks"].values():
         assert max(line["off"] for line in steps_of(lines)) < 1e-6, f"seed {seed}"
-
-
-def test_a_joiner_begins_where_the_others_are() -> None:
-    """It has their step count, learning rate and place in the data, and joins a round at once."""
-    seed = random.randrange(10_000)
-    told = run(scenario="campaign", replicas=2, events=["join"], seed=seed)
-    check_kept(told, f"seed {seed}: {told['done']}")
-    joiner, old = (steps_of(told["ranks"][f"{replica} 0"]) for replica in (2, 0))
-    first = joiner[0]
-    assert first["joined"], f"seed {seed}"
-    twin = next(line for line in old if line["step"] == first["step"])
-    assert first["step"] > 5
-    assert (first["place"], first["lr"]) == (twin["place"], pytest.approx(twin["lr"])), f"{seed}"
 
 
 def test_who_comes_in_the_warm_up_waits_for_its_end() -> None:

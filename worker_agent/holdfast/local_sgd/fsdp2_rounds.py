@@ -94,7 +94,7 @@ class FSDP2Rounds:
             if self.units and self.units[0].has_anchors:
                 self._end_round(self.quorum.sync_all(self._work))
             return
-        if self.under_way is None and self.alone:
+        if self.under_way is None and (self.alone or self.due):
             self._begin()
         self._complete()
 
