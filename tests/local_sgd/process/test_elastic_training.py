@@ -101,14 +101,20 @@ def test_a_campaign_of_losses_and_joins_restarts_nobody() -> None:
 def test_shards_of_a_replica_change_members_together() -> None:
     """Two shards a replica, whose ranks die a few ms apart: no shard goes on without the other.
 
-    One that joins begins with the others' step count, learning rate and place in the data.
+    One that joins begins with the others' step count, learning rate and place in the data. A
+    checkpointer that a replica has made before the changes saves and loads its state after them.
     """
     seed = random.randrange(10_000)
-    told = run(scenario="campaign", replicas=3, shards=2, events=["kill", "join"], seed=seed)
+    told = run(
+        scenario="campaign", replicas=3, shards=2, events=["kill", "join"], seed=seed, saves=True
+    )
     check_kept(told, f"seed {seed}: {told['done']}")
     for replica in told["members"]:
         one, other = (steps_of(told["ranks"][f"{replica} {shard}"]) for shard in (0, 1))
         assert [line["step"] for line in one] == [line["step"] for line in other], f"seed {seed}"
+        (both,) = [line for line in told["ranks"][f"{replica} 0"] if "saved" in line]
+        assert both["loaded"] == both["saved"], f"seed {seed}"
+        assert both["start"] == both["saved"][2] > 0
     first = steps_of(told["ranks"]["3 0"])[0]
     old = steps_of(told["ranks"][f"{told['members'][0]} 0"])
     twin = next(line for line in old if line["step"] == first["step"])

@@ -184,6 +184,20 @@ class Job:
                     found.update(value.numpy().tobytes())
         return found.hexdigest()[:16]
 
+    def checkpointer(self, path: str) -> Any:
+        """Return one for this replica, before members change."""
+        from holdfast.flash.checkpointer import Checkpointer
+
+        return Checkpointer(path, shards=self._local.shards())
+
+    def spoil(self) -> None:
+        """Overwrite anchors and counters."""
+        for unit in self._local.units:
+            unit.round = 0
+            for anchor in unit.anchors.values:
+                anchor.fill_(9.0)
+        self._local.steps = 0
+
     def held_out(self) -> float:
         """Return the loss of the anchors on samples that no replica has; a collective of its own.
 
@@ -213,6 +227,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
 
     torch.set_num_threads(1)
     shards = scenario["shards"]
+    world = {"RANK": shard, "LOCAL_RANK": shard, "WORLD_SIZE": shards, "LOCAL_WORLD_SIZE": shards}
+    os.environ |= {name: str(value) for name, value in world.items()}
     inner = dist.FileStore(str(folder / f"inner-{replica}"), shards)
     dist.init_process_group("gloo", store=inner, rank=shard, world_size=shards)
     ready = folder / f"ready-{replica}-{shard}"
@@ -226,7 +242,11 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
     )
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
         job = Job(scenario, members)
+        saves = scenario.get("saves")
+        flash = job.checkpointer(str(folder / f"flash-{replica}")) if saves else None
         _train(job, lambda: _is_over(job, scenario, folder), (replica, shard), log)
+        if flash is not None:
+            log.write(json.dumps(_saved_and_loaded(job, flash)) + "\n")
 
 
 def _is_over(job: Job, scenario: Mapping[str, Any], folder: Path) -> bool:
@@ -279,3 +299,14 @@ def _off(model: Any, data: Data, seeds: list[int], rows: int) -> float:
     wanted = torch.autograd.grad(torch.stack(losses).mean(), params)
     pairs = zip(params, wanted, strict=True)
     return max(float((param.grad - one).abs().max()) for param, one in pairs)
+
+
+def _saved_and_loaded(job: Job, flash: Any) -> dict[str, Any]:
+    """Return what there was at a save, and after a load over something else."""
+    saved = [job.digest(), job.rounds, job.steps]
+    flash.save(job.steps)
+    flash.wait()
+    job.spoil()
+    start = flash.load()
+    flash.close()
+    return {"saved": saved, "loaded": [job.digest(), job.rounds, job.steps], "start": start}
