@@ -6,7 +6,7 @@ The global state is put together from Megatron's own ranges and global offsets, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +41,11 @@ class Setup:
     """"adam", "sgd", or "fused"."""
     instances: int = 1
     """Instances of the distributed optimizer: groups of ranks with the same shards."""
+    replicas: int = 1
+    """Replicas of local SGD, whose groups are passed to Megatron's wrapper by hand."""
     dropout: float = 0.0
+    clip: float = 1.0
+    """Greatest norm of the gradients; 0: any."""
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ def build(setup: Setup, seed: int) -> Training:
         pipeline_model_parallel_size=setup.pipeline,
         virtual_pipeline_model_parallel_size=setup.virtual,
         expert_model_parallel_size=setup.expert,
-        num_distributed_optimizer_instances=setup.instances,
+        num_distributed_optimizer_instances=max(setup.instances, setup.replicas),
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     parallel = parallel_state.get_data_parallel_world_size()
@@ -160,7 +164,13 @@ def _chunk(setup: Setup, config: Any, number: int) -> Any:
         overlap_param_gather=setup.late_gather,
         num_distributed_optimizer_instances=setup.instances,
     )
-    return DistributedDataParallel(config, wrapped, model, disable_bucketing=number > 0)
+    groups: dict[str, Any] = {}
+    if setup.replicas > 1:
+        from holdfast.local_sgd.megatron import replica_groups
+
+        groups = {"pg_collection": replica_groups()}
+    bucketing = {"disable_bucketing": number > 0}
+    return DistributedDataParallel(config, wrapped, model, **bucketing, **groups)
 
 
 def _optimizer(setup: Setup, chunks: list[Any]) -> Any:
@@ -177,7 +187,7 @@ def _optimizer(setup: Setup, chunks: list[Any]) -> Any:
         fp16=setup.precision == "fp16",
         use_distributed_optimizer=setup.distributed,
         overlap_param_gather=setup.late_gather,
-        clip_grad=1.0,
+        clip_grad=setup.clip,
     )
     return get_megatron_optimizer(config, chunks)
 
@@ -187,24 +197,9 @@ def step(training: Training, number: int) -> float:
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state
-    from megatron.core.pipeline_parallel import get_forward_backward_func
 
     share = _BATCH // parallel_state.get_data_parallel_world_size()
-    batches = [list(_samples(number, share)) for _ in training.chunks]
-    for chunk in training.chunks:
-        chunk.zero_grad_buffer()
-    training.optimizer.zero_grad()
-    several = len(training.chunks) > 1
-    found = get_forward_backward_func()(
-        forward_step_func=_forward,
-        data_iterator=[iter(one) for one in batches] if several else iter(batches[0]),
-        model=training.chunks if several else training.chunks[0],
-        num_microbatches=share,
-        seq_length=_LENGTH,
-        micro_batch_size=1,
-        forward_only=False,
-    )
-    _finish_gradients(training)
+    found = backward(training, list(_samples(number, share)))
     training.optimizer.step()
     training.scheduler.step(increment=_BATCH)
     total = float(sum(one["loss"] for one in found)) if found else 0.0
@@ -217,6 +212,28 @@ def step(training: Training, number: int) -> float:
     return float(mean)
 
 
+def backward(training: Training, samples: Sequence[Any]) -> list[Any]:
+    """Compute the mean gradients of some samples, reduced; return the losses of the last stage."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    batches = [list(samples) for _ in training.chunks]
+    for chunk in training.chunks:
+        chunk.zero_grad_buffer()
+    training.optimizer.zero_grad()
+    several = len(training.chunks) > 1
+    found: list[Any] = get_forward_backward_func()(
+        forward_step_func=_forward,
+        data_iterator=[iter(one) for one in batches] if several else iter(batches[0]),
+        model=training.chunks if several else training.chunks[0],
+        num_microbatches=len(samples),
+        seq_length=_LENGTH,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    _finish_gradients(training)
+    return found
+
+
 def _finish_gradients(training: Training) -> None:
     """Reduce the gradients, those of tied embeddings and layer norms too."""
     from megatron.core.distributed import finalize_model_grads
@@ -226,13 +243,19 @@ def _finish_gradients(training: Training) -> None:
 
 def _samples(number: int, share: int) -> Iterator[Any]:
     """Yield this rank's samples of a batch, one at a time."""
-    import torch
     from megatron.core import parallel_state
 
-    numbers = torch.Generator().manual_seed(1000 + number)
-    batch = torch.randint(0, _VOCABULARY - 8, (_BATCH, _LENGTH + 1), generator=numbers)
     begin = share * parallel_state.get_data_parallel_rank()
-    yield from batch[begin : begin + share].split(1)
+    yield from batch(number)[begin : begin + share]
+
+
+def batch(number: int) -> list[Any]:
+    """Return the samples of the batch of this number."""
+    import torch
+
+    numbers = torch.Generator().manual_seed(1000 + number)
+    tokens = torch.randint(0, _VOCABULARY - 8, (_BATCH, _LENGTH + 1), generator=numbers)
+    return list(tokens.split(1))
 
 
 def _forward(samples: Iterator[Any], model: Any) -> Any:

@@ -220,10 +220,18 @@ def _script(world: Mapping[str, Any], pipe: Any) -> None:
     calls.run(world, pipe)
 
 
+def _replicas(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train with local SGD."""
+    from megatron_worlds import replicas
+
+    replicas.CALLS[world["call"]](world, pipe)
+
+
 JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": _train,
     "alone": _alone,
     "evaluate": _evaluate,
     "drop-in": _drop_in,
     "script": _script,
+    "replicas": _replicas,
 }

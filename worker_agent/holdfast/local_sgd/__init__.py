@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
     from holdfast.local_sgd.fsdp1 import HybridShardLocalSGD
     from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.megatron import (
+        MegatronLocalSGD,
+        local_sgd_args_provider,
+        patch_megatron_for_local_sgd,
+    )
+    from holdfast.local_sgd.members import (
+        RosterMembers,
+        StaticMembers,
+        members_of_environment,
+        mesh_of,
+    )
 
 __all__ = [
     "GTAConfig",
@@ -26,10 +37,17 @@ __all__ = [
     "LocalSGDConfig",
     "LocalSGDConfigError",
     "LocalSGDError",
+    "MegatronLocalSGD",
     "OuterOptimPeriodicModelAverager",
     "OuterOptimizerConfig",
+    "RosterMembers",
     "StatefulPostLocalSGDOptimizer",
+    "StaticMembers",
     "load_local_sgd_state_dict",
+    "local_sgd_args_provider",
+    "members_of_environment",
+    "mesh_of",
+    "patch_megatron_for_local_sgd",
     "save_local_sgd_state_dict",
 ]
 _MODULES = {
@@ -39,10 +57,17 @@ _MODULES = {
     "LocalSGDConfig": "config",
     "LocalSGDConfigError": "errors",
     "LocalSGDError": "errors",
+    "MegatronLocalSGD": "megatron",
     "OuterOptimPeriodicModelAverager": "ddp",
     "OuterOptimizerConfig": "config",
+    "RosterMembers": "members",
     "StatefulPostLocalSGDOptimizer": "ddp",
+    "StaticMembers": "members",
     "load_local_sgd_state_dict": "files",
+    "local_sgd_args_provider": "megatron",
+    "patch_megatron_for_local_sgd": "megatron",
+    "members_of_environment": "members",
+    "mesh_of": "members",
     "save_local_sgd_state_dict": "files",
 }
 

@@ -19,7 +19,7 @@ checkpoint without anchors, of a warm-up or of a plain job, begins with the weig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -29,6 +29,8 @@ from holdfast.flash.trainer.leaves import REPLICAS, Leaves
 from holdfast.flash.trainer.planner import Local
 from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.reshard import Filling
+from holdfast.flash.trainer.shards import Shards, Together
+from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, place_of
 from holdfast.local_sgd.policies.anomaly import Ewma
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
 
 
 _OURS: Final = "local_sgd"
-_ANCHOR: Final = (_OURS, "anchor")
-_OUTER: Final = (_OURS, "outer")
-_MERGE_ERROR: Final = (_OURS, "merge_error")
+ANCHOR: Final = (_OURS, "anchor")
+OUTER: Final = (_OURS, "outer")
+MERGE_ERROR: Final = (_OURS, "merge_error")
 _NO_OUTER: Final = (
     "local_sgd.outer: the checkpoint has the state of an outer optimizer, this job has none: pass "
     "the OuterOptimizerConfig of the run that saved"
@@ -58,7 +60,10 @@ class Rounds(Protocol):
     replicas: Group
     shard_group: Group
     units: list[Unit]
-    trained: list[ShardedUnit]
+
+    @property
+    def trained(self) -> Sequence[Any]:
+        """Return, for each unit, what tells where its elements lie; here a `ShardedUnit`."""
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters."""
@@ -68,7 +73,7 @@ class Rounds(Protocol):
 
 
 @dataclass(slots=True)
-class _Coming:
+class Coming:
     """One unit's state while nothing is changed yet."""
 
     unit: Unit
@@ -82,11 +87,17 @@ class _Coming:
 class LocalSGDShards:
     """What a `LocalSGD` keeps between rounds; see `holdfast.flash.trainer.shards.Shards`."""
 
-    def __init__(self, local: Rounds, replica: ReplicaShards) -> None:
-        """Take it, and the state of this rank's replica, which is filled before."""
+    def __init__(self, local: Rounds, replica: ReplicaShards, place: tuple[int, int]) -> None:
+        """Take the state of this rank's replica, which is filled before.
+
+        Args:
+            local: The replicas.
+            replica: State of this one.
+            place: Its number in the checkpoint, and how many there are.
+        """
         self._local, self._replica = local, replica
-        self._number, self._count = local.replicas.rank, local.replicas.size
-        self._coming: list[_Coming] = []
+        self._number, self._count = place
+        self._coming: list[Coming] = []
         self._values: dict[str, Any] = {}
 
     def collect(self, leaves: Leaves) -> None:
@@ -101,8 +112,9 @@ class LocalSGDShards:
                 self._collect_lost(leaves, unit.lost, module)
         local = self._local
         leaves.add_value((_OURS, "rounds"), lambda: {one.name: one.round for one in local.units})
-        leaves.add_value((_OURS, "detectors"), lambda: _detectors(local.units))
-        leaves.add_value((_OURS, "outer_settings"), lambda: _settings(local.units))
+        leaves.add_value((_OURS, "detectors"), lambda: _detectors(local.units, self._names()))
+        if self._outer_settings() is not None:
+            leaves.add_value((_OURS, "outer_settings"), self._outer_settings)
         leaves.add_value(self._own("clock"), local.clock)
 
     def accept(self, filling: Filling) -> None:
@@ -114,7 +126,7 @@ class LocalSGDShards:
             **{key: values.get(f"{_OURS}.{key}", {}) for key in ("rounds", "detectors")},
             "outer_settings": values.get(f"{_OURS}.outer_settings", {}),
         }
-        if not any(path[:2] == _ANCHOR for path in filling.paths.values()):
+        if not any(path[:2] == ANCHOR for path in filling.paths.values()):
             return
         self._refuse_other_outer(filling)
         for unit, module in self._units():
@@ -142,32 +154,40 @@ class LocalSGDShards:
         for unit in self._local.units:
             unit.round = rounds.get(unit.name, 0)
             known = detectors.get(unit.name, {}).items()
+            ranks = {name: rank for rank, name in self._names().items()}
             unit.detectors = {
-                int(replica): Ewma.of(state)
-                for replica, state in known
-                if int(replica) < self._count
+                ranks[int(name)]: Ewma.of(state) for name, state in known if int(name) in ranks
             }
         if self._values["clock"] is not None:
             self._local.set_clock(self._values["clock"])
 
-    def _units(self) -> Iterator[tuple[Unit, ShardedUnit]]:
+    def _names(self) -> dict[int, int]:
+        """Return the number in the checkpoint of each rank of the sync group that is in it."""
+        if self._count == self._local.replicas.size:
+            return {number: number for number in range(self._count)}
+        return {self._local.replicas.rank: self._number}
+
+    def _units(self) -> Iterator[tuple[Unit, Any]]:
+        """Yield each unit with what tells where its elements lie."""
         yield from zip(self._local.units, self._local.trained, strict=True)
+
+    def _outer_settings(self) -> dict[str, dict[str, Any]] | None:
+        """Return the outer optimizers' numbers, by unit; None: this rank has none."""
+        return _settings(self._local.units)
 
     def _own(self, *keys: str) -> Path:
         return (REPLICAS, str(self._number), _OURS, *keys)
 
-    def _collect_anchors(
-        self, leaves: Leaves, unit: Unit, module: ShardedUnit, *, stored: bool
-    ) -> None:
+    def _collect_anchors(self, leaves: Leaves, unit: Unit, module: Any, *, stored: bool) -> None:
         optimizer = unit.anchors.optimizer
         if optimizer is not None:
             leaves.counts.append((optimizer.state, len(optimizer.state)))
         for anchor, one in zip(unit.anchors.values, module.trained, strict=True):
             place = place_of(one)
             options = {"trained": False, "stored": stored}
-            leaves.add_box((*_ANCHOR, one.name), anchor, place.shape, place.offsets, **options)
+            leaves.add_box((*ANCHOR, one.name), anchor, place.shape, place.offsets, **options)
             for key, value in (optimizer.state.get(anchor, {}) if optimizer else {}).items():
-                path = (*_OUTER, one.name, key)
+                path = (*OUTER, one.name, key)
                 if not hasattr(value, "shape"):
                     continue  # SGD's momentum of 0: None
                 if value.shape == anchor.shape:
@@ -177,24 +197,24 @@ class LocalSGDShards:
                     zeros = (0,) * value.dim()
                     leaves.add_box(path, value, value.shape, zeros, trained=False, stored=first)
 
-    def _collect_lost(self, leaves: Leaves, lost: Lost, module: ShardedUnit) -> None:
+    def _collect_lost(self, leaves: Leaves, lost: Lost, module: Any) -> None:
         for name, values, place in _sent(lost.sent, module):
             leaves.add_box(
                 self._own("error", name), values, place.shape, place.offsets, trained=False
             )
         for name, values, shape, offsets in _merged(lost, module):
-            leaves.add_box((*_MERGE_ERROR, name), values, shape, offsets, trained=False)
+            leaves.add_box((*MERGE_ERROR, name), values, shape, offsets, trained=False)
 
-    def _accept_unit(self, filling: Filling, unit: Unit, module: ShardedUnit) -> _Coming:
+    def _accept_unit(self, filling: Filling, unit: Unit, module: Any) -> Coming:
         spare = Unit(unit.name, unit.tensors, unit.outer)
         if unit.has_anchors:
             spare.adopt(unit)
         else:
             spare.take_anchors()
-        coming = _Coming(unit, spare)
+        coming = Coming(unit, spare)
         for anchor, one in zip(spare.anchors.values, module.trained, strict=True):
             place = place_of(one)
-            name = ".".join((*_ANCHOR, one.name))
+            name = ".".join((*ANCHOR, one.name))
             filling.fill_box(name, anchor, place.shape, place.offsets)
             coming.states += self._accept_outer(filling, anchor, one.name, place)
         coming.lost = self._accept_lost(filling, module, spare.anchors.values)
@@ -205,7 +225,7 @@ class LocalSGDShards:
     ) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
         import torch
 
-        for (owner, key), stored in filling.below(_OUTER).items():
+        for (owner, key), stored in filling.below(OUTER).items():
             form = filling.form(stored)
             if owner != name or form is None:
                 continue
@@ -224,7 +244,7 @@ class LocalSGDShards:
         """Plan what the codec lost: this replica's, and of the chunk that this rank merges now."""
         import torch
 
-        names = [".".join((*_MERGE_ERROR, one.name)) for one in module.trained]
+        names = [".".join((*MERGE_ERROR, one.name)) for one in module.trained]
         form = next((form for name in names if (form := filling.form(name))), None)
         if form is None or not self._local.config.error_feedback:
             return None
@@ -238,13 +258,32 @@ class LocalSGDShards:
             if filling.form(stored) is not None:
                 filling.fill_box(stored, values, place.shape, place.offsets)
         for name, values, shape, offsets in _merged(lost, module):
-            filling.fill_box(".".join((*_MERGE_ERROR, name)), values, shape, offsets)
+            filling.fill_box(".".join((*MERGE_ERROR, name)), values, shape, offsets)
         return lost
 
     def _refuse_other_outer(self, filling: Filling) -> None:
-        has = bool(filling.below(_OUTER))
+        has = bool(filling.below(OUTER))
         if has and all(unit.outer.factory is None for unit in self._local.units):
             filling.wrong.append(_NO_OUTER)
+
+
+def shards_of(
+    local: Rounds, model: Any, optimizers: Sequence[Any], place: tuple[int, int]
+) -> Shards:
+    """Return the whole training state of one replica.
+
+    Args:
+        local: The replicas.
+        model: Under `fully_shard`.
+        optimizers: The inner ones.
+        place: The replica's number in the checkpoint, and how many there are.
+    """
+    named = {
+        "" if len(optimizers) == 1 else str(number): one for number, one in enumerate(optimizers)
+    }
+    whole = TorchShards({"": model}, named)
+    replica = ReplicaShards(whole, place[0], shard=local.shard_group.rank)
+    return Together(replica, LocalSGDShards(local, replica, place))
 
 
 def _chunk(size: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -283,9 +322,14 @@ def _merged(
         at += count
 
 
-def _detectors(units: list[Unit]) -> dict[str, dict[str, list[float]]]:
+def _detectors(units: list[Unit], names: Mapping[int, int]) -> dict[str, dict[str, list[float]]]:
+    """Return what is known of each replica that the checkpoint has, by its number there."""
     return {
-        unit.name: {str(replica): list(one.state()) for replica, one in unit.detectors.items()}
+        unit.name: {
+            str(names[rank]): list(one.state())
+            for rank, one in unit.detectors.items()
+            if rank in names
+        }
         for unit in units
     }
 

@@ -26,22 +26,26 @@ from holdfast.flash.trainer.leaves import (
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.shards import Shards
 
-_OF_REPLICAS: Final = ("model", "optimizer")
+_OF_REPLICAS: Final[tuple[Path, ...]] = (("model",), ("optimizer",))
 """First keys of what a replica has for itself."""
 
 
 class ReplicaShards:
     """The `Shards` of one replica, by whatever framework keeps it."""
 
-    def __init__(self, shards: Shards, replica: int, *, shard: int) -> None:
+    def __init__(
+        self, shards: Shards, replica: int, *, shard: int, more: tuple[Path, ...] = ()
+    ) -> None:
         """Take the replica's state.
 
         Args:
             shards: The state; its sharded tensors are of this replica's ranks alone.
             replica: Number of the replica, from 0.
             shard: Number of this rank in the replica, from 0.
+            more: First keys of what a replica has for itself beside weights and optimizer.
         """
         self._shards, self._replica, self._shard = shards, replica, shard
+        self._own = (*_OF_REPLICAS, *more)
         self.found = True
         """The checkpoint that was accepted last has this replica; else it gave replica 0's."""
 
@@ -62,7 +66,7 @@ class ReplicaShards:
         own = {
             name: in_replica(path)
             for name, path in filling.paths.items()
-            if path[:2] == begin and path[2] in _OF_REPLICAS
+            if path[:2] == begin and self._is_own(path[2:])
         }
         self.found = self._replica == 0 or bool(own)
         filling.rename(own)
@@ -81,7 +85,7 @@ class ReplicaShards:
         """Return a leaf under this replica's name; the first of its ranks stores what all have."""
         from torch.distributed.tensor import DTensor
 
-        if leaf.buffer or leaf.path[0] not in _OF_REPLICAS:
+        if leaf.buffer or not self._is_own(leaf.path):
             return leaf
         if leaf.path[0] == "model":  # a sync writes weights outside `optimizer.step()`
             leaf = replace(leaf, trained=False)
@@ -93,10 +97,13 @@ class ReplicaShards:
         return replace(leaf, path=path, name=".".join(map(str, path)))
 
     def _value(self, leaf: ValueLeaf) -> ValueLeaf:
-        if leaf.path[0] != "optimizer":
+        if leaf.path[0] == "model" or not self._is_own(leaf.path):
             return leaf
         path = self._path(leaf.path)
         return replace(leaf, path=path, name=".".join(map(str, path)))
+
+    def _is_own(self, path: Path) -> bool:
+        return any(path[: len(one)] == one for one in self._own)
 
     def _path(self, path: Path) -> Path:
         return path if self._replica == 0 else (REPLICAS, str(self._replica), *path)

@@ -28,6 +28,7 @@ from holdfast.flash.checkpointer import Checkpointer
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.leaves import Stateful
 from holdfast.flash.trainer.restore import RestoreError
+from holdfast.flash.trainer.shards import Shards
 from holdfast.integrations.megatron.arguments import (
     OF_LOAD,
     OF_SAVE,
@@ -40,6 +41,7 @@ from holdfast.integrations.megatron.iteration_folders import LATEST, is_megatron
 from holdfast.integrations.megatron.other_directory import load_from
 from holdfast.integrations.megatron.random_states import RandomStates
 from holdfast.integrations.megatron.shards import MegatronShards
+from holdfast.integrations.megatron.state_owner import owner_of
 
 _PROGRESS: Final = "progress"
 _SCHEDULER: Final = "opt_param_scheduler"
@@ -60,12 +62,13 @@ class _Run:
         self.progress = Progress(args)
         self._links = True
         kept = getattr(args, "save_retain_interval", None)
-        optimizer = None if getattr(args, "no_save_optim", None) else optimizer
+        if getattr(args, "no_save_optim", None):
+            _refuse_replicas(optimizer)
+            optimizer = None
+        objects = _objects(self.progress, scheduler)
         self.flash = Checkpointer(
             root,
-            shards=MegatronShards(
-                model, optimizer, _objects(self.progress, scheduler), model_arguments(args)
-            ),
+            shards=_shards(model, optimizer, objects, model_arguments(args)),
             keep_every=_ALL if kept is None else kept,
             keep_last=1,
         )
@@ -250,6 +253,24 @@ def _pretrained(args: Any, source: str, state: _State, *, partial: bool) -> tupl
     return found
 
 
+def _shards(
+    model: Any, optimizer: Any, objects: dict[str, Any], constants: dict[str, Any]
+) -> Shards:
+    """Return the state; with local SGD, that of a replica beside the others'."""
+    owner = owner_of(optimizer)
+    if owner is not None:
+        return owner.shards(objects, constants)
+    return MegatronShards(model, optimizer, objects, constants)
+
+
+def _refuse_replicas(optimizer: Any) -> None:
+    if owner_of(optimizer) is not None:
+        raise ValueError(
+            "--no-save-optim: with local SGD the replicas' weights differ, and anchors and masters "
+            "are a part of the optimizer's state; leave it out"
+        )
+
+
 def _from(
     args: Any, source: str, state: _State, *, finetune: bool, step: int | None, partial: bool
 ) -> tuple[int, float] | None:
@@ -257,7 +278,7 @@ def _from(
     model, optimizer, scheduler = state
     bare = finetune or bool(getattr(args, "no_load_optim", None))
     progress, keep = Progress(args), RandomStates().freeze()
-    shards = MegatronShards(
+    shards = _shards(
         model,
         None if bare else optimizer,
         {} if finetune else _objects(progress, None if bare else scheduler),

@@ -51,6 +51,8 @@ class Piece:
     """No rank that has it comes before this one."""
     padded: bool
     """The global shape may differ in another layout: a vocabulary is padded."""
+    layer: Shape = ()
+    """Place along the axes that the global tensor has before the local one's: number of a layer."""
 
     @property
     def end(self) -> int:
@@ -112,16 +114,21 @@ def unwrap(chunk: nn.Module) -> nn.Module:
 def global_tensors(chunks: Sequence[nn.Module]) -> GlobalTensors:
     """Return the model's tensors in global coordinates.
 
+    Who comes first is told among the data parallel ranks of the chunk's wrapper, if it has any:
+    those of one replica, where replicas differ.
+
     Raises:
         StateError: a tensor is no box of a global one in memory.
     """
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 
     tensors, extra = dict[int, ModelTensor](), list[ExtraState]()
-    models: list[Any] = [unwrap(chunk) for chunk in chunks]
-    for chunk in models:
+    for given in chunks:
+        chunk: Any = unwrap(given)
+        group = getattr(given, "dp_cp_group", None)
+        among = {} if group is None else {"metadata": {"dp_cp_group": group}}
         holders = _holders(chunk)
-        for path, entry in _entries(chunk.sharded_state_dict()):
+        for path, entry in _entries(chunk.sharded_state_dict(**among)):
             if isinstance(entry, ShardedObject):
                 extra += _extra(chunk, path, entry)
                 continue
@@ -211,6 +218,7 @@ def _piece(entry: Any, begin: int) -> Piece:
         copy=any(replica[:-1]),
         first=not any(replica),
         padded=bool(entry.allow_shape_mismatch),
+        layer=tuple(entry.global_offset[:axes]),
     )
 
 

@@ -29,13 +29,14 @@ from holdfast.integrations.megatron.group_settings import Settings, Steps
 from holdfast.integrations.megatron.owned_ranges import OwnedRange, optimizers_of, owned
 from holdfast.integrations.megatron.random_states import RandomStates
 from holdfast.integrations.megatron.scheduler import loader_of, refusal_of
+from holdfast.integrations.megatron.weights import end_gathers, write_weights
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 _EXTRA: Final = ("megatron", "extra_state")
-_SCALERS: Final = ("megatron", "grad_scaler")
+SCALERS: Final = ("megatron", "grad_scaler")
 _OBJECTS: Final = ("megatron", "objects")
 _CONSTANTS: Final = ("megatron", "constants")
 
@@ -127,7 +128,7 @@ class MegatronShards:
             if extra.first:
                 leaves.add_value((*_EXTRA, extra.key), _extra_reader(extra.module))
         for number, scaler in self._scalers():
-            leaves.add_value((*_SCALERS, number), scaler.state_dict)
+            leaves.add_value((*SCALERS, number), scaler.state_dict)
         for name, thing in self._objects.items():
             leaves.add_value((*_OBJECTS, name), thing.state_dict)
         if self._constants:
@@ -208,17 +209,11 @@ class MegatronShards:
         Megatron's own gather of parameters runs among data parallel ranks, as after each step.
         """
         view, self._seen = self._seen or self._view(), None
-        for chunk in _gathering(self._optimizer):
-            _end_gather(chunk)
+        end_gathers(self._optimizer)
         for weight, values in self._staged:
             weight.copy_(values)
         self._staged = []
-        for one in view.owned.ranges:
-            weight = one.parameter.detach().view(-1)[one.begin : one.end]
-            if weight.data_ptr() != one.master.data_ptr():
-                weight.copy_(one.master)
-        for chunk in _gathering(self._optimizer):
-            chunk.start_param_sync(force_sync=True)
+        write_weights(view.owned, self._optimizer)
         if not partial:
             for one in self._unstored:
                 one.inner.state.pop(one.slot, None)
@@ -230,7 +225,7 @@ class MegatronShards:
         for extra in view.model.extra:
             self._restore((*_EXTRA, extra.key), _extra_writer(extra.module))
         for number, scaler in self._scalers():
-            self._restore((*_SCALERS, number), scaler.load_state_dict)
+            self._restore((*SCALERS, number), scaler.load_state_dict)
         for name, thing in self._objects.items():
             self._restore((*_OBJECTS, name), loader_of(thing))
 
@@ -238,24 +233,6 @@ class MegatronShards:
         name = ".".join(map(str, path))
         if name in self._values:
             load(self._values[name])
-
-
-def _gathering(optimizer: Any) -> list[Any]:
-    """Return the model chunks whose parameters are gathered after a step."""
-    found = {
-        id(chunk): chunk
-        for one in optimizers_of(optimizer)
-        if hasattr(one, "gbuf_ranges")
-        for chunk in one.model_chunks
-    }
-    return list(found.values())
-
-
-def _end_gather(chunk: Any) -> None:
-    """Wait for a gather of the last step that still runs: its end would pass for the next one's."""
-    for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
-        if group.param_gather_handle is not None:
-            group.start_param_sync(force_sync=True)
 
 
 def _extra_reader(module: Any) -> Any:

@@ -43,7 +43,9 @@ class Unit:
     the first local step, after the last step of the warm-up.
     """
 
-    def __init__(self, name: str, tensors: Tensors, outer: Outer | None = None) -> None:
+    def __init__(
+        self, name: str, tensors: Tensors, outer: Outer | None = None, *, is_copy: bool = False
+    ) -> None:
         """Take the tensors.
 
         Args:
@@ -51,8 +53,11 @@ class Unit:
             tensors: Returns the local tensors, always as many and of the same shapes. None, and
                 tensors without elements, are allowed: such a unit joins every collective.
             outer: Its outer optimizer; None: plain averaging, anchors beside the tensors.
+            is_copy: Another rank of the replica has the same values, and counts them in its norm.
         """
         self.name = name
+        self.is_copy = is_copy
+        """The values count in another rank's norm."""
         self.tensors = tensors
         self.round = 0
         """Outer steps so far."""

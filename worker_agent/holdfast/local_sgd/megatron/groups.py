@@ -1,0 +1,144 @@
+"""Process groups of replicas under Megatron: blocks of its data parallel ranks.
+
+Belongs here: which of Megatron's groups is a replica's, and the check that a model was built with
+them. Does not belong here: what is sent in them (`training`).
+
+`parallel_state` makes these groups for its own hybrid sharding, whose number of replicas is
+`num_distributed_optimizer_instances`. An instance's ranks are a replica, and the ranks of all
+instances at one place in theirs are the sync group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.sync.group import Group
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+def replica_groups() -> Any:
+    """Return Megatron's groups with those of this replica for data parallelism.
+
+    ```python
+    parallel_state.initialize_model_parallel(..., num_distributed_optimizer_instances=replicas)
+    model = DistributedDataParallel(config, ddp_config, gpt, pg_collection=replica_groups())
+    optimizer = get_megatron_optimizer(optimizer_config, [model])
+    ```
+
+    So gradients are divided by the data parallel size of one replica, and reduced among its ranks.
+    The optimizer takes the same groups by itself. `ddp_config` names one instance.
+
+    Raises:
+        LocalSGDError: this Megatron has no such groups.
+    """
+    from megatron.core import parallel_state
+
+    try:
+        from megatron.core.process_groups_config import ProcessGroupCollection
+    except ImportError as error:
+        raise LocalSGDError(
+            "megatron-core: it has no ProcessGroupCollection; install megatron-core 0.16 or newer"
+        ) from error
+    groups = ProcessGroupCollection.use_mpu_process_groups(["tp", "pp", "ep"])
+    own = own_data_parallel()
+    experts = parallel_state.get_expert_data_parallel_group(partial_expert_data_parallel=True)
+    groups.dp = groups.dp_cp = groups.intra_dp_cp = own
+    groups.expt_dp = groups.intra_expt_dp = experts
+    return groups
+
+
+def own_data_parallel() -> dist.ProcessGroup:
+    """Return the data parallel ranks of this replica, those of context parallelism among them."""
+    from megatron.core import parallel_state
+
+    found: dist.ProcessGroup = parallel_state.get_data_parallel_group(
+        with_context_parallel=True, partial_data_parallel=True
+    )
+    return found
+
+
+def own_ranks() -> dist.ProcessGroup:
+    """Return all ranks of this replica, of every kind of parallelism."""
+    from megatron.core import parallel_state
+
+    found: dist.ProcessGroup = parallel_state.get_intra_distributed_optimizer_instance_group()
+    return found
+
+
+def same_shard() -> dist.ProcessGroup | None:
+    """Return the ranks at this one's place in every replica; None: there is one replica."""
+    from megatron.core import parallel_state
+
+    find = parallel_state.get_inter_distributed_optimizer_instance_group
+    found: dist.ProcessGroup | None = find(check_initialized=False)
+    return found
+
+
+def check_groups(chunks: Sequence[Any]) -> None:
+    """Refuse a model whose gradients are reduced beyond its replica.
+
+    Raises:
+        LocalSGDError: says how to build it.
+    """
+    own = _ranks(own_data_parallel())
+    for number, chunk in enumerate(chunks):
+        found = _ranks(chunk.dp_cp_group)
+        instances = chunk.ddp_config.num_distributed_optimizer_instances
+        if found != own or instances != 1:
+            raise LocalSGDError(
+                f"model chunk {number} reduces its gradients among ranks {found}, in {instances} "
+                f"instances; this replica has ranks {own}: build it with pg_collection="
+                "replica_groups() and num_distributed_optimizer_instances=1 in its "
+                "DistributedDataParallelConfig, or call patch_megatron_for_local_sgd() before"
+            )
+    _check_blocks(own)
+
+
+def _check_blocks(own: list[int]) -> None:
+    """Refuse groups that are other than this module says, as some layouts may cut them."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    every = _ranks(parallel_state.get_data_parallel_group(with_context_parallel=True))
+    expected = every[own.index(dist.get_rank()) :: len(own)]
+    same = same_shard()
+    found = expected if same is None else _ranks(same)
+    if found != expected or not set(own) <= set(_ranks(own_ranks())):
+        raise LocalSGDError(
+            f"num_distributed_optimizer_instances: ranks {found} are this rank's in all replicas, "
+            f"and of the data parallel ranks {every} they should be {expected}: choose another "
+            "order of parallelism, or as many ranks for experts' tensor parallelism as for others"
+        )
+    context = _ranks(parallel_state.get_context_parallel_group())
+    if not set(context) <= set(own):
+        raise LocalSGDError(
+            f"num_distributed_optimizer_instances: a replica of data parallel ranks {own} has only "
+            f"some of the context parallel ranks {context}: set fewer replicas"
+        )
+
+
+def all_names(own: Sequence[str], group: Group, device: Any) -> list[str]:
+    """Return the names that any rank of a group has, sorted; a collective."""
+    import json
+
+    import torch
+
+    mine = json.dumps(list(own)).encode()
+    sizes = [int(one) for (one,) in group.gather_scalars([float(len(mine))])]
+    wide = max(sizes)
+    sent = torch.tensor(list(mine.ljust(wide)), dtype=torch.uint8, device=device)
+    told = torch.empty(wide * group.size, dtype=torch.uint8, device=device)
+    group.begin_gather(told, sent).wait()
+    rows = bytes(told.cpu().tolist())
+    found = [json.loads(rows[at : at + wide]) for at in range(0, len(rows), wide)]
+    return sorted({str(name) for names in found for name in names})
+
+
+def _ranks(group: Any) -> list[int]:
+    import torch.distributed as dist
+
+    return list(dist.get_process_group_ranks(group))

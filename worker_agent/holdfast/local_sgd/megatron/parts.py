@@ -1,0 +1,108 @@
+"""Parts of Megatron's parameters that a rank synchronises, in the optimizer's precision.
+
+Belongs here: which elements of which parameter this rank answers for, and their name on all ranks.
+Does not belong here: where Megatron keeps masters (`holdfast.integrations.megatron.owned_ranges`),
+when they synchronise (`training`).
+
+With the distributed optimizer a rank answers for the range that it updates anyway. Without it all
+data parallel ranks of a replica update everything. Each then answers for an equal part of every
+parameter, and the parts are put together again after a round: so no element crosses the slow link
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.flash.trainer.leaves import StateError
+from holdfast.integrations.megatron.global_tensors import Piece, global_tensors
+from holdfast.integrations.megatron.owned_ranges import OwnedRange, owned
+from holdfast.local_sgd.errors import LocalSGDError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Elements of one parameter."""
+
+    name: str
+    """Of the whole parameter, alike on all ranks; a layer's number is in it."""
+    owned: OwnedRange
+    begin: int
+    """First element, of the flattened parameter."""
+    end: int
+    pieces: tuple[Piece, ...]
+    """Boxes of the global tensor, of the whole local parameter."""
+
+    @property
+    def is_copy(self) -> bool:
+        """A tensor parallel rank before this one has the same values."""
+        return any(piece.copy for piece in self.pieces)
+
+    def values(self) -> torch.Tensor:
+        """Return the elements, flat; a view of the master."""
+        return self.owned.master[self.begin - self.owned.begin : self.end - self.owned.begin]
+
+
+def parts_of(chunks: Sequence[Any], optimizer: Any, own: dist.ProcessGroup) -> list[Part]:
+    """Return this rank's parts, in the order of the optimizer's parameters.
+
+    Args:
+        chunks: The model.
+        optimizer: Megatron's optimizer.
+        own: Data parallel ranks of this replica.
+
+    Raises:
+        LocalSGDError: the optimizer keeps masters in a form that is not known.
+    """
+    try:
+        tensors, found = global_tensors(chunks).tensors, owned(optimizer)
+    except StateError as error:
+        raise LocalSGDError(f"local SGD needs the masters as tensors: {error}") from error
+    parts = []
+    for one in found.ranges:
+        pieces = tensors[id(one.parameter)].pieces
+        begin, end = _share(one, own)
+        parts.append(Part(_name(pieces[0]), one, begin, end, pieces))
+    return parts
+
+
+def put_together(parts: Sequence[Part], own: dist.ProcessGroup) -> None:
+    """Give each rank of a replica the others' parts of parameters that all of them update.
+
+    A parameter at a time: one more copy of the whole model would not fit everywhere.
+    """
+    import torch
+    import torch.distributed as dist
+
+    count = own.size()
+    for part in parts:
+        master = part.owned.master
+        if part.owned.sharded or count == 1:
+            continue
+        wide = -(-master.numel() // count)
+        sent = master.new_zeros(wide)
+        sent[: part.end - part.begin] = part.values()
+        whole = master.new_empty(wide * count)
+        dist.all_gather_into_tensor(whole, sent, group=own)
+        with torch.no_grad():
+            master.copy_(whole[: master.numel()])
+
+
+def _share(one: OwnedRange, own: dist.ProcessGroup) -> tuple[int, int]:
+    """Return the elements that this rank answers for."""
+    if one.sharded:
+        return one.begin, one.end
+    size = one.end - one.begin
+    wide = -(-size // own.size())
+    begin = min(own.rank() * wide, size)
+    return begin, min(begin + wide, size)
+
+
+def _name(piece: Piece) -> str:
+    return ".".join([piece.key, *map(str, piece.layer)])

@@ -1,0 +1,369 @@
+"""EDiT for a model and an optimizer of Megatron-core, with and without the distributed optimizer.
+
+```python
+parallel_state.initialize_model_parallel(..., num_distributed_optimizer_instances=replicas)
+model = DistributedDataParallel(config, ddp_config, gpt, pg_collection=replica_groups())
+optimizer = get_megatron_optimizer(optimizer_config, [model])
+local = MegatronLocalSGD([model], optimizer, LocalSGDConfig(local_sgd_sync_interval=16), outer)
+```
+
+Belongs here: Megatron's calls that a round or the warm-up stands on. Does not belong here: which
+elements a rank synchronises (`parts`), the groups (`groups`), the round itself (`sync`).
+
+In the *warm-up* `finish_grad_sync` averages what it has reduced inside the replica over all
+replicas. Afterwards it does nothing more, so gradients are the mean of one replica's ranks.
+
+A *round* runs in the hook that torch calls after the inner optimizer's step: on the masters, before
+Megatron rounds these into the weights and gathers the weights. So both happen once, as ever. Where
+a loss scaler leaves the step out, or a rank trains no parameter, it runs after `optimizer.step()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.trainer.leaves import Stateful
+from holdfast.flash.trainer.replicas import ReplicaShards
+from holdfast.flash.trainer.shards import Shards, Together
+from holdfast.integrations.megatron.owned_ranges import optimizers_of, owned
+from holdfast.integrations.megatron.shards import SCALERS, MegatronShards
+from holdfast.integrations.megatron.state_owner import OWNER, owner_of
+from holdfast.integrations.megatron.weights import end_gathers, write_weights
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.megatron.groups import (
+    all_names,
+    check_groups,
+    own_data_parallel,
+    own_ranks,
+    same_shard,
+)
+from holdfast.local_sgd.megatron.parts import Part, parts_of, put_together
+from holdfast.local_sgd.megatron.refusals import check_model, check_settings, check_tensor_parallel
+from holdfast.local_sgd.megatron.shards import MegatronRoundShards
+from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
+from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
+from holdfast.local_sgd.sync.group import TIMEOUT, Group
+from holdfast.local_sgd.sync.unit_sync import Outcome
+from holdfast.local_sgd.sync.units import Unit, check_equal
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+log: Final = logging.getLogger("holdfast")
+
+
+def local_sgd_of(optimizer: Any) -> MegatronLocalSGD:
+    """Return what was made for an optimizer.
+
+    Raises:
+        LocalSGDError: nothing was.
+    """
+    found = find_local_sgd(optimizer)
+    if found is None:
+        raise LocalSGDError(
+            f"optimizer: no MegatronLocalSGD was made for this {type(optimizer).__name__}: make "
+            "one, or call patch_megatron_for_local_sgd() before get_megatron_optimizer()"
+        )
+    return found
+
+
+def find_local_sgd(optimizer: Any) -> MegatronLocalSGD | None:
+    """Return what was made for an optimizer; None: nothing was."""
+    found = owner_of(optimizer)
+    return found if isinstance(found, MegatronLocalSGD) else None
+
+
+class MegatronLocalSGD:
+    """Replicas of one model that step alone and agree on their masters in rounds."""
+
+    steps: int
+    """Calls of `optimizer.step` so far, those that a loss scaler left out too."""
+    alone: int
+    """Steps since the last round."""
+    outcomes: list[Outcome]
+    """Of the newest round, by parameter."""
+
+    def __init__(
+        self,
+        model_chunks: nn.Module | Sequence[nn.Module],
+        optimizer: Any,
+        config: LocalSGDConfig,
+        outer: OuterOptimizerConfig | None = None,
+        gta: GTAConfig | None = None,
+        *,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Register the hooks, and give all replicas the weights of the first; a collective.
+
+        Args:
+            model_chunks: Megatron's `DistributedDataParallel`, or the chunks of a virtual pipeline,
+                built with `replica_groups()`.
+            optimizer: What `get_megatron_optimizer` made of them.
+            config: When replicas synchronise, and how.
+            outer: The outer optimizer; None: none.
+            gta: How deltas become one; None: their mean.
+            timeout: Seconds until a collective of a round has failed.
+
+        Raises:
+            LocalSGDConfigError: settings contradict each other, or ask for what Megatron has not.
+            LocalSGDError: the model does not fit; the message says what to change.
+        """
+        check_settings(config, outer, gta)
+        given: Any = model_chunks
+        self.chunks: list[Any] = list(given) if isinstance(given, Sequence) else [given]
+        check_model(self.chunks, optimizer)
+        check_groups(self.chunks)
+        check_tensor_parallel(config, gta, self.chunks[0].tp_group.size())
+        _refuse_second(optimizer)
+        self.config, self.optimizer = config, optimizer
+        self._data_parallel, self._sync_ranks = own_data_parallel(), same_shard()
+        self.replicas = _group_of(self._sync_ranks, timeout)
+        self.shard_group = Group(own_ranks(), timeout=timeout)
+        self.parts = {part.name: part for part in self._found_parts()}
+        self.units = [self._unit(name, outer) for name in self._names()]
+        self._sync = unit_sync_of(
+            config, gta, (self.replicas, self.shard_group), clip_scope="batch"
+        )
+        self.steps, self.alone, self._stepped = 0, 0, False
+        self.outcomes = []
+        self._warn_if_alone()
+        self._broadcast()
+        self._undo = self._hook()
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Gradients are averaged over the replicas."""
+        return phase(self.steps, self.config) is Phase.WARM_UP
+
+    @property
+    def trained(self) -> list[Part | None]:
+        """This rank's part of each unit; None: other ranks of the replica have it alone."""
+        return [self.parts.get(unit.name) for unit in self.units]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the steps so far have ended."""
+        lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
+        return lone // self.config.local_sgd_sync_interval
+
+    def sync(self) -> None:
+        """Synchronise now, such as before an export of the weights; all ranks call it.
+
+        Raises:
+            SyncError: a rank is gone.
+        """
+        if self.alone:
+            end_gathers(self.optimizer)
+            self._round()
+            self._follow()
+
+    def shards(
+        self,
+        objects: Mapping[str, Stateful] | None = None,
+        constants: Mapping[str, Any] | None = None,
+    ) -> Shards:
+        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`.
+
+        Args:
+            objects: As `MegatronShards` takes them, equal on all ranks.
+            constants: The same.
+        """
+        whole = MegatronShards(self.chunks, self.optimizer, objects, constants)
+        shard = self.shard_group.rank
+        replica = ReplicaShards(whole, self.replicas.rank, shard=shard, more=(SCALERS,))
+        return Together(replica, MegatronRoundShards(self, replica))
+
+    def detach(self) -> None:
+        """Remove the hooks; every replica goes on alone."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+        vars(self.optimizer).pop(OWNER, None)
+
+    def clock(self) -> dict[str, Any]:
+        """Return this replica's counters, for a checkpoint."""
+        return {"steps": self.steps, "alone": self.alone, "rounds": self.rounds}
+
+    def set_clock(self, clock: Mapping[str, Any]) -> None:
+        """Go on from counters of a checkpoint."""
+        self.steps, self.alone = clock["steps"], clock["alone"]
+
+    def _warn_if_alone(self) -> None:
+        if self.replicas.size == 1 and self.shard_group.rank == 0:
+            log.warning(
+                "local SGD: Megatron's groups have one replica, so nothing is exchanged; pass "
+                "num_distributed_optimizer_instances=<replicas> to initialize_model_parallel"
+            )
+
+    def _found_parts(self) -> list[Part]:
+        return parts_of(self.chunks, self.optimizer, self._data_parallel)
+
+    def _names(self) -> list[str]:
+        """Return the parameters of all ranks of the replica: these report on one another's."""
+        device = next(self.chunks[0].parameters()).device
+        return all_names(list(self.parts), self.shard_group, device)
+
+    def _unit(self, name: str, outer: OuterOptimizerConfig | None) -> Unit:
+        part = self.parts.get(name)
+        tensors = (lambda: ()) if part is None else functools.partial(_one, part)
+        is_copy = part is not None and part.is_copy
+        return Unit(name, tensors, outer_of(self.config, outer), is_copy=is_copy)
+
+    def _hook(self) -> list[Callable[[], None]]:
+        """Register the hooks; return what removes them."""
+        vars(self.optimizer)[OWNER] = self
+        undo = [_override(self.optimizer, "step", self._step)]
+        undo += [
+            _override(chunk, "finish_grad_sync", functools.partial(self._finish_gradients, chunk))
+            for chunk in self.chunks
+        ]
+        for one in optimizers_of(self.optimizer):
+            undo.append(one.optimizer.register_step_post_hook(self._after_inner_step).remove)
+        return undo
+
+    def _finish_gradients(
+        self, chunk: Any, finish: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Reduce a chunk's gradients inside the replica; in the warm-up, average over all."""
+        result = finish(*args, **kwargs)
+        if self.is_warming_up and self.replicas.size > 1:
+            whole = bool(kwargs.get("force_all_reduce", args[0] if args else False))
+            works = []
+            for gradients in _reduced(chunk, self._data_parallel, whole=whole):
+                gradients.mul_(1 / self.replicas.size)
+                works.append(self.replicas.begin_sum(gradients))
+            for work in works:
+                work.wait()
+        return result
+
+    def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a step, and what follows it in the hook of the inner one."""
+        if not self.is_warming_up and not self._has_anchors:
+            self._take_anchors()
+        self._stepped = False
+        result = step(*args, **kwargs)
+        if not self._stepped:
+            end_gathers(self.optimizer)
+            if self._after_step() is not Boundary.NOTHING:
+                self._follow()
+        return result
+
+    def _after_inner_step(self, *_: Any) -> None:
+        self._stepped = True
+        self._after_step()
+
+    def _after_step(self) -> Boundary:
+        """Count a step, and do what it ends; return that."""
+        follows = Boundary.NOTHING
+        self.steps += 1
+        if boundary(self.steps, self.config) is Boundary.ANCHORS:
+            follows = Boundary.ANCHORS
+            self._take_anchors()
+        elif phase(self.steps - 1, self.config) is Phase.LOCAL:
+            self.alone += 1
+            if boundary(self.steps, self.config) is Boundary.ROUND:
+                follows = Boundary.ROUND
+                self._round()
+        return follows
+
+    @property
+    def _has_anchors(self) -> bool:
+        return all(unit.has_anchors for unit in self.units)
+
+    def _round(self) -> None:
+        self.outcomes = self._sync.run(self.units, steps=float(self.alone))
+        self.alone = 0
+        put_together(list(self.parts.values()), self._data_parallel)
+        if self.replicas.rank == 0 and self.shard_group.rank == 0:
+            _tell(self.outcomes)
+
+    def _take_anchors(self) -> None:
+        """Take the masters for anchors, where all replicas are equal; a collective."""
+        if self.steps:  # replicas have rounded the norms of their gradients each for itself
+            self._share_masters()
+        for unit in self.units:
+            unit.take_anchors()
+        check_equal(self.units, self.replicas)
+
+    def _broadcast(self) -> None:
+        """Give all replicas the first one's weights."""
+        import torch.distributed as dist
+
+        if self.replicas.size == 1:
+            return
+        end_gathers(self.optimizer)
+        self._share_masters()
+        own = owned(self.optimizer).parameters
+        for chunk in self.chunks:
+            for one in chunk.parameters():
+                if id(one) not in own:
+                    dist.broadcast(one.detach(), group=self._sync_ranks, group_src=0)
+        self._follow()
+
+    def _share_masters(self) -> None:
+        import torch.distributed as dist
+
+        for part in self.parts.values() if self.replicas.size > 1 else ():
+            dist.broadcast(part.values(), group=self._sync_ranks, group_src=0)
+        put_together(list(self.parts.values()), self._data_parallel)
+
+    def _follow(self) -> None:
+        """Have the weights follow masters that were changed outside the inner step."""
+        write_weights(owned(self.optimizer), self.optimizer)
+
+    def take_written(self) -> None:
+        """Have the weights follow masters that a checkpoint's anchors were written to."""
+        put_together(list(self.parts.values()), self._data_parallel)
+        self._follow()
+
+
+def _one(part: Part) -> Sequence[torch.Tensor]:
+    return (part.values(),)
+
+
+def _group_of(ranks: dist.ProcessGroup | None, timeout: float) -> Group:
+    return Group.of_one() if ranks is None else Group(ranks, timeout=timeout)
+
+
+def _override(holder: Any, name: str, call: Callable[..., Any]) -> Callable[[], None]:
+    """Put a call around one of an object's methods; return what takes it away."""
+    original = getattr(holder, name)
+    setattr(holder, name, functools.wraps(original)(functools.partial(call, original)))
+    return lambda: vars(holder).pop(name, None)
+
+
+def _reduced(chunk: Any, own: dist.ProcessGroup, *, whole: bool) -> list[torch.Tensor]:
+    """Return the gradients that are right on this rank after a reduction inside the replica."""
+    found = []
+    for buffer in chunk.buffers:
+        for bucket in buffer.buckets:
+            gradients: torch.Tensor = bucket.grad_data
+            if chunk.ddp_config.use_distributed_optimizer and not whole:
+                gradients = gradients.chunk(own.size())[own.rank()]
+            found.append(gradients)
+    return found
+
+
+def _refuse_second(optimizer: Any) -> None:
+    if OWNER in vars(optimizer):
+        raise LocalSGDError(
+            f"optimizer: this {type(optimizer).__name__} has a MegatronLocalSGD: call detach() on "
+            "it before another is made, since both would synchronise"
+        )
+
+
+def _tell(outcomes: Sequence[Outcome]) -> None:
+    """Log a round; loudly where replicas were left out."""
+    spoke = [one for one in outcomes if one.rollback or any(one.anomalous)]
+    for one in spoke[:1]:
+        log.warning(
+            "local SGD: round %d: %d of %d parameters stand out; %s: anomalous %s, weights %s, %s",
+            *(one.round, len(spoke), len(outcomes), one.name),
+            *(one.anomalous, [f"{weight:.3f}" for weight in one.weights], one.reason),
+        )
