@@ -165,6 +165,10 @@ bench-flash: $(STAMP) ## Measure how long a checkpoint stops training, beside to
 bench-universal: $(STAMP) ## Measure saves and loads of DeepSpeed's and Megatron's state, beside their own (1 hour)
 	$(BIN)/python -m bench.universal
 
+.PHONY: bench-local-sgd
+bench-local-sgd: $(STAMP) ## Measure local SGD: bytes, slow links and replicas, losses, elastic replicas (1 hour; root for links)
+	$(BIN)/python -m bench.local_sgd
+
 .PHONY: soak-real
 soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing lost, nothing left
 	$(BIN)/python -m bench.soak --publish

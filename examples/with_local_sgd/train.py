@@ -2,6 +2,8 @@
 
 Local SGD's lines are the mesh, `LocalSGD`, and `local.finish()`. With `--parallel=ddp` each rank is
 a replica under DDP. There they are the hook, the averager, and the optimizer around the script's.
+`--way` chooses EDiT, A-EDiT, or plain DDP to compare with; `--curve` writes the losses down, which
+`plot_losses.py` draws.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import holdfast
 from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
 from holdfast.local_sgd.fsdp2 import LocalSGD
+from with_local_sgd.curve import Curve
 from with_local_sgd.llama_model import CONTEXT, Llama, next_byte_loss
 
 OUTER = OuterOptimizerConfig(torch.optim.SGD, {"lr": 0.7, "momentum": 0.8, "nesterov": True})
@@ -42,25 +45,41 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    config = LocalSGDConfig(
-        local_sgd_warmup_steps=args.warmup,
-        local_sgd_sync_interval=args.interval,
-        pseudo_gradnorm_reduce=True,
-        clip_pseudo_grad=10.0,
-        skip_anomaly=True,
-        ewma_warmup_steps=10,
-    )
-    if args.parallel == "fsdp2":
-        train_fsdp2(args, config)
+    curve = Curve(args.curve, args.way, CONTEXT * args.batch * dist.get_world_size())
+    if args.way == "ddp":
+        train_plainly(args, curve)
+    elif args.parallel == "fsdp2":
+        train_fsdp2(args, settings(args), curve)
     else:
-        train_ddp(args, config)
+        train_ddp(args, settings(args), curve)
+    curve.close()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train_fsdp2(args: argparse.Namespace, config: LocalSGDConfig) -> None:
+def settings(args: argparse.Namespace) -> LocalSGDConfig:
+    """Return when replicas agree, and how."""
+    rounds: dict[str, Any] = {"local_sgd_sync_interval": args.interval}
+    if args.way == "a-edit":
+        rounds = {
+            "use_async": True,
+            "local_sgd_sync_time": args.seconds,
+            "min_total_global_steps": 1,
+            "use_step_weight": True,
+        }
+    return LocalSGDConfig(
+        local_sgd_warmup_steps=args.warmup,
+        pseudo_gradnorm_reduce=True,
+        clip_pseudo_grad=10.0,
+        skip_anomaly=True,
+        ewma_warmup_steps=10,
+        **rounds,
+    )
+
+
+def train_fsdp2(args: argparse.Namespace, config: LocalSGDConfig, curve: Curve) -> None:
     """Train from the newest checkpoint; a world of other replicas and shards goes on from it."""
-    shards = int(os.environ["LOCAL_WORLD_SIZE"])
+    shards = args.shards or int(os.environ["LOCAL_WORLD_SIZE"])
     replicas = dist.get_world_size() // shards
     mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
     model = Llama()
@@ -75,6 +94,9 @@ def train_fsdp2(args: argparse.Namespace, config: LocalSGDConfig) -> None:
         loss = train_step(model, optimizer, done, args.batch)
         done += 1
         log(done, loss)
+        curve.add(
+            done, loss, bytes_of(model, shards, replicas) * local.is_warming_up, local.replicas.sent
+        )
         if flash.step(done, samples=args.batch, loss=loss) is holdfast.SAVE_AND_STOP:
             flash.close()
             return
@@ -83,7 +105,21 @@ def train_fsdp2(args: argparse.Namespace, config: LocalSGDConfig) -> None:
     validate(model)
 
 
-def train_ddp(args: argparse.Namespace, config: LocalSGDConfig) -> None:
+def train_plainly(args: argparse.Namespace, curve: Curve) -> None:
+    """Train by DDP, whose ranks agree on gradients in each step, to compare with."""
+    model = DistributedDataParallel(Llama(), broadcast_buffers=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    sent = bytes_of(model, 1, dist.get_world_size())
+    for step in range(args.steps):
+        loss = train_step(model, optimizer, step, args.batch)
+        log(step + 1, loss)
+        curve.add(step + 1, loss, sent)
+        if holdfast.init().step(step + 1, samples=args.batch, loss=loss) is holdfast.SAVE_AND_STOP:
+            return
+    validate(model)
+
+
+def train_ddp(args: argparse.Namespace, config: LocalSGDConfig, curve: Curve) -> None:
     """Train without checkpoints: a replica under DDP keeps its state in its optimizer's state."""
     model = DistributedDataParallel(Llama(), broadcast_buffers=False)
     state = PostLocalSGDState(
@@ -99,9 +135,18 @@ def train_ddp(args: argparse.Namespace, config: LocalSGDConfig) -> None:
     for step in range(args.steps):
         loss = train_step(model, optimizer, step, args.batch)
         log(step + 1, loss)
+        sent = bytes_of(model, 1, dist.get_world_size())
+        is_sent = step < args.warmup or (step + 1 - args.warmup) % args.interval == 0
+        curve.add(step + 1, loss, sent * is_sent)
         if holdfast.init().step(step + 1, samples=args.batch, loss=loss) is holdfast.SAVE_AND_STOP:
             return
     validate(model)
+
+
+def bytes_of(model: nn.Module, shards: int, replicas: int) -> int:
+    """Return what a rank sends to the other replicas in a step that all agree on, by a ring."""
+    whole = sum(one.numel() * one.element_size() for one in model.parameters())
+    return 2 * (replicas - 1) * whole // (replicas * shards)
 
 
 def train_step(model: nn.Module, optimizer: Any, step: int, batch: int) -> torch.Tensor:
@@ -139,8 +184,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parallel", choices=("fsdp2", "ddp"), default="fsdp2")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--warmup", type=int, default=20, help="steps that reduce gradients")
-    parser.add_argument("--interval", type=int, default=8, help="steps between rounds")
+    parser.add_argument("--way", choices=("edit", "a-edit", "ddp"), default="edit")
+    parser.add_argument("--interval", type=int, default=8, help="steps between rounds of EDiT")
+    parser.add_argument("--seconds", type=float, default=0.4, help="between rounds of A-EDiT")
+    parser.add_argument("--curve", type=Path, help="add this replica's losses to a CSV file")
     parser.add_argument("--batch", type=int, default=8, help="samples of a rank")
+    parser.add_argument("--shards", type=int, help="ranks of a replica; by default those of a node")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--checkpoint-dir", type=Path)
     return parser.parse_args()

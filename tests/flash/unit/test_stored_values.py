@@ -17,7 +17,12 @@ def _values(**given: Any) -> tuple[StoredValues, list[str]]:
 
     def reader(name: str, value: Any) -> Any:
         body = value if isinstance(value, bytes) else encode_value(name, value)
-        return lambda: read.append(name) or body
+
+        def found() -> bytes:
+            read.append(name)
+            return body
+
+        return found
 
     for name, value in given.items():
         values.add(name, reader(name, value))

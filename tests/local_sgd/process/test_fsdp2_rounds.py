@@ -209,3 +209,18 @@ def test_what_does_not_fit_is_refused_with_a_remedy(training: Training) -> None:
     assert "no LocalSGD was made for this Sequential" in said["no LocalSGD"]
     assert "call detach() on it before another is made" in said["second"]
     assert "is trained now and was not when LocalSGD was made" in said["thawed"]
+
+
+def test_fixed_members_train_as_a_mesh_does(training: Training) -> None:
+    """A script that takes its members from the environment needs no other code under torchrun."""
+    world = {
+        "mesh": [2, 2],
+        "world": 4,
+        "kind": "fsdp",
+        "job": "train",
+        "steps": 9,
+        "closing": True,
+    }
+    world |= {"config": EVERY_2, "outer": NESTEROV}
+    by_mesh, by_members = training.run(**world), training.run(**world, members=True)
+    assert [rank["weights"] for rank in by_members] == [rank["weights"] for rank in by_mesh]

@@ -15,6 +15,7 @@ from holdfast.local_sgd.errors import LocalSGDConfigError
     [
         (LocalSGDConfig(use_async=True), "use_async=True: with DDP rounds end by steps"),
         (LocalSGDConfig(quorum=0.5), "quorum=0.5: rounds wait for all replicas"),
+        (LocalSGDConfig(switching="act"), 'switching="act": only under FSDP2'),
         (
             LocalSGDConfig(use_step_weight=True, step_weight_by="tokens"),
             "step_weight_by='tokens': with DDP nobody tells the tokens",

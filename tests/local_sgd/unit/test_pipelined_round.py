@@ -78,3 +78,18 @@ def test_a_failure_leaves_finished_units_and_goes_on_with_the_others() -> None:
     assert one.is_over
     finished = [call for call in recorder.calls if call.startswith("finish")]
     assert finished == [f"finish {number}" for number in range(UNITS)]
+
+
+def test_a_round_goes_on_where_other_replicas_have_brought_its_units() -> None:
+    """Units that were given are not touched again, and the one in flight begins anew."""
+    recorder = Recorder(fails=1)
+    under_way = _round(recorder)
+    with pytest.raises(SyncError):
+        under_way.reach(2)
+    assert under_way.begun == {1, 2}
+    under_way.go_on_from(3)
+    assert not under_way.begun
+    recorder.calls.clear()
+    under_way.complete()
+    assert recorder.calls == ["begin 3", "begin 4", "write 3", "finish 3", "write 4", "finish 4"]
+    assert under_way.is_over

@@ -27,9 +27,10 @@ def configs_of(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 
     outer, gta = world.get("outer"), world.get("gta")
+    kind = getattr(torch.optim, world.get("outer class", "SGD"))
     return (
         LocalSGDConfig(**world.get("config", {})),
-        OuterOptimizerConfig(torch.optim.SGD, outer) if outer else None,
+        OuterOptimizerConfig(kind, outer) if outer else None,
         GTAConfig(**gta) if gta else None,
     )
 
@@ -56,13 +57,18 @@ def disturb(world: Mapping[str, Any], step: int, replica: int, optimizer: Any) -
 
 def train(world: Mapping[str, Any], pipe: Any) -> None:
     """Train for `steps`; send the weights of this rank's replica and what the rounds did."""
+    from holdfast.local_sgd import members
     from holdfast.local_sgd.fsdp2 import LocalSGD
 
     mesh, options = mesh_of(world), world.get("options", {})
     replica, shard = mesh.get_coordinate()
-    model = sharded(tiny_model(options), mesh["shard"], options)
+    own, replicas = mesh["shard"], mesh
+    if world.get("members"):
+        replicas = members.StaticMembers(mesh["shard"].size())
+        own = members.mesh_of(replicas, "cpu")
+    model = sharded(tiny_model(options), own, options)
     optimizer = optimizer_of(model, world)
-    local = LocalSGD(model, optimizer, mesh, *configs_of(world))
+    local = LocalSGD(model, optimizer, replicas, *configs_of(world))
     told = []
     for step in range(world["steps"]):
         disturb(world, step, replica, optimizer)

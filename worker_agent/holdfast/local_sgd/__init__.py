@@ -23,6 +23,12 @@ if TYPE_CHECKING:
         local_sgd_args_provider,
         patch_megatron_for_local_sgd,
     )
+    from holdfast.local_sgd.members import (
+        RosterMembers,
+        StaticMembers,
+        members_of_environment,
+        mesh_of,
+    )
 
 __all__ = [
     "GTAConfig",
@@ -34,9 +40,13 @@ __all__ = [
     "MegatronLocalSGD",
     "OuterOptimPeriodicModelAverager",
     "OuterOptimizerConfig",
+    "RosterMembers",
     "StatefulPostLocalSGDOptimizer",
+    "StaticMembers",
     "load_local_sgd_state_dict",
     "local_sgd_args_provider",
+    "members_of_environment",
+    "mesh_of",
     "patch_megatron_for_local_sgd",
     "save_local_sgd_state_dict",
 ]
@@ -50,10 +60,14 @@ _MODULES = {
     "MegatronLocalSGD": "megatron",
     "OuterOptimPeriodicModelAverager": "ddp",
     "OuterOptimizerConfig": "config",
+    "RosterMembers": "members",
     "StatefulPostLocalSGDOptimizer": "ddp",
+    "StaticMembers": "members",
     "load_local_sgd_state_dict": "files",
     "local_sgd_args_provider": "megatron",
     "patch_megatron_for_local_sgd": "megatron",
+    "members_of_environment": "members",
+    "mesh_of": "members",
     "save_local_sgd_state_dict": "files",
 }
 

@@ -122,9 +122,20 @@ class LocalSGDConfig:
     grace_max_seconds: float = 30.0
     """Most seconds that a round waits for the others after its quorum. Between the two the wait is
     learned from past rounds. Default 30."""
+    whole_round_interval: int = 8
+    """In each so many-th round all replicas have `grace_max_seconds` to come, whatever was learned.
+    There a checkpoint has all of them, and one that is always late takes new weights. Default 8.
+    0: in no round."""
     late_discount: float = 0.5
     """Factor of the weight of a delta for each round that it comes late, 0 to 1. Default 0.5: what
     was computed against an older anchor is worth less. 0 throws it away."""
+
+    switching: Literal["off", "propose", "act"] = "off"
+    """Choose between a sync of gradients in each step and local steps, and the interval, from what
+    steps and reductions take; FSDP2 and EDiT only. Default "off"; "propose" logs the choice, "act"
+    makes it."""
+    switching_tolerated: float = 0.1
+    """Share of a step's time that agreement of the replicas may cost, above 0. Default 0.1."""
 
     def __post_init__(self) -> None:
         """Check the values, then the contradictions."""
@@ -233,6 +244,9 @@ _LOCAL_VALUES: Final = (
     ),
     Value("grace_min_seconds", real(lambda value: value >= 0), "seconds, at least 0"),
     Value("grace_max_seconds", real(lambda value: value >= 0), "seconds, at least 0"),
+    Value("switching", one_of("off", "propose", "act"), '"off", "propose" or "act"'),
+    Value("switching_tolerated", real(lambda value: value > 0), "a share of a step, above 0"),
+    Value("whole_round_interval", whole(0), "a number of rounds, or 0 for none"),
     Value("late_discount", real(lambda value: 0 <= value <= 1), "a factor, from 0 to 1"),
 )
 _OUTER_VALUES: Final = (
@@ -271,7 +285,9 @@ _EWMA: Final = (
     *("ewma_alpha", "ewma_warmup_steps", "ewma_threshold", "ewma_bias_correction"),
     *("ewma_spread_factor", "ewma_floor", "ewma_restart_after"),
 )
-_GRACE: Final = ("grace_min_seconds", "grace_max_seconds", "late_discount")
+_GRACE: Final = (
+    *("grace_min_seconds", "grace_max_seconds", "whole_round_interval", "late_discount"),
+)
 
 LOCAL_RULES: Final[tuple[Rule[LocalSGDConfig], ...]] = (
     Rule(
@@ -355,6 +371,27 @@ LOCAL_RULES: Final[tuple[Rule[LocalSGDConfig], ...]] = (
         breaks=lambda one: one.quorum is None and _is_set(one, *_GRACE),
         why="without a quorum a round waits for all live replicas, so nobody is late",
         remedy="set quorum to the least share of the live replicas, or leave these settings",
+    ),
+    Rule(
+        name="switching-of-a-edit",
+        fields=("switching", "use_async"),
+        breaks=lambda one: one.use_async and one.switching != "off",
+        why="A-EDiT ends rounds by time, so there is no interval to choose",
+        remedy='set use_async=False, or switching="off"',
+    ),
+    Rule(
+        name="tolerance-without-switching",
+        fields=("switching_tolerated", "switching"),
+        breaks=lambda one: one.switching == "off" and _is_set(one, "switching_tolerated"),
+        why="nothing is measured",
+        remedy='set switching="propose" or "act", or leave the tolerance',
+    ),
+    Rule(
+        name="feedback-without-a-barrier",
+        fields=("quorum", "error_feedback"),
+        breaks=lambda one: one.quorum is not None and one.error_feedback,
+        why="in each round other replicas merge a chunk, so what one of them lost is not added",
+        remedy="set error_feedback=False, or leave quorum at None",
     ),
     Rule(
         name="grace-bounds-crossed",

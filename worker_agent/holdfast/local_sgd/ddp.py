@@ -36,7 +36,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.ddp_members import DDPMembers, refuse_more
+from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDConfigError
+from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
@@ -59,7 +62,7 @@ class OuterOptimPeriodicModelAverager:
 
     def __init__(
         self,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | Members | None = None,
         local_sgd_config: LocalSGDConfig | None = None,
         gta_config: GTAConfig | None = None,
         outer_optim_config: OuterOptimizerConfig | None = None,
@@ -69,11 +72,12 @@ class OuterOptimPeriodicModelAverager:
         """Take the settings.
 
         Args:
-            process_group: The replicas; None: the default group.
+            process_group: The replicas; None: the default group. Members may come and go: each
+                replica is then one process group of its own, with DDP inside it.
             local_sgd_config: W, H and the rest; None: its defaults.
             gta_config: The reducer; None: the weighted mean.
             outer_optim_config: The outer optimizer; None: plain averaging.
-            timeout: Seconds until a collective of a round has failed.
+            timeout: Seconds until a collective of a round has failed; members have their own.
 
         Raises:
             LocalSGDConfigError: settings contradict each other, or ask for what DDP has not.
@@ -85,11 +89,41 @@ class OuterOptimPeriodicModelAverager:
         """Of the last round, by parameter."""
         _check(self.config, outer_optim_config, gta_config)
         self._outer = outer_of(self.config, outer_optim_config)
-        self._group = Group(process_group, timeout=timeout)
-        groups = (self._group, Group.of_one())
+        self.joined = False
+        """This replica came to others that train, and has their state: load no checkpoint."""
+        members, self.group = _members_and_group(process_group, timeout)
+        groups = (self.group, Group.of_one())
         self._sync = unit_sync_of(self.config, gta_config, groups, clip_scope="batch")
-        self._units: list[Unit] = []
+        self.units: list[Unit] = []
         """In the order of the optimizer's parameters; those without anchors are not here."""
+        self._members = None if members is None else DDPMembers(self, members, self._sync)
+
+    def start(self, params: Iterable[Any]) -> None:
+        """Meet the members, where the averager has `Members`: before the first step, once.
+
+        Args:
+            params: Groups of the optimizer, whose learning rates a joiner takes.
+
+        Raises:
+            MembersError, SyncError: none came, or a rank of this replica is gone.
+        """
+        if self._members is not None and not self._members.is_started:
+            self._members.start(params)
+
+    def carry(self, name: str, one: Carried) -> None:
+        """Give replicas that come later a scheduler's state, the place in the data, or the like.
+
+        A replica that has come later takes that state at once. Fixed replicas have no need.
+
+        Raises:
+            LocalSGDError: the state has what JSON has not.
+        """
+        if self._members is not None:
+            self._members.carry(name, one)
+
+    def make_units(self, params: Iterable[Any]) -> None:
+        """Make a unit of each parameter, without anchors yet."""
+        self.units = [self._unit(number, one) for number, one in enumerate(_flat(params))]
 
     def before_step(self, params: Iterable[Any]) -> None:
         """Take anchors if the next step is the first local one; call it before that step.
@@ -97,6 +131,7 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             AnchorsDifferError: the replicas have different weights.
         """
+        self.start(params)
         if phase(self.step, self.config) is Phase.LOCAL:
             self._take_anchors(params)
 
@@ -111,17 +146,20 @@ class OuterOptimPeriodicModelAverager:
         """
         self.step += 1
         follows = boundary(self.step, self.config)
+        if self._members is not None:
+            made = self._members.stepped(ends_round=follows is Boundary.ROUND)
+            self.outcomes = self.outcomes if made is None else made
         if follows is Boundary.ANCHORS:
             self._take_anchors(params)
-        elif follows is Boundary.ROUND:
+        elif follows is Boundary.ROUND and self._members is None:
             self._round(_flat(params))
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, momentum, detectors of every replica, counters: what this rank has."""
         return {
             "step": self.step,
-            "replica": self._group.rank,
-            "units": [unit.state_dict() for unit in self._units],
+            "replica": self.group.rank,
+            "units": [unit.state_dict() for unit in self.units],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], params: Iterable[Any]) -> None:
@@ -141,23 +179,28 @@ class OuterOptimPeriodicModelAverager:
                 f"{len(flat)}; load it into an optimizer of the same parameters"
             )
         self.step = int(state["step"])
-        own = state["replica"] == self._group.rank
-        self._units = [
+        own = state["replica"] == self.group.rank
+        self.units = [
             self._unit(number, param) for number, param in enumerate(flat[: len(state["units"])])
         ]
-        for unit, one in zip(self._units, state["units"], strict=True):
+        for unit, one in zip(self.units, state["units"], strict=True):
             unit.load_state_dict(one, own=own)
+        if self._members is not None:
+            self._members.go_on_from(self.step)
 
     def _round(self, flat: list[torch.Tensor]) -> None:
-        if len(self._units) != len(flat):
+        if len(self.units) != len(flat):
             raise RuntimeError(
-                f"anchors: {len(self._units)} of {len(flat)} parameters have one. With "
+                f"anchors: {len(self.units)} of {len(flat)} parameters have one. With "
                 "local_sgd_warmup_steps=0 an averager must see them before the first local step: "
                 "wrap the optimizer in StatefulPostLocalSGDOptimizer, or call before_step(params)"
             )
-        self.outcomes = self._sync.run(self._units, steps=self.config.local_sgd_sync_interval)
+        self.outcomes = self._sync.run(self.units, steps=self.config.local_sgd_sync_interval)
+        self._tell()
+
+    def _tell(self) -> None:
         spoke = [one for one in self.outcomes if any(one.anomalous) or one.clipped < 1]
-        if self.config.is_debug and spoke and self._group.rank == 0:
+        if self.config.is_debug and spoke and self.group.rank == 0:
             first = spoke[0]
             _log.info(
                 "round %d: %d of %d parameters; %s: anomalous %s, clipped by %g, %s",
@@ -168,13 +211,16 @@ class OuterOptimPeriodicModelAverager:
     def _take_anchors(self, params: Iterable[Any]) -> None:
         """Set A := θ for the parameters that have none."""
         flat = _flat(params)
-        fresh = [self._unit(number, flat[number]) for number in range(len(self._units), len(flat))]
+        more = [self._unit(number, flat[number]) for number in range(len(self.units), len(flat))]
+        if more and self._members is not None:
+            refuse_more(len(more))
+        fresh = [unit for unit in self.units if not unit.has_anchors] + more
         if not fresh:
             return
         for unit in fresh:
             unit.take_anchors()
-        check_equal(fresh, self._group)
-        self._units += fresh
+        check_equal(fresh, self.group)
+        self.units += more
 
     def _unit(self, number: int, param: torch.Tensor) -> Unit:
         return Unit(str(number), lambda: (_local(param),), self._outer)
@@ -197,6 +243,7 @@ class StatefulPostLocalSGDOptimizer:
     ) -> None:
         """Take the script's optimizer and the averager."""
         self.optim, self.averager = optim, averager
+        averager.start(optim.param_groups)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the script's optimizer."""
@@ -279,6 +326,17 @@ def _check(
             f"step_weight_by={config.step_weight_by!r}: with DDP nobody tells the tokens, and all "
             "replicas make the same steps; leave it at its default"
         )
+
+
+def _members_and_group(
+    given: dist.ProcessGroup | Members | None, timeout: float
+) -> tuple[Members | None, Group]:
+    """Return the members, if they are given, and the replicas that are there at the start."""
+    import torch.distributed as dist
+
+    if given is None or isinstance(given, dist.ProcessGroup):
+        return None, Group(given, timeout=timeout)
+    return given, Group.of_one()
 
 
 def _flat(params: Iterable[Any]) -> list[torch.Tensor]:

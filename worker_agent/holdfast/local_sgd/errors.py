@@ -21,3 +21,7 @@ class StepCountError(LocalSGDError):
 
 class RosterError(LocalSGDError):
     """Replicas whose units no change of members can leave behind."""
+
+
+class WarmUpError(LocalSGDError):
+    """A replica was lost while gradients were averaged over all of them."""

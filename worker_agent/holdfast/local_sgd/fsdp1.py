@@ -31,13 +31,12 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2 import LocalSGD
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, Trained
-from holdfast.local_sgd.sync.group import TIMEOUT
+from holdfast.local_sgd.sync.group import TIMEOUT, Group
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
 
 _WRAPPER: Final = "_fsdp_wrapped_module"
 _SHARD: Final = "_local_shard"
@@ -125,7 +124,7 @@ class HybridShardLocalSGD(LocalSGD):
             [dist.get_rank()], use_local_synchronization=True
         )
         self._first_factor = {id(one): getattr(one, _NEEDED[1]) for one in _states(model)}
-        super().__init__(model, optimizer, None, config, outer, gta, timeout=timeout)  # type: ignore[arg-type]
+        super().__init__(model, optimizer, None, config, outer, gta, timeout=timeout)
         self._share_gradients()
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,18 +172,14 @@ class HybridShardLocalSGD(LocalSGD):
         super().detach()
         self._set_gradients(shared=False)
 
-    def _ranks_of(
-        self, model: nn.Module, mesh: DeviceMesh
-    ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    def _groups_of(self, model: nn.Module, mesh: object, timeout: float) -> tuple[Group, Group]:
         del mesh
         (state, *_) = _states(model)
-        return state._inter_node_pg, state.process_group  # noqa: SLF001 - no public way
+        groups = state._inter_node_pg, state.process_group  # noqa: SLF001 - no public way
+        return Group(groups[0], timeout=timeout), Group(groups[1], timeout=timeout)
 
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return [_unit(name, module) for name, module in _named_states(model)]
-
-    def _hook_gradients(self, name: str, module: Any) -> None:
-        """FSDP1 takes no hook; `_share_gradients` does the same."""
 
     def _after_step(self, *_: Any) -> None:
         super()._after_step()
@@ -195,7 +190,7 @@ class HybridShardLocalSGD(LocalSGD):
 
     def _set_gradients(self, *, shared: bool) -> None:
         """Have the next backward average over all replicas, or over this one's ranks alone."""
-        group = self._sync_ranks if shared else self._alone
+        group = self.replicas.ranks if shared else self._alone
         ranks = float(self.shard_group.size * group.size())
         for one in _states(self.model):
             one._inter_node_pg = group  # noqa: SLF001 - no public way
@@ -203,16 +198,14 @@ class HybridShardLocalSGD(LocalSGD):
             one._gradient_predivide_factor = first  # noqa: SLF001
             one._gradient_postdivide_factor = ranks / first  # noqa: SLF001
 
-    def _broadcast(self) -> None:
-        """Give all replicas the first one's weights, frozen ones too."""
-        import torch.distributed as dist
-
+    def share_weights(self, source: int = 0) -> None:
+        """Give all replicas the weights of one, frozen ones too."""
         if self.replicas.size == 1:
             return
         for unit in self.modules:
             if isinstance(unit, _FlatUnit) and _handle(unit.modules[0]) is not None:
                 unit.drop_gathered()
-                dist.broadcast(unit.shard(), group=self._sync_ranks, group_src=0)
+                self.replicas.begin_broadcast(unit.shard(), source).wait()
 
 
 def _unit(name: str, module: Any) -> _FlatUnit:

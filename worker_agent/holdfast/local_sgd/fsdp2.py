@@ -9,8 +9,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 local = LocalSGD(model, optimizer, mesh, LocalSGDConfig(local_sgd_sync_interval=16), outer)
 ```
 
-Belongs here: FSDP2's hooks, and what they call when. Does not belong here: which parameters are a
-unit (`fsdp2_units`), the order of a round (`pipelined_round`), the state in a checkpoint
+Belongs here: what a script calls. Does not belong here: the course of a round (`fsdp2_rounds`,
+`pipelined_round`), which parameters are a unit (`fsdp2_units`), the state in a checkpoint
 (`shards`).
 
 In the *warm-up* a hook behind FSDP2's reduce-scatter averages the gradients over the replicas,
@@ -35,24 +35,27 @@ test for each:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.replicas import ReplicaShards
-from holdfast.flash.trainer.shards import Shards, Together
-from holdfast.flash.trainer.torch_shards import TorchShards
+from holdfast.flash.trainer.shards import Shards
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.fsdp2_hooks import hook_modules, unhook_gradients
+from holdfast.local_sgd.fsdp2_members import groups_of, is_mesh, members_of
+from holdfast.local_sgd.fsdp2_rounds import FSDP2Rounds
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
-from holdfast.local_sgd.pipelined_round import PipelinedRound
-from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
-from holdfast.local_sgd.shards import LocalSGDShards
+from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.policies.schedule import Entry
+from holdfast.local_sgd.quorum_rounds import QuorumRounds
+from holdfast.local_sgd.shards import shards_of
+from holdfast.local_sgd.switch import switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
-from holdfast.local_sgd.sync.units import Unit, check_equal
+from holdfast.local_sgd.sync.units import Unit
 from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
@@ -61,7 +64,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-log: Final = logging.getLogger("holdfast")
 _OWNER: Final = "_holdfast_local_sgd"
 """Attribute of a model that has a `LocalSGD`."""
 
@@ -81,41 +83,14 @@ def local_sgd_of(model: nn.Module) -> LocalSGD:
     return found
 
 
-class LocalSGD:
+class LocalSGD(FSDP2Rounds):
     """Replicas of one model that step alone and agree on their weights in rounds."""
-
-    optimizers: list[Any]
-    """Inner optimizers."""
-    replicas: Group
-    """The ranks that hold this rank's shards, one of each replica."""
-    shard_group: Group
-    """The ranks of this replica."""
-    own_ranks: dist.ProcessGroup
-    """The process group of `shard_group`."""
-    modules: list[ShardedUnit]
-    """What `fully_shard` keeps together, frozen modules too."""
-    trained: list[ShardedUnit]
-    """Those of them that synchronise, in the order of a round."""
-    units: list[Unit]
-    """Anchors and rounds of `trained`."""
-    steps: int
-    """Steps of the inner optimizer so far."""
-    alone: int
-    """Steps since the last round."""
-    tokens: int
-    """Tokens since the last round, as far as the script tells them."""
-    due: bool
-    """The next forward in training begins a round."""
-    outcomes: list[Outcome]
-    """Of the newest round's units."""
-    _round: PipelinedRound | None
-    """The round that is under way."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        mesh: DeviceMesh,
+        mesh: DeviceMesh | Members | None,
         config: LocalSGDConfig,
         outer: OuterOptimizerConfig | None = None,
         gta: GTAConfig | None = None,
@@ -128,52 +103,68 @@ class LocalSGD:
             model: `fully_shard` has been called on it, with the mesh's second dimension.
             optimizer: The inner optimizer, whose steps count; of several, those of the last.
             mesh: Two dimensions: replicas, and the ranks of a replica. Either may have one rank.
+                Members in its place may come and go (`members.mesh_of` for `fully_shard`).
             config: When replicas synchronise, and how.
             outer: The outer optimizer; None: none.
             gta: How deltas become one; None: their mean.
-            timeout: Seconds until a collective of a sync has failed.
+            timeout: Seconds until a collective of a sync has failed; members have their own.
 
         Raises:
             LocalSGDConfigError: settings contradict each other.
+            MembersError: no membership came.
             LocalSGDError: the model or the mesh does not fit; the message says what to change.
         """
         check_together(config, outer, gta)
         _refuse_second(model)
         self.config, self.model = config, model
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-        sync_ranks, self.own_ranks = self._ranks_of(model, mesh)
-        self.replicas = Group(sync_ranks, timeout=timeout)
-        self.shard_group = Group(self.own_ranks, timeout=timeout)
-        self._sync_ranks = sync_ranks
+        self.replicas, self.shard_group = self._groups_of(model, mesh, timeout)
+        self.own_ranks = self.shard_group.ranks
         self.modules = self._units_of(model)
         self.trained = [one for one in self.modules if one.trained]
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
-        self._sync = unit_sync_of(config, gta, (self.replicas, self.shard_group))
+        groups = self.replicas, self.shard_group
+        self._sync = unit_sync_of(config, gta, groups, whole=is_mesh(mesh))
+        self.switch = switch_of(config, self.replicas, self.shard_group)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
-        self._round = None
-        self.outcomes = []
-        self._turns = Turns(config, self.replicas, self.shard_group) if config.use_async else None
-        self._broadcast()
+        self.under_way, self.joined, self.written, self.outcomes = None, False, set(), []
+        self._turns = self.quorum = None
+        if config.quorum is not None:
+            self.quorum = QuorumRounds(config, self._sync, self.units, self._drop_gathered)
+        elif config.use_async:
+            self._turns = Turns(config, self.replicas, self.shard_group)
+        self._members = members_of(self, mesh, self._sync)
+        if self._members is None:
+            self.share_weights()
+        else:
+            self._members.follow()
         vars(model)[_OWNER] = self
-        self._handles = [*self._hook_modules(), *self._hook_optimizers()]
-
-    @property
-    def is_warming_up(self) -> bool:
-        """Gradients are averaged over the replicas."""
-        return phase(self.steps, self.config) is Phase.WARM_UP
+        before = hook_modules(self.modules, self.before_forward, self._average)
+        self._handles = [*before, *self._hook_optimizers()]
 
     @property
     def rounds(self) -> int:
         """Rounds that the steps so far have ended, on all replicas alike; `due`: the last runs yet.
 
-        A-EDiT's replicas make unlike numbers of steps. So they save where `due` is true, after
-        this number of rounds.
+        A-EDiT's replicas make unlike numbers of steps. So they save where `together` is true,
+        after this number of rounds.
         """
-        if self._turns is not None:
-            return self._turns.turn.round
+        turns = self.quorum.turns if self.quorum is not None else self._turns
+        if turns is not None:
+            return turns.turn.round
+        if self.switch is not None:
+            return self.switch.rounds
         lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
         return lone // self.config.local_sgd_sync_interval
+
+    @property
+    def together(self) -> bool:
+        """All replicas are at the end of one round here: a checkpoint has all of them.
+
+        Without a quorum it is `due`, since all enter every round.
+        """
+        return self.due if self.quorum is None else self.quorum.together
 
     def finish(self, entered: Callable[[], None] | None = None) -> None:
         """End the training of this replica, which has no more data; its weights are the anchors.
@@ -182,17 +173,20 @@ class LocalSGD:
         EDiT all replicas call it after the same step.
 
         Args:
-            entered: Called where a round has been entered, `due` is true and the others may save:
-                a checkpoint needs all ranks. Does what the script's loop does there.
+            entered: Called where a round has been entered and the others may save, if `together`
+                is true: a checkpoint needs all ranks. Does what the script's loop does there.
 
         Raises:
             SyncError: a rank is gone.
         """
-        if self._turns is None:
+        if self._turns is None and self.quorum is None:
             self.sync()
             return
         self._complete()
         if not self.units or not self.units[0].has_anchors:
+            return
+        if self._turns is None:
+            self._finish_by_quorum(entered)
             return
         entry = Entry.ROUND
         while entry is not Entry.LAST:
@@ -206,27 +200,15 @@ class LocalSGD:
         self._begin()
         self._complete()
 
-    def sync(self) -> None:
-        """Synchronise now, such as before an export of the weights; all ranks call it.
-
-        In the warm-up replicas are equal, and it does nothing.
-
-        Raises:
-            SyncError: a rank is gone.
-        """
-        if self._round is None and self.alone:
-            self._begin()
-        self._complete()
-
     def shards(self) -> Shards:
-        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`."""
-        optimizers = {
-            "" if len(self.optimizers) == 1 else str(number): one
-            for number, one in enumerate(self.optimizers)
-        }
-        whole = TorchShards({"": self.model}, optimizers)
-        replica = ReplicaShards(whole, self.replicas.rank, shard=self.shard_group.rank)
-        return Together(replica, LocalSGDShards(self, replica))
+        """Return the whole training state for a `Checkpointer`: `shards=local.shards()`.
+
+        With members that come and go it is this replica's, whole by itself, whoever is there.
+        """
+        number, count = 0, 1
+        if self._members is None or not self._members.changes:
+            number, count = self.replicas.rank, self.replicas.size
+        return shards_of(self, self.model, self.optimizers, (number, count))
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters, for a checkpoint."""
@@ -236,36 +218,63 @@ class LocalSGD:
             "tokens": self.tokens,
             "due": self.due,
             "rounds": self.rounds,
+            **({"switch": self.switch.state()} if self.switch is not None else {}),
         }
 
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters of a checkpoint; a round that was under way is not."""
         self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
         self.tokens = clock["tokens"]
-        self._round = None
-        if self._turns is not None:
-            self._turns.restart(self.alone, clock["rounds"])
+        self.under_way = None
+        turns = self.quorum.turns if self.quorum is not None else self._turns
+        if turns is not None:
+            turns.restart(self.alone, clock["rounds"])
+        if self.switch is not None and "switch" in clock:
+            self.switch.load(clock["switch"])
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
 
-        Nothing of this replica is lost: a round that was under way goes on with the units that it
-        has not finished. After a `SyncError` in a forward call `model.reset_iter_state()`, which
-        drops that forward, then this, and repeat the step. Units that the members have at unlike
-        rounds are brought to one round before (`policies.roster`).
-
-        A checkpoint names replicas by their number: make a new `Checkpointer` from `shards()`.
+        For a script that makes groups by itself; with `Members` nobody calls it. After a
+        `SyncError` in a forward call `model.reset_iter_state()`, which drops that forward, then
+        this, and repeat the step. All members must have each unit at one round. Make a new
+        `Checkpointer`.
 
         Args:
             sync_ranks: The ranks that hold this rank's shards, one of each replica that is there.
+
+        Raises:
+            LocalSGDError: with a quorum, where late replicas do not learn that one is gone.
         """
-        self._sync_ranks = sync_ranks
+        if self.quorum is not None:
+            raise LocalSGDError(
+                f"quorum={self.config.quorum}: replicas that were late do not learn of a loss, so "
+                "no group of those that are left can be made: restart the job from its newest "
+                "checkpoint, or leave quorum at None"
+            )
         self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
         self._sync.regroup(self.units, self.replicas, self.shard_group)
         if self._turns is not None:
             self._turns.replicas = self.replicas
-        if self._round is not None:
-            self._round.drop_flight()
+        if self.switch is not None:
+            self.switch.replicas = self.replicas
+        if self.under_way is not None:
+            self.under_way.drop_flight()
+
+    def carry(self, name: str, one: Carried) -> None:
+        """Give replicas that come later a scheduler's state, the place in the data, or the like.
+
+        On a replica that has come later it takes that state at once. Fixed replicas have no need.
+
+        Args:
+            name: The same on all replicas.
+            one: Has `state_dict`, of numbers, text, lists and dicts, and `load_state_dict`.
+
+        Raises:
+            LocalSGDError: the state has what JSON has not.
+        """
+        if self._members is not None:
+            self._members.carry(name, one)
 
     def processed(self, tokens: int) -> None:
         """Count tokens of this replica, where `step_weight_by="tokens"` weighs by them."""
@@ -280,170 +289,31 @@ class LocalSGD:
         vars(self.model).pop(_OWNER, None)
         for handle in self._handles:
             handle.remove()
-        for unit in self.modules:
-            for module in unit.modules:
-                if hasattr(module, "set_all_reduce_hook"):  # FSDP1 has none
-                    module.set_all_reduce_hook(_nothing)
+        unhook_gradients(self.modules)
 
-    def _ranks_of(
+    def _groups_of(
         self,
         model: nn.Module,
-        mesh: DeviceMesh,
-    ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        return _groups(mesh)
+        mesh: DeviceMesh | Members | None,
+        timeout: float,
+    ) -> tuple[Group, Group]:
+        return groups_of(mesh, self.config, timeout)
 
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return units_of(model, self.own_ranks)
-
-    def _hook_modules(self) -> list[Any]:
-        handles, numbers = [], {id(unit): number for number, unit in enumerate(self.trained)}
-        for unit in self.modules:
-            for module in unit.modules:
-                before = _Before(self, numbers.get(id(unit)))
-                handles.append(module.register_forward_pre_hook(before, prepend=True))
-                self._hook_gradients(unit.name, module)
-        return handles
-
-    def _hook_gradients(self, name: str, module: Any) -> None:
-        try:
-            module.set_all_reduce_hook(self._average)
-        except ValueError as error:  # several meshes in one unit
-            raise LocalSGDError(
-                f"unit {name} has parameters on several meshes, where FSDP2 takes no all-reduce "
-                "hook: shard them all over the mesh's second dimension"
-            ) from error
 
     def _hook_optimizers(self) -> list[Any]:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
         return [*before, self.optimizers[-1].register_step_post_hook(self._after_step)]
 
-    def _average(self, gradient: torch.Tensor) -> None:
-        """Average the gradients of a unit over the replicas, in the warm-up alone."""
-        import torch.distributed as dist
+    def _finish_by_quorum(self, entered: Callable[[], None] | None) -> None:
+        def ended(outcomes: list[Outcome]) -> None:
+            self._end_round(outcomes)
+            if entered is not None:
+                entered()
 
-        if self.is_warming_up and self.replicas.size > 1:
-            dist.all_reduce(gradient, group=self._sync_ranks)
-            gradient.div_(self.replicas.size)
-
-    def before_forward(self, number: int | None) -> None:
-        """Write a unit's weights if a round is due; number: None for a frozen one."""
-        import torch
-
-        if self.due and torch.is_grad_enabled() and self.model.training:
-            self._begin()
-        if self._round is None or number is None:
-            return
-        unit = self.trained[number]
-        is_new = number >= len(self._round.outcomes)
-        self._round.reach(number)
-        if is_new:
-            unit.gather_in_order(root=unit is self.modules[0])
-        self._settle()
-
-    def _begin(self) -> None:
-        """Begin a round; no unit is touched yet."""
-        self._refuse_new_parameters()
-        self.due = False
-        self._round = PipelinedRound(
-            self._sync,
-            self.units,
-            steps=float(self.tokens if self.config.step_weight_by == "tokens" else self.alone),
-            joins=True,
-            before_write=lambda number: self.trained[number].drop_gathered(),
-        )
-
-    def _complete(self) -> None:
-        if self._round is not None:
-            self._round.complete()
-            self._settle()
-
-    def _settle(self) -> None:
-        """End a round whose last unit is finished."""
-        under_way = self._round
-        if under_way is None or not under_way.is_over:
-            return
-        self._round, self.outcomes = None, under_way.outcomes
-        self.alone, self.tokens = 0, 0
-        if self.replicas.rank == 0 and self.shard_group.rank == 0:
-            _tell(under_way.outcomes)
-
-    def _before_step(self, *_: Any) -> None:
-        """Finish what the forward did not reach; take the anchors before the first lone step."""
-        self._complete()
-        if not self.is_warming_up and self.units and not self.units[0].has_anchors:
-            self.take_anchors()
-
-    def take_anchors(self) -> None:
-        """Take the weights for anchors, where all replicas are equal; a collective.
-
-        Raises:
-            AnchorsDifferError: they are not; names units and replicas.
-        """
-        self._refuse_new_parameters()
-        if self.steps:  # after a warm-up on unlike machines the last bits may differ
-            self._broadcast()
-        for unit in self.units:
-            unit.take_anchors()
-        check_equal(self.units, self.replicas)
-
-    def _after_step(self, *_: Any) -> None:
-        warming_up = self.is_warming_up
-        self.steps += 1
-        if warming_up:
-            if self._turns is not None:
-                self._turns.restart()  # the time begins with the first lone step
-            return
-        self.alone += 1
-        if self._turns is not None:
-            self.due = self._turns.stepped() is not Entry.SKIP
-        else:
-            self.due = is_due(self.steps, self.config)
-
-    def _broadcast(self) -> None:
-        """Give all replicas the first one's weights, as DDP does."""
-        import torch
-        import torch.distributed as dist
-        from torch.distributed.tensor import DTensor
-
-        if self.replicas.size == 1:
-            return
-        with torch.no_grad():
-            for unit in self.modules:
-                unit.drop_gathered()
-            for one in self.model.parameters():
-                local = one._local_tensor if isinstance(one, DTensor) else one  # noqa: SLF001
-                if local.numel():
-                    dist.broadcast(local.detach(), group=self._sync_ranks, group_src=0)
-
-    def _refuse_new_parameters(self) -> None:
-        """Refuse a parameter that is trained since: no replica would learn of its changes."""
-        known = {id(one.parameter) for unit in self.trained for one in unit.trained}
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for one in group["params"]:
-                    if one.requires_grad and id(one) not in known:
-                        raise LocalSGDError(
-                            f"optimizer: a parameter of shape {tuple(one.shape)} is trained now "
-                            "and was not when LocalSGD was made, so no replica would learn of its "
-                            "changes: set requires_grad first, then make the optimizer and LocalSGD"
-                        )
-
-
-class _Before:
-    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
-
-    def __init__(self, local: LocalSGD, number: int | None) -> None:
-        self._local, self._number = local, number
-        self._call = _uncompiled(local.before_forward)
-
-    def __call__(self, *_: Any) -> None:
-        self._call(self._number)
-
-
-def _uncompiled(call: Any) -> Any:
-    import torch
-
-    return torch.compiler.disable(call)
+        assert self.quorum is not None  # noqa: S101 - asked by the caller
+        self.quorum.finish(self._work, ended)
 
 
 def _refuse_second(model: nn.Module) -> None:
@@ -451,36 +321,4 @@ def _refuse_second(model: nn.Module) -> None:
         raise LocalSGDError(
             f"model: this {type(model).__name__} has a LocalSGD: call detach() on it before "
             "another is made, since both would synchronise"
-        )
-
-
-def _groups(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return the groups of a mesh's two dimensions."""
-    if mesh.ndim != 2:
-        raise LocalSGDError(
-            f"mesh: it has {mesh.ndim} dimensions, expected two: replicas, and shards of a "
-            'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
-            "makes it"
-        )
-    return mesh.get_group(0), mesh.get_group(1)
-
-
-def _nothing(_: Any) -> None:
-    """Leave a gradient as it is."""
-
-
-def _tell(outcomes: Sequence[Outcome]) -> None:
-    """Log a round; loudly where replicas were left out."""
-    for one in outcomes:
-        loud = one.rollback or any(one.anomalous)
-        level = logging.WARNING if loud else logging.DEBUG
-        log.log(
-            level,
-            "local SGD: unit %s, round %d: weights %s, norms %s, clipped by %.3g: %s",
-            one.name,
-            one.round,
-            [f"{weight:.3f}" for weight in one.weights],
-            [f"{norm:.3g}" for norm in one.norms],
-            one.clipped,
-            one.reason,
         )

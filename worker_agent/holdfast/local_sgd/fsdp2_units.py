@@ -9,13 +9,14 @@ trained parameters are synchronised: frozen ones do not change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
 from holdfast.flash.trainer.state_dict import fsdp_groups, parameters, unwrap
 from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.sync.group import Group
 
 if TYPE_CHECKING:
     import torch
@@ -159,3 +160,43 @@ def _refuse_other_mesh(units: list[ShardedUnit], own: dist.ProcessGroup) -> None
                     f"replica's shards are on ranks {wanted}: call fully_shard with the shard "
                     'dimension alone, such as mesh=mesh["shard"]'
                 )
+
+
+def refuse_new_parameters(units: Sequence[ShardedUnit], optimizers: Sequence[Any]) -> None:
+    """Refuse a parameter that is trained since: no replica would learn of its changes.
+
+    Raises:
+        LocalSGDError: names the parameter's shape.
+    """
+    known = {id(one.parameter) for unit in units for one in unit.trained}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                if one.requires_grad and id(one) not in known:
+                    raise LocalSGDError(
+                        f"optimizer: a parameter of shape {tuple(one.shape)} is trained now "
+                        "and was not when LocalSGD was made, so no replica would learn of its "
+                        "changes: set requires_grad first, then make the optimizer and LocalSGD"
+                    )
+
+
+def share_inner_state(optimizers: Sequence[Any], replicas: Group) -> None:
+    """Give all replicas the first one's inner state: equal gradients must move all alike.
+
+    Raises:
+        SyncError: a rank is gone.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for _, value in sorted(optimizer.state.get(parameter, {}).items()):
+                    if not torch.is_tensor(value):
+                        continue
+                    local = value.to_local() if isinstance(value, DTensor) else value
+                    if local.numel():
+                        moved = local.to(replicas.device)  # counts of steps may be on the CPU
+                        replicas.begin_broadcast(moved, 0).wait()
+                        local.copy_(moved)

@@ -11,22 +11,27 @@ already reduce in it fail then, with their units as they were, and come too.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.policies.outer_roster import OuterRoster
-from holdfast.local_sgd.sync.fresh_group import fresh_group
+from holdfast.local_sgd.sync.fresh_group import POLL, ChangingGroup, watched_store
 from holdfast.local_sgd.sync.group import TIMEOUT, Group, SyncError
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
 
-POLL: Final = 0.002
-"""Seconds between two looks at roster and store while a rank waits: far below the 50 ms that a lost
-replica may cost the others, and a few per cent of a core."""
+log: Final = logging.getLogger("holdfast")
+ROSTER: Final = "HOLDFAST_OUTER_ROSTER"
+"""Names the file that has the newest roster."""
+REPLICA: Final = "HOLDFAST_REPLICA"
+"""Number of this process's replica in rosters."""
 
 
 class MembersError(LocalSGDError, RuntimeError):
@@ -46,6 +51,18 @@ class Membership:
 class Members(Protocol):
     """What a sync needs to know of other replicas."""
 
+    @property
+    def changes(self) -> bool:
+        """Replicas may come and go."""
+
+    @property
+    def shard_group(self) -> Group:
+        """The ranks of this replica."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds until a collective has failed."""
+
     def refresh(self) -> Membership | None:
         """Return the new membership, at an outer boundary; None: it is the one that was."""
 
@@ -55,6 +72,8 @@ class Members(Protocol):
 
 class StaticMembers:
     """Replicas that the launcher has fixed: the default group, cut into blocks of ranks."""
+
+    changes = False
 
     def __init__(self, shards: int = 1, *, timeout: float = TIMEOUT) -> None:
         """Cut the default group; all its ranks call this.
@@ -74,6 +93,7 @@ class StaticMembers:
         rows = [list(range(first, first + shards)) for first in range(0, world, shards)]
         columns = [list(range(shard, world, shards)) for shard in range(shards)]
         self.shard_group = Group(_own(rows), timeout=timeout)
+        self.timeout = timeout
         replicas = tuple(range(world // shards))
         self._first: Membership | None = Membership(
             1, replicas, Group(_own(columns), timeout=timeout)
@@ -95,6 +115,8 @@ class StaticMembers:
 class RosterMembers:
     """Replicas that rosters name; the default group is this replica's own."""
 
+    changes = True
+
     def __init__(
         self,
         read: Callable[[], OuterRoster | None],
@@ -104,6 +126,7 @@ class RosterMembers:
         backend: str = "gloo",
         timeout: float = TIMEOUT,
         patience: float = TIMEOUT,
+        announce: Callable[[], None] | None = None,
     ) -> None:
         """Take what this rank is; nothing is made before `refresh` or `recover`.
 
@@ -114,11 +137,25 @@ class RosterMembers:
             backend: Of sync groups.
             timeout: Seconds until a collective of a sync group has failed.
             patience: Seconds to wait for a roster that this rank can follow.
+            announce: Called once, when this rank is ready to meet others. A roster that names a
+                replica before makes the others wait until it is.
         """
         self._read, self._replica, self._shards = read, replica, shard_group
-        self._backend, self._timeout, self._patience = backend, timeout, patience
+        self.timeout, self._patience = timeout, patience
+        self._announce = announce
+        self._outer = ChangingGroup(backend)
         self._tried = 0
         self._now: Membership | None = None
+
+    @property
+    def shard_group(self) -> Group:
+        """The ranks of this replica."""
+        return self._shards
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest roster that this rank has followed, or tried to; 0: of none."""
+        return self._tried
 
     def refresh(self) -> Membership | None:
         """Return the membership of a newer roster, once all members are there; None: none is.
@@ -129,6 +166,9 @@ class RosterMembers:
             MembersError: no roster came in time whose members all came.
             SyncError: a rank of this replica is gone.
         """
+        if self._announce is not None:
+            announce, self._announce = self._announce, None
+            announce()
         seen = self._agreed(self._epoch())
         if self._now is not None and seen <= self._tried:
             return None
@@ -136,9 +176,6 @@ class RosterMembers:
 
     def recover(self) -> Membership:
         """Close the group that has failed, and return the membership of the next roster.
-
-        Leave the `except` of the error first: its traceback keeps the group alive, and ranks that
-        wait for this one then wait until their deadline.
 
         Raises:
             MembersError, SyncError: as `refresh`.
@@ -162,8 +199,7 @@ class RosterMembers:
             if group and not failed:
                 self._now = Membership(roster.epoch, roster.replicas, group)
                 return self._now
-            if group:
-                group.close()
+            self._close()
             at_least = roster.epoch + 1
 
     def _wait(self, at_least: int, deadline: float) -> OuterRoster:
@@ -194,17 +230,13 @@ class RosterMembers:
                 if self._epoch() > roster.epoch or time.monotonic() > deadline:
                     return None
                 time.sleep(POLL)
-            made = fresh_group(
-                store,
-                name=name,
-                rank=rank,
-                size=size,
-                backend=self._backend,
-                timeout=self._timeout,
-            )
-        except (SyncError, _network_error()):
-            return None  # the store or a member is gone: the next roster tells who is left
-        group = Group(made, timeout=self._timeout)
+            watched = watched_store(store, lambda: self._has_lost(roster))
+            made = self._outer.form(watched, name=name, rank=rank, size=size, timeout=self.timeout)
+        except (SyncError, _network_error()) as error:
+            # The store or a member is gone: the next roster tells who is left.
+            log.warning("local SGD: no group for epoch %d: %s", roster.epoch, error)
+            return None
+        group = Group(made, timeout=self.timeout)
         group.interrupted = lambda: self._has_lost(roster)
         return group
 
@@ -233,9 +265,77 @@ class RosterMembers:
         return roster.epoch if roster else 0
 
     def _close(self) -> None:
-        if self._now is not None and self._now.group.size > 1:
-            self._now.group.close()
-        self._now = None
+        """Leave the members that there are, also those of a group that was not agreed on."""
+        last, self._now = self._now, None
+        if last is not None:
+            last.group.give_up()
+        self._outer.leave(None if last is None else last.group.late)
+
+
+def members_of_environment(
+    shards: int | None = None,
+    *,
+    backend: str | None = None,
+    timeout: float = TIMEOUT,
+    patience: float = TIMEOUT,
+    environment: Mapping[str, str] = os.environ,
+) -> StaticMembers | RosterMembers:
+    """Return the members of this process: those of rosters under an agent, else fixed ones.
+
+    Call it behind `init_process_group`, on all ranks. An agent names the roster's file in
+    HOLDFAST_OUTER_ROSTER and this replica's number in HOLDFAST_REPLICA. A rank that is ready to
+    meet others makes an empty file beside it, `<roster>.ready-<replica>-<rank>`: a roster that has
+    a replica before its ranks are ready makes the others wait for them.
+
+    Args:
+        shards: Ranks of a replica; None: under an agent all ranks of its world, else 1.
+        backend: Of sync groups under an agent; None: that of the default group.
+        timeout: Seconds until a collective has failed.
+        patience: Seconds to wait for a roster that this rank can follow.
+        environment: Where the names stand.
+
+    Raises:
+        MembersError: only one of the two is set, or HOLDFAST_REPLICA is no number.
+        ValueError: the ranks are no whole number of replicas, or under an agent not just one.
+    """
+    import torch.distributed as dist
+
+    path, replica = environment.get(ROSTER, ""), environment.get(REPLICA, "")
+    if not path and not replica:
+        return StaticMembers(1 if shards is None else shards, timeout=timeout)
+    if not path or not replica.isdecimal():
+        raise MembersError(
+            f"{ROSTER}={path!r}, {REPLICA}={replica!r}: expected the path of the roster's file "
+            "and the number of this replica; set both, as the agent does, or neither"
+        )
+    world = dist.get_world_size()
+    if shards not in (None, world):
+        raise ValueError(
+            f"shards={shards}: this replica's world has {world} ranks, all of which hold one "
+            "replica; leave shards out"
+        )
+    read = roster_file(Path(path))
+    return RosterMembers(
+        read,
+        int(replica),
+        Group(timeout=timeout),
+        backend=dist.get_backend() if backend is None else backend,
+        timeout=timeout,
+        patience=patience,
+        announce=Path(f"{path}.ready-{replica}-{dist.get_rank()}").touch,
+    )
+
+
+def mesh_of(members: Members, device_type: str) -> DeviceMesh:
+    """Return the mesh of this replica's ranks, for `fully_shard` and `LocalSGD`.
+
+    Args:
+        members: Of this process.
+        device_type: "cuda" or "cpu".
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(members.shard_group.ranks, device_type, mesh_dim_names=("shard",))
 
 
 def roster_file(path: Path) -> Callable[[], OuterRoster | None]:

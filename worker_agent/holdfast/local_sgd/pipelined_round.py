@@ -11,10 +11,14 @@ before the optimizer's step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from holdfast.local_sgd.sync.unit_sync import Outcome, Pending, UnitSync
 from holdfast.local_sgd.sync.units import Unit
+
+log: Final = logging.getLogger("holdfast")
 
 
 class PipelinedRound:
@@ -40,7 +44,9 @@ class PipelinedRound:
         """
         self._sync, self._units = sync, units
         self._steps, self._joins, self._before_write = steps, joins, before_write
-        self._finished = 0
+        self.finished = 0
+        """Units that need nothing more: finished here, or given by another replica."""
+        self._begun = 0
         self._pending: Pending | None = None
         """The unit after the last finished one, in flight."""
         self.outcomes: list[Outcome] = []
@@ -49,7 +55,7 @@ class PipelinedRound:
     @property
     def is_over(self) -> bool:
         """All units are finished."""
-        return self._finished == len(self._units)
+        return self.finished == len(self._units)
 
     def reach(self, number: int) -> None:
         """Finish all units up to this one, and begin the next.
@@ -57,21 +63,50 @@ class PipelinedRound:
         Raises:
             SyncError: a rank is gone. Finished units stay so; a later call goes on with the others.
         """
-        while self._finished <= number:
-            at = self._finished
+        while self.finished <= number:
+            at = self.finished
             pending, self._pending = self._pending or self._begin(at), None
             following = self._begin(at + 1) if at + 1 < len(self._units) else None
             self._before_write(at)
             self.outcomes += self._sync.finish(pending)
-            self._finished, self._pending = at + 1, following
+            self.finished, self._pending = at + 1, following
 
     def complete(self) -> None:
         """Finish all units; see `reach`."""
         self.reach(len(self._units) - 1)
 
+    @property
+    def begun(self) -> frozenset[int]:
+        """Units whose sync has begun and is not finished, also where it has failed."""
+        return frozenset(range(self.finished, self._begun))
+
     def drop_flight(self) -> None:
         """Begin the unit in flight again, in the groups that the sync has now."""
         self._pending = None
 
+    def go_on_from(self, number: int) -> None:
+        """Take the units before this one for finished, and begin this one again."""
+        self.finished = number
+        self._begun = number
+        self.drop_flight()
+
     def _begin(self, number: int) -> Pending:
+        self._begun = max(self._begun, number + 1)
         return self._sync.begin([self._units[number]], steps=self._steps, joins=self._joins)
+
+
+def log_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Log a round; loudly where replicas were left out."""
+    for one in outcomes:
+        loud = one.rollback or any(one.anomalous)
+        level = logging.WARNING if loud else logging.DEBUG
+        log.log(
+            level,
+            "local SGD: unit %s, round %d: weights %s, norms %s, clipped by %.3g: %s",
+            one.name,
+            one.round,
+            [f"{weight:.3f}" for weight in one.weights],
+            [f"{norm:.3g}" for norm in one.norms],
+            one.clipped,
+            one.reason,
+        )

@@ -29,6 +29,8 @@ from holdfast.flash.trainer.leaves import REPLICAS, Leaves
 from holdfast.flash.trainer.planner import Local
 from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.reshard import Filling
+from holdfast.flash.trainer.shards import Shards, Together
+from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, place_of
 from holdfast.local_sgd.policies.anomaly import Ewma
@@ -85,10 +87,16 @@ class Coming:
 class LocalSGDShards:
     """What a `LocalSGD` keeps between rounds; see `holdfast.flash.trainer.shards.Shards`."""
 
-    def __init__(self, local: Rounds, replica: ReplicaShards) -> None:
-        """Take it, and the state of this rank's replica, which is filled before."""
+    def __init__(self, local: Rounds, replica: ReplicaShards, place: tuple[int, int]) -> None:
+        """Take the state of this rank's replica, which is filled before.
+
+        Args:
+            local: The replicas.
+            replica: State of this one.
+            place: Its number in the checkpoint, and how many there are.
+        """
         self._local, self._replica = local, replica
-        self._number, self._count = local.replicas.rank, local.replicas.size
+        self._number, self._count = place
         self._coming: list[Coming] = []
         self._values: dict[str, Any] = {}
 
@@ -104,7 +112,7 @@ class LocalSGDShards:
                 self._collect_lost(leaves, unit.lost, module)
         local = self._local
         leaves.add_value((_OURS, "rounds"), lambda: {one.name: one.round for one in local.units})
-        leaves.add_value((_OURS, "detectors"), lambda: _detectors(local.units))
+        leaves.add_value((_OURS, "detectors"), lambda: _detectors(local.units, self._names()))
         if self._outer_settings() is not None:
             leaves.add_value((_OURS, "outer_settings"), self._outer_settings)
         leaves.add_value(self._own("clock"), local.clock)
@@ -146,13 +154,18 @@ class LocalSGDShards:
         for unit in self._local.units:
             unit.round = rounds.get(unit.name, 0)
             known = detectors.get(unit.name, {}).items()
+            ranks = {name: rank for rank, name in self._names().items()}
             unit.detectors = {
-                int(replica): Ewma.of(state)
-                for replica, state in known
-                if int(replica) < self._count
+                ranks[int(name)]: Ewma.of(state) for name, state in known if int(name) in ranks
             }
         if self._values["clock"] is not None:
             self._local.set_clock(self._values["clock"])
+
+    def _names(self) -> dict[int, int]:
+        """Return the number in the checkpoint of each rank of the sync group that is in it."""
+        if self._count == self._local.replicas.size:
+            return {number: number for number in range(self._count)}
+        return {self._local.replicas.rank: self._number}
 
     def _units(self) -> Iterator[tuple[Unit, Any]]:
         """Yield each unit with what tells where its elements lie."""
@@ -254,6 +267,25 @@ class LocalSGDShards:
             filling.wrong.append(_NO_OUTER)
 
 
+def shards_of(
+    local: Rounds, model: Any, optimizers: Sequence[Any], place: tuple[int, int]
+) -> Shards:
+    """Return the whole training state of one replica.
+
+    Args:
+        local: The replicas.
+        model: Under `fully_shard`.
+        optimizers: The inner ones.
+        place: The replica's number in the checkpoint, and how many there are.
+    """
+    named = {
+        "" if len(optimizers) == 1 else str(number): one for number, one in enumerate(optimizers)
+    }
+    whole = TorchShards({"": model}, named)
+    replica = ReplicaShards(whole, place[0], shard=local.shard_group.rank)
+    return Together(replica, LocalSGDShards(local, replica, place))
+
+
 def _chunk(size: int, rank: int, ranks: int) -> tuple[int, int]:
     """Return begin and end of what a rank merges of a unit, as `sync.reducers` cuts it."""
     wide = -(-size // (ranks * BLOCK)) * BLOCK
@@ -290,9 +322,14 @@ def _merged(
         at += count
 
 
-def _detectors(units: list[Unit]) -> dict[str, dict[str, list[float]]]:
+def _detectors(units: list[Unit], names: Mapping[int, int]) -> dict[str, dict[str, list[float]]]:
+    """Return what is known of each replica that the checkpoint has, by its number there."""
     return {
-        unit.name: {str(replica): list(one.state()) for replica, one in unit.detectors.items()}
+        unit.name: {
+            str(names[rank]): list(one.state())
+            for rank, one in unit.detectors.items()
+            if rank in names
+        }
         for unit in units
     }
 

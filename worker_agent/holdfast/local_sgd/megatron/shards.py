@@ -38,7 +38,7 @@ class MegatronRoundShards(LocalSGDShards):
 
     def __init__(self, local: PartRounds, replica: ReplicaShards) -> None:
         """Take it, and the state of this rank's replica, which is filled before."""
-        super().__init__(local, replica)
+        super().__init__(local, replica, (local.replicas.rank, local.replicas.size))
         self._of_parts = local
 
     def finish(self, *, partial: bool) -> None:

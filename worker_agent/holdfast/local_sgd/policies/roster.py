@@ -15,8 +15,8 @@ round r, or r + 1. Three facts bear the plan:
 3. A survivor that had not begun the unit was not in that round (`quorum`). It carries its delta on.
 
 All replicas make the plan from the same standings, and so the same plan. The order is: transfers,
-then the units to do again, then the joiners. A change that comes while a plan is carried out makes
-another plan from the standings of that moment.
+then the joiners, then the units to do again, in which joiners have no weight. A change that comes
+while a plan is carried out makes another plan from the standings of that moment.
 
 There is a sync group for each shard, and a crash may leave one behind another. `regroup_shards`
 makes the plans of all of them, which lead to one round. Where a unit is *torn*, at r + 1 in one

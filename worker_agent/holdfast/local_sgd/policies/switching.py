@@ -70,14 +70,15 @@ _VALUES: Final = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the replicas have measured since the last proposal, the slowest of each."""
+    """What the replicas have measured since the last proposal."""
 
     members: int
     """Replicas."""
     step_seconds: float
-    """A step without any reduction."""
+    """A step without any reduction, of the slowest replica."""
     sync_seconds: float | None = None
-    """One reduction of all units, as far as it stops training; None: nobody has measured one."""
+    """One reduction of all units, as far as it stops training, of the replica that comes to it
+    last: the others wait for it besides. None: nobody has measured one."""
     bytes: int = 0
     """That a replica gives into one reduction."""
     bandwidth: float | None = None

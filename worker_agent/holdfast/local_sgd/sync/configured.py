@@ -28,6 +28,7 @@ def unit_sync_of(
     groups: tuple[Group, Group],
     *,
     clip_scope: Literal["unit", "batch"] = "unit",
+    whole: bool = False,
 ) -> UnitSync:
     """Return the sync that the settings describe.
 
@@ -36,13 +37,20 @@ def unit_sync_of(
         gta: The merging; None: the weighted mean.
         groups: The sync group and the shard group.
         clip_scope: Norm that is clipped: of each unit, or of a whole batch.
+        whole: The framework's hooks know all that the settings ask for.
 
     Raises:
-        LocalSGDConfigError: a quorum is set, which this engine does not know.
+        LocalSGDConfigError: a quorum or a switch is set, and they do not.
     """
-    if config.quorum is not None:
+    if not whole and config.switching != "off":
         raise LocalSGDConfigError(
-            f"quorum={config.quorum}: rounds wait for all replicas of their group; leave it at None"
+            f'switching="{config.switching}": only under FSDP2 on a mesh the interval is chosen by '
+            'what was measured; leave it at "off"'
+        )
+    if not whole and config.quorum is not None:
+        raise LocalSGDConfigError(
+            f"quorum={config.quorum}: rounds wait for all replicas of their group, but under FSDP2 "
+            "on a mesh with use_async=True; leave it at None"
         )
     rules = Rules(
         weigh=lambda reports: weights.weigh(reports, config),

@@ -1,15 +1,21 @@
 """Process group from a store of its own, beside the default group and across its borders.
 
-Belongs here: the one call of torch's private part that this takes. Does not belong here: who meets
+Belongs here: the calls of torch's private part that this takes. Does not belong here: who meets
 (`members`), and the collectives (`group`).
 
 `torch.distributed.new_group` makes groups of ranks of one default group only. Under elastic local
 SGD the default group is a replica's own, and a sync group has ranks of many. So the group is made
 by the function that `init_process_group` itself uses, and entered in torch's tables with its rank.
+
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,9 +24,114 @@ from holdfast.local_sgd.sync.group import SyncError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+_log: Final = logging.getLogger("holdfast")
+POLL: Final = 0.002
+"""Seconds between two looks while a rank waits for others to meet: far below the 50 ms that a lost
+replica may cost the others, and a few per cent of a core."""
 CONNECT: Final = 5.0
 """Seconds in which ranks that have all arrived connect to one another: milliseconds on a quiet
 machine, a second or two where cores are oversubscribed."""
+
+
+class ChangingGroup:
+    """The group that a rank has with whoever is there: another one after each change.
+
+    gloo takes up to 10 ms to end each connection, since its loop looks that often. So the old group
+    is ended in a thread, while the new one connects. At most one is being ended at a time.
+    """
+
+    def __init__(self, backend: str) -> None:
+        """Take the backend, as `init_process_group` does."""
+        self._backend = backend
+        self._group: Any = None
+        self._closing: threading.Thread | None = None
+        self._left: list[tuple[Any, Any]] = []
+        """Groups with a collective that was left."""
+
+    def form(
+        self, store: dist.Store, *, name: str, rank: int, size: int, timeout: float
+    ) -> dist.ProcessGroup:
+        """Return a group of these members; see `fresh_group`."""
+        self.leave()
+        backend = self._backend
+        self._group = fresh_group(
+            store, name=name, rank=rank, size=size, backend=backend, timeout=timeout
+        )
+        made: dist.ProcessGroup = self._group
+        return made
+
+    def leave(self, late: Any = None) -> None:
+        """End the group: ranks that wait for this one in a collective fail.
+
+        Args:
+            late: A collective of it that was left, such as for a frozen rank. An end would wait for
+                it: the group is ended by a later call, once the collective has failed.
+        """
+        group, self._group = self._group, None
+        if group is None:
+            return
+        ended = [one for one, work in self._left if work.is_completed()]
+        self._left = [one for one in self._left if not one[1].is_completed()]
+        if late is None:
+            ended.append(group)
+        else:
+            self._left.append((group, late))
+        del group
+        if self._closing is not None:
+            self._closing.join(CONNECT)
+        # A daemon: what a frozen rank holds must not hold this process's end.
+        self._closing = threading.Thread(
+            target=_end, args=(ended,), name="holdfast-close", daemon=True
+        )
+        self._closing.start()
+
+
+def watched_store(store: dist.Store, is_lost: Callable[[], bool]) -> dist.Store:
+    """Return the store for ranks that connect: a wait for one that is lost ends at once.
+
+    Args:
+        store: Where they meet.
+        is_lost: Asked while a rank waits for another's address.
+    """
+    made: dist.Store = _watched_class()(store, is_lost)
+    return made
+
+
+@functools.cache
+def _watched_class() -> Any:
+    import torch.distributed as dist
+
+    class WatchedStore(dist.Store):
+        """A store that passes calls on, and whose waits look at the members."""
+
+        def __init__(self, store: Any, is_lost: Callable[[], bool]) -> None:
+            super().__init__()
+            self._store, self._is_lost = store, is_lost
+
+        def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+            deadline = time.monotonic() + (timeout.total_seconds() if timeout else CONNECT)
+            while not self._store.check(keys):
+                if self._is_lost() or time.monotonic() > deadline:
+                    raise SyncError(f"{keys}: a rank did not come, or is lost")
+                time.sleep(POLL)
+
+    def passing(name: str) -> Callable[..., Any]:
+        return lambda self, *given: getattr(self._store, name)(*given)
+
+    for name in ("set", "get", "check", "add", "compare_set", "delete_key", "multi_get"):
+        setattr(WatchedStore, name, passing(name))
+    return WatchedStore
+
+
+def _end(groups: list[Any]) -> None:
+    """End groups, whose last references are in the list: a destructor waits for its threads."""
+    import torch.distributed as dist
+
+    while groups:
+        try:
+            dist.destroy_process_group(groups.pop())
+        except (RuntimeError, ValueError) as error:
+            _log.warning("local SGD: a group that has failed was not ended: %s", error)
 
 
 def fresh_group(
@@ -38,29 +149,45 @@ def fresh_group(
 
     Raises:
         SyncError: a process did not come in time, or went while they connected.
-        RuntimeError: torch.distributed has no default group.
     """
+    try:
+        group = _made(store, name, rank, size, backend)
+    except RuntimeError as error:
+        raise _not_connected(name, rank, size, error) from error
+    _set_timeout(group, timeout)
+    made: dist.ProcessGroup = group
+    return made
+
+
+def _made(store: dist.Store, name: str, rank: int, size: int, backend: str) -> Any:
+    """Return a group by the function that `init_process_group` uses, and enter it with its rank."""
+    from torch.distributed import distributed_c10d as c10d
+
+    make: Any = c10d._new_process_group_helper  # noqa: SLF001 - new_group stays in one world
+    limit = timedelta(seconds=CONNECT)
+    group, _ = make(size, rank, [], backend, store, group_name=name, timeout=limit)
+    _enter(group, rank)
+    return group
+
+
+def _enter(group: Any, rank: int) -> None:
+    """Enter a group and this process's rank in it in torch's tables."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    if not dist.is_initialized():
-        raise RuntimeError(
-            "torch.distributed has no default group: call init_process_group for the ranks of "
-            "this replica first"
-        )
-    make: Any = c10d._new_process_group_helper  # noqa: SLF001 - new_group stays in one world
-    try:
-        group, _ = make(
-            size, rank, [], backend, store, group_name=name, timeout=timedelta(seconds=CONNECT)
-        )
-    except RuntimeError as error:
-        raise SyncError(
-            f"group {name} of {size}: rank {rank} could not connect in {CONNECT:g} s; wait for "
-            f"the next roster ({error})"
-        ) from error
-    tables: Any = c10d._world  # noqa: SLF001 - as above
-    tables.pg_group_ranks[group] = {dist.get_rank(): rank}
-    set_timeout: Any = c10d._set_pg_timeout  # noqa: SLF001 - connecting has a shorter one
-    set_timeout(timedelta(seconds=timeout), group)
-    made: dist.ProcessGroup = group
-    return made
+    c10d._world.pg_group_ranks[group] = {dist.get_rank(): rank}  # noqa: SLF001 - as above
+
+
+def _set_timeout(group: Any, seconds: float) -> None:
+    """Set the deadline of collectives; that of connecting is shorter."""
+    from torch.distributed import distributed_c10d as c10d
+
+    set_timeout: Any = c10d._set_pg_timeout  # noqa: SLF001 - as above
+    set_timeout(timedelta(seconds=seconds), group)
+
+
+def _not_connected(name: str, rank: int, size: int, error: Exception) -> SyncError:
+    return SyncError(
+        f"group {name} of {size}: rank {rank} could not connect in {CONNECT:g} s; wait for "
+        f"the next roster ({error})"
+    )

@@ -89,11 +89,17 @@ class Group:
         """Bytes that this rank has sent, by the formula of this module."""
         self.is_late = False
         """A collective has missed its deadline, and torch may still be at it."""
+        self.late: Any = None
+        """torch's handle of that collective, if it was interrupted."""
         self.interrupted: Callable[[], bool] | None = None
         """Asked while a collective is waited for; True: a member is lost, and it fails at once.
         Only so do ranks leave one that waits for a frozen process, whose connections stay open."""
         self._process_group = process_group
         self._failure = ""
+        self.numbers: Sequence[int] = (0,)
+        """Numbers of the replicas, by rank: not the ranks where only some are in the group."""
+        self.device = "cpu"
+        """Where the backend takes tensors of this package's own."""
         if alone or not (dist.is_available() and dist.is_initialized()):
             self.rank, self.size = 0, 1
             return
@@ -104,12 +110,22 @@ class Group:
                 "rank as a member"
             )
         on_cpu = "cpu:" in str(dist.get_backend_config(process_group))
-        self._device = "cpu" if on_cpu else "cuda"
+        self.device = "cpu" if on_cpu else "cuda"
+        self.numbers = range(self.size)
 
     @classmethod
     def of_one(cls) -> Group:
         """Return the group that has this rank alone."""
         return cls(alone=True)
+
+    @property
+    def ranks(self) -> dist.ProcessGroup:
+        """The process group itself, as DeviceMesh and DistributedDataParallel take it."""
+        import torch.distributed as dist
+
+        group = self._process_group if self._process_group is not None else dist.group.WORLD
+        assert group is not None  # noqa: S101 - of_one() has none to give
+        return group
 
     def close(self) -> None:
         """Give the process group up; the default group is left to the script.
@@ -126,12 +142,17 @@ class Group:
         if group is not None and group is not dist.group.WORLD and not self.is_late:
             dist.destroy_process_group(group)
 
+    def give_up(self) -> None:
+        """Refuse all further collectives: who has made the process group has ended it."""
+        self._process_group = None
+        self._failure = self._failure or "its members have changed"
+
     def wait_for(self, work: Any) -> None:
         """Wait for torch's handle until the deadline, or until `interrupted`."""
         deadline = time.monotonic() + self.timeout
         while self.interrupted and not work.is_completed() and time.monotonic() < deadline:
             if self.interrupted():
-                self.is_late = True
+                self.is_late, self.late = True, work
                 raise RuntimeError("a member of the group is lost, by the newest roster")
             time.sleep(INTERVAL)
         work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
@@ -188,6 +209,60 @@ class Group:
             lambda group: dist.all_to_all_single(received, sent, group=group, async_op=True),
         )
 
+    def begin_send(self, tensor: torch.Tensor, to: int) -> Work:
+        """Start to send a tensor to one rank, which receives one of its form."""
+        import torch.distributed as dist
+
+        return self._begin(
+            "send",
+            tensor.nbytes,
+            lambda group: dist.isend(tensor, group=group, group_dst=to),
+        )
+
+    def begin_receive(self, tensor: torch.Tensor, source: int) -> Work:
+        """Start to put what one rank sends in the tensor's place."""
+        import torch.distributed as dist
+
+        return self._begin(
+            "receive", 0, lambda group: dist.irecv(tensor, group=group, group_src=source)
+        )
+
+    def begin_deliver(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        counts: tuple[Sequence[int], Sequence[int]],
+    ) -> Work:
+        """Start to send a part of `sent` to each rank, and to put their parts in `received`.
+
+        Args:
+            received: The parts of all ranks, one behind the other.
+            sent: Those for all ranks.
+            counts: Elements from each rank, and to each.
+        """
+        import torch.distributed as dist
+
+        if self.size == 1:
+            received.copy_(sent)
+        come, go = (list(one) for one in counts)
+        return self._begin(
+            "all_to_all",
+            (sum(go) - go[self.rank]) * sent.element_size(),
+            lambda group: dist.all_to_all_single(
+                received, sent, come, go, group=group, async_op=True
+            ),
+        )
+
+    def begin_broadcast(self, tensor: torch.Tensor, source: int) -> Work:
+        """Start to put one rank's tensor in the place of all others'."""
+        import torch.distributed as dist
+
+        return self._begin(
+            "broadcast",
+            tensor.nbytes if self.rank == source else 0,
+            lambda group: dist.broadcast(tensor, group=group, group_src=source, async_op=True),
+        )
+
     def guarded(self, name: str, call: Callable[[], Any]) -> Any:
         """Return what a call of torch.distributed returns; its errors become SyncError."""
         if self._failure:
@@ -231,7 +306,7 @@ class Group:
         """Return the values on a device that the group's backend takes."""
         import torch
 
-        return torch.tensor(values, dtype=torch.float64, device=self._device)
+        return torch.tensor(values, dtype=torch.float64, device=self.device)
 
 
 def _first_line(error: Exception) -> str:

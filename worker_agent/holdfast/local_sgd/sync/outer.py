@@ -72,6 +72,16 @@ class Anchors:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
+    def step_along_nothing(self) -> None:
+        """Have the outer optimizer make its state, by a step of zeros; A may change."""
+        import torch
+
+        for anchor in self.values:
+            anchor.grad = torch.zeros_like(anchor)
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
     def write_weights(self, weights: Sequence[torch.Tensor]) -> None:
         """Write θ := A."""
         for anchor, weight in zip(self.values, weights, strict=True):

@@ -22,7 +22,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from holdfast.local_sgd.policies.anomaly import Ewma
 from holdfast.local_sgd.policies.weights import Report, Verdict, clip_factor
@@ -32,6 +32,9 @@ from holdfast.local_sgd.sync.units import Unit
 
 if TYPE_CHECKING:
     import torch
+
+
+T = TypeVar("T")
 
 
 class RoundsDifferError(SyncError):
@@ -72,6 +75,8 @@ class Outcome:
     """Factor of the clipping; 1: none."""
     reason: str
     """In words."""
+    replicas: tuple[int, ...] = ()
+    """Numbers of those who were in the round, in the order of norms and weights."""
 
 
 @dataclass(slots=True)
@@ -102,6 +107,9 @@ class UnitSync:
             shard: The ranks of this replica.
         """
         self.rules, self.reducer, self.sync, self.shard = rules, reducer, sync, shard
+        self.voters: Group | None = None
+        """All ranks of this replica, where replicas come and go: a step that fails on one of them
+        fails on all, by one more scalar all-reduce. So a replica has a unit's round, or has not."""
 
     def begin(self, units: Sequence[Unit], *, steps: float = 1.0, joins: bool = True) -> Pending:
         """Start the round of a batch; all replicas begin and finish in the same order.
@@ -122,17 +130,21 @@ class UnitSync:
             Report(norm=norm, anomalous=anomalous, steps=steps if joins else 0.0)
             for (anomalous, norm, _) in judged
         ]
-        reports, detectors = self._exchange(units, mine, [one[2] for one in judged])
-        verdicts = [self.rules.weigh(one) for one in reports]
-        for span, (verdict, own) in zip(
-            _spans(sizes), zip(verdicts, mine, strict=True), strict=True
-        ):
-            if own.anomalous or verdict.rollback:
-                flat[span].zero_()  # NaN times zero is NaN: overwritten, not multiplied
-        reduction = None
-        if flat.numel() and not all(one.rollback for one in verdicts):
-            reduction = self.reducer.start(self.sync, self._batch(units, flat, sizes, verdicts))
-        return Pending(units, reports, verdicts, detectors, sizes, reduction)
+
+        def exchange_and_start() -> Pending:
+            reports, detectors = self._exchange(units, mine, [one[2] for one in judged])
+            verdicts = [self.rules.weigh(one) for one in reports]
+            for span, (verdict, own) in zip(
+                _spans(sizes), zip(verdicts, mine, strict=True), strict=True
+            ):
+                if own.anomalous or verdict.rollback:
+                    flat[span].zero_()  # NaN times zero is NaN: overwritten, not multiplied
+            reduction = None
+            if flat.numel() and not all(one.rollback for one in verdicts):
+                reduction = self.reducer.start(self.sync, self._batch(units, flat, sizes, verdicts))
+            return Pending(units, reports, verdicts, detectors, sizes, reduction)
+
+        return self._voted(exchange_and_start)
 
     def finish(self, pending: Pending) -> list[Outcome]:
         """Wait for the reduction and make the outer steps.
@@ -146,8 +158,9 @@ class UnitSync:
         means: Sequence[torch.Tensor | None] = [None] * len(pending.units)
         factors = [1.0] * len(pending.units)
         with torch.no_grad():
-            if pending.reduction is not None:
-                mean, lost = pending.reduction.wait()
+            reduced = self._voted(pending.reduction.wait if pending.reduction else _nothing)
+            if reduced is not None:
+                mean, lost = reduced
                 factors = self._clip(mean, pending)
                 means = mean.split(pending.sizes)
             return [
@@ -190,7 +203,7 @@ class UnitSync:
 
     def _judge(self, unit: Unit, norm: float) -> tuple[bool, float, Ewma]:
         """Return if this replica is anomalous, its norm for the others, and its detector."""
-        ewma = unit.detectors.get(self.sync.rank, Ewma())
+        ewma = unit.detectors.get(self.sync.numbers[self.sync.rank], Ewma())
         anomalous = not math.isfinite(norm)
         if self.rules.judge is not None:
             anomalous, ewma = self.rules.judge(ewma, norm)
@@ -210,7 +223,8 @@ class UnitSync:
             rows = [one[number * wide : (number + 1) * wide] for one in told]
             _check_rounds(unit, [int(row[0]) for row in rows])
             reports.append([Report(row[1], bool(row[2]), row[3]) for row in rows])
-            known.append({rank: Ewma.of(row[4:]) for rank, row in enumerate(rows)})
+            numbered = zip(self.sync.numbers, rows, strict=True)
+            known.append({number: Ewma.of(row[4:]) for number, row in numbered})
         return reports, known
 
     def _batch(
@@ -234,7 +248,12 @@ class UnitSync:
         norms = self._norms(mean, pending.sizes, pending.units)
         if self.rules.clip_scope == "batch":
             norms = [math.hypot(*norms)] * len(norms)
-        return [clip_factor(norm, self.rules.clip) for norm in self.sync.max_scalars(norms)]
+        agreed = self._voted(lambda: self.sync.max_scalars(norms))
+        return [clip_factor(norm, self.rules.clip) for norm in agreed]
+
+    def _voted(self, call: Callable[[], T]) -> T:
+        """Return what a call returns, if it returns on all ranks of this replica."""
+        return all_or_none(self.voters, call)
 
     def _step(
         self,
@@ -249,7 +268,7 @@ class UnitSync:
             unit.anchors.step(mean * factor if factor != 1 else mean)
             unit.lost = lost
         unit.anchors.write_weights(unit.tensors())
-        unit.detectors = pending.detectors[number]
+        unit.detectors = {**unit.detectors, **pending.detectors[number]}
         unit.round += 1
         reports = pending.reports[number]
         return Outcome(
@@ -261,7 +280,29 @@ class UnitSync:
             verdict.rollback,
             factor,
             verdict.reason,
+            tuple(self.sync.numbers),
         )
+
+
+def all_or_none(voters: Group | None, call: Callable[[], T]) -> T:
+    """Return what a call returns, if it raises no SyncError on any of these ranks.
+
+    Raises:
+        SyncError: it has failed here, or on another rank.
+    """
+    try:
+        result = call()
+    except SyncError:
+        if voters is not None:
+            voters.max_scalars([1.0])
+        raise
+    if voters is not None and voters.max_scalars([0.0])[0] > 0:
+        raise SyncError("a collective has failed on another rank of this replica; sync again")
+    return result
+
+
+def _nothing() -> None:
+    """Wait for nothing: this rank has no elements of the units, or all replicas roll back."""
 
 
 def _deltas_of(units: Sequence[Unit], reducer: Reducer) -> tuple[torch.Tensor, list[int]]:

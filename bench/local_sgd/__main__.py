@@ -1,0 +1,113 @@
+"""``python -m bench.local_sgd``: run the rows, write the results, show the page.
+
+Each world is a run of its own. The ways that are compared take turns in it, in an order drawn by a
+seed. Rows that want networks are left out, by name, where the machine gives none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from bench import machine, record
+from bench.local_sgd import elastic, straggler
+from bench.local_sgd import results as r
+from bench.local_sgd.network import NetworkError
+from bench.local_sgd.page import page
+from bench.local_sgd.plan import SLOW_GROUP, SLOW_WAYS, slow_ways, worlds
+from bench.local_sgd.worlds import WorldError, run
+
+_PORT: Final = 29_650
+_ELASTIC: Final = ("losses", "grow", "kills")
+
+
+def _page(lines: Iterable[str]) -> str:
+    return page(*record.read(lines, r.from_line))
+
+
+RECORD = record.Record("local_sgd", _page)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says; the exit code."""
+    parser = RECORD.parser(__doc__)
+    parser.add_argument("--rows", nargs="*", choices=r.ROWS, default=list(r.ROWS))
+    parser.add_argument("--turns", type=int, default=3, help="of each comparison; seeds of losses")
+    parser.add_argument("--seed", type=int, default=1, help="of the order in a turn")
+    parser.add_argument("--elastic", nargs="*", choices=_ELASTIC, default=list(_ELASTIC))
+    parser.add_argument("--kill-seconds", type=float, default=600.0, help="of the row of kills")
+    parser.add_argument(
+        "--with", dest="earlier", type=Path, nargs="*", default=[],
+        help="results files of the same commit whose rows are added to the page",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    if options.page_of:
+        return RECORD.show(options)
+    return RECORD.make(options, lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    about = machine.about("record", {}) | {"seed": options.seed}
+    with record.written(options.out, about) as add:
+        for earlier in options.earlier:
+            for line in earlier.read_text().splitlines()[1:]:
+                add(line)
+        for found in itertools.chain(_worlds(options), _slow(options), _elastic(options)):
+            for line in found:
+                add(line)
+                print(line, flush=True)
+
+
+def _worlds(options: argparse.Namespace) -> Iterator[Iterable[str]]:
+    for number, world in enumerate(worlds(tuple(options.rows), options.turns, options.seed)):
+        try:
+            yield map(json.dumps, run(world, _PORT + number))
+        except NetworkError as error:
+            said = f"bench.local_sgd: {world.row}, {world.group} is left out: {error}"
+            print(said, file=sys.stderr)
+        except WorldError as error:
+            print(f"bench.local_sgd: {error}", file=sys.stderr)
+            raise SystemExit(1) from error
+
+
+def _slow(options: argparse.Namespace) -> Iterator[Iterable[str]]:
+    for turn in range(options.turns if r.SLOW in options.rows else 0):
+        for way in slow_ways(turn, options.seed):
+            told = straggler.measure(way)
+            values = {
+                r.FAST_STEPS: told["fast_steps_a_second"],
+                r.ALL_STEPS: told["all_steps_a_second"],
+                "rounds of a fast replica": float(told["rounds"]),
+                "of the slow one": float(told["rounds_of_the_slow_one"]),
+            }
+            yield [_line(r.SLOW, SLOW_GROUP, SLOW_WAYS[way], turn, values)]
+
+
+def _elastic(options: argparse.Namespace) -> Iterator[Iterable[str]]:
+    if r.ELASTIC not in options.rows:
+        return
+    groups = {
+        "losses": elastic.losses(options.seed),
+        "grow": elastic.grow(options.seed),
+        "kills": elastic.kills(options.seed, options.kill_seconds),
+    }
+    for group in options.elastic:
+        for way, values in groups[group]:
+            yield [_line(r.ELASTIC, group, way, 0, values)]
+
+
+def _line(row: str, group: str, way: str, turn: int, values: Mapping[str, float]) -> str:
+    load = os.getloadavg()[0]
+    return record.to_line(
+        r.Measured(row=row, group=group, way=way, turn=turn, values=dict(values), load=load)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Plan of a run: the worlds of ranks, and the ways that each of them measures in turns. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.local_sgd import results as r
+
+DDP: Final = "DDP"
+TORCH: Final = "torch's PeriodicModelAverager, H = {}"
+NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
+"""Of the outer optimizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way, as a rank carries it out."""
+
+    name: str
+    kind: str
+    """ "ddp", "torch" (its averager), or "edit" (under DDP)."""
+    interval: int = 1
+    steps: int = 64
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """More settings of `LocalSGDConfig`."""
+    outer: bool = True
+    """With the outer optimizer."""
+    seed: int = 0
+    wild: Mapping[str, Any] = field(default_factory=dict)
+    """A disturbance: `step`, `replica` (-1: all), `factor` of the learning rate ("nan")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Ranks that carry out cases, one after another."""
+
+    row: str
+    group: str
+    ranks: int
+    turn: int
+    cases: tuple[Case, ...]
+    mbit: float | None = None
+    """Of each rank's link; None: not shaped."""
+    networks: bool = False
+    """Each rank has a network of its own."""
+    compute_ms: float = 0.0
+    """Of a step, slept."""
+
+
+def edit(interval: int, steps: int, codec: str = "none", name: str = "") -> Case:
+    """Return EDiT under DDP."""
+    said = "" if codec == "none" else f", {codec}"
+    return Case(
+        name=name or f"EDiT, H = {interval}{said}",
+        kind="edit",
+        interval=interval,
+        steps=steps,
+        config={"codec": codec, "pseudo_gradnorm_reduce": True, "skip_anomaly": True},
+    )
+
+
+def torchs(interval: int, steps: int) -> Case:
+    """Return torch's own averager of post-local SGD."""
+    return Case(name=TORCH.format(interval), kind="torch", interval=interval, steps=steps)
+
+
+def worlds(rows: tuple[str, ...], turns: int, seed: int) -> Iterator[World]:
+    """Yield the worlds of a run; the cases of each in an order drawn by the seed."""
+    for turn in range(turns):
+        if r.BYTES in rows and not turn:
+            yield from (_bytes(ranks) for ranks in (2, 4))
+        if r.LINKS in rows:
+            yield from (_shuffled(one, seed) for one in _links(turn))
+        if r.LOSS in rows:
+            yield _shuffled(_loss(turn), seed)
+        if r.ROBUST in rows:
+            yield _robust(turn)
+
+
+SLOW_GROUP: Final = "one of 4 replicas 4 times slow"
+SLOW_WAYS: Final[Mapping[str, str]] = {
+    "ddp": DDP,
+    "edit": "EDiT, H = 10",
+    "a-edit": "A-EDiT",
+    "no-barrier": "A-EDiT without a barrier",
+}
+"""Ways of `straggler`, by what the page calls them."""
+
+
+def slow_ways(turn: int, seed: int) -> list[str]:
+    """Return the ways of `straggler` in the order of a turn."""
+    return random.Random(f"{seed} slow {turn}").sample(list(SLOW_WAYS), len(SLOW_WAYS))
+
+
+def _shuffled(world: World, seed: int) -> World:
+    order = random.Random(f"{seed} {world.row} {world.group} {world.turn}")
+    return dataclasses.replace(
+        world, cases=tuple(order.sample(list(world.cases), len(world.cases)))
+    )
+
+
+def _bytes(ranks: int) -> World:
+    local = [edit(16, 32, codec) for codec in ("none", "bf16", "int8", "int4")]
+    cases = (
+        Case(name=DDP, kind="ddp", steps=32),
+        *local,
+        edit(32, 64),
+        edit(32, 64, "int8"),
+        torchs(16, 32),
+    )
+    group = f"{ranks} replicas"
+    return World(row=r.BYTES, group=group, ranks=ranks, turn=0, cases=cases, networks=True)
+
+
+def _links(turn: int) -> Iterator[World]:
+    for mbit, ddp_steps, more in (
+        (1000.0, 40, (torchs(16, 64),)),
+        (100.0, 12, (torchs(16, 64), edit(32, 64, "int8"))),
+        (10.0, 3, (edit(32, 64, "int8"),)),
+    ):
+        cases = (Case(name=DDP, kind="ddp", steps=ddp_steps), edit(16, 64), edit(32, 64), *more)
+        yield World(
+            row=r.LINKS,
+            group=f"{mbit:g} Mbit/s",
+            ranks=2,
+            turn=turn,
+            cases=tuple(one for one in cases if mbit > 10 or one.interval != 16),
+            mbit=mbit,
+            networks=True,
+            compute_ms=50.0,
+        )
+
+
+def _loss(turn: int) -> World:
+    steps = 640
+    warm = {"local_sgd_warmup_steps": 64, "ewma_warmup_steps": 8}
+    local = [
+        Case(
+            name=f"EDiT, H = {interval}",
+            kind="edit",
+            interval=interval,
+            steps=steps,
+            seed=turn,
+            config={**warm, "pseudo_gradnorm_reduce": True, "skip_anomaly": True},
+        )
+        for interval in (16, 32, 64)
+    ]
+    beside = Case(
+        name=TORCH.format(16),
+        kind="torch",
+        interval=16,
+        steps=steps,
+        seed=turn,
+        config={"local_sgd_warmup_steps": 64},
+    )
+    ddp = Case(name=DDP, kind="ddp", steps=steps, seed=turn)
+    return World(row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=(ddp, *local, beside))
+
+
+EQUAL: Final = "equal weights"
+WEIGHTS: Final = "weights by norm alone"
+ELIMINATION: Final = "elimination alone"
+ALL: Final = "all of EDiT"
+_WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
+    EQUAL: {},
+    WEIGHTS: {"pseudo_gradnorm_reduce": True, "weight_softmax_temperature": 0.05},
+    ELIMINATION: {"skip_anomaly": True, "ewma_warmup_steps": 8},
+    ALL: {
+        "pseudo_gradnorm_reduce": True,
+        "weight_softmax_temperature": 0.05,
+        "skip_anomaly": True,
+        "ewma_warmup_steps": 8,
+        "clip_pseudo_grad": 10.0,
+    },
+}
+ONE: Final = "one replica's learning rate × 30 for a round"
+EVERY: Final = "all replicas' learning rate × 30 for a round"
+NAN: Final = "one replica's weights are NaN"
+
+
+def _robust(turn: int) -> World:
+    cases = []
+    for group, (who, factor) in {ONE: (1, 30.0), EVERY: (-1, 30.0), NAN: (1, "nan")}.items():
+        for way, config in _WAYS.items():
+            if group != ONE and way not in (EQUAL, ALL):
+                continue
+            cases.append(
+                Case(
+                    name=f"{group}|{way}",
+                    kind="edit",
+                    interval=8,
+                    steps=32 + 8 * 20,
+                    seed=turn,
+                    config={"local_sgd_warmup_steps": 32, **config},
+                    wild={"step": 32 + 8 * 19, "replica": who, "factor": factor},
+                )
+            )
+    return World(row=r.ROBUST, group="4 replicas", ranks=4, turn=turn, cases=tuple(cases))

@@ -1,0 +1,32 @@
+"""The benchmark of a slow replica, in its shortest run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.train
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_fast_replicas_make_rounds_without_a_barrier() -> None:
+    """Each replica trains its steps, the slow one fewer, and rounds are made on the way."""
+    command = [sys.executable, "-m", "bench.local_sgd.straggler", "--seconds=2"]
+    ended = subprocess.run(
+        [*command, "--ways=no-barrier"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    told = json.loads(ended.stdout)
+    assert told["counts"] == [40, 40, 40, 10]
+    assert told["rounds"] >= 2
+    assert told["fast_steps_a_second"] > 0

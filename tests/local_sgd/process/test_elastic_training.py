@@ -1,0 +1,151 @@
+"""Real training whose replicas are killed, frozen and added: the others neither restart nor lose.
+
+Each test draws its seed, and names it where it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from local_sgd import elastic_jobs
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+
+Lines = list[dict[str, Any]]
+
+
+def start(**scenario: Any) -> subprocess.CompletedProcess[str]:
+    """Run a scenario to its end, good or bad."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    return subprocess.run(
+        [sys.executable, elastic_jobs.__file__, json.dumps(scenario)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=environment,
+    )
+
+
+def run(**scenario: Any) -> dict[str, Any]:
+    """Return what the control plane did, and what each rank wrote down."""
+    ended = start(**scenario)
+    assert ended.returncode == 0, f"{scenario}: {ended.stderr[-5000:]}"
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+def steps_of(lines: Lines) -> Lines:
+    """Return a rank's steps."""
+    return [line for line in lines if "own" in line]
+
+
+def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
+    """Hold all ranks to one process and all steps in a row, and replicas to equal anchors.
+
+    least: rounds that there were.
+    """
+    digests: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for name, lines in told["ranks"].items():
+        steps = steps_of(lines)
+        assert [line["own"] for line in steps] == list(range(1, len(steps) + 1)), why
+        assert len({line["pid"] for line in steps}) <= 1, why
+        for line in steps:
+            if "round" in line:
+                digests[line["round"], name.split()[1]].add(line["digest"])
+    assert len(digests) >= least
+    assert {at: len(found) for at, found in digests.items() if len(found) > 1} == {}, why
+
+
+def ends(told: dict[str, Any]) -> list[float]:
+    """Return the held-out loss of each rank of the last members."""
+    losses = [
+        line["held_out"] for lines in told["ranks"].values() for line in lines if "held_out" in line
+    ]
+    shards = len({name.split()[1] for name in told["ranks"]})
+    assert len(losses) == len(told["members"]) * shards
+    return losses
+
+
+def test_a_campaign_of_losses_and_joins_restarts_nobody() -> None:
+    """Two killed at one time, one that joins, one frozen while members change.
+
+    After each round anchors and momentum are the same bits on all replicas, survivors and joiners
+    alike, and the held-out loss ends near that of four replicas that nothing happens to.
+    """
+    seed = random.randrange(10_000)
+    events = ["two", "join", "freeze"]
+    told = run(scenario="campaign", events=events, seed=seed)
+    why = f"seed {seed}: {told['done']}"
+    check_kept(told, why)
+    last = max(line.get("round", 0) for lines in told["ranks"].values() for line in lines)
+    calm = run(scenario="static", rounds=last, seed=seed)
+    assert len(set(ends(told))) == 1, why
+    assert ends(told)[0] == pytest.approx(ends(calm)[0], rel=0.03), why
+
+
+def test_shards_of_a_replica_change_members_together() -> None:
+    """Two shards a replica, whose ranks die a few ms apart: no shard goes on without the other.
+
+    One that joins begins with the others' step count, learning rate and place in the data. A
+    checkpointer that a replica has made before the changes saves and loads its state after them.
+    """
+    seed = random.randrange(10_000)
+    told = run(
+        scenario="campaign", replicas=3, shards=2, events=["kill", "join"], seed=seed, saves=True
+    )
+    check_kept(told, f"seed {seed}: {told['done']}")
+    for replica in told["members"]:
+        one, other = (steps_of(told["ranks"][f"{replica} {shard}"]) for shard in (0, 1))
+        assert [line["step"] for line in one] == [line["step"] for line in other], f"seed {seed}"
+        (both,) = [line for line in told["ranks"][f"{replica} 0"] if "saved" in line]
+        assert both["loaded"] == both["saved"], f"seed {seed}"
+        assert both["start"] == both["saved"][2] > 0
+    first = steps_of(told["ranks"]["3 0"])[0]
+    old = steps_of(told["ranks"][f"{told['members'][0]} 0"])
+    twin = next(line for line in old if line["step"] == first["step"])
+    assert first["joined"], f"seed {seed}"
+    assert first["step"] > 5
+    assert (first["place"], first["lr"]) == (twin["place"], pytest.approx(twin["lr"])), f"{seed}"
+
+
+def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
+    """Each gradient, also the first after a loss, is the mean over the replica's two ranks."""
+    seed = random.randrange(10_000)
+    told = run(
+        scenario="campaign", kind="ddp", replicas=3, shards=2, events=["kill", "join"], seed=seed
+    )
+    check_kept(told, f"seed {seed}: {told['done']}")
+    for lines in told["ranks"].values():
+        assert max(line["off"] for line in steps_of(lines)) < 1e-6, f"seed {seed}"
+
+
+def test_who_comes_in_the_warm_up_waits_for_its_end() -> None:
+    """The others do not wait for it; it begins with their weights at the first anchors."""
+    told = run(scenario="early", event="join", replicas=2, warmup=60, pace=0.1, rounds=2)
+    check_kept(told, str(told["done"]), least=2)
+    joiner, old = (steps_of(told["ranks"][f"{replica} 0"]) for replica in (2, 0))
+    assert joiner[0]["step"] == 61
+    assert [line["step"] for line in old][:61] == list(range(1, 62))
+
+
+def test_a_loss_in_the_warm_up_is_told_by_name() -> None:
+    """Gradients of a step are lost with a replica: the error names the setting and the remedy."""
+    ended = start(scenario="early", event="kill", replicas=2, warmup=400)
+    assert ended.returncode != 0
+    assert "WarmUpError: local_sgd_warmup_steps=400: a replica was lost after" in ended.stderr
+    assert "start this replica again from the newest checkpoint" in ended.stderr

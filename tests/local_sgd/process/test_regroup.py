@@ -1,0 +1,86 @@
+"""A change of members carried out between real ranks, from standings that crashes leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from local_sgd.regroups import DELTA, Regroups
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def regroups() -> Iterator[Regroups]:
+    """One process with torch for all tests here."""
+    with Regroups(PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo") as started:
+        yield started
+
+
+def test_units_go_to_those_behind_and_to_joiners_with_outer_state_and_position(
+    regroups: Regroups,
+) -> None:
+    """One has finished two units, one has one, a third joins: all have the same bits afterwards.
+
+    The delta of the one behind is in the anchor that it is given, so its weights become that
+    anchor. Where nobody is ahead each keeps its delta.
+    """
+    ahead, behind, joiner = regroups.change([
+        {"rounds": [3, 3, 2], "begun": [2], "steps": 8},
+        {"rounds": [3, 2, 2], "begun": [1, 2], "steps": 8},
+        {"new": True},
+    ])  # fmt: skip
+    for one in (behind, joiner):
+        assert one["rounds"] == [3, 3, 2]
+        assert one["again"] == [2]
+        assert one["anchors"] == ahead["anchors"]
+        assert one["outer"] == ahead["outer"]
+        assert not one["passed"]
+    assert behind["weights"][1] == ahead["anchors"][1]
+    assert behind["weights"][2] == pytest.approx([x - DELTA for x in behind["anchors"][2]])
+    assert joiner["weights"] == joiner["anchors"]
+    assert (joiner["joined"], joiner["steps"], joiner["due"]) == (True, 8, True)
+    assert json.loads(joiner["position"]) == {"from": 0}
+    assert (ahead["joined"], behind["joined"]) == (False, False)
+
+
+def test_a_replica_that_was_left_out_for_two_rounds_goes_on_with_its_discounted_delta(
+    regroups: Regroups,
+) -> None:
+    """It had begun nothing: its weights are A' - d²Δ, and a quarter of its steps counts."""
+    newest, late = regroups.change([{"rounds": [4, 4, 4]}, {"rounds": [2, 2, 2]}])
+    assert late["anchors"] == newest["anchors"]
+    assert late["outer"] == newest["outer"]
+    assert (late["passed"], late["kept"]) == (True, 0.25)
+    for weights, anchors in zip(late["weights"], late["anchors"], strict=True):
+        assert weights == pytest.approx([x - 0.25 * DELTA for x in anchors])
+
+
+def test_those_who_wait_for_nobody_begin_the_round_that_one_has_begun(regroups: Regroups) -> None:
+    """One has ended the round alone and begun the next: the other is given the end, then both go.
+
+    The other's delta is in the round that it was given, so none of its steps counts again.
+    """
+    ahead, behind = regroups.change([
+        {"rounds": [3, 3, 3], "begun": [0, 1]},
+        {"rounds": [3, 3, 2], "begun": [2]},
+    ])  # fmt: skip
+    assert ahead["again"] == behind["again"] == [0, 1, 2]
+    assert (ahead["passed"], behind["passed"]) == (False, True)
+    assert behind["kept"] == 0
+    assert behind["weights"][2] == ahead["anchors"][2]
+
+
+def test_replicas_without_anchors_begin_together(regroups: Regroups) -> None:
+    """Nobody has been in a group: nobody joins anybody."""
+    for one in regroups.change([{"new": True}] * 2, may_fail=True):
+        assert "has no anchors" in one["error"]  # the world asks for them; the change went well
+
+
+def test_replicas_of_unlike_models_are_told(regroups: Regroups) -> None:
+    """Their units have other shapes: an error that names both replicas."""
+    answers = regroups.change([{"rounds": [1] * 3}, {"new": True, "odd": 1}], may_fail=True)
+    for one in answers:
+        assert "replicas 10 and 11 have units of unlike names, shapes or dtypes" in one["error"]

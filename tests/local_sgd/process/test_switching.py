@@ -1,0 +1,81 @@
+"""Switch between a sync in each step and local steps, by measured reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from checkpoints.flash_world import Worlds
+from local_sgd import switch_world
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+UNITS = 4
+
+
+class Training(Worlds):
+    """Worlds that switch."""
+
+    script = switch_world.__file__
+
+    def train(self, how: str, **world: Any) -> list[dict[str, Any]]:
+        """Return what two ranks tell: a step takes 30 ms, and at first each reduction 50."""
+        config = {"switching": how, "switching_tolerated": 0.8, **world.pop("config", {})}
+        given = {"kind": "fsdp", "mesh": [2, 1], "config": config, "delay": 0.05, **world}
+        return self.run(job="train", world=2, seconds=0.03, patience=2, after=4, **given)
+
+
+@pytest.fixture(scope="module")
+def training() -> Iterator[Training]:
+    """One process with torch for all tests here."""
+    with Training() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def switched(training: Training) -> list[dict[str, Any]]:
+    """Return two replicas whose link is slow at first, and fast after the first change."""
+    return training.train("act", steps=400)
+
+
+def test_slow_reductions_lead_to_local_steps_and_fast_ones_back(
+    switched: list[dict[str, Any]],
+) -> None:
+    """All replicas change after the same steps, to the same intervals."""
+    way = switched[0]["way"]
+    assert way == switched[1]["way"]
+    modes = [mode for _, mode, _ in way]
+    assert modes[:2] == ["sync", "local"]
+    assert modes[-1] == "sync"
+    assert all(interval >= 2 for _, mode, interval in way if mode == "local")
+    assert "of a step of" in switched[0]["reason"]
+
+
+def test_reductions_are_made_where_the_mode_says(switched: list[dict[str, Any]]) -> None:
+    """One of each unit's gradients in each step, or of its delta in each round."""
+    [told, _], reductions = switched, switched[0]["reductions"]
+    for (begin, mode, _), (end, *_) in pairwise([*told["way"], [len(reductions)]]):
+        made = reductions[begin:end]
+        if mode == "sync":
+            assert made == [UNITS] * len(made)
+        else:
+            assert sum(made) <= UNITS * (1 + len(made) / 2)
+    assert told["rounds"] >= 1
+
+
+def test_after_the_way_back_the_replicas_are_equal(switched: list[dict[str, Any]]) -> None:
+    """Weights and AdamW's state, also after more steps: equal gradients move all alike."""
+    one, other = (rank["end"] for rank in switched)
+    assert one["weights"] == other["weights"]
+    assert one["inner"] == other["inner"]
+
+
+def test_a_proposal_changes_nothing(training: Training) -> None:
+    """It says what it would do, and goes on in the steps and the interval of the settings."""
+    interval = {"local_sgd_sync_interval": 2}
+    ranks = training.train("propose", steps=10, delay=0.1, config=interval)
+    assert [rank["way"] for rank in ranks] == [[[0, "local", 2]]] * 2
+    assert "a round after each" in ranks[0]["reason"]
+    assert ranks[0]["rounds"] == 5

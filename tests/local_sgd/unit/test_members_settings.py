@@ -1,0 +1,119 @@
+"""Members that a script gives: by environment, and with settings that they have not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager
+from holdfast.local_sgd.elastic import Elastic
+from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
+from holdfast.local_sgd.fsdp2_members import groups_of
+from holdfast.local_sgd.members import (
+    MembersError,
+    RosterMembers,
+    StaticMembers,
+    members_of_environment,
+    mesh_of,
+)
+from holdfast.local_sgd.policies.outer_roster import OuterRoster
+from holdfast.local_sgd.sync.group import Group
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """A default group of this process alone, as a replica of one rank has it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"HOLDFAST_OUTER_ROSTER": "/x"},
+        {"HOLDFAST_REPLICA": "1"},
+        {"HOLDFAST_OUTER_ROSTER": "/x", "HOLDFAST_REPLICA": "one"},
+    ],
+)
+def test_half_an_environment_is_told(given: dict[str, str]) -> None:
+    """The error names both variables and their values."""
+    with pytest.raises(MembersError, match=r"HOLDFAST_OUTER_ROSTER=.*HOLDFAST_REPLICA="):
+        members_of_environment(environment=given)
+
+
+@pytest.mark.usefixtures("world")
+def test_an_agent_s_environment_gives_members_of_its_roster(tmp_path: Path) -> None:
+    """They follow the file, say that they are ready, and have the replica's ranks as a mesh."""
+    roster = tmp_path / "roster"
+    given = {"HOLDFAST_OUTER_ROSTER": str(roster), "HOLDFAST_REPLICA": "4"}
+    members = members_of_environment(environment=given)
+    assert isinstance(members, RosterMembers)
+    roster.write_text(OuterRoster(3, (4,), "127.0.0.1:1").to_text(), encoding="utf-8")
+    found = members.refresh()
+    assert found is not None
+    assert (found.epoch, found.replicas, found.group.size, members.epoch) == (3, (4,), 1, 3)
+    assert (tmp_path / "roster.ready-4-0").exists()
+    assert mesh_of(members, "cpu").size() == 1
+    with pytest.raises(ValueError, match="shards=2: this replica's world has 1 ranks"):
+        members_of_environment(2, environment=given)
+
+
+@pytest.mark.usefixtures("world")
+def test_without_an_agent_members_are_fixed() -> None:
+    """The default group is cut into replicas, here one of one rank."""
+    members = members_of_environment(environment={})
+    assert isinstance(members, StaticMembers)
+    assert not members.changes
+    found = members.refresh()
+    assert found is not None
+    assert found.replicas == (0,)
+
+
+def roster_members(shards: Group | None = None) -> RosterMembers:
+    """Return members of which no roster has come."""
+    return RosterMembers(lambda: None, 0, shards or Group.of_one(), patience=0.01)
+
+
+@pytest.mark.usefixtures("world")
+def test_ddp_refuses_what_replicas_that_come_and_go_have_not() -> None:
+    """A warm-up averages over all replicas; a DDP that spans them keeps the old divisor."""
+    with pytest.raises(LocalSGDConfigError, match="local_sgd_warmup_steps=5: DDP averages"):
+        OuterOptimPeriodicModelAverager(roster_members(), LocalSGDConfig(local_sgd_warmup_steps=5))
+    pair = Group.of_one()
+    pair.size = 2
+    with pytest.raises(LocalSGDConfigError, match="a replica has 2 ranks and the default group 1"):
+        OuterOptimPeriodicModelAverager(roster_members(pair))
+
+
+def test_rounds_by_time_want_members_that_stay() -> None:
+    """A-EDiT counts in one store; the error names the setting."""
+    config = LocalSGDConfig(use_async=True, local_sgd_sync_time=1.0)
+    with pytest.raises(LocalSGDConfigError, match="use_async=True with members that come and go"):
+        groups_of(roster_members(), config, 1.0)
+
+
+def test_what_a_joiner_cannot_be_sent_is_told_at_once() -> None:
+    """The name of what is carried, and its class."""
+
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"place": object()}
+
+        def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+            raise AssertionError(state_dict)
+
+    elastic = Elastic(roster_members(), None, None, list)  # type: ignore[arg-type]
+    with pytest.raises(LocalSGDError, match=r"carry\('data'\): the state_dict\(\) of this Odd"):
+        elastic.carry("data", Odd())
+
+
+def test_members_without_a_roster_are_told_who_must_make_one() -> None:
+    """Nobody published one in time: the error names the replica and the epoch."""
+    with pytest.raises(MembersError, match="replica 0 found no roster from epoch 0 on"):
+        roster_members().refresh()

@@ -1,0 +1,358 @@
+"""Elastic replicas that train, under a small control plane that kills, freezes and adds them.
+
+Run as a script with a scenario's JSON; it prints what each rank wrote down. Belongs here: the
+processes, the roster's file, the stores, and the course of a scenario. Does not belong here: what a
+rank does (`elastic_training`).
+
+The process that forks ranks has no thread: a fork while another thread holds a lock may hang. So
+stores are hosted by a process of their own, which is forked first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+DEFAULTS: Final = {
+    "kind": "fsdp",
+    "replicas": 4,
+    "shards": 1,
+    "interval": 5,
+    "rounds": 0,
+    "width": 24,
+    "rows": 16,
+    "pace": 0.004,
+    "seed": 0,
+    "every": 4,
+    "pause": 0.1,
+    "limit": 60.0,
+}
+
+
+class StoreHost:
+    """A process that hosts the stores of all epochs."""
+
+    def __init__(self) -> None:
+        """Fork it."""
+        (ask, self._ask), (self._told, tell) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._ask)
+            _serve_stores(ask, tell)
+            os._exit(0)
+        os.close(ask)
+        os.close(tell)
+
+    def fresh(self) -> str:
+        """Return host and port of a new store."""
+        os.write(self._ask, b"?")
+        return f"127.0.0.1:{int(os.read(self._told, 16))}"
+
+    def close(self) -> None:
+        """End it."""
+        os.close(self._ask)
+        os.waitpid(self.pid, 0)
+
+
+def _serve_stores(ask: int, tell: int) -> None:
+    import torch.distributed as dist
+
+    stores = []
+    while os.read(ask, 1):
+        stores.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        os.write(tell, str(stores[-1].port).encode())
+
+
+class ControlPlane:
+    """Processes of replicas, and the roster's file."""
+
+    def __init__(self, folder: Path, scenario: Mapping[str, Any]) -> None:
+        """Take a folder that is there for this run only."""
+        self.folder, self.scenario = folder, scenario
+        self.random = random.Random(scenario["seed"])
+        self.stores = StoreHost()
+        self.pids: dict[int, list[int]] = {}
+        """Of each replica that is there, by shard."""
+        self.members: list[int] = []
+        self.epoch, self.next = 0, 0
+        self.done: list[str] = []
+        """What was done, for a message."""
+        self._frozen: list[int] = []
+        self._ended: set[int] = set()
+
+    def publish(self, *gone: int, come: tuple[int, ...] = ()) -> None:
+        """Write the next epoch's roster."""
+        from holdfast.local_sgd.policies.outer_roster import OuterRoster
+
+        self.epoch += 1
+        self.members = sorted({*self.members, *come} - set(gone))
+        roster = OuterRoster(self.epoch, tuple(self.members), self.stores.fresh())
+        fresh = self.folder / "roster.new"
+        fresh.write_text(roster.to_text(), encoding="utf-8")
+        fresh.replace(self.folder / "roster")
+        self.note(f"epoch {self.epoch}: {self.members}")
+
+    def start(self, count: int) -> tuple[int, ...]:
+        """Fork replicas under new numbers; no roster has them yet."""
+        came = tuple(range(self.next, self.next + count))
+        self.next += count
+        for replica in came:
+            self.pids[replica] = [
+                self._fork(replica, shard) for shard in range(self.scenario["shards"])
+            ]
+        return came
+
+    def join(self, count: int) -> tuple[int, ...]:
+        """Start replicas, and take them in once they are ready to meet the others."""
+        came = self.start(count)
+        self.wait(lambda: all(self._is_ready(one) for one in came), "joiners are ready")
+        self.publish(come=came)
+        return came
+
+    def kill(self, *replicas: int, notice: float = 0.0) -> None:
+        """Kill replicas by SIGKILL, one rank of each first, and tell after a while."""
+        self.note(f"kill {replicas}")
+        for pids in [self.pids.pop(one) for one in replicas]:
+            self.random.shuffle(pids)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                time.sleep(self.random.uniform(0, 0.01) if len(pids) > 1 else 0)
+            for pid in pids:
+                os.waitpid(pid, 0)
+        self.note(f"killed {replicas}")
+        time.sleep(notice)
+        self.publish(*replicas)
+
+    def freeze(self, replica: int, notice: float = 0.3) -> None:
+        """Stop a replica, tell after a while, and end it later."""
+        self._frozen += self.pids.pop(replica)
+        for pid in self._frozen:
+            os.kill(pid, signal.SIGSTOP)
+        self.note(f"froze {replica}")
+        time.sleep(notice)
+        self.publish(replica)
+
+    def rounds_of(self, replica: int) -> int:
+        """Return the newest round that a replica has written down."""
+        found = [line["round"] for line in lines(self.folder, replica, 0) if "round" in line]
+        return max(found, default=0)
+
+    def until(self, rounds: int) -> None:
+        """Wait until one of the members has made so many rounds."""
+
+        def is_there() -> bool:
+            return max(self.rounds_of(one) for one in self.members) >= rounds
+
+        self.wait(is_there, f"{rounds} rounds")
+
+    def wait(self, is_there: Callable[[], bool], what: str) -> None:
+        """Wait; fails if a rank has ended by an error, or after the limit."""
+        deadline = time.monotonic() + self.scenario["limit"]
+        while not is_there():
+            if not self._running():
+                raise RuntimeError(f"all replicas have ended before {what}; {self.done}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not in {self.scenario['limit']} s: {what}; {self.done}")
+            time.sleep(0.005)
+
+    def stop(self, rounds: int) -> None:
+        """Tell all to end together, after this outer round."""
+        fresh = self.folder / "stop.new"
+        fresh.write_text(str(rounds), encoding="utf-8")
+        fresh.replace(self.folder / "stop")
+
+    def finish(self) -> None:
+        """Have the members end, after a few rounds more or when they have made all."""
+        if not self.scenario["rounds"]:
+            newest = max(self.rounds_of(one) for one in self.members)
+            self.stop(newest + self.scenario["every"])
+        self.wait(lambda: not self._running(), "the end")
+
+    def abandon(self) -> None:
+        """Kill what is left."""
+        for pid in [*self._frozen, *(pid for pids in self.pids.values() for pid in pids)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.stores.close()
+
+    def note(self, what: str) -> None:
+        """Remember what was done."""
+        self.done.append(f"{time.monotonic():.3f} {what}")
+        if self.scenario.get("verbose"):
+            print(self.done[-1], file=sys.stderr, flush=True)
+
+    def _is_ready(self, replica: int) -> bool:
+        shards = range(self.scenario["shards"])
+        return all((self.folder / f"ready-{replica}-{shard}").exists() for shard in shards)
+
+    def _running(self) -> list[int]:
+        """Return the processes that have not ended; fails if one has ended by an error."""
+        for replica, pids in self.pids.items():
+            for pid in set(pids) - self._ended:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended and status:
+                    raise RuntimeError(f"replica {replica} ended with {status}; {self.done}")
+                if ended:
+                    self._ended.add(pid)
+        return [pid for pids in self.pids.values() for pid in pids if pid not in self._ended]
+
+    def _fork(self, replica: int, shard: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            _child(self.folder, replica, shard, self.scenario)
+        return pid
+
+
+def _child(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) -> None:
+    """Be a rank, and end without the parent's clean-up."""
+    import faulthandler
+    import traceback
+
+    from local_sgd.elastic_training import run_rank
+
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a rank hangs
+    try:
+        run_rank(folder, replica, shard, scenario)
+    except BaseException:  # noqa: BLE001 - a forked process ends here, whatever it is
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def lines(folder: Path, replica: int, shard: int) -> list[dict[str, Any]]:
+    """Return what a rank has written down, without a line that it has not ended."""
+    path = folder / f"log-{replica}-{shard}"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def static(plane: ControlPlane) -> None:
+    """Nothing happens."""
+    plane.publish(come=plane.start(plane.scenario["replicas"]))
+
+
+def campaign(plane: ControlPlane) -> None:
+    """`events` in turn, each at a drawn instant: kill, two, late, freeze, join.
+
+    A replica that is lost may be in its steps, in a sync, or in a change of members: the roster
+    of a joiner is not waited for. `late`: the roster comes a second after the death.
+    """
+    scenario = plane.scenario
+    plane.publish(come=plane.start(scenario["replicas"]))
+    plane.until(2)
+    for event in scenario["events"]:
+        time.sleep(plane.random.uniform(0, scenario["pause"]))
+        victims = plane.random.sample(plane.members, min(len(plane.members) - 1, 2))
+        if event == "join":
+            plane.join(1)
+            continue
+        if event == "freeze":
+            plane.freeze(victims[0])
+        else:
+            count, notice = (2, 0.0) if event == "two" else (1, 1.0 if event == "late" else 0.0)
+            plane.kill(*victims[:count], notice=notice)
+        plane.until(max(plane.rounds_of(one) for one in plane.members) + scenario["every"])
+
+
+def early(plane: ControlPlane) -> None:
+    """One joins, or is killed (`event`), while gradients are averaged over all replicas."""
+    plane.publish(come=plane.start(plane.scenario["replicas"]))
+    plane.wait(lambda: len(lines(plane.folder, 0, 0)) > 2, "steps of the warm-up")
+    if plane.scenario["event"] == "join":
+        plane.join(1)
+    else:
+        plane.kill(plane.members[-1])
+    plane.until(2)
+
+
+def shrink_and_grow(plane: ControlPlane) -> None:
+    """4 replicas; two are killed at one time; four others come."""
+    plane.publish(come=plane.start(4))
+    third = plane.scenario["rounds"] // 3
+    plane.until(third)
+    time.sleep(plane.random.uniform(0, plane.scenario["pause"]))
+    plane.kill(*plane.random.sample(plane.members, 2))
+    plane.until(2 * third)
+    plane.join(4)
+
+
+def kills(plane: ControlPlane) -> None:
+    """A replica is killed each `each` seconds for `seconds`, and another takes its place."""
+    scenario = plane.scenario
+    plane.publish(come=plane.start(scenario["replicas"]))
+    plane.until(2)
+    plane.note("window begins")
+    end = time.monotonic() + scenario["seconds"]
+    due = time.monotonic() + scenario["each"]
+    while due < end:
+        plane.wait(lambda: time.monotonic() > due, "the next kill")  # noqa: B023 - asked at once
+        plane.kill(plane.random.choice(plane.members))
+        plane.join(1)
+        due += scenario["each"]
+    plane.wait(lambda: time.monotonic() > end, "the end")
+    plane.note("window ends")
+
+
+def losses(plane: ControlPlane) -> None:
+    """`count` replicas are lost, one at a time, each at a drawn instant; another comes for each."""
+    scenario = plane.scenario
+    plane.publish(come=plane.start(scenario["replicas"]))
+    plane.until(5)
+    for _ in range(scenario["count"]):
+        time.sleep(plane.random.uniform(0, scenario["pause"]))
+        plane.kill(plane.random.choice(plane.members))
+        plane.until(max(plane.rounds_of(one) for one in plane.members) + 3)
+        came = plane.join(1)
+        plane.wait(lambda came=came: plane.rounds_of(came[0]) > 0, "a joiner's round")  # type: ignore[misc]
+        plane.until(max(plane.rounds_of(one) for one in plane.members) + 2)
+
+
+SCENARIOS: Final = {
+    "losses": losses,
+    "early": early,
+    "static": static,
+    "campaign": campaign,
+    "shrink and grow": shrink_and_grow,
+    "kills": kills,
+}
+
+
+def run(scenario: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a scenario; return each rank's lines, by replica and shard, and what was done."""
+    whole = {**DEFAULTS, **scenario}
+    with tempfile.TemporaryDirectory() as name:
+        plane = ControlPlane(Path(name), whole)
+        try:
+            SCENARIOS[whole["scenario"]](plane)
+            plane.finish()
+        finally:
+            plane.abandon()
+        return {
+            "done": plane.done,
+            "members": plane.members,
+            "ranks": {
+                f"{replica} {shard}": lines(Path(name), replica, shard)
+                for replica in range(plane.next)
+                for shard in range(whole["shards"])
+            },
+        }
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    import torch.distributed.fsdp  # noqa: F401 - forked ranks find all imported
+
+    import holdfast.local_sgd.fsdp2  # noqa: F401
+    import local_sgd.elastic_training  # noqa: F401
+
+    print(json.dumps(run(json.loads(sys.argv[1]))))

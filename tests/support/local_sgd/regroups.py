@@ -1,0 +1,100 @@
+"""Changes of members between real ranks whose units stand wherever a test says.
+
+Run as a script; see `forked_worlds`. Each rank is a replica of one shard. `standings` has for each:
+rounds, units begun, whether it is new.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoints.forked_worlds import ForkedWorlds, serve
+
+SIZES = (5, 0, 7)
+DELTA = 0.25
+"""Of each weight, on each replica."""
+
+
+class Regroups(ForkedWorlds):
+    """The script as seen by a test."""
+
+    script = __file__
+
+    def change(self, standings: list[dict[str, Any]], **world: Any) -> list[dict[str, Any]]:
+        """Return what becomes of each replica."""
+        return self.run(job="change", world=len(standings), standings=standings, **world)
+
+
+def change(world: Mapping[str, Any], pipe: Any) -> None:
+    """Stand where the world says, carry a change out, and tell what there is."""
+    import torch
+    import torch.distributed as dist
+
+    from holdfast.local_sgd.config import LocalSGDConfig
+    from holdfast.local_sgd.sync.group import Group
+    from holdfast.local_sgd.sync.regroup import Regroup, Situation
+    from holdfast.local_sgd.sync.units import Outer, Unit
+
+    me = dist.get_rank()
+    mine = world["standings"][me]
+    outer = Outer(functools.partial(torch.optim.SGD, lr=0.7, momentum=0.8, nesterov=True))
+    tensors = [torch.full((size + (mine.get("odd", 0)),), 100.0 + me) for size in SIZES]
+    units = [
+        Unit(f"unit {number}", functools.partial(tuple, (one,)), outer)
+        for number, one in enumerate(tensors)
+    ]
+    if not mine.get("new"):
+        for unit, rounds in zip(units, mine["rounds"], strict=True):
+            _stand(unit, rounds)
+    config = LocalSGDConfig(late_discount=0.5) if not world.get("keep") else LocalSGDConfig()
+    regroup = Regroup(units, [10 + one for one in range(dist.get_world_size())],
+                      (Group(), Group.of_one()), config)  # fmt: skip
+    found = regroup.carry_out(
+        Situation(
+            is_new=mine.get("new", False),
+            has_anchors=not mine.get("new", False),
+            due=mine.get("due", True),
+            steps=mine.get("steps", 0),
+            begun=frozenset(mine.get("begun", ())),
+        ),
+        lambda: json.dumps({"from": me}),
+    )
+    pipe.send({
+        "rounds": [unit.round for unit in units],
+        "anchors": [unit.anchors.values[0].tolist() for unit in units],
+        "weights": [one.tolist() for one in tensors],
+        "outer": [_outer_of(unit) for unit in units],
+        "again": list(found.plan.again) if found.plan else None,
+        "joined": found.joined, "passed": found.passed, "kept": found.kept,
+        "steps": found.steps, "due": found.due, "position": found.position,
+    })  # fmt: skip
+
+
+def _stand(unit: Any, rounds: int) -> None:
+    """Bring a unit to a round, by outer steps that are alike on all replicas."""
+    import torch
+
+    (weights,) = unit.tensors()
+    weights.fill_(1.0)
+    unit.take_anchors()
+    for number in range(rounds):
+        unit.anchors.step(torch.full((weights.numel(),), 0.1 * (number + 1)))
+        for group in unit.anchors.optimizer.param_groups:
+            group["lr"] *= 0.9  # as a script may do
+    unit.round = rounds
+    unit.anchors.write_weights((weights,))
+    weights.sub_(DELTA)
+
+
+def _outer_of(unit: Any) -> list[Any]:
+    optimizer = unit.anchors.optimizer
+    kept = optimizer.state.get(unit.anchors.values[0], {})
+    momentum = kept.get("momentum_buffer")
+    return [optimizer.param_groups[0]["lr"], None if momentum is None else momentum.tolist()]
+
+
+if __name__ == "__main__":
+    serve({"change": change})

@@ -1,0 +1,195 @@
+"""Members that come and go under DDP: replicas each with a process group of its own, and DDP in it.
+
+Belongs here: counters and rounds of an averager whose members may change. Does not belong here: how
+a change is carried out (`elastic`, `sync.regroup`), rounds of a fixed group (`ddp`).
+
+A DDP that is kept across a change divides its gradients by the size of its group. Here that group
+is the replica's own, which no change touches. A DDP whose group spans replicas would divide by the
+old number of ranks, and hang: it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.elastic import Elastic, attempt
+from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
+from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.regroup import Regrouped, Situation
+from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
+from holdfast.local_sgd.sync.units import Unit, check_equal
+
+
+class Averager(Protocol):
+    """An averager, as far as its members go."""
+
+    config: LocalSGDConfig
+    units: list[Unit]
+    group: Group
+    step: int
+    joined: bool
+
+    def make_units(self, params: Iterable[Any]) -> None:
+        """Make a unit of each parameter, without anchors yet."""
+
+
+class DDPMembers:
+    """The members of an averager, and the side of its hooks."""
+
+    def __init__(self, averager: Averager, members: Members, sync: UnitSync) -> None:
+        """Take the parts; nobody is met before `start`.
+
+        Raises:
+            LocalSGDConfigError: the settings want what such replicas have not.
+        """
+        self.config = averager.config
+        if members.changes:
+            _refuse_spanning(members)
+            _refuse_warm_up(self.config.local_sgd_warmup_steps)
+        self._averager, self._sync = averager, sync
+        sync.voters = members.shard_group if members.changes else None
+        self._params: list[Any] = []
+        self._elastic = Elastic(members, sync, self, lambda: self._groups)
+        self.carry = self._elastic.carry
+        self._groups: list[Any] = []
+        self._alone, self._due, self._begun = 0, False, False
+        self.is_started = False
+        """Members have been met."""
+
+    @property
+    def units(self) -> list[Unit]:
+        """One for each parameter."""
+        return self._averager.units
+
+    def situation(self, *, is_new: bool) -> Situation:
+        """Return where this replica stands."""
+        units = self.units
+        return Situation(
+            is_new=is_new,
+            has_anchors=not is_new and bool(units) and units[0].has_anchors,
+            due=self._due,
+            steps=self._averager.step,
+            begun=frozenset(range(len(units))) if self._begun else frozenset(),
+        )
+
+    def before_write(self, number: int) -> None:
+        """Prepare nothing: DDP reads the parameters themselves."""
+
+    def share_weights(self, source: int) -> None:
+        """Give all replicas the weights of the one with this rank in the group."""
+        for unit in self.units:
+            for one in unit.tensors():
+                self._elastic.group.begin_broadcast(one, source).wait()
+
+    def start(self, params: Iterable[Any]) -> None:
+        """Meet the others, before the first step; a joiner takes part in the round that is due.
+
+        Raises:
+            MembersError, SyncError: see `Elastic.refresh`.
+        """
+        params = list(params)
+        self._groups = [one for one in params if isinstance(one, dict)]
+        self._averager.make_units(params)
+        self.is_started = True
+        self._follow()
+        if self.config.local_sgd_warmup_steps == 0:
+            while not all(unit.has_anchors for unit in self.units):
+                self._attempt(lambda: all_or_none(self._sync.voters, self._take_anchors))
+        self._settle()
+
+    def stepped(self, *, ends_round: bool) -> list[Outcome] | None:
+        """Count a step, and make the round that it ends; None: it ends none.
+
+        Raises:
+            MembersError, SyncError: see `Elastic.refresh`.
+        """
+        self._alone += 1
+        if not ends_round:
+            return None
+        self._due = True
+        self._follow()
+        return self._settle()
+
+    def go_on_from(self, step: int) -> None:
+        """Take the count of a state that was loaded."""
+        lone = max(0, step - self.config.local_sgd_warmup_steps)
+        self._alone, self._due = lone % self.config.local_sgd_sync_interval, False
+
+    def _settle(self) -> list[Outcome]:
+        """Make the rounds that are due: one, or two where others gave this replica the first."""
+        outcomes: list[Outcome] = []
+        while self._due:
+            self._begun = True
+            self._attempt(lambda: outcomes.extend(self._run()))
+        return outcomes
+
+    def _run(self) -> list[Outcome]:
+        outcomes = self._sync.run(self.units, steps=float(self._alone))
+        self._due, self._begun, self._alone = False, False, 0
+        return outcomes
+
+    def _take_anchors(self) -> None:
+        for unit in self.units:
+            unit.take_anchors()
+        check_equal(self.units, self._elastic.group)
+
+    def _follow(self) -> None:
+        found = self._elastic.refresh()
+        if found is not None:
+            self._apply(found)
+
+    def _attempt(self, call: Callable[[], object]) -> None:
+        """Make a call; where it fails, carry out the change of members."""
+        failed = attempt(call)
+        if failed is not None:
+            self._apply(self._elastic.recover(failed))
+
+    def _apply(self, found: Regrouped) -> None:
+        """Bring counters to where the plan has brought the units."""
+        averager = self._averager
+        averager.group = self._elastic.group
+        self._begun = False
+        if found.joined:
+            averager.joined, averager.step = True, found.steps
+            self._alone, self._due = 0, found.due
+        if found.plan is None:
+            return
+        if found.passed:
+            self._alone, self._due = round(self._alone * found.kept), False
+        if found.plan.again:
+            self._due = True
+
+
+def _refuse_spanning(members: Members) -> None:
+    import torch.distributed as dist
+
+    world, own = dist.get_world_size(), members.shard_group.size
+    if world != own:
+        raise LocalSGDConfigError(
+            f"members: a replica has {own} ranks and the default group {world}: a DDP that spans "
+            "replicas divides by the old number of ranks after a change. Call init_process_group "
+            "for the ranks of one replica only, and make DDP in it"
+        )
+
+
+def _refuse_warm_up(steps: int) -> None:
+    if steps:
+        raise LocalSGDConfigError(
+            f"local_sgd_warmup_steps={steps}: DDP averages gradients inside a replica, so replicas "
+            "that come and go have no warm-up; set it to 0, or use FSDP2"
+        )
+
+
+def refuse_more(count: int) -> None:
+    """Refuse parameters that are added later: a joiner would not have them.
+
+    Raises:
+        LocalSGDError: always.
+    """
+    raise LocalSGDError(
+        f"add_param_group: {count} parameters are new, and members that come and go exchange "
+        "those of the start: give the optimizer all of them before it is wrapped"
+    )

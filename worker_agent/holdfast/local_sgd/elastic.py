@@ -1,0 +1,219 @@
+"""Rounds of members that come and go: the part that the hooks of all frameworks share.
+
+Belongs here: when a rank asks for its members, and what it does until a change is carried out. Does
+not belong here: how a change is carried out (`sync.regroup`), and a framework's own counters.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
+from holdfast.local_sgd.members import Members, MembersError, Membership
+from holdfast.local_sgd.sync.group import Group, SyncError
+from holdfast.local_sgd.sync.regroup import Regroup, Regrouped, Situation
+from holdfast.local_sgd.sync.unit_sync import RoundsDifferError, UnitSync, all_or_none
+from holdfast.local_sgd.sync.units import AnchorsDifferError
+
+if TYPE_CHECKING:
+    from holdfast.local_sgd.sync.units import Unit
+
+log: Final = logging.getLogger("holdfast")
+
+
+class Carried(Protocol):
+    """What a script gives a joiner beside the model, such as a scheduler and its place in the data.
+
+    torch's `Stateful`, with a state of what JSON has: numbers, text, lists and dicts by name.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, at the start of a round."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take the state of a replica that trains, before the first step."""
+
+
+class Hooks(Protocol):
+    """A framework's side."""
+
+    config: LocalSGDConfig
+
+    @property
+    def units(self) -> list[Unit]:
+        """In one order on all replicas."""
+
+    def situation(self, *, is_new: bool) -> Situation:
+        """Return where this replica stands."""
+
+    def before_write(self, number: int) -> None:
+        """Prepare a unit's weights for a write."""
+
+    def share_weights(self, source: int) -> None:
+        """Give all replicas the weights of the one with this rank; raises SyncError."""
+
+
+class Elastic:
+    """The members of this process, and their changes."""
+
+    def __init__(
+        self,
+        members: Members,
+        sync: UnitSync,
+        hooks: Hooks,
+        groups: Callable[[], Iterable[Mapping[str, Any]]],
+    ) -> None:
+        """Take the parts; `start` meets the others.
+
+        Args:
+            members: Of this process.
+            sync: Gets each new group.
+            hooks: The framework's.
+            groups: Returns the groups of the inner optimizers, whose numbers a joiner gets.
+        """
+        self.members, self._sync, self._hooks = members, sync, hooks
+        self._groups = groups
+        self._carried: dict[str, Carried] = {}
+        self._given: dict[str, Any] = {}
+        self.own = members.shard_group
+        """All ranks of this replica."""
+        self._is_new = True
+        self.group = Group.of_one()
+        """The replicas that are there."""
+        self.membership: Membership | None = None
+
+    def carry(self, name: str, one: Carried) -> None:
+        """Give later joiners the state of this; a joiner takes what it was given, now.
+
+        Raises:
+            LocalSGDError: the state has what JSON has not.
+        """
+        self._carried[name] = one
+        self._position()  # what cannot be sent is told now, not at the first joiner
+        if (given := self._given.pop(name, None)) is not None:
+            one.load_state_dict(given)
+
+    def refresh(self) -> Regrouped | None:
+        """Carry out a change, at the start of a round; None: there is none.
+
+        Raises:
+            MembersError: no membership came that this rank can follow.
+            SyncError: a rank of this replica is gone.
+        """
+        membership = self.members.refresh()
+        return None if membership is None else self._carried_out(membership)
+
+    def recover(self, failed: str) -> Regrouped:
+        """Carry out the change that has made a collective fail.
+
+        Args:
+            failed: Its error as text: the error itself keeps the group alive that is to be ended.
+
+        Raises:
+            MembersError, SyncError: as `refresh`.
+        """
+        log.warning("local SGD: waiting for the next members, since a sync has failed: %s", failed)
+        try:
+            membership = self.members.recover()
+        except MembersError as error:
+            raise MembersError(f"{error} (after: {failed})") from error
+        return self._carried_out(membership)
+
+    def _carried_out(self, membership: Membership) -> Regrouped:
+        """Regroup, in as many groups as it takes; each has the deadline of `members`."""
+        while True:
+            if (found := self._try(membership)) is not None:
+                return found
+            membership = self.members.recover()
+
+    def _try(self, membership: Membership) -> Regrouped | None:
+        """Carry out one change; None: another came in between."""
+        self.membership, self.group = membership, membership.group
+        hooks = self._hooks
+        self._sync.regroup(hooks.units, membership.group, self._sync.shard)
+        regroup = Regroup(
+            hooks.units,
+            membership.replicas,
+            (membership.group, self.own),
+            hooks.config,
+            before_write=hooks.before_write,
+        )
+        try:
+            found = regroup.carry_out(hooks.situation(is_new=self._is_new), self._position)
+            if found.plan is None:
+                all_or_none(self.own, lambda: hooks.share_weights(found.source))
+        except SyncError as error:
+            log.warning("local SGD: members changed again: %s", error)
+            return None
+        if found.joined:
+            self._take_position(found.position)
+        self._is_new = False
+        log.info(
+            "local SGD: epoch %d, replicas %s: %s",
+            membership.epoch,
+            list(membership.replicas),
+            "no anchors yet" if found.plan is None else found.plan.reason,
+        )
+        return found
+
+    def _position(self) -> str:
+        """Return what a joiner needs beside the units, as JSON."""
+        carried: dict[str, Any] = {}
+        for name, one in self._carried.items():
+            carried[name] = one.state_dict()
+            try:
+                json.dumps(carried[name])
+            except (TypeError, ValueError) as error:
+                raise LocalSGDError(
+                    f"carry({name!r}): the state_dict() of this {type(one).__name__} has what JSON "
+                    f"has not ({error}); return numbers, text, lists, and dicts by text"
+                ) from error
+        return json.dumps({"groups": numbers_of(self._groups()), "carried": carried})
+
+    def _take_position(self, position: str) -> None:
+        given = json.loads(position)
+        for group, numbers in zip(self._groups(), given["groups"], strict=True):
+            own: Any = group
+            own.update({key: one for key, one in numbers.items() if key in own})
+        self._given = given["carried"]
+
+
+def attempt(call: Callable[[], object]) -> str | None:
+    """Make a call; return the text of the error of a collective that a lost rank may have failed.
+
+    Raises:
+        RoundsDifferError, AnchorsDifferError: no change of members mends them.
+    """
+    try:
+        call()
+    except (RoundsDifferError, AnchorsDifferError):
+        raise
+    except SyncError as error:
+        return str(error)
+    return None
+
+
+def numbers_of(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Return the numbers of an optimizer's groups: learning rates, and where a scheduler began."""
+    return [
+        {key: one for key, one in group.items() if type(one) in (int, float, bool)}
+        for group in groups
+    ]
+
+
+def refuse_async(config: LocalSGDConfig, members: Members) -> None:
+    """Refuse rounds by time for members that change; raises LocalSGDConfigError."""
+    if members.changes and config.use_async:
+        raise LocalSGDConfigError(
+            "use_async=True with members that come and go: rounds by time count in one store, and "
+            "each change has another; set use_async=False and local_sgd_sync_interval"
+        )
+
+
+def inner_groups(optimizers: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return the groups of all inner optimizers."""
+    return [group for one in optimizers for group in one.param_groups]

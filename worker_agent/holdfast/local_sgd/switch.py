@@ -1,0 +1,179 @@
+"""Switch between a sync of gradients in each step and local steps, by what this job has measured.
+
+Belongs here: the clock around steps and reductions, and what the replicas tell one another of it.
+Does not belong here: the choice (`policies.switching`), and carrying it out in a framework.
+
+The slowest replica's step counts, as it is without any reduction. Of a reduction the time counts
+that it takes the replica which comes to it last: what the others take besides is their wait for a
+slow one, which no interval makes shorter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.policies.switching import (
+    Measured,
+    Mode,
+    Proposal,
+    Running,
+    SwitchSettings,
+    propose,
+)
+from holdfast.local_sgd.sync.group import Group
+
+log: Final = logging.getLogger("holdfast")
+LOOK: Final = 8
+"""Steps with a sync in each after which replicas compare what they have measured: a median of eight
+passes over a slow one."""
+
+
+class Switch:
+    """How replicas agree now, and when they will otherwise; all ranks have one alike."""
+
+    def __init__(
+        self,
+        config: LocalSGDConfig,
+        replicas: Group,
+        own: Group,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Begin with the interval of the settings; an interval of 1 is a sync in each step.
+
+        Args:
+            config: The interval, and whether to act.
+            replicas: The ranks that hold this rank's shards.
+            own: The ranks of this replica.
+            clock: Seconds that never go back.
+        """
+        self.replicas = replicas
+        """The ranks that hold this rank's shards."""
+        self.settings = SwitchSettings(tolerated=config.switching_tolerated)
+        """Borders of the choice."""
+        self._config, self._own, self._clock = config, own, clock
+        interval = config.local_sgd_sync_interval
+        self.running = Running(Mode.LOCAL if interval > 1 else Mode.SYNC, interval)
+        """What runs now."""
+        self.rounds = 0
+        """Rounds that steps have ended so far."""
+        self.reason = ""
+        """Of the newest proposal."""
+        self._origin = config.local_sgd_warmup_steps
+        self._steps = list[float]()
+        self._reductions = list[float]()
+        self._at, self._reduced = self._now(), 0.0
+
+    @property
+    def is_sync(self) -> bool:
+        """Gradients are averaged over the replicas."""
+        return self.running.mode is Mode.SYNC
+
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Measure a reduction, as far as it stops training."""
+        begun = self._now()
+        try:
+            yield
+        finally:
+            self._reduced += self._now() - begun
+
+    def stepped(self, steps: int) -> bool:
+        """Take the time of a step; return whether it ends a round.
+
+        Args:
+            steps: Of the optimizer, over the training.
+        """
+        now = self._now()
+        total, reduced = now - self._at, self._reduced
+        self._at, self._reduced = now, 0.0
+        self._steps.append(total - reduced)
+        if reduced > 0:
+            self._reductions.append(reduced)
+        is_due = not self.is_sync and self._is_turn(steps, self.running.interval)
+        self.rounds += is_due
+        return is_due
+
+    def choose(self, steps: int) -> Running | None:
+        """Return what runs from now on, if that is another; all ranks call it after each step.
+
+        Raises:
+            SyncError: a rank is gone.
+        """
+        if not self._is_turn(steps, LOOK if self.is_sync else self.running.interval):
+            return None
+        measured = self._measured()
+        if measured is None:
+            return None
+        proposal = propose(measured, self.running, self.settings)
+        self._tell(steps, proposal)
+        if self._config.switching != "act" or not proposal.changes:
+            votes = 0 if proposal.changes else proposal.running.votes
+            self.running = dataclasses.replace(self.running, votes=votes)
+            return None
+        self.running, self._origin = proposal.running, steps
+        return self.running
+
+    def went_on(self) -> None:
+        """Begin a step anew, after a change whose time is no part of it."""
+        self._at, self._reduced = self._now(), 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has of it."""
+        return {
+            "mode": self.running.mode.value,
+            "interval": self.running.interval,
+            "votes": self.running.votes,
+            "origin": self._origin,
+            "rounds": self.rounds,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        mode = Mode(state["mode"])
+        self.running = Running(mode, int(state["interval"]), int(state["votes"]))
+        self._origin, self.rounds = int(state["origin"]), int(state["rounds"])
+        self._steps, self._reductions = [], []
+        self.went_on()
+
+    def _is_turn(self, steps: int, interval: int) -> bool:
+        return steps > self._origin and (steps - self._origin) % interval == 0
+
+    def _measured(self) -> Measured | None:
+        """Return what all have measured; None: somebody has no reduction yet."""
+        mine = [statistics.median(self._steps) if self._steps else 0.0]
+        mine.append(statistics.median(self._reductions) if self._reductions else -1.0)
+        self._steps, self._reductions = [], []
+        step, reduction = self._own.max_scalars(mine)
+        step, longest = self.replicas.max_scalars([step, -reduction])
+        if step <= 0 or longest > 0:
+            return None
+        return Measured(members=self.replicas.size, step_seconds=step, sync_seconds=-longest)
+
+    def _tell(self, steps: int, proposal: Proposal) -> None:
+        self.reason = proposal.reason
+        if self.replicas.rank == 0 and self._own.rank == 0:
+            acts = self._config.switching == "act"
+            word = ("switches" if acts else "would switch") if proposal.changes else "goes on"
+            level = logging.INFO if proposal.changes else logging.DEBUG
+            log.log(level, "local SGD %s after step %d: %s", word, steps, proposal.reason)
+
+    def _now(self) -> float:
+        """Return the time, when the device has done its work."""
+        if self._own.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return self._clock()
+
+
+def switch_of(config: LocalSGDConfig, replicas: Group, own: Group) -> Switch | None:
+    """Return the switch that the settings ask for."""
+    return None if config.switching == "off" else Switch(config, replicas, own)

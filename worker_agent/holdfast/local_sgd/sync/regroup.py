@@ -1,0 +1,318 @@
+"""Change of members, carried out: standings exchanged, anchors and momentum given, joiners filled.
+
+Belongs here: what a rank does with the plan of `policies.roster`. Does not belong here: how a rank
+learns of a change (`members`), and what the hooks of a framework do next (`elastic`).
+
+All ranks of a new group say where they stand, make the same plan, and carry it out in one order.
+Units go from rank to rank as bytes, several in one exchange, and are written only when all ranks of
+the receiving replica have theirs. So a change that comes in between finds whole units, and makes
+another plan.
+
+A joiner is given every unit at the round that the survivors have it at, before units are done
+again. It takes part in those without a weight, which is the same as to be given them afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from holdfast.local_sgd.errors import RosterError
+from holdfast.local_sgd.policies.quorum import QuorumSettings, carry
+from holdfast.local_sgd.policies.roster import Plan, Standing, Transfer, regroup_shards, torn
+from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.unit_bytes import bytes_of, count_of, fill, form_of, has_outer_state
+from holdfast.local_sgd.sync.unit_sync import all_or_none
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdfast.local_sgd.sync.units import Unit
+
+BATCH: Final = 64 << 20
+"""Bytes of weights that are on their way at one time."""
+_HEAD: Final = 5
+"""Numbers of a row that are not of a unit: new, with anchors, due, steps, form."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What one replica says of itself when its members change."""
+
+    is_new: bool
+    """It has been in no group yet: a joiner, if others have been."""
+    has_anchors: bool
+    due: bool
+    """It stands at a round's start."""
+    steps: int
+    """Of its inner optimizer."""
+    begun: frozenset[int] = frozenset()
+    """Units whose next round it has begun and not finished."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped:
+    """What has become of this replica."""
+
+    plan: Plan | None = None
+    """None: nobody has anchors yet."""
+    joined: bool = False
+    """It was new, and has the others' state now."""
+    source: int = 0
+    """Rank in the group whose weights all take, where nobody has anchors."""
+    steps: int = 0
+    """Of the replica that gave its position."""
+    due: bool = False
+    """That replica stands at a round's start."""
+    position: str = ""
+    """What that replica's script carries: inner learning rates, scheduler, place in the data."""
+    passed: bool = False
+    """Others gave this replica the end of a round that it had not finished."""
+    kept: float = 0.0
+    """Where it passed: the share of its delta and steps that it goes on with."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """What a rank of the group has said."""
+
+    situation: Situation
+    form: int
+    rounds: tuple[int, ...]
+    outer: tuple[bool, ...]
+    """By unit: its outer optimizer keeps something."""
+
+
+class Regroup:
+    """One change, on one rank of the new group."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        replicas: Sequence[int],
+        groups: tuple[Group, Group],
+        settings: QuorumSettings,
+        *,
+        before_write: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Take the new group.
+
+        Args:
+            units: In the order that all replicas have.
+            replicas: Their numbers, by rank.
+            groups: The new sync group, and the ranks of this replica.
+            settings: What becomes of a delta that others have gone on without.
+            before_write: Called with the number of a unit whose weights are to be written next.
+        """
+        self._units, self._replicas = list(units), tuple(replicas)
+        self._sync, self._own = groups
+        self._me = self._replicas[self._sync.rank]
+        self._settings, self._before_write = settings, before_write
+
+    def carry_out(self, mine: Situation, position: Callable[[], str]) -> Regrouped:
+        """Exchange standings, make the plan, and carry it out.
+
+        Args:
+            mine: Where this replica stands.
+            position: Returns what a joiner needs beside the units, as text; asked of one replica,
+                and only if there are joiners.
+
+        Raises:
+            SyncError: a rank is gone; the units are whole, and the next change makes another plan.
+            RosterError: no plan fits.
+        """
+        rows = self._exchange(mine)
+        old = [at for at, row in enumerate(rows) if not row.situation.is_new]
+        joins = mine.is_new and bool(old)
+        giver = min(old, key=lambda at: (rows[at].situation.steps, at), default=0)
+        told = self._give_position(giver, rows, position) if old else ""
+        giving = rows[giver].situation
+        found = Regrouped(
+            joined=joins, source=giver, steps=giving.steps, due=giving.due, position=told
+        )
+        if not any(row.situation.has_anchors for row in rows):
+            return found
+        plan = self._plan(rows)
+        before = min((unit.round for unit in self._units), default=0)
+        kept = self._transfers(plan, rows)
+        after = min((unit.round for unit in self._units), default=0)
+        passed = not joins and after > before
+        return dataclasses.replace(found, plan=plan, passed=passed, kept=kept)
+
+    def _exchange(self, mine: Situation) -> list[Row]:
+        """Return what all ranks of the group say."""
+        units = self._units
+        sent: list[float] = [
+            *(mine.is_new, mine.has_anchors, mine.due, mine.steps, form_of(units)),
+            *(unit.round for unit in units),
+            *(number in mine.begun for number in range(len(units))),
+            *(has_outer_state(unit) for unit in units),
+        ]
+        told = all_or_none(self._own, lambda: self._sync.gather_scalars(sent))
+        rows = [_row(one, len(units)) for one in told]
+        for replica, row in zip(self._replicas, rows, strict=True):
+            if row.form != rows[0].form:
+                raise RosterError(
+                    f"replicas {self._replicas[0]} and {replica} have units of unlike names, "
+                    "shapes or dtypes: run the same model on the same number of ranks everywhere"
+                )
+        return rows
+
+    def _plan(self, rows: Sequence[Row]) -> Plan:
+        """Return the plan of this shard's group; the shards of a replica exchange their rows."""
+        flat = [float(one) for row in rows for one in (*row.rounds, *_flags(row))]
+        shards = self._own.gather_scalars(flat)
+        names = list(enumerate(self._replicas))
+        stays = [at for at, row in enumerate(rows) if row.situation.has_anchors]
+        wide = 2 * len(self._units)
+        standings = [
+            [_standing(self._replicas[at], one[at * wide : (at + 1) * wide]) for at in stays]
+            for one in shards
+        ]
+        joiners = [replica for at, replica in names if at not in stays]
+        plans = regroup_shards(standings, joiners)
+        if units := torn(plans):
+            raise RosterError(
+                f"units {units}: the shards of a replica have them at unlike rounds, which votes "
+                "exclude; load the newest checkpoint"
+            )
+        return plans[self._own.rank]
+
+    def _transfers(self, plan: Plan, rows: Sequence[Row]) -> float:
+        """Give and take units in the plan's order; return the share of the delta that is kept."""
+        kept = 0.0
+        newest = _newest(rows)
+        carries = {unit for replica, unit in plan.carries if replica == self._me}
+        for part in (plan.transfers, plan.joins):
+            for batch in self._batches(part):
+                for one, parcel in self._deliver(batch, newest):
+                    rounds = newest[one.unit][0]
+                    share = self._take(one.unit, parcel, rounds, carries=one.unit in carries)
+                    kept = max(kept, share)
+        return kept
+
+    def _batches(self, transfers: Sequence[Transfer]) -> Iterator[list[Transfer]]:
+        """Cut transfers, alike on all ranks: what is on its way is in memory twice."""
+        batch: list[Transfer] = []
+        size = 0
+        for one in transfers:
+            batch.append(one)
+            size += sum(tensor.nbytes for tensor in self._units[one.unit].tensors())
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _deliver(
+        self, batch: Sequence[Transfer], newest: Sequence[tuple[int, bool]]
+    ) -> list[tuple[Transfer, torch.Tensor]]:
+        """Return what this rank is given of a batch, which all ranks carry out together."""
+        import torch
+
+        none = torch.empty(0, dtype=torch.uint8)
+        go: list[list[torch.Tensor]] = [[none] for _ in self._replicas]
+        come: list[list[tuple[Transfer, int]]] = [[] for _ in self._replicas]
+        for one in batch:
+            donor = self._replicas.index(one.donor)
+            if donor == self._sync.rank:
+                parcel = bytes_of(self._units[one.unit])
+                for receiver in one.receivers:
+                    go[self._replicas.index(receiver)].append(parcel)
+            elif self._me in one.receivers:
+                size = self._size_of(one.unit, outer_state=newest[one.unit][1])
+                come[donor].append((one, size))
+        parts = [torch.cat(one) for one in go]
+        counts = [sum(size for _, size in one) for one in come], [one.numel() for one in parts]
+        received = self._placed(torch.empty(sum(counts[0]), dtype=torch.uint8))
+        sent = self._placed(torch.cat(parts))
+        all_or_none(self._own, self._sync.begin_deliver(received, sent, counts).wait)
+        flat = [one for several in come for one in several]
+        pieces = received.split([size for _, size in flat])
+        return [(one, piece) for (one, _), piece in zip(flat, pieces, strict=True)]
+
+    def _size_of(self, number: int, *, outer_state: bool) -> int:
+        unit = self._units[number]
+        if not unit.has_anchors:
+            unit.take_anchors()
+        return count_of(unit, outer_state=outer_state)
+
+    def _take(self, number: int, parcel: torch.Tensor, rounds: int, *, carries: bool) -> float:
+        """Write a unit; return the share of this replica's delta that it goes on with."""
+        import torch
+
+        unit = self._units[number]
+        missed, factor = rounds - unit.round, 0.0
+        with torch.no_grad():
+            weights = unit.tensors()
+            deltas = [a.to(w.device) - w for a, w in zip(unit.anchors.values, weights, strict=True)]
+            fill(unit, parcel.to("cpu"))
+            self._before_write(number)
+            unit.anchors.write_weights(weights)
+            if carries:
+                factor = carry(0.0, missed, self._settings).factor
+                for weight, delta in zip(weights, deltas, strict=True):
+                    weight.sub_(delta, alpha=factor)
+        unit.round = rounds
+        return factor
+
+    def _give_position(self, giver: int, rows: Sequence[Row], position: Callable[[], str]) -> str:
+        """Return what the giver's script carries, if there are joiners; all ranks get it."""
+        if not any(row.situation.is_new for row in rows):
+            return ""
+        return all_or_none(self._own, lambda: self._told_by(giver, position))
+
+    def _told_by(self, giver: int, position: Callable[[], str]) -> str:
+        import torch
+
+        text = position().encode() if self._sync.rank == giver else b""
+        size = self._placed(torch.tensor([len(text)]))
+        self._sync.begin_broadcast(size, giver).wait()
+        letters = torch.zeros(int(size.item()), dtype=torch.uint8)
+        if text:
+            letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        letters = self._placed(letters)
+        self._sync.begin_broadcast(letters, giver).wait()
+        return bytes(letters.tolist()).decode()
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor where the group's backend takes it."""
+        return tensor.to(self._sync.device)
+
+
+def _row(told: Sequence[float], units: int) -> Row:
+    rounds, begun, outer = (
+        told[_HEAD + part * units : _HEAD + (part + 1) * units] for part in range(3)
+    )
+    return Row(
+        Situation(
+            is_new=bool(told[0]),
+            has_anchors=bool(told[1]),
+            due=bool(told[2]),
+            steps=int(told[3]),
+            begun=frozenset(number for number, one in enumerate(begun) if one),
+        ),
+        int(told[4]),
+        tuple(map(int, rounds)),
+        tuple(map(bool, outer)),
+    )
+
+
+def _newest(rows: Sequence[Row]) -> list[tuple[int, bool]]:
+    """Return each unit's newest round, and if its outer optimizer keeps something there."""
+    stays = [row for row in rows if row.situation.has_anchors]
+    return [
+        max((row.rounds[unit], row.outer[unit]) for row in stays)
+        for unit in range(len(stays[0].rounds))
+    ]
+
+
+def _flags(row: Row) -> list[bool]:
+    return [number in row.situation.begun for number in range(len(row.rounds))]
+
+
+def _standing(replica: int, told: Sequence[float]) -> Standing:
+    half = len(told) // 2
+    begun = frozenset(number for number, one in enumerate(told[half:]) if one)
+    return Standing(replica, tuple(map(int, told[:half])), begun)
