@@ -138,6 +138,17 @@ def test_a_script_of_its_own_needs_no_patch(worlds: Worlds) -> None:
     assert {one["steps"] for one in ranks} == {5}
 
 
+def test_a_lost_replica_costs_the_others_no_step(worlds: Worlds) -> None:
+    """The round that failed is made by those that are left, and so are the next ones."""
+    config = {"local_sgd_sync_interval": 2}
+    lost: dict[str, Any] = {"replicas": 4, "config": config, "ends_at": 3, "steps": 6}
+    survivors = _run(worlds, "survive", **lost)[:3]
+    for one in survivors:
+        assert "the units are unchanged" in one["failed"]
+        assert (one["at"], one["steps"], one["rounds"]) == (3, 6, [0, 1, 1, 2, 2, 3])
+    assert len({one["sum"] for one in survivors}) == 1
+
+
 def test_megatron_s_own_training_takes_its_flags(worlds: Worlds, tmp_path: Path) -> None:
     """Each data parallel rank is a replica; Megatron's calls save and load all of them."""
     args: dict[str, Any] = {

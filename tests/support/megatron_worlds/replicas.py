@@ -151,6 +151,34 @@ def by_hand(world: Mapping[str, Any], pipe: Any) -> None:
     pipe.send({"alone": _sum(training), "steps": local.steps})
 
 
+def survive(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train; the last replica ends before the second round, and the others go on without it."""
+    import os
+
+    import torch.distributed as dist
+
+    from holdfast.local_sgd.sync.group import SyncError
+
+    training, local = patched(world)
+    last = local.replicas.size - 1
+    rounds: list[int] = []
+    for number in range(world["steps"]):
+        if number == world["ends_at"] and local.replicas.rank == last == dist.get_rank():
+            os._exit(0)
+        try:
+            _run(training, number, local.replicas.rank, (-1, -1))
+        except SyncError as error:
+            pipe.send({"failed": str(error), "at": number})
+        if local.alone == world["config"]["local_sgd_sync_interval"]:
+            local.replicas.close()
+            ranks = list(range(last))
+            local.regroup(dist.new_group(ranks, use_local_synchronization=True))
+            local.sync()
+            training.scheduler.step(increment=4)
+        rounds.append(local.units[0].round)
+    pipe.send({"sum": _sum(training), "rounds": rounds, "steps": local.steps})
+
+
 def by_flags(world: Mapping[str, Any], pipe: Any) -> None:
     """Train as Megatron-LM does: flags, its own calls, and the patch without an argument."""
     from holdfast.integrations.megatron import checkpointing, load_checkpoint, save_checkpoint
@@ -338,6 +366,7 @@ def _sum(training: Training) -> float:
 CALLS: Mapping[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": train,
     "by hand": by_hand,
+    "survive": survive,
     "by flags": by_flags,
     "refuse": refuse,
     "saved": saved,

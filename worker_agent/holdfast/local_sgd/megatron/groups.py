@@ -78,6 +78,21 @@ def same_shard() -> dist.ProcessGroup | None:
     return found
 
 
+def own_sync_group() -> dist.ProcessGroup | None:
+    """Make a group of the ranks of `same_shard`, by them alone; None: there is one replica.
+
+    Megatron keeps its own for good, so nobody could close it to tell the others of a lost rank.
+    """
+    import torch.distributed as dist
+
+    same = same_shard()
+    if same is None:
+        return None
+    made: Any = dist.new_group(_ranks(same), use_local_synchronization=True)
+    own: dist.ProcessGroup = made  # never the mark of a stranger: this rank is in it
+    return own
+
+
 def check_groups(chunks: Sequence[Any]) -> None:
     """Refuse a model whose gradients are reduced beyond its replica.
 

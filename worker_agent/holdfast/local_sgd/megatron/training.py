@@ -39,7 +39,7 @@ from holdfast.local_sgd.megatron.groups import (
     check_groups,
     own_data_parallel,
     own_ranks,
-    same_shard,
+    own_sync_group,
 )
 from holdfast.local_sgd.megatron.parts import Part, parts_of, put_together
 from holdfast.local_sgd.megatron.refusals import check_model, check_settings, check_tensor_parallel
@@ -97,6 +97,7 @@ class MegatronLocalSGD:
         outer: OuterOptimizerConfig | None = None,
         gta: GTAConfig | None = None,
         *,
+        sync_ranks: dist.ProcessGroup | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
         """Register the hooks, and give all replicas the weights of the first; a collective.
@@ -108,6 +109,8 @@ class MegatronLocalSGD:
             config: When replicas synchronise, and how.
             outer: The outer optimizer; None: none.
             gta: How deltas become one; None: their mean.
+            sync_ranks: The ranks at this one's place in every replica; None: those of Megatron's
+                groups. Where each replica has a world of its own, Megatron knows no others.
             timeout: Seconds until a collective of a round has failed.
 
         Raises:
@@ -122,10 +125,11 @@ class MegatronLocalSGD:
         check_tensor_parallel(config, gta, self.chunks[0].tp_group.size())
         _refuse_second(optimizer)
         self.config, self.optimizer = config, optimizer
-        self._data_parallel, self._sync_ranks = own_data_parallel(), same_shard()
-        self.replicas = _group_of(self._sync_ranks, timeout)
+        self._data_parallel = own_data_parallel()
+        found = own_sync_group() if sync_ranks is None else sync_ranks
+        self.replicas = _group_of(found, timeout)
         self.shard_group = Group(own_ranks(), timeout=timeout)
-        self.parts = {part.name: part for part in self._found_parts()}
+        self.parts = _by_name(parts_of(self.chunks, optimizer, self._data_parallel))
         self.units = [self._unit(name, outer) for name in self._names()]
         self._sync = unit_sync_of(
             config, gta, (self.replicas, self.shard_group), clip_scope="batch"
@@ -179,6 +183,19 @@ class MegatronLocalSGD:
         replica = ReplicaShards(whole, self.replicas.rank, shard=shard, more=(SCALERS,))
         return Together(replica, MegatronRoundShards(self, replica))
 
+    def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
+        """Go on with other replicas, after one was lost or has come; all members call it.
+
+        After a `SyncError` in `optimizer.step()` call this and then `sync()`: the step was made,
+        and its round follows with those that are left. It needs that the round has failed on all
+        ranks of a replica. Where it has ended on some, start from a checkpoint.
+
+        Args:
+            sync_ranks: The ranks at this one's place in every replica that is there.
+        """
+        self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
+        self._sync.regroup(self.units, self.replicas, self.shard_group)
+
     def detach(self) -> None:
         """Remove the hooks; every replica goes on alone."""
         for undo in self._undo:
@@ -200,9 +217,6 @@ class MegatronLocalSGD:
                 "local SGD: Megatron's groups have one replica, so nothing is exchanged; pass "
                 "num_distributed_optimizer_instances=<replicas> to initialize_model_parallel"
             )
-
-    def _found_parts(self) -> list[Part]:
-        return parts_of(self.chunks, self.optimizer, self._data_parallel)
 
     def _names(self) -> list[str]:
         """Return the parameters of all ranks of the replica: these report on one another's."""
@@ -293,8 +307,6 @@ class MegatronLocalSGD:
 
     def _broadcast(self) -> None:
         """Give all replicas the first one's weights."""
-        import torch.distributed as dist
-
         if self.replicas.size == 1:
             return
         end_gathers(self.optimizer)
@@ -303,15 +315,22 @@ class MegatronLocalSGD:
         for chunk in self.chunks:
             for one in chunk.parameters():
                 if id(one) not in own:
-                    dist.broadcast(one.detach(), group=self._sync_ranks, group_src=0)
+                    self._share(one.detach())
         self._follow()
 
     def _share_masters(self) -> None:
-        import torch.distributed as dist
-
-        for part in self.parts.values() if self.replicas.size > 1 else ():
-            dist.broadcast(part.values(), group=self._sync_ranks, group_src=0)
+        for part in self.parts.values():
+            self._share(part.values())
         put_together(list(self.parts.values()), self._data_parallel)
+
+    def _share(self, values: torch.Tensor) -> None:
+        """Give all replicas the first one's values, as a sum with zeros.
+
+        So the group has one holder, and closes its connections once `Group.close` is called.
+        """
+        if self.replicas.rank:
+            values.zero_()
+        self.replicas.begin_sum(values).wait()
 
     def _follow(self) -> None:
         """Have the weights follow masters that were changed outside the inner step."""
@@ -321,6 +340,19 @@ class MegatronLocalSGD:
         """Have the weights follow masters that a checkpoint's anchors were written to."""
         put_together(list(self.parts.values()), self._data_parallel)
         self._follow()
+
+
+def _by_name(parts: Sequence[Part]) -> dict[str, Part]:
+    """Return parts by their names; raises LocalSGDError if two have one name."""
+    found: dict[str, Part] = {}
+    for part in parts:
+        if part.name in found:
+            raise LocalSGDError(
+                f"parameter {part.name}: two parameters have this name in sharded_state_dict(), so "
+                "a replica could not tell them apart: give each module a prefix of its own"
+            )
+        found[part.name] = part
+    return found
 
 
 def _one(part: Part) -> Sequence[torch.Tensor]:
