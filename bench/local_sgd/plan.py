@@ -84,7 +84,7 @@ def worlds(rows: tuple[str, ...], turns: int, seed: int) -> Iterator[World]:
 SLOW_GROUP: Final = "one of 4 replicas 4 times slow"
 SLOW_WAYS: Final[Mapping[str, str]] = {
     "ddp": DDP,
-    "edit": "EDiT, H = 10",
+    "edit": "EDiT, H = 32",
     "a-edit": "A-EDiT",
     "no-barrier": "A-EDiT without a barrier",
 }

@@ -7,9 +7,9 @@ of JSON for each way; `measure` returns the same.
 | way | replicas agree |
 |---|---|
 | ddp | on gradients, in each step |
-| edit | each 10 steps |
-| a-edit | in the time of 10 fast steps, all together |
-| no-barrier | in the time of 10 fast steps, without those who are late |
+| edit | each 32 steps |
+| a-edit | in the time of 32 fast steps, all together |
+| no-barrier | in the time of 32 fast steps, without those who are late |
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPLICAS: Final = 4
 STEP: Final = 0.05
 """Seconds of a fast replica's step."""
 SLOWER: Final = 4
-PERIOD: Final = 10
+PERIOD: Final = 32
 """Steps of a round of EDiT; τ of A-EDiT, in steps of a fast replica."""
 WAYS: Final = ("ddp", "edit", "a-edit", "no-barrier")
 
