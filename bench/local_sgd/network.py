@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Final
 
 INTERFACE: Final = "eth0"
 """In each namespace."""
+_numbers: Final = itertools.count()
+"""Of networks: the kernel ends the links of a namespace some time after it is deleted."""
 _BURST: Final = 32 * 1024
 """Bytes that a link may send at once: far less than a unit."""
 
@@ -27,7 +30,7 @@ def networks(ranks: int, mbit: float | None) -> Iterator[list[str]]:
     Raises:
         NetworkError: `ip` or `tc` is missing, or refuses.
     """
-    own = f"hfb{os.getpid() % 100_000}"
+    own = f"hfb{os.getpid() % 10_000}x{next(_numbers) % 100}"
     names = [f"{own}n{rank}" for rank in range(ranks)]
     try:
         _ip("link", "add", own, "type", "bridge")
