@@ -47,7 +47,8 @@ def page(about: Mapping[str, Any], results: Sequence[Measured]) -> str:
     load = [one.load for one in results] or [0.0]
     said = (
         f"{machine.sentence(about)} Seed {about['seed']}. "
-        f"Load average {min(load):.1f}–{max(load):.1f}.\n"
+        f"Load average {min(load):.1f}–{max(load):.1f}. {about.get('remark', '')}".strip()
+        + "\n"
     )
     found = [_row(row, [one for one in results if one.row == row]) for row in r.ROWS]
     return "\n".join([_INTRO, said, _promises(results), *filter(None, found)])
