@@ -44,7 +44,8 @@ def page(about: Mapping[str, Any], results: Sequence[Timed]) -> str:
     versions = f"DeepSpeed {about['deepspeed']}, megatron-core {about['megatron']}"
     said = (
         f"{machine.sentence(about)} {versions}. Seed {about['seed']}. "
-        f"Load average {min(load):.1f}–{max(load):.1f}.\n"
+        f"Load average {min(load):.1f}–{max(load):.1f}. {about.get('remark', '')}".strip()
+        + "\n"
     )
     return "\n".join([_INTRO, said, _promises(results), *_states(results)])
 
