@@ -85,7 +85,7 @@ cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pod
 
 # Each part runs whatever the parts before it found: one run names all that fails.
 .PHONY: test
-test: check cluster-tools ## Check, then run every test (50 to 65 minutes on 2 cores)
+test: check cluster-tools ## Check, then run every test (60 to 75 minutes on 2 cores)
 	failed=0; \
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --durations=12 --durations-min=5 \
 	  --phase-write=build/fast-phase.json || failed=1; \
