@@ -29,8 +29,10 @@ from holdfast_wire.messages import (
     NoticeReceived,
     PodListDone,
     PodObservation,
+    ReplicaReady,
     RestorePlanVerified,
     RestoreRequest,
+    RosterFailed,
     RoundStarted,
     RoundStopped,
     ScaleResult,
@@ -88,6 +90,8 @@ AgentMessage = (
     | CheckListening
     | NodeChecked
     | NoticeReceived
+    | ReplicaReady
+    | RosterFailed
 )
 """What an agent sends after its Hello."""
 

@@ -29,6 +29,7 @@ from holdfast_wire.messages import (
     NodeJudged,
     NodeMarked,
     NodeStruck,
+    OuterRoster,
     PhaseChanged,
     ReferencesLearned,
     ScheduleConfirmed,
@@ -61,6 +62,7 @@ Fact = (
     | NodeExcluded
     | NodeJudged
     | NodeStruck
+    | OuterRoster
     | ReferencesLearned
     | NodeMarked
     | StopRequested

@@ -81,6 +81,13 @@ class EventReason:
     """Every member has its assignment; processes are being started."""
     WORLD_TRAINING: Final = "WorldTraining"
     """Every rank of the world completed its first step."""
+    ROSTER_CHANGED: Final = "RosterChanged"
+    """Other replicas synchronise with each other from now on (local SGD); no process of theirs is
+    restarted."""
+    ROSTER_FAILED: Final = "RosterFailed"
+    """Replicas could not meet though none of them is lost; they try again in another epoch."""
+    REPLICA_FROZEN: Final = "ReplicaFrozen"
+    """A replica completed no step while others waited for it in a sync; it is restarted."""
     WORLD_ADOPTED: Final = "WorldAdopted"
     """A master without a journal found a running world complete; no rank is restarted."""
     WORLD_NOT_ADOPTED: Final = "WorldNotAdopted"

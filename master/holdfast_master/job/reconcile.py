@@ -20,7 +20,7 @@ from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World, Worlds
 from holdfast_master.job.takeover import adoption
-from holdfast_master.job.worlds import digests, rounds, stores
+from holdfast_master.job.worlds import digests, roster, rounds, stores
 from holdfast_master.policies.counts import counted
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import JobPhase
@@ -44,7 +44,8 @@ def _settle_checkpoints(job: JobContext) -> None:
     book = job.checkpoints.tracker
     if book.pending or job.timers.running(Timer.COMMIT):
         commits.grant(job)
-    if book.asked and book.origin is None:
+    starts = job.starts
+    if starts.asked and starts.origin is None:
         restore.choose(job)
     if job.checkpoints.order is not None:
         on_demand.settle(job, job.checkpoints.order)
@@ -91,6 +92,8 @@ def _run(job: JobContext) -> None:
         if not newest.assigned and not job.worlds.broken:
             rounds.advance(job)
     stores.keep(job)
+    if job.spec.replica_nodes:
+        roster.settle(job)
     _let_go(job)
 
 

@@ -74,7 +74,8 @@ class AssignmentMode(enum.IntEnum):
     RESTART = 1
     """Kill the old round's processes, start new ones."""
     RECONFIGURE = 2
-    """Hand the new world to running processes at an outer barrier (local SGD)."""
+    """Hand the newest roster of replicas to running processes, which take it up at their next sync
+    (local SGD)."""
 
 
 class LeaveOutcome(enum.IntEnum):
@@ -133,6 +134,8 @@ class SessionRequest:
         | ClockProbe
         | CheckListening
         | NodeChecked
+        | ReplicaReady
+        | RosterFailed
         | None
     ) = None
 
@@ -581,6 +584,38 @@ class WorldAssignment:
     """As in MasterSpec; none: nothing is said."""
     intervals: tuple[TierInterval, ...] = ()
     """Steps between checkpoints with which the world begins; none: no master sets any."""
+    replica: int = 0
+    """Number of the replica whose world this is, from 1 and never given again; 0: all nodes are one
+    world. Mode RECONFIGURE names no place in a world: processes stay, and follow the roster."""
+    roster: OuterRoster | None = None
+    """The newest roster that has the replica; none: there is none yet."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OuterRoster:
+    """OuterRoster: the replicas that synchronise with each other, from an epoch on."""
+
+    epoch: int = 0
+    """Counts changes, from 1."""
+    replicas: tuple[int, ...] = ()
+    """Numbers, in the order of their ranks in a sync group."""
+    store_host: str = ""
+    """TCPStore where their ranks meet: an IP and a port."""
+    store_port: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReady:
+    """ReplicaReady: all ranks of this node wait to be named in a roster."""
+
+    replica: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RosterFailed:
+    """RosterFailed: the ranks of this node could not meet all members of an epoch in time."""
+
+    epoch: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

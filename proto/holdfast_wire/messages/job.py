@@ -155,6 +155,10 @@ class JobStatus:
     memory_shortages: tuple[MemoryShortage, ...] = ()
     """Of each node rank whose container's limit of host memory was too small, the largest such
     limit."""
+    outer_replicas: tuple[int, ...] = ()
+    """Under local SGD: the replicas that synchronise with each other, and the epoch since which
+    they do."""
+    outer_epoch: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +216,9 @@ class NodeInfo:
     """Check before it joins: checking, healthy, undecided, slow or faulty; empty: it was not
     checked."""
     preflight_reason: str = ""
+    replica: int = 0
+    """Number of its replica under local SGD; its ranks are those of the replica's own world. 0: the
+    job is one world."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

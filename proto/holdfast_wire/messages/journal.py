@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_wire.messages.agent import BudgetCharge
+from holdfast_wire.messages.agent import BudgetCharge, OuterRoster
 from holdfast_wire.messages.checkpoint import CheckpointVersion, Tier, TierInterval
 from holdfast_wire.messages.job import Incident, JobEvent, JobPhase, NodeGoodput, NodeStruck
 from holdfast_wire.messages.spec import MasterSpec
@@ -46,6 +46,7 @@ class JournalRecord:
         | NodeJudged
         | ReferencesLearned
         | NodeStruck
+        | OuterRoster
         | None
     ) = None
     more: bool = False
@@ -128,6 +129,24 @@ class WorldDecided:
     """The agents of all members keep checkpoints."""
     intervals: tuple[TierInterval, ...] = ()
     """Steps between checkpoints with which it begins."""
+    replicas: tuple[WorldReplica, ...] = ()
+    """Under local SGD: the replicas that the members make up, in the order of the members; none:
+    they are one world."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorldReplica:
+    """WorldReplica: members that have a world of their own."""
+
+    number: int = 0
+    """From 1; processes that take the place of others come under a new number."""
+    round: int = 0
+    """Round in which its processes were started."""
+    nodes: int = 0
+    """How many of the members it has."""
+    store_host: str = ""
+    """Filled in once its store is known."""
+    store_port: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,3 +445,7 @@ class JobFolded:
     node_references: tuple[NodeReferences, ...] = ()
     strikes: tuple[NodeStruck, ...] = ()
     """The newest of them."""
+    roster: OuterRoster | None = None
+    """The newest roster of replicas."""
+    last_replica: int = 0
+    """The greatest number that a replica was given."""

@@ -180,3 +180,6 @@ class MasterSpec:
     checkpoint: CheckpointPolicy | None = None
     health: HealthPolicy | None = None
     """Absent: a master of an older operator judges nobody."""
+    replica_nodes: int = 0
+    """Nodes of one replica under local SGD: a replica has a world of its own. 0: all nodes are one
+    world."""

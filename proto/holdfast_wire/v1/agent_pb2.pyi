@@ -105,7 +105,7 @@ class _AssignmentModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     ASSIGNMENT_MODE_RESTART: _AssignmentMode.ValueType  # 1
     """Kill the old round's processes, start new ones."""
     ASSIGNMENT_MODE_RECONFIGURE: _AssignmentMode.ValueType  # 2
-    """Hand the new world to running processes at an outer barrier (local SGD)."""
+    """Hand the newest roster of replicas to running processes, which take it up at their next sync (local SGD)."""
 
 class AssignmentMode(_AssignmentMode, metaclass=_AssignmentModeEnumTypeWrapper):
     """AssignmentMode: how a world is entered."""
@@ -114,7 +114,7 @@ ASSIGNMENT_MODE_UNSPECIFIED: AssignmentMode.ValueType  # 0
 ASSIGNMENT_MODE_RESTART: AssignmentMode.ValueType  # 1
 """Kill the old round's processes, start new ones."""
 ASSIGNMENT_MODE_RECONFIGURE: AssignmentMode.ValueType  # 2
-"""Hand the new world to running processes at an outer barrier (local SGD)."""
+"""Hand the newest roster of replicas to running processes, which take it up at their next sync (local SGD)."""
 Global___AssignmentMode: typing_extensions.TypeAlias = AssignmentMode
 
 class _LeaveOutcome:
@@ -202,6 +202,8 @@ class SessionRequest(google.protobuf.message.Message):
     CLOCK_PROBE_FIELD_NUMBER: builtins.int
     CHECK_LISTENING_FIELD_NUMBER: builtins.int
     NODE_CHECKED_FIELD_NUMBER: builtins.int
+    REPLICA_READY_FIELD_NUMBER: builtins.int
+    ROSTER_FAILED_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """The newest fence that the agent has accepted. For messages about workers: the round of those workers."""
@@ -250,6 +252,10 @@ class SessionRequest(google.protobuf.message.Message):
     def check_listening(self) -> Global___CheckListening: ...
     @property
     def node_checked(self) -> Global___NodeChecked: ...
+    @property
+    def replica_ready(self) -> Global___ReplicaReady: ...
+    @property
+    def roster_failed(self) -> Global___RosterFailed: ...
     def __init__(
         self,
         *,
@@ -276,10 +282,12 @@ class SessionRequest(google.protobuf.message.Message):
         clock_probe: Global___ClockProbe | None = ...,
         check_listening: Global___CheckListening | None = ...,
         node_checked: Global___NodeChecked | None = ...,
+        replica_ready: Global___ReplicaReady | None = ...,
+        roster_failed: Global___RosterFailed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "barrier_reached", "barrier_ack", "command_done", "warmed", "goodbye", "memory_checkpoints", "shards_persisted", "commit_result", "restore_request", "restore_plan_verified", "collective_samples", "evidence_collected", "notice_received", "clock_probe", "check_listening", "node_checked"] | None: ...
+    def HasField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "barrier_reached", "barrier_ack", "command_done", "warmed", "goodbye", "memory_checkpoints", "shards_persisted", "commit_result", "restore_request", "restore_plan_verified", "collective_samples", "evidence_collected", "notice_received", "clock_probe", "check_listening", "node_checked", "replica_ready", "roster_failed"] | None: ...
 
 Global___SessionRequest: typing_extensions.TypeAlias = SessionRequest
 
@@ -1289,6 +1297,8 @@ class WorldAssignment(google.protobuf.message.Message):
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     CHECKPOINT_FIELD_NUMBER: builtins.int
     INTERVALS_FIELD_NUMBER: builtins.int
+    REPLICA_FIELD_NUMBER: builtins.int
+    ROSTER_FIELD_NUMBER: builtins.int
     assignment_id: builtins.int
     mode: Global___AssignmentMode.ValueType
     group_rank: builtins.int
@@ -1314,6 +1324,10 @@ class WorldAssignment(google.protobuf.message.Message):
     max_nodes: builtins.int
     keeps_checkpoints: builtins.bool
     """True: the agents of all nodes of this world keep checkpoints; else every rank of it does so for itself."""
+    replica: builtins.int
+    """Number of the replica whose world this is, from 1 and never given again; 0: all nodes are one world. Mode
+    RECONFIGURE names no place in a world: processes stay, and follow the roster.
+    """
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PeerAddress]:
         """PeerService addresses of up to three members that are asked while there is no master."""
@@ -1325,6 +1339,10 @@ class WorldAssignment(google.protobuf.message.Message):
     @property
     def intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.checkpoint_pb2.TierInterval]:
         """Steps between checkpoints with which the world begins; none: no master sets any."""
+
+    @property
+    def roster(self) -> Global___OuterRoster:
+        """The newest roster that has the replica; none: there is none yet."""
 
     def __init__(
         self,
@@ -1349,11 +1367,78 @@ class WorldAssignment(google.protobuf.message.Message):
         keeps_checkpoints: builtins.bool = ...,
         checkpoint: holdfast_wire.v1.spec_pb2.CheckpointPolicy | None = ...,
         intervals: collections.abc.Iterable[holdfast_wire.v1.checkpoint_pb2.TierInterval] | None = ...,
+        replica: builtins.int = ...,
+        roster: Global___OuterRoster | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "checkpoint", b"checkpoint", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "restart_count", b"restart_count", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "roster", b"roster"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment_id", b"assignment_id", "base_rank", b"base_rank", "checkpoint", b"checkpoint", "group_rank", b"group_rank", "group_world_size", b"group_world_size", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "local_world_size", b"local_world_size", "max_nodes", b"max_nodes", "max_restarts", b"max_restarts", "min_nodes", b"min_nodes", "mode", b"mode", "peers", b"peers", "reason", b"reason", "replica", b"replica", "restart_count", b"restart_count", "roster", b"roster", "store_host", b"store_host", "store_id", b"store_id", "store_port", b"store_port", "world_hash", b"world_hash", "world_size", b"world_size"]) -> None: ...
 
 Global___WorldAssignment: typing_extensions.TypeAlias = WorldAssignment
+
+@typing.final
+class OuterRoster(google.protobuf.message.Message):
+    """OuterRoster: the replicas that synchronise with each other, from an epoch on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    STORE_HOST_FIELD_NUMBER: builtins.int
+    STORE_PORT_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    """Counts changes, from 1."""
+    store_host: builtins.str
+    """TCPStore where their ranks meet: an IP and a port."""
+    store_port: builtins.int
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Numbers, in the order of their ranks in a sync group."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+        replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        store_host: builtins.str = ...,
+        store_port: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "replicas", b"replicas", "store_host", b"store_host", "store_port", b"store_port"]) -> None: ...
+
+Global___OuterRoster: typing_extensions.TypeAlias = OuterRoster
+
+@typing.final
+class ReplicaReady(google.protobuf.message.Message):
+    """ReplicaReady: all ranks of this node wait to be named in a roster."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: builtins.int
+    replica: builtins.int
+    def __init__(
+        self,
+        *,
+        replica: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["replica", b"replica"]) -> None: ...
+
+Global___ReplicaReady: typing_extensions.TypeAlias = ReplicaReady
+
+@typing.final
+class RosterFailed(google.protobuf.message.Message):
+    """RosterFailed: the ranks of this node could not meet all members of an epoch in time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+
+Global___RosterFailed: typing_extensions.TypeAlias = RosterFailed
 
 @typing.final
 class PeerAddress(google.protobuf.message.Message):

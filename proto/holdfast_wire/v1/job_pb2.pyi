@@ -239,6 +239,8 @@ class JobStatus(google.protobuf.message.Message):
     HEALTH_FIELD_NUMBER: builtins.int
     HEALTH_TEXT_FIELD_NUMBER: builtins.int
     MEMORY_SHORTAGES_FIELD_NUMBER: builtins.int
+    OUTER_REPLICAS_FIELD_NUMBER: builtins.int
+    OUTER_EPOCH_FIELD_NUMBER: builtins.int
     name: builtins.str
     uid: builtins.str
     phase: Global___JobPhase.ValueType
@@ -286,6 +288,7 @@ class JobStatus(google.protobuf.message.Message):
     health: Global___HealthReason.ValueType
     """How the ranks do, and in words."""
     health_text: builtins.str
+    outer_epoch: builtins.int
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BudgetState]: ...
     @property
@@ -297,6 +300,10 @@ class JobStatus(google.protobuf.message.Message):
     @property
     def memory_shortages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___MemoryShortage]:
         """Of each node rank whose container's limit of host memory was too small, the largest such limit."""
+
+    @property
+    def outer_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Under local SGD: the replicas that synchronise with each other, and the epoch since which they do."""
 
     def __init__(
         self,
@@ -340,8 +347,10 @@ class JobStatus(google.protobuf.message.Message):
         health: Global___HealthReason.ValueType = ...,
         health_text: builtins.str = ...,
         memory_shortages: collections.abc.Iterable[Global___MemoryShortage] | None = ...,
+        outer_replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        outer_epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "has_loss", b"has_loss", "health", b"health", "health_text", b"health_text", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_shortages", b"memory_shortages", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_guessed", b"step_guessed", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "has_loss", b"has_loss", "health", b"health", "health_text", b"health_text", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_shortages", b"memory_shortages", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "outer_epoch", b"outer_epoch", "outer_replicas", b"outer_replicas", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_guessed", b"step_guessed", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
 
 Global___JobStatus: typing_extensions.TypeAlias = JobStatus
 
@@ -439,6 +448,7 @@ class NodeInfo(google.protobuf.message.Message):
     COLD_REASON_FIELD_NUMBER: builtins.int
     PREFLIGHT_FIELD_NUMBER: builtins.int
     PREFLIGHT_REASON_FIELD_NUMBER: builtins.int
+    REPLICA_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
     agent_id: builtins.str
@@ -458,6 +468,8 @@ class NodeInfo(google.protobuf.message.Message):
     preflight: builtins.str
     """Check before it joins: checking, healthy, undecided, slow or faulty; empty: it was not checked."""
     preflight_reason: builtins.str
+    replica: builtins.int
+    """Number of its replica under local SGD; its ranks are those of the replica's own world. 0: the job is one world."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankInfo]: ...
     def __init__(
@@ -479,8 +491,9 @@ class NodeInfo(google.protobuf.message.Message):
         cold_reason: builtins.str = ...,
         preflight: builtins.str = ...,
         preflight_reason: builtins.str = ...,
+        replica: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "base_rank", b"base_rank", "cold_reason", b"cold_reason", "group_rank", b"group_rank", "host", b"host", "local_world_size", b"local_world_size", "node_rank", b"node_rank", "pod_uid", b"pod_uid", "preflight", b"preflight", "preflight_reason", b"preflight_reason", "ranks", b"ranks", "silent_seconds", b"silent_seconds", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "base_rank", b"base_rank", "cold_reason", b"cold_reason", "group_rank", b"group_rank", "host", b"host", "local_world_size", b"local_world_size", "node_rank", b"node_rank", "pod_uid", b"pod_uid", "preflight", b"preflight", "preflight_reason", b"preflight_reason", "ranks", b"ranks", "replica", b"replica", "silent_seconds", b"silent_seconds", "state", b"state", "version", b"version"]) -> None: ...
 
 Global___NodeInfo: typing_extensions.TypeAlias = NodeInfo
 

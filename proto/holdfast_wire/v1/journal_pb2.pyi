@@ -54,6 +54,7 @@ class JournalRecord(google.protobuf.message.Message):
     NODE_JUDGED_FIELD_NUMBER: builtins.int
     REFERENCES_LEARNED_FIELD_NUMBER: builtins.int
     NODE_STRUCK_FIELD_NUMBER: builtins.int
+    OUTER_ROSTER_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
@@ -107,6 +108,8 @@ class JournalRecord(google.protobuf.message.Message):
     def references_learned(self) -> Global___ReferencesLearned: ...
     @property
     def node_struck(self) -> holdfast_wire.v1.job_pb2.NodeStruck: ...
+    @property
+    def outer_roster(self) -> holdfast_wire.v1.agent_pb2.OuterRoster: ...
     def __init__(
         self,
         *,
@@ -136,11 +139,12 @@ class JournalRecord(google.protobuf.message.Message):
         node_judged: Global___NodeJudged | None = ...,
         references_learned: Global___ReferencesLearned | None = ...,
         node_struck: holdfast_wire.v1.job_pb2.NodeStruck | None = ...,
+        outer_roster: holdfast_wire.v1.agent_pb2.OuterRoster | None = ...,
         more: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck"] | None: ...
+    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck", "outer_roster"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
 
@@ -300,6 +304,7 @@ class WorldDecided(google.protobuf.message.Message):
     STORE_PORT_FIELD_NUMBER: builtins.int
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     INTERVALS_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
     group: builtins.int
     round: builtins.int
     restart_count: builtins.int
@@ -316,6 +321,10 @@ class WorldDecided(google.protobuf.message.Message):
     def intervals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.checkpoint_pb2.TierInterval]:
         """Steps between checkpoints with which it begins."""
 
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorldReplica]:
+        """Under local SGD: the replicas that the members make up, in the order of the members; none: they are one world."""
+
     def __init__(
         self,
         *,
@@ -329,10 +338,44 @@ class WorldDecided(google.protobuf.message.Message):
         store_port: builtins.int = ...,
         keeps_checkpoints: builtins.bool = ...,
         intervals: collections.abc.Iterable[holdfast_wire.v1.checkpoint_pb2.TierInterval] | None = ...,
+        replicas: collections.abc.Iterable[Global___WorldReplica] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "members", b"members", "reason", b"reason", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "members", b"members", "reason", b"reason", "replicas", b"replicas", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
 
 Global___WorldDecided: typing_extensions.TypeAlias = WorldDecided
+
+@typing.final
+class WorldReplica(google.protobuf.message.Message):
+    """WorldReplica: members that have a world of their own."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    STORE_HOST_FIELD_NUMBER: builtins.int
+    STORE_PORT_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """From 1; processes that take the place of others come under a new number."""
+    round: builtins.int
+    """Round in which its processes were started."""
+    nodes: builtins.int
+    """How many of the members it has."""
+    store_host: builtins.str
+    """Filled in once its store is known."""
+    store_port: builtins.int
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        round: builtins.int = ...,
+        nodes: builtins.int = ...,
+        store_host: builtins.str = ...,
+        store_port: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "number", b"number", "round", b"round", "store_host", b"store_host", "store_port", b"store_port"]) -> None: ...
+
+Global___WorldReplica: typing_extensions.TypeAlias = WorldReplica
 
 @typing.final
 class WorldTraining(google.protobuf.message.Message):
@@ -912,6 +955,8 @@ class JobFolded(google.protobuf.message.Message):
     REFERENCE_LEVELS_FIELD_NUMBER: builtins.int
     NODE_REFERENCES_FIELD_NUMBER: builtins.int
     STRIKES_FIELD_NUMBER: builtins.int
+    ROSTER_FIELD_NUMBER: builtins.int
+    LAST_REPLICA_FIELD_NUMBER: builtins.int
     first: builtins.bool
     last: builtins.bool
     epoch: builtins.int
@@ -948,6 +993,8 @@ class JobFolded(google.protobuf.message.Message):
     """Steps of the script are guessed from its collectives."""
     guessed_round: builtins.int
     """Newest round with a guessed step."""
+    last_replica: builtins.int
+    """The greatest number that a replica was given."""
     @property
     def spec(self) -> holdfast_wire.v1.spec_pb2.MasterSpec: ...
     @property
@@ -1024,6 +1071,10 @@ class JobFolded(google.protobuf.message.Message):
     def strikes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.job_pb2.NodeStruck]:
         """The newest of them."""
 
+    @property
+    def roster(self) -> holdfast_wire.v1.agent_pb2.OuterRoster:
+        """The newest roster of replicas."""
+
     def __init__(
         self,
         *,
@@ -1086,9 +1137,11 @@ class JobFolded(google.protobuf.message.Message):
         reference_levels: collections.abc.Iterable[Global___ReferenceLevel] | None = ...,
         node_references: collections.abc.Iterable[Global___NodeReferences] | None = ...,
         strikes: collections.abc.Iterable[holdfast_wire.v1.job_pb2.NodeStruck] | None = ...,
+        roster: holdfast_wire.v1.agent_pb2.OuterRoster | None = ...,
+        last_replica: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "schedule", b"schedule", "spec", b"spec", "stop", b"stop", "trains_since", b"trains_since", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "assumed_round", b"assumed_round", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted_unix", b"counted_unix", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "ended_steps", b"ended_steps", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "guessed_round", b"guessed_round", "incident_count", b"incident_count", "incidents", b"incidents", "judged", b"judged", "last", b"last", "masters", b"masters", "next_command_id", b"next_command_id", "node_references", b"node_references", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "preempted", b"preempted", "promised", b"promised", "reason", b"reason", "reference_levels", b"reference_levels", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stepless_rounds", b"stepless_rounds", "steps_guessed", b"steps_guessed", "stop", b"stop", "strikes", b"strikes", "text", b"text", "tier_failures", b"tier_failures", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "roster", b"roster", "schedule", b"schedule", "spec", b"spec", "stop", b"stop", "trains_since", b"trains_since", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "assumed_round", b"assumed_round", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted_unix", b"counted_unix", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "ended_steps", b"ended_steps", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "guessed_round", b"guessed_round", "incident_count", b"incident_count", "incidents", b"incidents", "judged", b"judged", "last", b"last", "last_replica", b"last_replica", "masters", b"masters", "next_command_id", b"next_command_id", "node_references", b"node_references", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "preempted", b"preempted", "promised", b"promised", "reason", b"reason", "reference_levels", b"reference_levels", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "roster", b"roster", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stepless_rounds", b"stepless_rounds", "steps_guessed", b"steps_guessed", "stop", b"stop", "strikes", b"strikes", "text", b"text", "tier_failures", b"tier_failures", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
     @typing.overload

@@ -47,10 +47,12 @@ many to a new master; the steps that wait can still be passed over for newer one
 def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -> None:
     """Note the versions in a node's memory: once all nodes have a newer one, the older may go."""
     world = job.worlds.assigned  # also one that has ended: it is what can still be saved
-    if world is None or world.round != number or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.holds(node.rank, node.agent_id):
         return
-    book, size = job.checkpoints.tracker, len(world.places)
-    book.enter(number, world.holders, world.size)
+    if world.round_of(node.rank) != number or not world.saves(node.rank):
+        return
+    book, size = job.checkpoints.tracker, len(world.savers)
+    book.enter(number, world.holders, world.saver_size)
     versions = frozenset(message.versions[:_MOST_VERSIONS])
     holder = (node.rank, node.agent_id)
     (book.memory_only.add if message.memory_only else book.memory_only.discard)(holder)
@@ -63,10 +65,10 @@ def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -
         order = ReleaseCheckpoints(
             complete=book.complete, passed_over=tuple(sorted(book.passed_over, reverse=True))
         )
-        for rank in world.places:
+        for rank in world.savers:
             there = job.membership.nodes.get(rank)
             if there is not None:
-                job.out.send(there, order, world.round)
+                job.out.send(there, order, number)
 
 
 # ----------------------------------------------------------------------------------------- storage

@@ -52,7 +52,7 @@ _SCRIPT: Final = "the script says so"
 def heard(job: JobContext, node: Node, world: World, report: SavingReport | None) -> None:
     """Note the report of a member's ranks on their saves and on the schedule that they know."""
     node.saving = report
-    if report is None:
+    if report is None or not world.saves(node.rank):
         return
     book = _book(job, world)
     job.timers.ensure(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
@@ -64,7 +64,7 @@ def heard(job: JobContext, node: Node, world: World, report: SavingReport | None
         _again(job, world, offer)
         return
     offer.seen.add(node.rank)
-    if len(offer.seen | world.finished) == len(world.places):
+    if world.covers(offer.seen):
         _confirm(job, world, offer)
 
 
@@ -115,13 +115,13 @@ def due(job: JobContext) -> None:
 
 def _members(membership: Membership, world: World) -> list[Node]:
     nodes = membership.nodes
-    return [nodes[rank] for rank in world.places if rank in nodes]
+    return [nodes[rank] for rank in world.savers if rank in nodes]
 
 
 def _reports(membership: Membership, world: World) -> list[SavingReport]:
     """Return the reports of all members; empty: not every rank follows a schedule."""
     found = [node.saving for node in _members(membership, world) if node.saving is not None]
-    return found if len(found) == len(world.places) else []
+    return found if len(found) == len(world.savers) else []
 
 
 def _own(pins: SavingReport, tier: Tier) -> int | None:
@@ -161,7 +161,7 @@ def _rates(job: JobContext, world: World, pins: SavingReport) -> Rates:
     more = 0.0 if since is None else max(0.0, job.clock.job_seconds - since)
     seen = Observed(failures=state.tier_failures, seconds=state.trained_seconds + more)
     given = job.settings.failure_seconds
-    rates = failure_rate.learn(seen, nodes=len(world.places), given=given)
+    rates = failure_rate.learn(seen, nodes=len(world.savers), given=given)
     by_tier = dict(rates.by_tier)
     for tier, farther in _left_out(pins):
         # Every failure goes back to a farther tier.
@@ -220,7 +220,7 @@ def _confirm(job: JobContext, world: World, offer: Offered) -> None:
 def send(job: JobContext, node: Node) -> None:
     """Tell a member that was away what holds, and what is offered."""
     world = job.worlds.running()
-    if world is None:
+    if world is None or not world.saves(node.rank):
         return
     _send_confirmed(job.state, job.out, node, world)
     book = job.checkpoints.schedule
@@ -237,7 +237,7 @@ def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: Worl
             intervals=fact.intervals,
             confirmed=True,
         )
-        out.send(node, message, world.round)
+        out.send(node, message, world.round_of(node.rank))
 
 
 def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: Offered) -> None:
@@ -246,7 +246,7 @@ def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: Offered) ->
         step=offer.step,
         intervals=to_intervals(offer.every),
     )
-    out.send(node, message, world.round)
+    out.send(node, message, world.round_of(node.rank))
 
 
 # --------------------------------------------------------------------------------------- for people

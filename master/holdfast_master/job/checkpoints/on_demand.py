@@ -66,7 +66,7 @@ def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -
     job.timers.set(Timer.REQUEST, job.now + seconds, number)
     order = job.checkpoints.order
     if order is None:
-        order = job.checkpoints.order = SaveOrder(round=world.round, reason=reason)
+        order = job.checkpoints.order = SaveOrder(round=world.saver_round, reason=reason)
     if world.reached >= order.step:  # of a new order that is 0
         _barrier(job, world, order)
     order.requests[number] = world.reached
@@ -76,12 +76,12 @@ def _problem(membership: Membership, world: World, book: CheckpointTracker) -> s
     """Return why the ranks of a world that trains cannot save together; empty: they can."""
     if not world.fact.keeps_checkpoints:
         return "an agent of this world keeps no checkpoints: it is a plain torchrun"
-    if book.round == world.round and book.memory_only:
+    if book.round == world.saver_round and book.memory_only:
         return (
             "the ranks named no directory: this job's checkpoints live in memory only; give "
             "holdfast.Checkpointer a directory that all nodes see"
         )
-    for rank in world.places:
+    for rank in world.savers:
         node = membership.nodes.get(rank)
         if node is None or node.hello is None:
             return f"node {rank} is away; ask again once it is back"
@@ -103,7 +103,7 @@ def _barrier(job: JobContext, world: World, order: SaveOrder) -> None:
     order.acked.clear()
     text = f"all ranks save after step {choice.step}: {order.reason} ({choice.reason})"
     job.out.event(EventReason.CHECKPOINT_BARRIER_SET, text)
-    for rank in world.places:
+    for rank in world.savers:
         node = job.membership.nodes.get(rank)
         if node is not None:
             send(job, node)
@@ -115,10 +115,12 @@ def send(job: JobContext, node: Node) -> None:
     world, order = job.worlds.running(), job.checkpoints.order
     if world is None or order is None or job.worlds.barrier is not None or node.rank in order.acked:
         return
+    if not world.saves(node.rank):
+        return
     message = SetBarrier(
         barrier_id=order.barrier_id, step=order.step, reason=order.reason, goes_on=True
     )
-    job.out.send(node, message, world.round)
+    job.out.send(node, message, world.round_of(node.rank))
 
 
 def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
@@ -130,7 +132,7 @@ def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
     order.passed = max(order.passed, message.seen_at_step)
     if message.seen_at_step > order.step:
         _again(job, world, order, f"node {node.rank} saw it at step {message.seen_at_step}")
-    elif len(order.acked | world.finished) == len(world.places):
+    elif world.covers(order.acked):
         job.timers.cancel(Timer.SAVE_ACK)
         job.timers.ensure(Timer.SAVE_SIGN, job.now + SIGN_SECONDS)
 
@@ -158,7 +160,7 @@ def sign_due(job: JobContext) -> None:
     world, order = job.worlds.running(), job.checkpoints.order
     if world is None or order is None or job.worlds.barrier is not None:
         return
-    nodes = [node for node in map(job.membership.nodes.get, world.places) if node is not None]
+    nodes = [node for node in map(job.membership.nodes.get, world.savers) if node is not None]
     if any(node.saving for node in nodes) or _is_known(job.checkpoints.tracker, order.step):
         return  # the script has a Checkpointer: its storage may be slow
     if min((node.step for node in nodes), default=0) <= order.step:
@@ -202,7 +204,7 @@ def failed(job: JobContext, order: SaveOrder, version: CheckpointVersion, error:
 def settle(job: JobContext, order: SaveOrder) -> None:
     """An order ends with its world at the latest."""
     world = job.worlds.running()
-    if world is not None and world.round == order.round:
+    if world is not None and world.saver_round == order.round:
         return
     text = f"round {order.round} ended before step {order.step} was on storage; ask again"
     _refuse_all(job, order, "ROUND_ENDED", text)

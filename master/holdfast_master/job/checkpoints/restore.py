@@ -44,7 +44,7 @@ def asked(job: JobContext, node: Node, number: int, message: RestoreRequest) -> 
     world = job.worlds.running_with(node, number)
     if world is None:
         return
-    book = job.checkpoints.tracker
+    book = job.starts
     book.enter(number, world.holders, world.size)
     before = book.asked.get(node.rank)
     book.asked[node.rank] = message
@@ -55,10 +55,10 @@ def asked(job: JobContext, node: Node, number: int, message: RestoreRequest) -> 
 
 def choose(job: JobContext) -> None:
     """Choose what the world starts from, once every node of it asks; it has no plan yet."""
-    book, world = job.checkpoints.tracker, job.worlds.running()
+    book, world = job.starts, job.worlds.running()
     if world is None or world.round != book.round:
         return
-    if any(rank not in book.asked for rank in world.places):
+    if any(rank not in book.asked for rank in world.starting):
         return
     told = next((one.told for one in book.asked.values() if one.told is not None), None)
     if told is not None:  # an earlier master has told some of them
@@ -66,13 +66,13 @@ def choose(job: JobContext) -> None:
             book.sources = _sources(job, _offers(job), told.version)
         _go(job, world, told)
         return
-    if any(pending.whole for pending in book.pending.values()):
+    if any(pending.whole for pending in job.checkpoints.tracker.pending.values()):
         return  # it is being committed, and would be the newest
     _choose(job, world)
 
 
 def _choose(job: JobContext, world: World) -> None:
-    book, offers = job.checkpoints.tracker, _offers(job)
+    book, offers = job.starts, _offers(job)
     fact = job.state.checkpoint
     announced = fact.version if fact is not None else None
     choice = policy.origin(offers, book.damaged, announced, job.settings.gather_ranks)
@@ -113,7 +113,7 @@ def _offers(job: JobContext) -> dict[int, RestoreOffer]:
             },
             gathers=bool(_address(job.membership, rank)),
         )
-        for rank, one in job.checkpoints.tracker.asked.items()
+        for rank, one in job.starts.asked.items()
     }
 
 
@@ -152,20 +152,16 @@ def _versions(
 
 def _tell(job: JobContext, node: Node, origin: RestorePlan) -> None:
     world = job.worlds.running()
-    if world is not None and node.rank in world.places:
-        share = list(world.places).index(node.rank)
-        job.out.send(
-            node, _part(job.checkpoints.tracker, world, origin, node.rank, share), world.round
-        )
+    if world is not None and node.rank in world.starting:
+        share = world.starting.index(node.rank)
+        job.out.send(node, _part(job.starts, world, origin, node.rank, share), world.round)
 
 
 def _tell_all(job: JobContext, world: World, origin: RestorePlan) -> None:
-    for share, rank in enumerate(world.places):
+    for share, rank in enumerate(world.starting):
         node = job.membership.nodes.get(rank)
         if node is not None:
-            job.out.send(
-                node, _part(job.checkpoints.tracker, world, origin, rank, share), world.round
-            )
+            job.out.send(node, _part(job.starts, world, origin, rank, share), world.round)
 
 
 def _part(
@@ -173,12 +169,13 @@ def _part(
 ) -> RestorePlan:
     """An origin as one node is told it: its share of the files, and whose memory it reads."""
     sources = book.sources.get(rank, ())
-    return dataclasses.replace(origin, share=share, shares=len(world.places), sources=sources)
+    shares = len(world.starting)
+    return dataclasses.replace(origin, share=share, shares=shares, sources=sources)
 
 
 def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerified) -> None:
     """A node has looked at its share of the origin."""
-    world, book = job.worlds.running_with(node, number), job.checkpoints.tracker
+    world, book = job.worlds.running_with(node, number), job.starts
     origin = book.origin
     if world is None or origin is None or origin.go or message.plan_id != origin.plan_id:
         return
@@ -191,12 +188,12 @@ def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerifi
         job.touch(Change.RESTORE_REFUSED)
         return
     book.checked.add(node.rank)
-    if all(rank in book.checked for rank in world.places):
+    if all(rank in book.checked for rank in world.starting):
         _go(job, world, dataclasses.replace(origin, go=True))
 
 
 def _go(job: JobContext, world: World, origin: RestorePlan) -> None:
-    book = job.checkpoints.tracker
+    book = job.starts
     origin = dataclasses.replace(origin, go=True)
     book.origin = origin
     book.started(origin)

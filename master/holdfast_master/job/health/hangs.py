@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from holdfast_master.job.health import hang_responses, stragglers
+from holdfast_master.job.health import frozen_replicas, hang_responses, stragglers
 from holdfast_master.job.incidents import reported, strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang, HangWatch
@@ -57,6 +57,9 @@ def due(job: JobContext) -> None:
     job.timers.set(Timer.HANG, job.now + LOOK_SECONDS)
     policy = job.hang_policy
     if policy is None:
+        return
+    if world.replicas:
+        frozen_replicas.look(job, world, policy)
         return
     job.health.begin(world.round)
     _look(job, world, policy)

@@ -21,7 +21,6 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.preflight import CheckedNode
 from holdfast_master.policies.preflight import why_again
-from holdfast_wire.messages import WorldMember
 
 
 def look(job: JobContext) -> None:
@@ -33,7 +32,9 @@ def look(job: JobContext) -> None:
     own.looked_after = job.state.round
     if not job.state.strikes:
         return
-    found = _suspects(job)
+    # Replicas that nothing has disturbed train on while others are formed anew.
+    training = worlds.assigned.undisturbed() if worlds.assigned is not None else set()
+    found = {node: why for node, why in _suspects(job).items() if node.rank not in training}
     present = {CheckedNode(rank, node.agent_id) for rank, node in job.membership.nodes.items()}
     own.suspects = {node: why for node, why in own.suspects.items() if node in present} | found
     for checked in found:
@@ -43,15 +44,10 @@ def look(job: JobContext) -> None:
 
 
 def _stop_ranks(job: JobContext, node: Node) -> None:
-    assigned = job.state.assigned
-    members = assigned.members if assigned is not None else ()
-    if assigned is not None and any(_is_same(one, node) for one in members):
+    assigned = job.worlds.assigned
+    if assigned is not None and assigned.holds(node.rank, node.agent_id):
         reason = f"node {node.rank} is checked before it joins a world again"
-        stop_round(job.out, node, assigned.round, reason)
-
-
-def _is_same(member: WorldMember, node: Node) -> bool:
-    return member.node_rank == node.rank and member.agent_id == node.agent_id
+        stop_round(job.out, node, assigned.round_of(node.rank), reason)
 
 
 def _suspects(job: JobContext) -> dict[CheckedNode, str]:

@@ -34,8 +34,9 @@ def probed(job: JobContext, node: Node, _: int, message: ClockProbe) -> None:
 
 def heard(job: JobContext, node: Node, number: int, message: CollectiveSamples) -> None:
     """Take the newest collectives of a member's ranks."""
-    world = job.worlds.member(node)
-    if world is None or world.round != number or not _is_sane(message):
+    world = job.worlds.running_with(node, number)
+    # Replicas meet in groups that are made anew, and a slow one costs the others nothing.
+    if world is None or world.replicas or not _is_sane(message):
         return
     health = job.health
     health.begin(number)

@@ -44,8 +44,7 @@ def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int
 
     Not if another world runs under that number: masters without a journal count anew.
     """
-    world = worlds.member(node)
-    if world is not None and world.round == round_number:
+    if worlds.running_with(node, round_number) is not None:
         return True
     return any(round_number in case.broken for case in incidents.open())
 
@@ -56,8 +55,9 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
     It is a failure of the running world, or blame for an earlier one. Evidence of rounds that no
     open incident is about is dropped.
     """
+    _disturb(job, item, round_number)
     world = job.worlds.running()
-    if world is not None and world.round == round_number and _is_of(world, item):
+    if world is not None and _is_round(world, item, round_number) and _is_of(world, item):
         _interrupt(job, world, item, joins=_shaken(job.membership, world))
         return
     for case in reversed(job.incidents.open()):
@@ -65,6 +65,25 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
             if not _is_ack(case, item):
                 _add(job, case, item)
             return
+
+
+def _disturb(job: JobContext, item: Evidence, round_number: int) -> None:
+    """The processes that the evidence is about cannot go on; without a node, nobody's can."""
+    newest = job.worlds.newest
+    for world in (newest, job.worlds.assigned):
+        if world is None or not _is_round(world, item, round_number):
+            continue
+        if item.node_rank is None or world.holds(item.node_rank, item.agent_id):
+            world.disturb(item.node_rank)
+    if newest is not None and newest.replicas and newest.disturbed and not newest.assigned:
+        break_world(job, item.text)  # it was decided with a replica that does not go on
+
+
+def _is_round(world: World, item: Evidence, number: int) -> bool:
+    """Return whether evidence about a round is about a world: the member's own, or the world's."""
+    rank = item.node_rank
+    own = rank is not None and rank in world.places and world.round_of(rank) == number
+    return own or number == world.round
 
 
 def _is_of(world: World, item: Evidence) -> bool:
@@ -82,6 +101,7 @@ def _is_ack(case: OpenIncident, item: Evidence) -> bool:
 
 def report_loss(job: JobContext, item: Evidence, world: World, rank: int) -> None:
     """Evidence that a member of the newest world is gone."""
+    job.worlds.disturb(rank, item.agent_id)
     if rank in world.saved:
         if job.incidents.current is not None:
             _add(job, job.incidents.current, item)
@@ -163,7 +183,7 @@ def open_case(job: JobContext, item: Evidence, world: World, *, asked: bool = Tr
         opened_at=job.now,
         opened_unix=job.clock.moment.unix,
         from_round=world.round,
-        broken={world.round} if job.worlds.broken else set(),
+        broken=_rounds(world) if job.worlds.broken else set(),
         broken_at=job.now if job.worlds.broken else None,
         asked=asked,
         progressed=state.progressed(world.round),
@@ -204,12 +224,18 @@ def break_world(job: JobContext, why: str) -> None:
     job.out.record(ended, durable=True)
     reported.close(job)
     if job.incidents.current is not None:
-        job.incidents.current.broken.add(world.round)
+        job.incidents.current.broken |= _rounds(world)
         job.incidents.current.broken_at = job.now
         job.incidents.current.remember(
             world, _reached(job.now, job.membership, world, job.incidents.current.best)
         )
         _count_cost(job, job.incidents.current, world)
+
+
+def _rounds(world: World) -> set[int]:
+    """Return the rounds in which processes were started that a world's end concerns."""
+    own = (world.round_of(rank) for rank in world.disturbed if rank in world.places)
+    return {world.round, *own} if world.replicas else {world.round}
 
 
 def note_assigned(job: JobContext, round_number: int) -> None:
@@ -230,8 +256,8 @@ def _reached(now: float, membership: Membership, world: World, item: Evidence) -
 
 
 def sightings(now: float, membership: Membership, world: World) -> Iterator[Sighting]:
-    """The last progress of every rank."""
-    for rank in world.places:
+    """The last progress of every rank of the savers."""
+    for rank in world.savers:
         node = membership.nodes.get(rank)
         for item in node.ranks if node is not None else ():
             if guessed_steps.is_guess(item):
@@ -247,8 +273,11 @@ def sightings(now: float, membership: Membership, world: World) -> Iterator[Sigh
 def _count_cost(job: JobContext, case: OpenIncident, world: World) -> None:
     """Charge the members' time to the incident from now on, and the time before detection."""
     kind = cost_class(case)
+    going = world.undisturbed()
     for rank, place in world.places.items():
         node = job.membership.nodes.get(rank)
+        if rank in going:
+            continue
         if node is None or node.agent_id != place.member.agent_id or rank in world.finished:
             continue
         if case.detection and world.training:

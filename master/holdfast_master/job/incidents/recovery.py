@@ -81,6 +81,8 @@ def count_redone(job: JobContext, world: World) -> None:
     for case in job.incidents.open():
         if case.to_round != world.round or case.steps_redone:
             continue
+        if len(world.starting) < len(world.places):
+            continue  # a new replica is given the others' steps
         if not world.first_step:
             if world.degraded and not case.smooth:
                 text = "steps are unknown: the script goes on from its own checkpoint"

@@ -26,7 +26,7 @@ from holdfast_master.job.state.takeover_claims import DeferredReport
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import left_others, short, worker_end
 from holdfast_master.job.state.world import World, Worlds
-from holdfast_master.job.worlds import start, stores
+from holdfast_master.job.worlds import roster, start, stores
 from holdfast_master.policies import failure, success
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.success import Tally
@@ -49,8 +49,10 @@ from holdfast_wire.messages import (
     NodeChecked,
     NodeMarked,
     NoticeReceived,
+    ReplicaReady,
     RestorePlanVerified,
     RestoreRequest,
+    RosterFailed,
     RoundStarted,
     RoundStopped,
     ShardsPersisted,
@@ -99,7 +101,7 @@ def hear_held(job: JobContext) -> None:
 
 def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
     world = job.worlds.member(node)
-    current = world is not None and world.round == number
+    current = world is not None and world.round_of(node.rank) == number
     # An end at a barrier that this master does not know explains nothing: nobody goes on after it.
     explains = not message.barrier or job.worlds.barrier is not None
     known = world is not None and current and explains
@@ -108,7 +110,8 @@ def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> 
     if message.barrier:
         return
     if world is not None and current:
-        world.reached = max(world.reached, message.step)
+        if world.saves(node.rank):
+            world.reached = max(world.reached, message.step)
         if message.exit_code == 0:
             _finished(job, node, world, message)
             return
@@ -124,6 +127,7 @@ def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> 
 
 
 def _failed(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+    job.worlds.disturb(node.rank, node.agent_id, number)
     rules = node.rules
     text = worker_end(message, node.rank, message.rank)
     oom_kills = message.memory.oom_kills if message.memory is not None else 0
@@ -153,8 +157,8 @@ def _laid_to_who_left(
     worlds: Worlds, node: Node, number: int, message: WorkerExited, item: Evidence
 ) -> Evidence:
     """Lay a broken connection to the process that ended well before, not to the survivor."""
-    world = worlds.member(node)
-    if world is None or world.round != number or (left := world.first_done()) is None:
+    world = worlds.running_with(node, number)
+    if world is None or (left := world.first_done()) is None:
         return item
     if not failure.met_closed_connection(message.error_message or message.stderr_tail):
         return item
@@ -194,8 +198,8 @@ def check_success(job: JobContext, world: World) -> None:
 
 
 def _round_started(job: JobContext, node: Node, number: int, message: RoundStarted) -> None:
-    world = job.worlds.member(node)
-    if world is None or world.round != number:
+    world = job.worlds.running_with(node, number)
+    if world is None:
         return
     if not message.first_step:
         # Its hello was from before they began: it need not say why there were none. Processes that
@@ -221,8 +225,7 @@ def _round_stopped(job: JobContext, node: Node, number: int, message: RoundStopp
         )
         incidents.report_process(job, item, number)
         return
-    world = job.worlds.member(node)
-    if world is not None and world.round == number:
+    if job.worlds.running_with(node, number) is not None:
         # Exits and barriers are reported by messages of their own, which may be on their way.
         miss_soon(job, node, range(node.local_world_size))
 
@@ -257,12 +260,12 @@ def missing_due(job: JobContext, rank: int) -> None:
         return
     item = Evidence(
         kind=EvidenceKind.WORKERS_MISSING,
-        text=f"node {rank} has no processes of round {world.round} and did not say why",
+        text=f"node {rank} has no processes of round {world.round_of(rank)} and did not say why",
         at=job.now,
         node_rank=rank,
         agent_id=node.agent_id,
     )
-    incidents.report_process(job, item, world.round)
+    incidents.report_process(job, item, world.round_of(rank))
 
 
 def _store(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:
@@ -270,14 +273,12 @@ def _store(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:
 
 
 def _barrier(job: JobContext, node: Node, number: int, message: BarrierReached) -> None:
-    world = job.worlds.member(node)
-    if world is not None and world.round == number:
+    if job.worlds.running_with(node, number) is not None:
         barrier.saved(job, node, message)
 
 
 def _ack(job: JobContext, node: Node, number: int, message: BarrierAck) -> None:
-    world = job.worlds.member(node)
-    if world is None or world.round != number:
+    if job.worlds.running_with(node, number) is None:
         return  # the one of the round before is said again
     if message.goes_on:
         on_demand.acked(job, node, message)
@@ -351,4 +352,6 @@ _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
     EvidenceCollected: hangs.collected,
     CheckListening: preflight.listening,
     NodeChecked: preflight.measured,
+    ReplicaReady: roster.ready,
+    RosterFailed: roster.failed,
 }

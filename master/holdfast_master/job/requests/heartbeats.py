@@ -37,7 +37,7 @@ def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
     world = job.worlds.member(node)
     if world is None or not message.ranks:
         return
-    number = world.round
+    number = world.round_of(node.rank)
     ranks = tuple([item for item in message.ranks if item.round == number and _is_sane(item)])
     if not ranks:
         return
@@ -45,8 +45,10 @@ def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
     _note_samples(now, node, ranks)
     node.note(ranks)
     node.ranks_at = now
+    saves = world.saves(node.rank)  # replicas have steps of their own: the first one's count
     for item in ranks:
-        world.reached = max(world.reached, guessed_steps.reported_step(item))
+        if saves:
+            world.reached = max(world.reached, guessed_steps.reported_step(item))
         world.learn_pace(item.step_seconds)
         world.sdk_ranks += item.has_sdk
     if world.degraded and world.sdk_ranks:

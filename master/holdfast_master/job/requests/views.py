@@ -86,6 +86,8 @@ def status(job: JobContext) -> JobStatus:
         goodput_assumed=state.goodput_assumed,
         health=health,
         health_text=health_text,
+        outer_replicas=state.roster.replicas if state.roster else (),
+        outer_epoch=state.roster.epoch if state.roster else 0,
     )
 
 
@@ -115,12 +117,12 @@ def _rate(world: World | None, members: list[Node]) -> float:
     """Samples a second of this round: what a node said last may be about the one before."""
     if world is None:
         return 0.0
-    number = world.round  # read once: a world may have ten thousand members
+    places = world.places
     return sum(
         [
             node.samples_per_second
             for node in members
-            if node.ranks and node.ranks[0].round == number
+            if node.ranks and node.ranks[0].round == places[node.rank].replica.round
         ]
     )
 
@@ -137,7 +139,7 @@ def _step(job: JobContext, members: list[Node]) -> int:
     least = max(min(steps), world.first_step if world else 0)
     if least or world is None:
         return least
-    restored = _restored(job.checkpoints.tracker, world.round)
+    restored = _restored(job.starts, world.round)
     return job.state.best_step if restored is None else restored
 
 
@@ -213,6 +215,7 @@ def _node(job: JobContext, rank: int) -> NodeInfo:
         cold_reason=node.cold_reason,
         preflight=preflight,
         preflight_reason=reason,
+        replica=place.replica.number if place else 0,
     )
 
 

@@ -36,7 +36,7 @@ def blind(membership: Membership, world: World) -> str:
     """Return the reason why the ranks cannot be stopped together; empty: they can."""
     if world.degraded:
         return "no rank reports steps"
-    for rank in world.places:
+    for rank in world.savers:
         node = membership.nodes.get(rank)
         if node is not None and any(not item.has_sdk for item in node.ranks):
             return f"node {rank} runs a process without the SDK"
@@ -52,7 +52,7 @@ def _barrier(job: JobContext, world: World, barrier: Barrier) -> None:
     text = f"all ranks save and stop after step {choice.step}: {barrier.reason}"
     job.move(Trigger.BARRIER_SET, PhaseReason.BARRIER, text)
     job.out.event(EventReason.BARRIER_SET, f"{text} ({choice.reason})")
-    for rank in world.places:
+    for rank in world.savers:
         node = job.membership.nodes.get(rank)
         if node is not None:
             send_barrier(job, node)
@@ -77,8 +77,10 @@ def latency(job: JobContext) -> float:
 
 def resume(job: JobContext, world: World) -> None:
     """An earlier master's barrier: its ranks save and stop all the same, if all know the step."""
-    present = sum(world.holds(node.rank, node.agent_id) for node in job.membership.nodes.values())
-    if present < len(world.places):
+    nodes = job.membership.nodes
+    present = {rank for rank in world.savers if rank in nodes}
+    present = {rank for rank in present if world.holds(rank, nodes[rank].agent_id)}
+    if len(present) < len(world.savers):
         incidents.break_world(job, "a new master took over: had those saved that are gone?")
         return
     settings, stop = job.settings, job.state.stop
@@ -112,11 +114,13 @@ def send_barrier(job: JobContext, node: Node) -> None:
     world, barrier = job.worlds.running(), job.worlds.barrier
     if world is None or barrier is None or node.rank in world.saved:
         return
+    if not world.saves(node.rank):
+        return  # replicas have steps of their own: one saves, and all stop once it has
     if not barrier.barrier_id:
         _await_acks(job)
         return
     message = SetBarrier(barrier_id=barrier.barrier_id, step=barrier.step, reason=barrier.reason)
-    job.out.send(node, message, world.round)
+    job.out.send(node, message, world.round_of(node.rank))
 
 
 def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
@@ -135,7 +139,7 @@ def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
     if message.seen_at_step >= barrier.step:
         late = f"node {node.rank} saw the barrier at step {message.seen_at_step}"
         _again(job, world, barrier, late)
-    elif len(barrier.acked | world.saved.keys() | world.finished) == len(world.places):
+    elif world.covers(barrier.acked | world.saved.keys()):
         job.timers.cancel(Timer.ACK)
 
 
@@ -144,7 +148,7 @@ def ack_due(job: JobContext) -> None:
     world, barrier = job.worlds.running(), job.worlds.barrier
     if world is None or barrier is None:
         return
-    running = world.places.keys() - world.saved.keys() - world.finished
+    running = set(world.savers) - world.saved.keys() - world.finished
     nodes = [job.membership.nodes.get(rank) for rank in running]
     back = all(node is not None and node.session is not None for node in nodes)
     # A node that is away has an earlier master's barrier, or gets a new one when it is back.
@@ -210,6 +214,7 @@ def check_complete(job: JobContext, world: World) -> None:
     else:
         text = f"the ranks stopped at different steps, {steps[0]} to {steps[-1]}"
         job.out.event(EventReason.BARRIER_MISSED, text, Warn)
+    world.disturb(None)
     incidents.break_world(job, reason)
 
 
@@ -217,11 +222,13 @@ def barrier_due(job: JobContext) -> None:
     """The ranks have not stopped together in time."""
     world, barrier = job.worlds.running(), job.worlds.barrier
     if world is not None and barrier is not None:
-        missing = len(world.places) - len(world.saved.keys() | world.finished)
+        missing = len(set(world.savers) - world.saved.keys() - world.finished)
         miss(job, f"{counted(missing, 'node')} did not reach step {barrier.step} in time")
 
 
 def miss(job: JobContext, text: str) -> None:
     """The ranks cannot be stopped together: they are restarted from their own checkpoint."""
     job.out.event(EventReason.BARRIER_MISSED, text, Warn)
+    if job.worlds.newest is not None:
+        job.worlds.newest.disturb(None)
     incidents.break_world(job, text)

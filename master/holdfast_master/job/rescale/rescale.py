@@ -86,7 +86,10 @@ def _stop_again(job: JobContext, world: World, case: OpenIncident, leaving: list
     nodes = [job.membership.nodes.get(rank) for rank in world.places]
     if any(node is None or node.session is None for node in nodes):
         return
-    if case.best.kind in _INTENDED and case.from_round == world.round and not case.terminal:
+    intended = case.best.kind in _INTENDED and case.from_round == world.round
+    if intended and not case.terminal and world.replicas:
+        incidents.break_world(job, case.best.text)
+    elif intended and not case.terminal:
         shrinks = any(node.draining is None for node in leaving)
         barrier.stop(job, world, case.best.text, _patience(job, slow=shrinks))
 
@@ -108,7 +111,7 @@ def _weigh(job: JobContext, world: World, leaving: list[Node]) -> None:
     economy = Economy(
         window=job.settings.grow_window_seconds,
         horizon=job.settings.grow_horizon_seconds,
-        cost=job.worlds.rescale_cost,
+        cost=0.0 if world.replicas else job.worlds.rescale_cost,
     )
     verdict = scaling.decide(fleet, economy, job.now)
     if isinstance(verdict, Rescale):
@@ -164,6 +167,9 @@ def _begin(job: JobContext, world: World, leaving: list[Node], verdict: Rescale)
     job.out.event(EventReason.RESCALING, text)
     case = incidents.open_case(job, item, world, asked=asked)
     if case.terminal:
+        return
+    if world.replicas:  # those that stay train on, and are given another roster
+        incidents.break_world(job, text)
         return
     slow = verdict.purpose is Purpose.SHRINK or any(node.draining is None for node in leaving)
     barrier.stop(job, world, text, _patience(job, slow=slow))

@@ -41,6 +41,7 @@ from holdfast_wire.messages import (
     NodeJudged,
     NodeMarked,
     NodeStruck,
+    OuterRoster,
     PhaseChanged,
     ReferencesLearned,
     ScheduleConfirmed,
@@ -138,6 +139,7 @@ def _node_struck(state: JobState, fact: NodeStruck, _: JournalRecord) -> None:
 def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> None:
     state.round = fact.round
     state.world = fact
+    state.last_replica = max([state.last_replica, *(one.number for one in fact.replicas)])
     if fact.store_port == 0:
         return
     state.assigned_replicas = state.spec.replicas if state.spec else 0
@@ -282,6 +284,10 @@ def _schedule_confirmed(state: JobState, fact: ScheduleConfirmed, _: JournalReco
     state.schedule = fact
 
 
+def _outer_roster(state: JobState, fact: OuterRoster, _: JournalRecord) -> None:
+    state.roster = fact
+
+
 def _job_folded(state: JobState, fact: JobFolded, _: JournalRecord) -> None:
     snapshot.load(state, fact)
 
@@ -309,5 +315,6 @@ _CHANGES: Final[dict[type, Callable[[JobState, Any, JournalRecord], None]]] = {
     StopRequested: _stop_requested,
     CheckpointCommitted: _checkpoint_committed,
     ScheduleConfirmed: _schedule_confirmed,
+    OuterRoster: _outer_roster,
     JobFolded: _job_folded,
 }

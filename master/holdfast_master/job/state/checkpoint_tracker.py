@@ -125,8 +125,8 @@ class CheckpointTracker:
 
     def enter(self, round_number: int, members: tuple[Holder, ...], ranks: int) -> None:
         """Forget what was about another round, but for what its memory still has."""
-        if round_number == self.round:
-            return
+        if round_number == self.round and members[:1] == self.members[:1]:
+            return  # replicas that begin together are told apart by their first node
         self.before = self.memory
         self.round, self.members, self.ranks = round_number, members, ranks
         self.held, self.counts, self.complete, self.passed_over = {}, {}, None, set()

@@ -17,6 +17,8 @@ class Checkpoints:
     """The known checkpoints, their intervals, and a requested save."""
 
     tracker: CheckpointTracker = dataclasses.field(default_factory=CheckpointTracker)
+    starts: CheckpointTracker = dataclasses.field(default_factory=CheckpointTracker)
+    """Starts of replicas, which begin while another one saves."""
     """Versions in memory and on storage, as agents reported."""
     schedule: SaveSchedule = dataclasses.field(default_factory=SaveSchedule)
     """The intervals of the running world."""

@@ -24,6 +24,7 @@ from holdfast_wire.messages import (
     NodeJudged,
     NodeReferences,
     NodeStruck,
+    OuterRoster,
     ReferenceLevel,
     ScheduleConfirmed,
     StopRequested,
@@ -98,6 +99,10 @@ class JobState:
     """The newest world whose assignments are out."""
     vacant: int = 0
     """Places of the assigned world that nodes left and nobody has taken since."""
+    roster: OuterRoster | None = None
+    """The newest roster of replicas; None: there has been none."""
+    last_replica: int = 0
+    """The greatest number that a replica was given; 0: none was."""
     assigned_replicas: int = 0
     """Wanted replicas when it was assigned."""
     training: bool = False

@@ -56,6 +56,9 @@ class Node:
     ranks: tuple[RankProgress, ...] = ()
     """Newest report of its ranks; set by `note`."""
     ranks_at: float = 0.0
+    ready_replica: int = 0
+    """Number of the replica that its ranks are ready to be named as in a roster; 0: they are not,
+    or there are no replicas."""
     saving: SavingReport | None = None
     """Newest report of its ranks on their checkpoints; None: they follow no schedule."""
     step: int = 0

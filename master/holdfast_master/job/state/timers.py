@@ -51,6 +51,8 @@ class Timer(enum.Enum):
     """Every rank should have heard by now of a new distance between checkpoints."""
     BARRIER = "barrier"
     """Every rank should have saved and stopped by now."""
+    ROSTER = "roster"
+    """Replicas that are ready have waited long enough for others, or for one that has ended."""
     TERMINAL = "terminal"
     """(incident) No better evidence came: the job ends."""
     EVIDENCE = "evidence"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Collection, Iterable
 
@@ -16,7 +17,7 @@ from holdfast_master.job.state.barrier import Barrier
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_wire.messages import WorldDecided, WorldMember
+from holdfast_wire.messages import WorldDecided, WorldMember, WorldReplica
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,9 +25,20 @@ class WorldMemberState:
     """One node's place."""
 
     group_rank: int
+    """Among the nodes of its replica, or of the world where there are no replicas."""
     base_rank: int
-    """Global rank of its local rank 0."""
+    """Global rank of its local rank 0, as torch counts: in its replica, or in the world."""
     member: WorldMember
+    first: int
+    """Number of its local rank 0 among the processes of all replicas."""
+    replica: WorldReplica
+    """With all members and number 0 where there are no replicas."""
+    nodes: int
+    """Of its replica, or of the world."""
+    size: int
+    """Processes of its replica, or of the world."""
+    index: int
+    """Among all members."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,7 +54,11 @@ class World:
     highest: int = dataclasses.field(init=False)
     """Highest node rank."""
     assigned: bool = False
-    store_id: str = ""
+    store_ids: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Number of a replica to the id of its store, 0 where there are no replicas; as far as this
+    master has assigned it."""
+    disturbed: set[int] = dataclasses.field(default_factory=set)
+    """Node ranks of which a process has failed, or that are gone."""
     started: set[int] = dataclasses.field(default_factory=set)
     stepped: set[int] = dataclasses.field(default_factory=set)
     saved: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -77,13 +93,46 @@ class World:
     """Smoothed time of a step, s; 0: not known."""
 
     def __post_init__(self) -> None:
-        self.places = {}
-        base = 0
-        for group_rank, member in enumerate(self.fact.members):
-            self.places[member.node_rank] = WorldMemberState(group_rank, base, member)
-            base += member.local_world_size
-        self.size = base
+        self._arrange()
+
+    def assign(self, fact: WorldDecided, store_ids: dict[int, str]) -> None:
+        """Take the decision with the stores of those that start; from now on it is assigned."""
+        self.fact, self.assigned, self.store_ids = fact, True, store_ids
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self.places, self.size = {}, 0
+        members = iter(self.fact.members)
+        for replica in self.fact.replicas or (self._whole(),):
+            self._place(replica, list(itertools.islice(members, replica.nodes)))
         self.highest = max(self.places, default=-1)
+
+    def _whole(self) -> WorldReplica:
+        """Return all members as one."""
+        fact = self.fact
+        return WorldReplica(
+            number=0,
+            round=fact.round,
+            nodes=len(fact.members),
+            store_host=fact.store_host,
+            store_port=fact.store_port,
+        )
+
+    def _place(self, replica: WorldReplica, members: list[WorldMember]) -> None:
+        size, base = sum(member.local_world_size for member in members), 0
+        for group_rank, member in enumerate(members):
+            self.places[member.node_rank] = WorldMemberState(
+                group_rank=group_rank,
+                base_rank=base,
+                member=member,
+                first=self.size + base,
+                replica=replica,
+                nodes=len(members),
+                size=size,
+                index=len(self.places),
+            )
+            base += member.local_world_size
+        self.size += size
 
     @property
     def round(self) -> int:
@@ -91,9 +140,67 @@ class World:
         return self.fact.round
 
     @property
+    def replicas(self) -> tuple[WorldReplica, ...]:
+        """Parts of it with worlds of their own, by number; empty: it is one world."""
+        return self.fact.replicas
+
+    def round_of(self, rank: int) -> int:
+        """Return the round in which a member's processes were started.
+
+        It is an earlier one for the replicas that a change has left alone.
+        """
+        return self.places[rank].replica.round
+
+    def members_of(self, replica: WorldReplica) -> tuple[int, ...]:
+        """Return the node ranks of a replica, in rank order."""
+        places = self.places.items()
+        return tuple(rank for rank, place in places if place.replica.number == replica.number)
+
+    @property
+    def starting(self) -> tuple[int, ...]:
+        """Node ranks whose processes start with this round, in rank order."""
+        if not self.replicas:
+            return tuple(self.places)
+        return tuple(rank for rank in self.places if self.round_of(rank) == self.round)
+
+    @property
+    def savers(self) -> tuple[int, ...]:
+        """Node ranks whose checkpoints are the job's: the first replica's, or all."""
+        if not self.replicas:
+            return tuple(self.places)
+        return self.members_of(self.replicas[0])
+
+    def saves(self, rank: int) -> bool:
+        """Return whether a member is one of the savers."""
+        replicas = self.replicas
+        return not replicas or self.places[rank].replica.number == replicas[0].number
+
+    def covers(self, told: Collection[int]) -> bool:
+        """Return whether every saver has told, or has finished."""
+        if not self.replicas:
+            return self._all_in(told)
+        return all(rank in told or rank in self.finished for rank in self.savers)
+
+    @property
+    def saver_round(self) -> int:
+        """Round in which the savers were started."""
+        return self.round_of(self.savers[0]) if self.places else self.round
+
+    def undisturbed(self) -> set[int]:
+        """Return the node ranks of replicas of which nothing has failed: they train on."""
+        lost = {self.places[rank].replica.number for rank in self.disturbed & self.places.keys()}
+        going = (one for one in self.replicas if one.number not in lost)
+        return {rank for one in going for rank in self.members_of(one)}
+
+    @property
+    def saver_size(self) -> int:
+        """Processes of the savers."""
+        return self.places[self.savers[0]].size if self.places else 0
+
+    @property
     def holders(self) -> tuple[Holder, ...]:
-        """Its nodes and their agents, in rank order."""
-        return tuple((one.node_rank, one.agent_id) for one in self.fact.members)
+        """The savers and their agents, in rank order."""
+        return tuple((rank, self.places[rank].member.agent_id) for rank in self.savers)
 
     def holds(self, rank: int, agent_id: str) -> bool:
         """Return whether this very agent is a member."""
@@ -107,7 +214,7 @@ class World:
         if local_rank not in done:
             done.add(local_rank)
             self.ranks_done += 1
-            self.rank0_done |= place.base_rank + local_rank == 0
+            self.rank0_done |= place.first + local_rank == 0
         if len(done) < place.member.local_world_size or rank in self.finished:
             return False
         self.finished.add(rank)
@@ -160,8 +267,36 @@ class World:
         return bool(self.guessed) and self._all_in(self.guessed)
 
     def all_saved(self) -> bool:
-        """Return whether every node saved and stopped, or had finished."""
-        return self._all_in(self.saved)
+        """Return whether every saver saved and stopped, or had finished."""
+        return self.covers(self.saved)
+
+    def disturb(self, rank: int | None) -> None:
+        """Note that a member's processes cannot go on; None: nobody's can."""
+        self.disturbed.update(self.places if rank is None else {rank} & self.places.keys())
+
+    def follow(self, before: World) -> None:
+        """Take what is known of the replicas that go on from the world before."""
+        going = {rank for rank in self.places if self.round_of(rank) != self.round}
+        for mine, its in (
+            (self.started, before.started),
+            (self.stepped, before.stepped),
+            (self.finished, before.finished),
+        ):
+            mine.update(its & going)
+        for own, known in (
+            (self.done, before.done),
+            (self.ended, before.ended),
+            (self.unexplained, before.unexplained),
+        ):
+            own.update({rank: set(ranks) for rank, ranks in known.items() if rank in going})
+        self.ranks_done = sum(map(len, self.done.values()))
+        self.rank0_done = any(
+            self.places[rank].first + local == 0 for rank, one in self.done.items() for local in one
+        )
+        if going:
+            self.reached, self.sdk_ranks = before.reached, before.sdk_ranks
+            self.first_step = before.reached + 1 if self.stepped else 0
+            self.step_seconds, self.degraded = before.step_seconds, before.degraded
 
     def _all_in(self, told: Collection[int]) -> bool:
         """Return whether every node is in `ranks` or has finished."""
@@ -195,6 +330,15 @@ class Worlds:
     """Newest round that any agent has named."""
     rescale_cost: float = 0.0
     """Measured pause of a rescale, s."""
+    unmet_epoch: int = 0
+    """The newest epoch whose replicas could not meet; 0: none."""
+    ready_since: float | None = None
+    """Time since which a replica is ready while the newest roster has none that is; None: it has,
+    or none is."""
+    told_frozen: set[int] = dataclasses.field(default_factory=set)
+    """Numbers of replicas that were said to keep others waiting; 0: all stand still."""
+    parted: dict[int, float] = dataclasses.field(default_factory=dict)
+    """Number of a replica to the time at which all its ranks had ended well."""
 
     def running(self) -> World | None:
         """Return the world whose processes run and may go on; None: there is none."""
@@ -209,10 +353,20 @@ class Worlds:
     def running_with(self, node: Node, number: int) -> World | None:
         """Return the running world, if it is the one that a member of it speaks of."""
         world = self.member(node)
-        return world if world is not None and world.round == number else None
+        return world if world is not None and world.round_of(node.rank) == number else None
+
+    def disturb(self, rank: int, agent_id: str, number: int | None = None) -> None:
+        """Note that the processes of an agent, in round `number` if it is given, cannot go on."""
+        for world in (self.newest, self.assigned):
+            if world is None or not world.holds(rank, agent_id):
+                continue
+            if number is None or world.round_of(rank) == number:
+                world.disturb(rank)
 
     def decide(self, world: World) -> None:
         """Take a world that was decided."""
+        if self.assigned is not None and world.replicas:
+            world.follow(self.assigned)
         self.newest, self.broken = world, ""
 
     def adopt(self, world: World) -> None:

@@ -52,6 +52,8 @@ def claim(job: JobContext, hello: Hello) -> int:
     # A world that lacks a rank cannot go on: what that rank's end meant, only its master knew.
     if hello.assignment is None or not hello.round or known < hello.local_world_size:
         return 0
+    if hello.assignment.replica:
+        return 0  # no agent knows the other replicas: they begin afresh
     if job.state.phase is not JobPhase.WAITING:
         return 0
     claims.keep(hello)

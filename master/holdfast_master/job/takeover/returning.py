@@ -15,7 +15,7 @@ from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.preflight import CheckedNode
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
-from holdfast_master.job.worlds import assignment, start
+from holdfast_master.job.worlds import assignment, roster, start
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_wire.messages import Hello
 
@@ -32,34 +32,42 @@ def round_to_keep(job: JobContext, node: Node) -> int:
     checked = CheckedNode(node.rank, node.agent_id) in job.preflight.suspects
     if last is None or given_up or checked or not last.holds(node.rank, node.agent_id):
         return 0
-    return last.round
+    return last.round_of(node.rank)
 
 
 def take_up(job: JobContext, node: Node, hello: Hello) -> None:
     """Compare what a member of a decided world runs with what it should run."""
     world = job.worlds.newest
-    if world is None or job.worlds.broken or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.holds(node.rank, node.agent_id):
         return
-    if _is_anothers(world, hello):
+    number = world.round_of(node.rank)
+    if job.worlds.broken:
+        if agent_messages.absent(node.local_world_size, hello, number):
+            job.worlds.disturb(node.rank, node.agent_id, number)
+        return
+    if _is_anothers(world, node, hello):
         _renumber(job, node, world, hello)
     elif not world.assigned:
         return
-    elif hello.round == world.round:
+    elif hello.round == number:
         _go_on(job, node, world, hello)
-    elif hello.round < world.round and node.rank not in world.started and world.store_id:
+    elif hello.round < number and node.rank not in world.started and world.store_ids:
         assignment.send_assignment(job, node, incidents.failure_limit(job))
     else:
-        text = f"node {node.rank} is in round {hello.round}, not in round {world.round}"
+        text = f"node {node.rank} is in round {hello.round}, not in round {number}"
         _lost_round(job, node, world, text)
 
 
-def _is_anothers(world: World, hello: Hello) -> bool:
+def _is_anothers(world: World, node: Node, hello: Hello) -> bool:
     """Return whether a master that did not know of its successor gave this round's number as well.
 
     Or one above it, while nobody has been told of this round.
     """
-    if hello.round != world.round:
-        return hello.round > world.round and not world.assigned
+    number = world.round_of(node.rank)
+    if hello.round != number:
+        return hello.round > number and not world.assigned
+    if number != world.round:
+        return False  # its replica goes on from an earlier world
     place = hello.assignment
     return not world.assigned if place is None else place.world_hash != world.fact.world_hash
 
@@ -77,7 +85,7 @@ def _renumber(job: JobContext, node: Node, world: World, hello: Hello) -> None:
 
 
 def _go_on(job: JobContext, node: Node, world: World, hello: Hello) -> None:
-    gone = agent_messages.absent(node.local_world_size, hello, world.round)
+    gone = agent_messages.absent(node.local_world_size, hello, world.round_of(node.rank))
     world.unexplained.pop(node.rank, None)  # a hello says which processes run now
     if gone:
         agent_messages.miss_soon(job, node, gone)
@@ -90,6 +98,7 @@ def _go_on(job: JobContext, node: Node, world: World, hello: Hello) -> None:
     barrier.send_barrier(job, node)
     on_demand.send(job, node)
     interval.send(job, node)
+    roster.send(job, node)
 
 
 def _lost_round(job: JobContext, node: Node, world: World, text: str) -> None:
@@ -100,4 +109,4 @@ def _lost_round(job: JobContext, node: Node, world: World, text: str) -> None:
         node_rank=node.rank,
         agent_id=node.agent_id,
     )
-    incidents.report_process(job, item, world.round)
+    incidents.report_process(job, item, world.round_of(node.rank))

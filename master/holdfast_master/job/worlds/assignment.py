@@ -20,6 +20,7 @@ from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
+from holdfast_master.job.worlds import start, stores
 from holdfast_master.policies.counts import counted
 from holdfast_master.policies.interval import Every, wished
 from holdfast_wire.messages import (
@@ -39,16 +40,14 @@ _UNMEASURED: Final[Every] = {tier: 1 if tier is TIERS[0] else 100 for tier in TI
 """Intervals before anything is measured: those of a rank without a master."""
 
 
-def assign(job: JobContext, world: World, first: Node) -> None:
-    """Tell every member its place. The decision is on disk before the first one hears of it."""
-    store = first.store
-    if store is None:
-        return
-    before = job.state.assigned
-    fact = _with_store(job, world, store)
-    world.fact, world.assigned, world.store_id = fact, True, store.store_id
+def assign(job: JobContext, world: World) -> None:
+    """Tell every member its place. The decision is on disk before the first one hears of it.
+
+    Replicas that go on keep theirs and are told nothing here; a roster names who synchronises.
+    """
+    before, last = job.state.assigned, job.worlds.assigned
+    fact = _with_stores(job, world, _take_stores(job, world))
     job.worlds.assigned = world
-    first.store = None
     job.out.record(fact, durable=True)
     job.move(Trigger.ASSIGNED, PhaseReason.WORLD_ASSIGNED, fact.reason)
     job.timers.cancel(Timer.STORE)
@@ -56,7 +55,7 @@ def assign(job: JobContext, world: World, first: Node) -> None:
     job.membership.enough_since = None
     incidents.note_assigned(job, world.round)
     cap = incidents.failure_limit(job)
-    for rank in world.places:
+    for rank in world.starting:
         node = job.membership.nodes[rank]
         send_assignment(job, node, cap)
         job.timers.cancel(Timer.MISSING, rank)  # it was about the round before
@@ -65,23 +64,50 @@ def assign(job: JobContext, world: World, first: Node) -> None:
         node.stalled = False
     _turn_nodes(job, world)
     if before is not None:
-        _stop_left(job.membership, job.out, before, world)
+        _stop_left(job.membership, job.out, last or World(before), world)
     size = f"{counted(len(world.places), 'node')}, {counted(world.size, 'process', 'processes')}"
     job.out.event(EventReason.WORLD_ASSIGNED, f"round {world.round} starts: {size}")
     job.touch(Change.WORLD_ASSIGNED)
+    start.settle(job, world)  # where all its replicas go on, it trains
 
 
-def _with_store(job: JobContext, world: World, store: StorePrepared) -> WorldDecided:
-    """Return the decision of a world with all that its members are told of it."""
+def _take_stores(job: JobContext, world: World) -> dict[int, StorePrepared]:
+    """Use the stores that wait for what starts of a world, and return them by replica."""
+    taken = {}
+    for rank in stores.hosts(world):
+        node = job.membership.nodes[rank]
+        if node.store is not None:
+            taken[world.places[rank].replica.number] = node.store
+            node.store = None
+    return taken
+
+
+def _with_stores(job: JobContext, world: World, taken: dict[int, StorePrepared]) -> WorldDecided:
+    """Return the decision of a world with all that its members are told of it; it is assigned."""
     hellos = [job.membership.nodes[rank].hello for rank in world.places]
-    every = first_intervals(job.spec, job.state.schedule)
-    return dataclasses.replace(
-        world.fact,
-        store_host=store.host,
-        store_port=store.port,
-        keeps_checkpoints=all(hello is not None and hello.keeps_checkpoints for hello in hellos),
-        intervals=to_intervals(every),
+    replicas = tuple(
+        dataclasses.replace(
+            one, store_host=taken[one.number].host, store_port=taken[one.number].port
+        )
+        if one.number in taken
+        else one
+        for one in world.replicas
     )
+    first = replicas[0] if replicas else None
+    fact = dataclasses.replace(
+        world.fact,
+        store_host=first.store_host if first else taken[0].host,
+        store_port=first.store_port if first else taken[0].port,
+        keeps_checkpoints=all(hello is not None and hello.keeps_checkpoints for hello in hellos),
+        intervals=to_intervals(first_intervals(job.spec, job.state.schedule)),
+        replicas=replicas,
+    )
+    known = job.worlds.assigned.store_ids if job.worlds.assigned is not None and replicas else {}
+    own = {number: store.store_id for number, store in taken.items()}
+    numbers = {place.replica.number for place in world.places.values()}
+    kept = {number: known[number] for number in numbers & known.keys()}
+    world.assign(fact, kept | own)
+    return fact
 
 
 def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
@@ -91,24 +117,23 @@ def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
     return {tier: wish[tier] or known[tier] for tier in TIERS}
 
 
-def _stop_left(
-    membership: Membership, out: OutgoingBatch, before: WorldDecided, world: World
-) -> None:
+def _stop_left(membership: Membership, out: OutgoingBatch, before: World, world: World) -> None:
     """End what runs on nodes that are not in the new world."""
-    for member in before.members:
-        node = membership.nodes.get(member.node_rank)
+    for rank in before.places:
+        node = membership.nodes.get(rank)
         if node is not None and node.rank not in world.places:
             reason = f"round {world.round} goes on without this node"
-            stop_orders.stop_round(out, node, before.round, reason)
+            stop_orders.stop_round(out, node, before.round_of(rank), reason)
 
 
 def _turn_nodes(job: JobContext, world: World) -> None:
     kind = incidents.cost_class(job.incidents.current)
     incident = job.incidents.current.id if job.incidents.current else ""
+    starting = set(world.starting)
     for rank in job.membership.nodes:
-        if rank in world.places:
+        if rank in starting:
             job.turn(rank, kind, incident)
-        else:
+        elif rank not in world.places:
             job.turn(rank, GoodputClass.WAITING)
 
 
@@ -116,28 +141,30 @@ def send_assignment(job: JobContext, node: Node, failure_limit: int) -> None:
     """Send a member its place in the newest world."""
     world = job.worlds.newest
     if world is not None and node.session is not None:
-        peers = _peers(job.membership, world, world.places[node.rank].group_rank)
+        peers = _peers(job.membership, world, world.places[node.rank].index)
         message = _assignment(job.spec, world, node.rank, failure_limit, peers)
-        job.out.send(node, message, world.round)
+        job.out.send(node, message, world.round_of(node.rank))
 
 
 def _assignment(
     spec: MasterSpec, world: World, rank: int, failure_limit: int, peers: tuple[PeerAddress, ...]
 ) -> WorldAssignment:
     place, fact = world.places[rank], world.fact
+    replica = place.replica
     return WorldAssignment(
-        assignment_id=world.round,
+        assignment_id=world.round_of(rank),
         mode=AssignmentMode.RESTART,
         group_rank=place.group_rank,
-        group_world_size=len(world.places),
+        group_world_size=place.nodes,
         base_rank=place.base_rank,
         local_world_size=place.member.local_world_size,
-        world_size=world.size,
+        world_size=place.size,
         restart_count=fact.restart_count,
         max_restarts=failure_limit,
-        store_host=fact.store_host,
-        store_port=fact.store_port,
-        store_id=world.store_id if place.group_rank == 0 else "",
+        store_host=replica.store_host,
+        store_port=replica.store_port,
+        store_id=world.store_ids.get(replica.number, "") if place.group_rank == 0 else "",
+        replica=replica.number,
         world_hash=fact.world_hash,
         reason=fact.reason,
         peers=peers,
@@ -149,12 +176,12 @@ def _assignment(
     )
 
 
-def _peers(membership: Membership, world: World, group_rank: int) -> tuple[PeerAddress, ...]:
+def _peers(membership: Membership, world: World, index: int) -> tuple[PeerAddress, ...]:
     """Up to three members that follow in the ring."""
     members = world.fact.members
     found = []
     for step in range(1, min(4, len(members))):
-        rank = members[(group_rank + step) % len(members)].node_rank
+        rank = members[(index + step) % len(members)].node_rank
         node = membership.nodes.get(rank)
         if node is not None and node.hello is not None and node.hello.peer_address:
             found.append(PeerAddress(node_rank=rank, address=node.hello.peer_address))
@@ -163,12 +190,13 @@ def _peers(membership: Membership, world: World, group_rank: int) -> tuple[PeerA
 
 def stop_survivors(job: JobContext, reason: str) -> None:
     """Nobody goes on without the others: end what is left of the broken world."""
-    assigned = job.state.assigned
+    assigned = job.worlds.assigned
     if assigned is None:
         return
     incident = job.incidents.current.id if job.incidents.current else ""
-    for member in assigned.members:
-        node = job.membership.nodes.get(member.node_rank)
-        if node is not None and node.agent_id == member.agent_id:
-            stop_orders.stop_round(job.out, node, assigned.round, reason)
-            job.turn(node.rank, GoodputClass.WAITING, incident)
+    for rank in assigned.places:
+        node = job.membership.nodes.get(rank)
+        if node is not None and assigned.holds(rank, node.agent_id):
+            stop_orders.stop_round(job.out, node, assigned.round_of(rank), reason)
+            job.turn(rank, GoodputClass.WAITING, incident)
+            assigned.disturb(rank)

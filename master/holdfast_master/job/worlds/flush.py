@@ -98,12 +98,12 @@ def _unheard(job: JobContext) -> bool:
         return False
     if (world.round, True) in book.rescued:
         return False
-    told = book.held if book.round == world.round else {}
+    told = book.held if book.round == world.saver_round else {}
     return any(
         (node := job.membership.nodes.get(rank)) is not None
         and world.holds(rank, node.agent_id)
         and rank not in told
-        for rank in world.places
+        for rank in world.savers
     )
 
 
@@ -177,7 +177,7 @@ def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> Non
     for rank in world.places if world is not None else ():
         node = job.membership.nodes.get(rank)
         if node is not None and world is not None and world.holds(rank, node.agent_id):
-            stop_orders.stop_round(job.out, node, world.round, why, grace)
+            stop_orders.stop_round(job.out, node, world.round_of(rank), why, grace)
             if ending:
                 job.turn(rank, GoodputClass.WAITING)
 

@@ -18,10 +18,11 @@ from holdfast_master.job.state.takeover_claims import Claims
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World, Worlds, world_hash
-from holdfast_master.job.worlds import assignment, digests, flush, stores
+from holdfast_master.job.worlds import assignment, digests, flush, replicas, stores
 from holdfast_master.policies import rendezvous
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Attendance, Candidate, Form, Seat, Wait
+from holdfast_master.policies.replicas import SeatedReplica
 from holdfast_wire.messages import (
     WorldDecided,
     WorldMember,
@@ -33,6 +34,8 @@ _HELD_EVENTS = {
     PhaseReason.RESTART_BACKOFF: EventReason.RESTART_BACKOFF,
 }
 """Events about a world that is not formed yet; any other reason: it waits for nodes."""
+_MOST_NAMED = 20
+"""Replicas that an event names."""
 
 
 def count_window(job: JobContext) -> None:
@@ -42,7 +45,7 @@ def count_window(job: JobContext) -> None:
     suspended: too few in between begin the window anew. A world that came to nothing does not.
     While a world runs, `reconcile` does not ask.
     """
-    if job.bounds.fit(len(job.membership.candidates)) == 0:
+    if job.bounds.fit(replicas.present(job)) == 0:
         job.membership.enough_since = None
     elif job.membership.enough_since is None:
         job.membership.enough_since = job.now
@@ -50,7 +53,7 @@ def count_window(job: JobContext) -> None:
 
 def count_below_min(job: JobContext) -> None:
     """Have the time run in which there may be fewer nodes than the least world needs."""
-    if job.bounds.fit(len(job.membership.candidates)) == 0:
+    if job.bounds.fit(replicas.present(job)) == 0:
         timeout = job.spec.below_min_timeout_seconds
         job.timers.ensure(Timer.BELOW_MIN, job.now + timeout)
     else:
@@ -60,18 +63,15 @@ def count_below_min(job: JobContext) -> None:
 def form(job: JobContext) -> None:
     """Form a world from the candidates, or say why not yet."""
     count_window(job)
-    held = _held(job)
-    if held:
-        hold(job, PhaseReason.AWAITING_EVIDENCE, held)
-        return
-    paused = incidents.backoff_reason(job)
-    if paused:
-        hold(job, PhaseReason.RESTART_BACKOFF, paused)
-        return
-    checked = preflight.holds(job)
-    if checked:
-        job.timers.cancel(Timer.BELOW_MIN)
-        job.move(Trigger.HELD, PhaseReason.PREFLIGHT, checked)
+    reason, text = _held_back(job)
+    if text:
+        if _form_kept(job, text):
+            return
+        if reason == PhaseReason.PREFLIGHT:
+            job.timers.cancel(Timer.BELOW_MIN)
+            job.move(Trigger.HELD, reason, text)
+        else:
+            hold(job, reason, text)
         return
     verdict = rendezvous.decide(_attendance(job), job.now)
     if not isinstance(verdict, Form):
@@ -82,13 +82,55 @@ def form(job: JobContext) -> None:
         digests.take(job)
         form(job)
     else:
+        _form(job, verdict)
+
+
+def _form(job: JobContext, verdict: Form) -> None:
+    if job.spec.replica_nodes:
+        chosen = replicas.seated(job, verdict.size, kept_only=False)
+        members = tuple(member for replica in chosen for member in replica.members)
+    else:
+        chosen = ()
         members = _arranged(job.state, job.membership, verdict.size)
-        if not _waits_for_flush(job, tuple((m.node_rank, m.agent_id) for m in members)):
-            _decide(job, verdict, members)
+    if not _waits_for_flush(job, tuple((m.node_rank, m.agent_id) for m in members)):
+        _decide(job, verdict, members, chosen)
+
+
+def _held_back(job: JobContext) -> tuple[str, str]:
+    """Return the reason why no world is formed from the candidates now, and its text; or none."""
+    if text := _held(job):
+        return PhaseReason.AWAITING_EVIDENCE, text
+    if text := incidents.backoff_reason(job):
+        return PhaseReason.RESTART_BACKOFF, text
+    return PhaseReason.PREFLIGHT, preflight.holds(job)
+
+
+def _form_kept(job: JobContext, held: str) -> bool:
+    """Form a world of the replicas that nobody disturbs, while others wait; False: it cannot be.
+
+    They are told at once who is lost, since they may wait for that replica in a sync.
+    """
+    case, nodes = job.incidents.current, job.membership.nodes
+    if not job.spec.replica_nodes or (case is not None and case.terminal):
+        return False
+    kept = [one.node_rank for replica in replicas.going(job) for one in replica.members]
+    size = job.bounds.fit(len(kept))
+    # What a node runs that a new master has only read of is not known before it is back.
+    if size == 0 or any(nodes[rank].hello is None for rank in kept):
+        return False
+    chosen = replicas.seated(job, size, kept_only=True)
+    members = tuple(member for replica in chosen for member in replica.members)
+    _decide(job, Form(size, f"the other replicas go on ({held})"), members, chosen)
+    return True
 
 
 def _waits_for_flush(job: JobContext, members: tuple[Holder, ...]) -> bool:
-    """Return whether memory is flushed first; the nodes that hold it may go on with it as it is."""
+    """Return whether memory is flushed first; the nodes that hold it may go on with it as it is.
+
+    While a replica trains, nobody needs a checkpoint.
+    """
+    if replicas.going(job):
+        return False
     book = job.checkpoints.tracker
     memory = book.memory
     stays = memory is None or memory.holders == members
@@ -96,7 +138,7 @@ def _waits_for_flush(job: JobContext, members: tuple[Holder, ...]) -> bool:
 
 
 def _attendance(job: JobContext) -> Attendance:
-    present = len(job.membership.candidates)
+    present = replicas.present(job)
     return Attendance(
         present=present,
         bounds=job.bounds,
@@ -218,7 +260,12 @@ def _arranged(state: JobState, membership: Membership, size: int) -> tuple[Candi
     )
 
 
-def _decide(job: JobContext, verdict: Form, members: tuple[Candidate, ...]) -> None:
+def _decide(
+    job: JobContext,
+    verdict: Form,
+    members: tuple[Candidate, ...],
+    chosen: tuple[SeatedReplica, ...] = (),
+) -> None:
     """Decide the round's number and write its members down."""
     state = job.state
     number = max(state.round, job.worlds.newest_round_seen) + 1
@@ -227,6 +274,7 @@ def _decide(job: JobContext, verdict: Form, members: tuple[Candidate, ...]) -> N
         for m in members
     )
     fact = WorldDecided(
+        replicas=replicas.told(job.state, number, chosen),
         group=0,
         round=number,
         members=told,
@@ -241,11 +289,23 @@ def _decide(job: JobContext, verdict: Form, members: tuple[Candidate, ...]) -> N
     job.membership.spare_since = None
     for timer in (Timer.JOIN_WINDOW, Timer.BELOW_MIN):
         job.timers.cancel(timer)
-    names = nodes_named([m.node_rank for m in members])
-    job.out.event(EventReason.WORLD_DECIDED, f"round {number}: {names}; {fact.reason}")
+    job.out.event(EventReason.WORLD_DECIDED, f"round {number}: {_named(world)}; {fact.reason}")
     job.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, fact.reason)
     job.timers.set(Timer.STORE, job.now + job.settings.store_seconds)
     job.touch(Change.WORLD_DECIDED)
+
+
+def _named(world: World) -> str:
+    """Return the members in words, by replica where there are some."""
+    if not world.replicas:
+        return nodes_named(list(world.places))
+    parts = [
+        f"replica {one.number} on {nodes_named(list(world.members_of(one)))}"
+        + ("" if one.round == world.round else " goes on")
+        for one in world.replicas[:_MOST_NAMED]
+    ]
+    more = len(world.replicas) - _MOST_NAMED
+    return ", ".join(parts) + (f" and {more} more" if more > 0 else "")
 
 
 def _restarts(state: JobState, claims: Claims) -> int:
@@ -266,19 +326,24 @@ def advance(job: JobContext) -> None:
     world = job.worlds.newest
     if world is None or world.assigned:
         return
-    first = job.membership.nodes[world.fact.members[0].node_rank]
-    if first.store is not None:
-        assignment.assign(job, world, first)
-    elif first.store_failed and _able(job.membership, world):
-        incidents.break_world(job, f"node {first.rank} has no store")
-    else:
+    waits = False
+    for rank in stores.hosts(world):
+        first = job.membership.nodes[rank]
+        if first.store is not None:
+            continue
+        if first.store_failed and _able(job.membership, world):
+            incidents.break_world(job, f"node {first.rank} has no store")
+            return
         stores.request(job.timers, job.out, first)
+        waits = True
+    if not waits:
+        assignment.assign(job, world)
 
 
 def _able(membership: Membership, world: World) -> bool:
     """Return whether a member could be the first whose store has not just failed."""
     nodes = membership.nodes
-    return any(not nodes[rank].store_failed for rank in world.places if rank in nodes)
+    return any(not nodes[rank].store_failed for rank in world.starting if rank in nodes)
 
 
 def store_due(job: JobContext) -> None:
@@ -286,9 +351,11 @@ def store_due(job: JobContext) -> None:
     world = job.worlds.newest
     if world is None or world.assigned or job.worlds.broken:
         return
-    first = job.membership.nodes[world.fact.members[0].node_rank]
-    first.store_failed, first.store_asked = True, ""
-    limit = job.settings.store_seconds
-    text = f"node {first.rank} did not have a store within {limit:g} s"
-    job.out.event(EventReason.STORE_MISSING, text, Warn, node=first.rank)
+    limit, text = job.settings.store_seconds, ""
+    for first in (job.membership.nodes[rank] for rank in stores.hosts(world)):
+        if first.store is not None:
+            continue
+        first.store_failed, first.store_asked = True, ""
+        text = f"node {first.rank} did not have a store within {limit:g} s"
+        job.out.event(EventReason.STORE_MISSING, text, Warn, node=first.rank)
     incidents.break_world(job, text)

@@ -7,6 +7,7 @@ Belongs here: asking for stores and noting their outcome. Does not belong here: 
 from __future__ import annotations
 
 import heapq
+import itertools
 
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
@@ -37,17 +38,20 @@ def _first_nodes(job: JobContext) -> list[int]:
     if not candidates:
         return []
     if world is not None and not job.worlds.broken:
-        found: list[int] = []
-        for rank in world.places:
-            if rank in candidates:
-                found.append(rank)
-            if len(found) == _READY:
-                break
-        return found
+        # Of replicas none follows another: a new one gets its own store.
+        there = (rank for rank in world.places if rank in candidates)
+        return list(itertools.islice(there, 0 if world.replicas else _READY))
     # A crowd that gathers is not searched at every hello; its first node is asked once known.
     if len(candidates) > job.settings.crowd_nodes:
         return []
     return heapq.nsmallest(_READY, candidates)
+
+
+def hosts(world: World) -> list[int]:
+    """Return the nodes whose stores a decided world needs: the first of each part that starts."""
+    if not world.replicas:  # it may have ten thousand members
+        return [world.fact.members[0].node_rank]
+    return [rank for rank in world.starting if world.places[rank].group_rank == 0]
 
 
 def request(timers: Timers, out: OutgoingBatch, node: Node) -> None:
@@ -62,7 +66,7 @@ def request(timers: Timers, out: OutgoingBatch, node: Node) -> None:
 def prepared(job: JobContext, node: Node, message: StorePrepared) -> None:
     """A store waits for a round, or ended."""
     world = job.worlds.newest
-    if world is not None and message.store_id and message.store_id == world.store_id:
+    if world is not None and message.store_id and message.store_id in world.store_ids.values():
         if message.port == 0:
             _lost(job, world, node, message)
         return
@@ -102,7 +106,7 @@ def present(worlds: Worlds, node: Node, message: StorePrepared | None) -> None:
 
     Unless the newest round already has it: then the agent has not heard of its assignment yet.
     """
-    used = worlds.newest.store_id if worlds.newest is not None else ""
-    waits = message is not None and message.port != 0 and message.store_id != used
+    used = worlds.newest.store_ids.values() if worlds.newest is not None else ()
+    waits = message is not None and message.port != 0 and message.store_id not in used
     node.store_asked = ""
     node.store = message if waits else None

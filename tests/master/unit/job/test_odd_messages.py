@@ -138,8 +138,8 @@ def test_the_end_of_the_running_rounds_store_is_told(training: Start) -> None:
     job = training(2)
     world = job.core.inspect().worlds.newest
     assert world is not None
-    say(job, 0, StorePrepared(store_id=world.store_id, error="killed"))
-    say(job, 0, StorePrepared(store_id=world.store_id, host="h", port=9))
+    say(job, 0, StorePrepared(store_id=world.store_ids[0], error="killed"))
+    say(job, 0, StorePrepared(store_id=world.store_ids[0], host="h", port=9))
     say(job, 0, StorePrepared(store_id="nobody asked", host="h", port=9))
     assert job.reasons()[-1] == "StoreMissing"
     assert job.is_in("TRAINING")
@@ -166,7 +166,7 @@ def test_a_store_that_ends_before_its_round_trains_interrupts_the_round() -> Non
     world = _until_assigned(job, 1)
     say(job, 1, StorePrepared(store_id="another", error="killed"))
     assert job.members == [0, 1]
-    say(job, 0, StorePrepared(store_id=world.store_id, error="the zygote ended"))
+    say(job, 0, StorePrepared(store_id=world.store_ids[0], error="the zygote ended"))
     assert job.members == []
     [case] = job.core.goodput(job.moment()).incidents
     assert case.cause == "StoreLost"
@@ -182,7 +182,7 @@ def test_a_store_that_ended_with_the_round_before_is_no_second_incident(training
     world = _until_assigned(job, 2)
     host = world.fact.members[0].node_rank
     say(job, host, WorkerExited(rank=0, exit_code=-9, age_seconds=0.1), 1)
-    say(job, host, StorePrepared(store_id=world.store_id, error="the zygote ended"), 2)
+    say(job, host, StorePrepared(store_id=world.store_ids[0], error="the zygote ended"), 2)
     job.run_until("TRAINING")
     job.run(15.0)
     assert job.core.status(job.moment()).round == 3

@@ -1,0 +1,109 @@
+"""Replicas of the running world: which of them go on, and who is in the next world.
+
+Belongs here: what the nodes' state means for a replica. Does not belong here: seats
+(`policies.replicas`), the roster (`roster`), the size of a world (`rounds`).
+"""
+
+from __future__ import annotations
+
+from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.world import World
+from holdfast_master.policies import replicas as policy
+from holdfast_master.policies.rendezvous import Candidate
+from holdfast_master.policies.replicas import SeatedReplica
+from holdfast_wire.messages import WorldReplica
+
+
+def going(job: JobContext) -> list[SeatedReplica]:
+    """Return the replicas of the last assigned world whose processes all go on, by number."""
+    world = job.worlds.assigned
+    if world is None or not world.replicas or job.spec.replica_nodes == 0:
+        return []
+    found = []
+    for replica in world.replicas:
+        ranks = world.members_of(replica)
+        whole = replica.nodes == job.spec.replica_nodes
+        if whole and all(_goes_on(job, world, rank) for rank in ranks):
+            members = tuple(_candidate(job, world, rank) for rank in ranks)
+            found.append(SeatedReplica(replica.number, members, replica.round))
+    return found
+
+
+def _goes_on(job: JobContext, world: World, rank: int) -> bool:
+    """Return whether a member's processes may go on; one that is merely away has them still."""
+    node = job.membership.nodes.get(rank)
+    if node is None or not world.holds(rank, node.agent_id) or rank in world.disturbed:
+        return False
+    state = job.state
+    leaves = rank in state.draining or rank in state.released or rank in job.membership.surplus
+    return not (leaves or node.over or node.condemned) and eligibility.is_admitted(job, node)
+
+
+def _candidate(job: JobContext, world: World, rank: int) -> Candidate:
+    node = job.membership.nodes.get(rank)
+    if node is not None:
+        return node.candidate
+    member = world.places[rank].member
+    return Candidate(
+        node_rank=rank, agent_id=member.agent_id, local_world_size=member.local_world_size
+    )
+
+
+def seated(job: JobContext, size: int, *, kept_only: bool) -> tuple[SeatedReplica, ...]:
+    """Return the replicas of a world of at most `size` nodes, by number."""
+    kept = going(job)
+    taken = {one.node_rank for replica in kept for one in replica.members}
+    nodes = job.membership.nodes
+    free = [] if kept_only else [nodes[rank] for rank in job.membership.candidates - taken]
+    return policy.seat(
+        kept,
+        [node.candidate for node in free],
+        nodes=job.spec.replica_nodes,
+        size=size,
+        last=job.state.last_replica,
+        before=_before(job.worlds.assigned),
+        not_first={node.rank for node in free if node.store_failed},
+    )
+
+
+def _before(world: World | None) -> dict[int, int]:
+    if world is None:
+        return {}
+    return {rank: place.replica.number for rank, place in world.places.items()}
+
+
+def present(job: JobContext) -> int:
+    """Return the number of nodes that the next world could have.
+
+    Those of a replica that goes on count although one of them is away; others in whole replicas.
+    """
+    nodes = job.spec.replica_nodes
+    if nodes == 0:
+        return len(job.membership.candidates)
+    kept = {one.node_rank for replica in going(job) for one in replica.members}
+    return len(kept) + len(job.membership.candidates - kept) // nodes * nodes
+
+
+def told(
+    state: JobState, number: int, chosen: tuple[SeatedReplica, ...]
+) -> tuple[WorldReplica, ...]:
+    """Return the replicas of a world as the journal has them; `number`: the world's round."""
+    stores = _stores(state)
+    return tuple(
+        WorldReplica(
+            number=one.number,
+            round=one.round or number,
+            nodes=len(one.members),
+            store_host=stores.get(one.number, ("", 0))[0],
+            store_port=stores.get(one.number, ("", 0))[1],
+        )
+        for one in chosen
+    )
+
+
+def _stores(state: JobState) -> dict[int, tuple[str, int]]:
+    """By number, the stores of replicas that are assigned."""
+    known = state.assigned.replicas if state.assigned is not None else ()
+    return {one.number: (one.store_host, one.store_port) for one in known}

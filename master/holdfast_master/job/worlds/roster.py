@@ -1,0 +1,157 @@
+"""The outer roster: which replicas synchronise with each other, told to their agents.
+
+Belongs here: a new epoch when replicas are lost, come, or could not meet; its place in the journal
+before anybody hears of it. Does not belong here: who may be in it (`policies.replicas`), the worlds
+of replicas (`replicas`, `rounds`), what units are given to whom (the ranks plan that).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast_master.job.state.changes import Change
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
+from holdfast_master.job.worlds import replicas
+from holdfast_master.policies import replicas as policy
+from holdfast_master.policies.replicas import SameRoster, Standing
+from holdfast_wire.messages import (
+    AssignmentMode,
+    OuterRoster,
+    ReplicaReady,
+    RosterFailed,
+    WorldAssignment,
+    WorldReplica,
+)
+from holdfast_wire.reasons import EventReason
+
+PARTING_SECONDS: Final = 10.0
+"""How long a replica whose ranks have all ended well stays in the roster, s: the others may still
+be in the sync that was its last, and a roster without it would have them do that sync again."""
+
+
+def settle(job: JobContext) -> None:
+    """Decide whether other replicas are to synchronise from now on."""
+    world = job.worlds.assigned
+    if world is None or not world.replicas:
+        return
+    standings = list(_standings(job, world))
+    last = job.state.roster
+    known = last.replicas if last is not None else ()
+    verdict = policy.roster(
+        standings,
+        known,
+        job.now,
+        ready_since=_ready_since(job, standings),
+        window=job.spec.join_window_seconds,
+        again=last is not None and job.worlds.unmet_epoch == last.epoch,
+    )
+    if isinstance(verdict, SameRoster):
+        if verdict.until is not None:
+            job.timers.set(Timer.ROSTER, verdict.until)
+        return
+    epoch = 1 if last is None else last.epoch + 1
+    chosen = [one for one in world.replicas if one.number in verdict.replicas]
+    # Another epoch meets in another store: the last one may be what kept the members apart.
+    place = chosen[epoch % len(chosen)]
+    fact = OuterRoster(
+        epoch=epoch,
+        replicas=verdict.replicas,
+        store_host=place.store_host,
+        store_port=place.store_port,
+    )
+    job.out.record(fact, durable=True)
+    job.worlds.ready_since = None
+    job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
+    for replica in chosen:
+        _tell(job, world, replica, fact, verdict.reason)
+
+
+def _standings(job: JobContext, world: World) -> Iterator[Standing]:
+    going = {one.number for one in replicas.going(job)}
+    last = job.state.roster
+    known = last.replicas if last is not None else ()
+    for replica in world.replicas:
+        ranks = world.members_of(replica)
+        nodes = [job.membership.nodes.get(rank) for rank in ranks]
+        said = all(node is not None and node.ready_replica == replica.number for node in nodes)
+        intact = replica.number in going and not _has_parted(job, world, replica)
+        yield Standing(replica.number, intact, said or replica.number in known)
+
+
+def _has_parted(job: JobContext, world: World, replica: WorldReplica) -> bool:
+    """Return whether all ranks of a replica ended well, some time ago."""
+    if not world.finished.issuperset(world.members_of(replica)):
+        return False
+    until = job.worlds.parted.setdefault(replica.number, job.now) + PARTING_SECONDS
+    if job.now >= until:
+        return True
+    job.timers.ensure(Timer.ROSTER, until)
+    return False
+
+
+def _ready_since(job: JobContext, standings: list[Standing]) -> float | None:
+    """Return the time since which a replica is ready, while the newest roster has none that is."""
+    if not any(one.intact and one.ready for one in standings):
+        job.worlds.ready_since = None
+    elif job.worlds.ready_since is None:
+        job.worlds.ready_since = job.now
+    return job.worlds.ready_since
+
+
+def _tell(
+    job: JobContext, world: World, replica: WorldReplica, roster: OuterRoster, reason: str
+) -> None:
+    for rank in world.members_of(replica):
+        node = job.membership.nodes.get(rank)
+        if node is not None:
+            job.out.send(node, _message(replica, roster, reason), replica.round)
+
+
+def _message(replica: WorldReplica, roster: OuterRoster, reason: str) -> WorldAssignment:
+    return WorldAssignment(
+        assignment_id=replica.round,
+        mode=AssignmentMode.RECONFIGURE,
+        replica=replica.number,
+        roster=roster,
+        reason=reason,
+    )
+
+
+def send(job: JobContext, node: Node) -> None:
+    """Tell a member that was away of the newest roster, if its replica is in it."""
+    world, last = job.worlds.assigned, job.state.roster
+    if world is None or last is None or not world.replicas or node.rank not in world.places:
+        return
+    replica = world.places[node.rank].replica
+    if replica.number in last.replicas:
+        message = _message(replica, last, "the node was away")
+        job.out.send(node, message, replica.round)
+
+
+def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> None:
+    """All ranks of a node wait to be named in a roster."""
+    world = job.worlds.assigned
+    if world is None or not world.holds(node.rank, node.agent_id):
+        return
+    replica = world.places[node.rank].replica
+    if (replica.number, replica.round) == (message.replica, number):
+        node.ready_replica = replica.number
+        job.touch(Change.REPLICA_READY)
+
+
+def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
+    """Ranks of a node could not meet the others of an epoch, though nobody is known to be lost."""
+    last = job.state.roster
+    if last is None or message.epoch != last.epoch or job.worlds.unmet_epoch == last.epoch:
+        return
+    job.worlds.unmet_epoch = last.epoch
+    names = ", ".join(map(str, itertools.islice(last.replicas, 20)))
+    text = f"node {node.rank} could not meet replicas {names} of epoch {last.epoch}"
+    job.out.event(EventReason.ROSTER_FAILED, text, Warn, node=node.rank)
+    job.touch(Change.ROSTER_FAILED)
