@@ -43,6 +43,7 @@ from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.store_processes import NodeStores
 from holdfast_agent.workers.zygote_restarts import ZygoteRestarts
 from holdfast_wire.messages import (
+    AssignmentMode,
     CheckNode,
     ClockReply,
     CollectEvidence,
@@ -169,6 +170,7 @@ class Agent:
             self.watch.beat(),
             self.watch.poll(),
             self.sampler.run(),
+            self.runner.rosters.run(),
             self._every_second(),
             self.session.run(),
         )
@@ -286,6 +288,9 @@ class Agent:
         self._tools.arenas.restate()
 
     def _on_assignment(self, assignment: WorldAssignment, own_round: int) -> None:
+        if assignment.mode is AssignmentMode.RECONFIGURE:
+            self._on_roster(assignment, own_round)
+            return
         verdict = master_messages.on_assignment(
             own_round,
             self.accepted.round,
@@ -311,6 +316,15 @@ class Agent:
         self.runner.start(self.accepted.round, assignment)
         if not has_store:
             self.runner.on_store_lost(assignment.store_id, "before the round was assigned")
+
+    def _on_roster(self, assignment: WorldAssignment, number: int) -> None:
+        """Hand the newest roster to the ranks of a round; none of them ends."""
+        problem = self.runner.rosters.take(assignment, number)
+        if problem:
+            log.warning("roster ignored: %s", problem)
+        elif assignment.roster is not None:
+            epoch = assignment.roster.epoch
+            log.info("outer roster of epoch %d: %s", epoch, assignment.reason)
 
     def _on_stop(self, order: StopRound, number: int) -> None:
         verdict = master_messages.on_stop(self.accepted.round, number, alive=self.runner.alive)

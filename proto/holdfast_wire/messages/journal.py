@@ -147,6 +147,8 @@ class WorldReplica:
     store_host: str = ""
     """Filled in once its store is known."""
     store_port: int = 0
+    world_hash: str = ""
+    """As in WorldAssignment."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

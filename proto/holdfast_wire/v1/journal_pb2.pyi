@@ -355,6 +355,7 @@ class WorldReplica(google.protobuf.message.Message):
     NODES_FIELD_NUMBER: builtins.int
     STORE_HOST_FIELD_NUMBER: builtins.int
     STORE_PORT_FIELD_NUMBER: builtins.int
+    WORLD_HASH_FIELD_NUMBER: builtins.int
     number: builtins.int
     """From 1; processes that take the place of others come under a new number."""
     round: builtins.int
@@ -364,6 +365,8 @@ class WorldReplica(google.protobuf.message.Message):
     store_host: builtins.str
     """Filled in once its store is known."""
     store_port: builtins.int
+    world_hash: builtins.str
+    """As in WorldAssignment."""
     def __init__(
         self,
         *,
@@ -372,8 +375,9 @@ class WorldReplica(google.protobuf.message.Message):
         nodes: builtins.int = ...,
         store_host: builtins.str = ...,
         store_port: builtins.int = ...,
+        world_hash: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "number", b"number", "round", b"round", "store_host", b"store_host", "store_port", b"store_port"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "number", b"number", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
 
 Global___WorldReplica: typing_extensions.TypeAlias = WorldReplica
 

@@ -23,6 +23,7 @@ from holdfast_agent.policies.goodput import SecondsByClass, class_of
 from holdfast_agent.policies.master_messages import FenceVerdict, RoundOrder
 from holdfast_master.inputs import Received
 from holdfast_wire.messages import (
+    AssignmentMode,
     CheckFigure,
     CheckListening,
     CheckNode,
@@ -45,6 +46,7 @@ from holdfast_wire.messages import (
     PrepareStore,
     RankStack,
     ReleaseCheckpoints,
+    ReplicaReady,
     RestorePlan,
     SessionResponse,
     SetBarrier,
@@ -100,6 +102,8 @@ class Agent(Line):
         self.later(self.luck.uniform(0.3, 1.0), self._look)
         self.later(self.luck.uniform(0.0, 0.5), self._beat)
         self.sampling: NodeSampling = NodeSampling(self, number)
+        self.rosters: list[WorldAssignment] = []
+        """Rosters of replicas that it was told, oldest first."""
         self.checked = {Resource.CPU_MATMUL: 1.0, Resource.LINK_BANDWIDTH: 10.0}
         """Figures that a check of this node has, by resource; none: it does not answer."""
         self.refuses: CheckRole | None = None
@@ -241,6 +245,9 @@ class Agent(Line):
             self.workers.kill()
 
     def _assigned(self, assignment: WorldAssignment, own_round: int) -> None:
+        if assignment.mode is AssignmentMode.RECONFIGURE:
+            self.rosters.append(assignment)
+            return
         verdict = master_messages.on_assignment(
             own_round, self.accepted.round, assignment.local_world_size, self.local
         )
@@ -267,8 +274,10 @@ class Agent(Line):
             self.workers_dead()
 
     def begun(self, current: LocalRound) -> None:
-        """The processes of a round exist: they ask what to start from."""
+        """The processes of a round exist: they ask what to start from, or wait for a roster."""
         self.keeper.ask(current)
+        if current.assignment.replica:
+            self.report(ReplicaReady(replica=current.assignment.replica), current.number)
 
     def workers_dead(self) -> None:
         """Nothing lives here: answers that waited for it go out, a lease is taken again."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from holdfast_wire.messages import (
+    AssignmentMode,
     BarrierAck,
     BarrierReached,
     CommitAnnounced,
@@ -27,7 +28,9 @@ from holdfast_wire.messages import (
     Leave,
     NoticeReceived,
     ReleaseCheckpoints,
+    ReplicaReady,
     RestorePlan,
+    RosterFailed,
     RoundStarted,
     RoundStopped,
     SessionRequest,
@@ -104,6 +107,10 @@ ABOUT_CHECKPOINTS = (RestorePlan, CommitGrant, CommitAnnounced, ReleaseCheckpoin
 """Messages for this node's checkpoint server, which outlives its training processes."""
 
 
+_RECONFIGURE = AssignmentMode.RECONFIGURE
+"""Mode of an assignment that begins no round."""
+
+
 class Opening(enum.Enum):
     """Meaning of the first message of a stream."""
 
@@ -132,7 +139,7 @@ def hear(known: Accepted, response: SessionResponse) -> Heard:
     verdict = judge_fence(known, got, about_round=isinstance(message, ABOUT_ROUND))
     if verdict is not FenceVerdict.ACCEPT or got is None:
         return Heard(verdict, known, 0)
-    assigned = isinstance(message, WorldAssignment)
+    assigned = isinstance(message, WorldAssignment) and message.mode is not _RECONFIGURE
     accepted = accept_fence(known, got, about_round=assigned)
     return Heard(verdict, accepted, known.round if assigned else got.round)
 
@@ -233,7 +240,15 @@ def warmth_unknown(*, warm: bool, said: bool, cold_reason: str) -> bool:
     return warm and (not said or bool(cold_reason))
 
 
-REPEATED = (WorkerExited, RoundStarted, RoundStopped, BarrierReached, BarrierAck)
+REPEATED = (
+    WorkerExited,
+    RoundStarted,
+    RoundStopped,
+    BarrierReached,
+    BarrierAck,
+    ReplicaReady,
+    RosterFailed,
+)
 REPEATED_LIMIT = 512
 """Two rounds of 128 local ranks fit twice."""
 

@@ -20,6 +20,7 @@ from holdfast_agent.workers import torchrun_environment
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.exit_reports import ExitReporter, needs_stderr
 from holdfast_agent.workers.log_files import RoundLogs
+from holdfast_agent.workers.roster_file import RosterFile
 from holdfast_agent.workers.rounds import PendingAssignment, Round
 from holdfast_wire import keys
 from holdfast_wire.messages import (
@@ -52,6 +53,7 @@ class RoundRunner:
         self._tools = tools
         self._report, self._renew_lease = report, renew_lease
         self.exits = ExitReporter(report)
+        self.rosters = RosterFile(tools.logs.scratch, report)
         self.phase = RoundPhase.IDLE
         self.current: Round | None = None
         self.pending: PendingAssignment | None = None
@@ -88,6 +90,7 @@ class RoundRunner:
         """Kill the running round, and start round `number` as soon as it is dead."""
         sizes = range(assignment.local_world_size)
         inherited = self._tools.inherited
+        self.rosters.begin(number, assignment)
         envs = {
             rank: {
                 **torchrun_environment.environment(
@@ -97,6 +100,7 @@ class RoundRunner:
                 keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
                 keys.ENV_SCHEDULE: torchrun_environment.schedule(assignment),
                 **torchrun_environment.checkpoint(assignment),
+                **torchrun_environment.replica(assignment, self.rosters.path),
             }
             for rank in sizes
         }

@@ -116,6 +116,7 @@ class World:
             nodes=len(fact.members),
             store_host=fact.store_host,
             store_port=fact.store_port,
+            world_hash=fact.world_hash,
         )
 
     def _place(self, replica: WorldReplica, members: list[WorldMember]) -> None:

@@ -68,8 +68,8 @@ def _is_anothers(world: World, node: Node, hello: Hello) -> bool:
         return hello.round > number and not world.assigned
     if number != world.round:
         return False  # its replica goes on from an earlier world
-    place = hello.assignment
-    return not world.assigned if place is None else place.world_hash != world.fact.world_hash
+    place, own = hello.assignment, world.places[node.rank].replica.world_hash
+    return not world.assigned if place is None else place.world_hash != own
 
 
 def _renumber(job: JobContext, node: Node, world: World, hello: Hello) -> None:

@@ -165,7 +165,7 @@ def _assignment(
         store_port=replica.store_port,
         store_id=world.store_ids.get(replica.number, "") if place.group_rank == 0 else "",
         replica=replica.number,
-        world_hash=fact.world_hash,
+        world_hash=replica.world_hash,
         reason=fact.reason,
         peers=peers,
         min_nodes=spec.min_replicas,
@@ -177,8 +177,12 @@ def _assignment(
 
 
 def _peers(membership: Membership, world: World, index: int) -> tuple[PeerAddress, ...]:
-    """Up to three members that follow in the ring."""
+    """Up to three members that follow in the ring, of the replica where there are some."""
     members = world.fact.members
+    if world.replicas:
+        own = world.places[members[index].node_rank]
+        first = index - own.group_rank
+        members, index = members[first : first + own.nodes], own.group_rank
     found = []
     for step in range(1, min(4, len(members))):
         rank = members[(index + step) % len(members)].node_rank

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.world import World
+from holdfast_master.job.state.world import World, world_hash
 from holdfast_master.policies import replicas as policy
 from holdfast_master.policies.rendezvous import Candidate
 from holdfast_master.policies.replicas import SeatedReplica
-from holdfast_wire.messages import WorldReplica
+from holdfast_wire.messages import WorldMember, WorldReplica
 
 
 def going(job: JobContext) -> list[SeatedReplica]:
@@ -51,12 +50,12 @@ def _candidate(job: JobContext, world: World, rank: int) -> Candidate:
     )
 
 
-def seated(job: JobContext, size: int, *, kept_only: bool) -> tuple[SeatedReplica, ...]:
+def seated(job: JobContext, size: int) -> tuple[SeatedReplica, ...]:
     """Return the replicas of a world of at most `size` nodes, by number."""
     kept = going(job)
     taken = {one.node_rank for replica in kept for one in replica.members}
     nodes = job.membership.nodes
-    free = [] if kept_only else [nodes[rank] for rank in job.membership.candidates - taken]
+    free = [nodes[rank] for rank in job.membership.candidates - taken]
     return policy.seat(
         kept,
         [node.candidate for node in free],
@@ -87,23 +86,27 @@ def present(job: JobContext) -> int:
 
 
 def told(
-    state: JobState, number: int, chosen: tuple[SeatedReplica, ...]
+    job: JobContext, number: int, chosen: tuple[SeatedReplica, ...]
 ) -> tuple[WorldReplica, ...]:
     """Return the replicas of a world as the journal has them; `number`: the world's round."""
-    stores = _stores(state)
-    return tuple(
-        WorldReplica(
-            number=one.number,
-            round=one.round or number,
-            nodes=len(one.members),
-            store_host=stores.get(one.number, ("", 0))[0],
-            store_port=stores.get(one.number, ("", 0))[1],
-        )
-        for one in chosen
+    assigned = job.state.assigned
+    known = {one.number: one for one in assigned.replicas} if assigned is not None else {}
+    return tuple(known[one.number] if one.round else _begun(job, number, one) for one in chosen)
+
+
+def _begun(job: JobContext, number: int, replica: SeatedReplica) -> WorldReplica:
+    """Return a replica whose processes are to be started in round `number`."""
+    members = [as_member(one) for one in replica.members]
+    return WorldReplica(
+        number=replica.number,
+        round=number,
+        nodes=len(members),
+        world_hash=world_hash(job.identity.epoch, replica.number, number, members),
     )
 
 
-def _stores(state: JobState) -> dict[int, tuple[str, int]]:
-    """By number, the stores of replicas that are assigned."""
-    known = state.assigned.replicas if state.assigned is not None else ()
-    return {one.number: (one.store_host, one.store_port) for one in known}
+def as_member(one: Candidate) -> WorldMember:
+    """Return a node as a member of a world."""
+    return WorldMember(
+        node_rank=one.node_rank, agent_id=one.agent_id, local_world_size=one.local_world_size
+    )

@@ -25,7 +25,6 @@ from holdfast_master.policies.rendezvous import Attendance, Candidate, Form, Sea
 from holdfast_master.policies.replicas import SeatedReplica
 from holdfast_wire.messages import (
     WorldDecided,
-    WorldMember,
 )
 from holdfast_wire.reasons import EventReason, PhaseReason
 
@@ -65,8 +64,6 @@ def form(job: JobContext) -> None:
     count_window(job)
     reason, text = _held_back(job)
     if text:
-        if _form_kept(job, text):
-            return
         if reason == PhaseReason.PREFLIGHT:
             job.timers.cancel(Timer.BELOW_MIN)
             job.move(Trigger.HELD, reason, text)
@@ -87,7 +84,7 @@ def form(job: JobContext) -> None:
 
 def _form(job: JobContext, verdict: Form) -> None:
     if job.spec.replica_nodes:
-        chosen = replicas.seated(job, verdict.size, kept_only=False)
+        chosen = replicas.seated(job, verdict.size)
         members = tuple(member for replica in chosen for member in replica.members)
     else:
         chosen = ()
@@ -97,31 +94,20 @@ def _form(job: JobContext, verdict: Form) -> None:
 
 
 def _held_back(job: JobContext) -> tuple[str, str]:
-    """Return the reason why no world is formed from the candidates now, and its text; or none."""
+    """Return the reason why no world is formed from the candidates now, and its text; or none.
+
+    Where replicas go on nothing is waited for: they may wait for the lost one in a sync, and whoever
+    comes later costs them nothing.
+    """
+    kept = [one.node_rank for replica in replicas.going(job) for one in replica.members]
+    known = all(job.membership.nodes[rank].hello is not None for rank in kept)
+    if kept and known and not _is_ending(job):
+        return "", ""
     if text := _held(job):
         return PhaseReason.AWAITING_EVIDENCE, text
     if text := incidents.backoff_reason(job):
         return PhaseReason.RESTART_BACKOFF, text
     return PhaseReason.PREFLIGHT, preflight.holds(job)
-
-
-def _form_kept(job: JobContext, held: str) -> bool:
-    """Form a world of the replicas that nobody disturbs, while others wait; False: it cannot be.
-
-    They are told at once who is lost, since they may wait for that replica in a sync.
-    """
-    case, nodes = job.incidents.current, job.membership.nodes
-    if not job.spec.replica_nodes or (case is not None and case.terminal):
-        return False
-    kept = [one.node_rank for replica in replicas.going(job) for one in replica.members]
-    size = job.bounds.fit(len(kept))
-    # What a node runs that a new master has only read of is not known before it is back.
-    if size == 0 or any(nodes[rank].hello is None for rank in kept):
-        return False
-    chosen = replicas.seated(job, size, kept_only=True)
-    members = tuple(member for replica in chosen for member in replica.members)
-    _decide(job, Form(size, f"the other replicas go on ({held})"), members, chosen)
-    return True
 
 
 def _waits_for_flush(job: JobContext, members: tuple[Holder, ...]) -> bool:
@@ -183,6 +169,12 @@ def _may_grow(job: JobContext, present: int) -> bool:
         for rank in view.over | view.unreachable
     )
     return present + left < job.bounds.largest
+
+
+def _is_ending(job: JobContext) -> bool:
+    """Return whether the open incident is about to end the job."""
+    case = job.incidents.current
+    return case is not None and bool(case.terminal)
 
 
 def _held(job: JobContext) -> str:
@@ -269,12 +261,9 @@ def _decide(
     """Decide the round's number and write its members down."""
     state = job.state
     number = max(state.round, job.worlds.newest_round_seen) + 1
-    told = tuple(
-        WorldMember(node_rank=m.node_rank, agent_id=m.agent_id, local_world_size=m.local_world_size)
-        for m in members
-    )
+    told = tuple(replicas.as_member(one) for one in members)
     fact = WorldDecided(
-        replicas=replicas.told(job.state, number, chosen),
+        replicas=replicas.told(job, number, chosen),
         group=0,
         round=number,
         members=told,

@@ -138,6 +138,10 @@ class Checks:
         )
         if any(found.master[1].startswith("twin") for found in rounds):
             return
+        if assigned is not None and assigned.replicas:
+            # Replicas step beside each other; a replica that has been given up must not.
+            own = {one.world_hash for one in assigned.replicas}
+            rounds = [found for found in rounds if found.world not in own] + rounds[-1:]
         for older in rounds[:-1]:
             members = older.members.values()
             told = [member for member in members if member.reached and not member.dying]

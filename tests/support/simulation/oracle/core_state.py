@@ -9,6 +9,7 @@ from __future__ import annotations
 from holdfast_master.job.state.goodput import GoodputLedger
 from holdfast_master.job.state.inspection import JobInspection
 from holdfast_master.job.state.phases import ENDED
+from holdfast_master.job.state.world import World
 from holdfast_wire.messages import BudgetKind, JobPhase
 from simulation.oracle.invariants import Broken, require
 
@@ -79,18 +80,8 @@ def _world(job: JobInspection) -> None:
     if world is None:
         return
     ensure(world.round <= state.round, f"round {world.round} is newer than {state.round}")
-    bases = [place.base_rank for place in world.places.values()]
-    sizes = [place.member.local_world_size for place in world.places.values()]
-    ranks = [base + local for base, size in zip(bases, sizes, strict=True) for local in range(size)]
-    if ranks != list(range(world.size)):
-        raise Broken("core", f"ranks {ranks} are not 0 to {world.size - 1}")
-    groups = [place.group_rank for place in world.places.values()]
-    if groups != list(range(len(groups))):
-        raise Broken("core", f"group ranks {groups} are not contiguous")
-    bounds = world.bounds
-    fits = bounds is None or bounds.fit(len(groups)) == len(groups)
-    if not fits:
-        raise Broken("core", f"a world of {len(groups)} nodes does not fit {bounds}")
+    _places(world)
+    _replicas(job, world)
     members = world.places.keys()
     for name in ("started", "stepped", "finished"):
         ensure(getattr(world, name) <= members, f"{name} holds nodes that are no members")
@@ -102,6 +93,44 @@ def _world(job: JobInspection) -> None:
             continue
         excused = rank in world.finished or rank in world.saved
         ensure(excused, f"member {rank} of the running world is not present")
+
+
+def _places(world: World) -> None:
+    """Ranks and group ranks of each world are contiguous: of each replica, where there are some."""
+    for number in {place.replica.number for place in world.places.values()}:
+        places = [one for one in world.places.values() if one.replica.number == number]
+        sizes = [one.member.local_world_size for one in places]
+        ranks = [
+            one.base_rank + local
+            for one, size in zip(places, sizes, strict=True)
+            for local in range(size)
+        ]
+        if ranks != list(range(places[0].size)):
+            raise Broken("core", f"ranks {ranks} are not 0 to {places[0].size - 1}")
+        groups = [one.group_rank for one in places]
+        if groups != list(range(places[0].nodes)):
+            raise Broken("core", f"group ranks {groups} are not contiguous")
+    nodes, bounds = len(world.places), world.bounds
+    fits = bounds is None or bounds.fit(nodes) == nodes
+    if not fits:
+        raise Broken("core", f"a world of {nodes} nodes does not fit {bounds}")
+
+
+def _replicas(job: JobInspection, world: World) -> None:
+    """Replicas are whole, in the order of their numbers, and no number is given again."""
+    numbers = [one.number for one in world.replicas]
+    ensure(numbers == sorted(set(numbers)), f"replicas {numbers} are not in order")
+    ensure(max(numbers, default=0) <= job.state.last_replica, f"replicas {numbers} are too new")
+    nodes = job.state.spec.replica_nodes if job.state.spec else 0
+    whole = all(one.nodes == nodes for one in world.replicas)
+    ensure(whole or not world.replicas, f"a replica of {world.replicas} has not {nodes} nodes")
+    roster, running = job.state.roster, job.worlds.running()
+    if roster is None or running is None or not running.replicas:
+        return
+    lost = {running.places[rank].replica.number for rank in running.disturbed}
+    known = {one.number for one in running.replicas}
+    live = [number for number in roster.replicas if number in known]
+    ensure(not lost & set(live), f"roster {roster.replicas} has a lost replica of {lost}")
 
 
 def _nodes(job: JobInspection) -> None:

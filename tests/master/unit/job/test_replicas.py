@@ -1,0 +1,226 @@
+"""Replicas under local SGD: a loss restarts one of them, and a roster tells the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_wire.messages import (
+    AssignmentMode,
+    HangPolicy,
+    HealthMode,
+    HealthPolicy,
+    OuterRoster,
+    RosterFailed,
+    WorldAssignment,
+)
+from simulation.steered.job import SteeredJob, job_spec
+
+
+def say(job: SteeredJob, rank: int, message: object) -> None:
+    """An agent says something about the round of its processes."""
+    agent = job.agents[rank]
+    agent.report(message, agent.round)
+
+
+def replicated(nodes: int, replica_nodes: int = 1, **changes: object) -> SteeredJob:
+    """A job of replicas that all train and are in one roster."""
+    values = {"replicas": nodes, "min_replicas": replica_nodes, "max_replicas": 2 * nodes}
+    spec = job_spec(replica_nodes=replica_nodes, **(values | changes))
+    job = SteeredJob(spec)
+    job.add_agents(nodes)
+    job.run_until("TRAINING")
+    job.run(1.0)
+    return job
+
+
+def roster(job: SteeredJob) -> OuterRoster:
+    """The newest roster."""
+    found = job.core.inspect().state.roster
+    assert found is not None
+    return found
+
+
+def seats(job: SteeredJob) -> dict[int, list[int]]:
+    """Replica to its node ranks, of the running world."""
+    world = job.core.inspect().worlds.running()
+    assert world is not None, job.tale()
+    return {one.number: list(world.members_of(one)) for one in world.replicas}
+
+
+def rounds_of(job: SteeredJob) -> dict[int, int]:
+    """Node rank to the round of its processes."""
+    return {rank: agent.round for rank, agent in job.agents.items() if agent.alive}
+
+
+def newest_told(job: SteeredJob, rank: int) -> OuterRoster | None:
+    """The newest roster that a node's agent was told."""
+    told = job.agents[rank].rosters
+    return told[-1].roster if told else None
+
+
+def test_replicas_begin_together_in_worlds_of_their_own() -> None:
+    """Two replicas of two nodes: ranks count within a replica, and one roster names both."""
+    job = replicated(4, 2)
+    assert seats(job) == {1: [0, 1], 2: [2, 3]}
+    places = {rank: assigned for _, rank, _, assigned in job.assignments}
+    assert [places[rank].group_rank for rank in range(4)] == [0, 1, 0, 1]
+    assert {one.world_size for one in places.values()} == {2}
+    assert places[0].store_host == places[1].store_host != places[2].store_host
+    assert places[0].world_hash != places[2].world_hash
+    assert (roster(job).epoch, roster(job).replicas) == (1, (1, 2))
+    for rank in range(4):
+        assert newest_told(job, rank) == roster(job)
+
+
+def test_a_crashed_worker_restarts_its_replica_alone() -> None:
+    """The others keep their processes, hear of the loss, and then of the new replica."""
+    job = replicated(4)
+    before = rounds_of(job)
+    job.agents[2].crash_worker()
+    job.run(10.0)
+    after = rounds_of(job)
+    assert {rank for rank in before if before[rank] != after[rank]} == {2}
+    assert seats(job) == {1: [0], 2: [1], 4: [3], 5: [2]}
+    assert roster(job).replicas == (1, 2, 4, 5)
+    told = [one.roster.replicas for one in job.agents[0].rosters if one.roster]
+    assert told == [(1, 2, 3, 4), (1, 2, 4), (1, 2, 4, 5)]
+    assert newest_told(job, 2) == roster(job)
+
+
+def test_survivors_hear_of_a_loss_at_once() -> None:
+    """They may wait for the lost replica in a sync: it is out before anything else is decided."""
+    job = replicated(4)
+    job.agents[1].crash_worker()
+    job.run(0.2)
+    assert newest_told(job, 0) is not None
+    assert 2 not in newest_told(job, 0).replicas  # type: ignore[union-attr]
+
+
+def test_a_lost_node_takes_its_replica_out_and_comes_back_under_a_new_number() -> None:
+    """The other node of the replica waits for a replacement, and is in the new replica."""
+    job = replicated(4, 2)
+    before = rounds_of(job)
+    job.agents[3].crash()
+    job.run(0.5)
+    assert newest_told(job, 0) == roster(job)
+    assert roster(job).replicas == (1,)
+    assert job.is_in("TRAINING")
+    job.run(30.0)
+    assert seats(job) == {1: [0, 1], 3: [2, 3]}
+    assert roster(job).replicas == (1, 3)
+    assert [rounds_of(job)[rank] for rank in (0, 1)] == [before[0], before[1]]
+
+
+def test_two_replicas_lost_at_once_are_out_together_or_one_after_the_other() -> None:
+    """Whoever is left has a roster without both."""
+    job = replicated(6)
+    job.agents[1].crash()
+    job.agents[4].crash_worker()
+    job.run(1.0)
+    assert not {2, 5} & set(roster(job).replicas)
+    assert newest_told(job, 0) == roster(job)
+    job.run(30.0)
+    assert len(roster(job).replicas) == 6
+
+
+def test_a_master_that_dies_leaves_replicas_alone() -> None:
+    """The next one goes on with the same replicas and the same epoch."""
+    job = replicated(4)
+    before, known = rounds_of(job), roster(job)
+    job.kill_master(2.0)
+    job.run(20.0)
+    assert rounds_of(job) == before
+    assert roster(job) == known
+    assert job.is_in("TRAINING")
+
+
+def test_a_replica_that_is_lost_while_no_master_lives_is_replaced_by_the_next() -> None:
+    """Only its processes are started anew, and its number is not given again."""
+    job = replicated(4)
+    before = rounds_of(job)
+    job.kill_master(3.0)
+    job.agents[2].crash_worker()
+    job.run(25.0)
+    after = rounds_of(job)
+    assert {rank for rank in before if before[rank] != after[rank]} == {2}
+    assert roster(job).replicas == (1, 2, 4, 5)
+
+
+def test_replicas_come_and_go_with_the_wanted_number() -> None:
+    """4 to 2 to 6: nobody who stays is restarted."""
+    job = replicated(4, max_replicas=8)
+    before = rounds_of(job)
+    job.change(replicas=2)
+    job.run(20.0)
+    assert roster(job).replicas == (1, 2)
+    job.change(replicas=6)
+    job.run(40.0)
+    assert len(roster(job).replicas) == 6
+    assert [rounds_of(job)[rank] for rank in (0, 1)] == [before[0], before[1]]
+
+
+def test_a_drained_node_leaves_without_a_barrier() -> None:
+    """The others are told to go on without it; nobody stops."""
+    job = replicated(3)
+    before = rounds_of(job)
+    job.evict(1)
+    job.run(1.0)
+    assert 2 not in roster(job).replicas
+    job.run(20.0)
+    assert [rounds_of(job)[rank] for rank in (0, 2)] == [before[0], before[2]]
+
+
+def test_a_roster_whose_members_could_not_meet_is_made_anew_in_another_store() -> None:
+    """A group that fails to form is tried again only in another epoch."""
+    job = replicated(3)
+    known = roster(job)
+    say(job, 0, RosterFailed(epoch=known.epoch))
+    job.run(0.2)
+    assert roster(job).epoch == known.epoch + 1
+    assert roster(job).replicas == known.replicas
+    assert roster(job).store_host != known.store_host
+    say(job, 1, RosterFailed(epoch=known.epoch))
+    job.run(0.2)
+    assert roster(job).epoch == known.epoch + 1
+
+
+def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
+    """Its steps stand still behind those of the others, which wait for it in a sync."""
+    job = replicated(3, health=HealthPolicy(hang=HangPolicy(mode=HealthMode.ACT, min_seconds=300)))
+    before = rounds_of(job)
+    _stands(job, 1)
+    job.run(3.0)
+    for rank in (0, 2):
+        _stands(job, rank)
+    job.run(45.0)
+    assert "ReplicaFrozen" in job.reasons()
+    assert [rounds_of(job)[rank] for rank in (0, 2)] == [before[0], before[2]]
+    assert rounds_of(job)[1] != before[1]
+
+
+def _stands(job: SteeredJob, rank: int) -> None:
+    """The processes of a node complete no further step."""
+    current = job.agents[rank].workers.current
+    assert current is not None
+    assert current.physics is not None
+    job.training.hang(current.physics, current.assignment.group_rank, stuck=True)
+
+
+def test_the_end_of_all_replicas_ends_the_job_well() -> None:
+    """Each replica's processes end with exit code 0; the last ones need no other roster."""
+    job = replicated(3)
+    epoch = roster(job).epoch
+    job.training.retarget(job.training.best + 20)
+    job.run_until("SUCCEEDED")
+    assert roster(job).epoch == epoch
+
+
+@pytest.mark.parametrize("replica_nodes", [0, 1])
+def test_no_roster_is_told_where_there_are_no_replicas(replica_nodes: int) -> None:
+    """A job without replicas has one world, as ever."""
+    job = SteeredJob(job_spec(replicas=2, replica_nodes=replica_nodes, min_replicas=1))
+    job.add_agents(2)
+    job.run_until("TRAINING")
+    job.run(2.0)
+    modes = [m.mode for _, m in job.sent if isinstance(m, WorldAssignment)]
+    assert (AssignmentMode.RECONFIGURE in modes) is (replica_nodes > 0)

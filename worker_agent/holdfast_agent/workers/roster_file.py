@@ -1,0 +1,122 @@
+"""The roster of replicas, as the ranks of this node read it, and what they say of it.
+
+Belongs here: the roster's file, which is replaced whole; the files by which ranks say that they are
+ready, or could not meet. Does not belong here: who is in a roster (the master decides), and what
+ranks do then (`holdfast.local_sgd.members`). A change of the roster ends no process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast_agent.policies import roster_text
+from holdfast_wire.messages import OuterRoster, ReplicaReady, RosterFailed, WorldAssignment
+
+log: Final = logging.getLogger(__name__)
+FAST_SECONDS: Final = 0.02
+"""Between two looks for ranks that are not ready yet, s: the others wait for them, or step."""
+SLOW_SECONDS: Final = 0.5
+"""Between two looks for ranks that could not meet, s: they have waited for many seconds."""
+
+
+class RosterFile:
+    """Rosters for the ranks of the newest round here; idle where the job has no replicas."""
+
+    def __init__(self, folder: Path, report: Callable[[Any, int], None]) -> None:
+        """Start without a replica.
+
+        Args:
+            folder: Exists while the agent lives.
+            report: Sends (message, round) to the master.
+        """
+        self._folder, self._report = folder, report
+        self._assignment = WorldAssignment()
+        self._round = 0
+        self._roster: OuterRoster | None = None
+        self._written = 0
+        """Epoch of the file; 0: there is none."""
+        self._ready = False
+        self._unmet = 0
+        """Newest epoch that was reported as one whose members could not meet."""
+        self._changed = asyncio.Event()
+
+    @property
+    def path(self) -> Path:
+        """File of the replica's rosters; its number is never given again, nor is the file."""
+        return self._folder / f"roster-{self._assignment.replica}"
+
+    def begin(self, round_number: int, assignment: WorldAssignment) -> None:
+        """Follow the replica of a new round; its ranks start without a roster, or with this one."""
+        self._assignment, self._round = assignment, round_number
+        self._roster, self._written, self._ready = assignment.roster, 0, False
+        self._changed.set()
+
+    def take(self, assignment: WorldAssignment, round_number: int) -> str:
+        """Take a newer roster for the ranks of a round; return why not, empty: taken."""
+        roster = assignment.roster
+        if roster is None or assignment.replica != self._assignment.replica:
+            return f"replica {assignment.replica} does not run here"
+        if round_number != self._round:
+            return f"round {round_number} does not run here"
+        if self._roster is not None and roster.epoch <= self._roster.epoch:
+            return f"epoch {roster.epoch} is not newer than {self._roster.epoch}"
+        self._roster = roster
+        self._changed.set()
+        return ""
+
+    async def run(self) -> None:
+        """Write rosters, and look at what ranks say, until cancelled."""
+        while True:
+            if not self._assignment.replica:
+                await self._changed.wait()
+            self._changed.clear()
+            await self._look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SLOW_SECONDS if self._ready else FAST_SECONDS):
+                    await self._changed.wait()
+
+    async def _look(self) -> None:
+        assignment, roster, number = self._assignment, self._roster, self._round
+        path = self.path
+        if roster is not None and roster.epoch > self._written:
+            await asyncio.to_thread(_replace, path, roster)
+            if number == self._round:
+                self._written = roster.epoch
+        ranks = range(assignment.base_rank, assignment.base_rank + assignment.local_world_size)
+        ready, unmet = await asyncio.to_thread(_said, path, assignment.replica, ranks)
+        if number != self._round:
+            return
+        if ready and not self._ready:
+            self._ready = True
+            self._report(ReplicaReady(replica=assignment.replica), number)
+        if roster is not None and unmet == roster.epoch > self._unmet:
+            self._unmet = unmet
+            self._report(RosterFailed(epoch=unmet), number)
+
+
+def _replace(path: Path, roster: OuterRoster) -> None:
+    """Replace the file whole: a rank reads the old roster or the new one. Blocks."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(roster_text.write(roster), encoding="utf-8")
+    fresh.replace(path)
+
+
+def _said(path: Path, replica: int, ranks: range) -> tuple[bool, int]:
+    """Return whether all ranks are ready, and the newest epoch that one could not meet in."""
+    ready = all(Path(f"{path}.ready-{replica}-{rank}").exists() for rank in ranks)
+    unmet = (_epoch(Path(f"{path}.unmet-{replica}-{rank}")) for rank in ranks)
+    return ready, max(unmet, default=0)
+
+
+def _epoch(path: Path) -> int:
+    """Return the epoch that a rank wrote; 0: none, or it is being written."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0
