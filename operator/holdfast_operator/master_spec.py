@@ -28,6 +28,7 @@ def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
         min_replicas=size.least,
         max_replicas=size.most,
         node_unit=spec.node_unit,
+        replica_nodes=spec.replica_nodes,
         standbys=spec.standbys,
         success_policy=spec.success_policy,
         join_window_seconds=float(spec.join_window_s),

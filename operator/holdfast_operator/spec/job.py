@@ -132,6 +132,8 @@ class JobSpec:
     min_replicas: int | None
     max_replicas: int | None
     node_unit: int
+    replica_nodes: int
+    """Workers of one replica under local SGD; 0: all workers are one world."""
     nproc_per_node: int | str
     """A number, or auto, gpu, cpu."""
     standbys: int
@@ -175,6 +177,11 @@ class JobSpec:
         )
 
     @property
+    def unit(self) -> int:
+        """The active world is a multiple of so many workers."""
+        return max(self.node_unit, self.replica_nodes)
+
+    @property
     def worker_pods(self) -> int:
         """Number of worker pods that should exist: replicas and standbys."""
         return self.replicas + self.standbys
@@ -189,6 +196,7 @@ class JobSpec:
             min_replicas=spec.get("minReplicas"),
             max_replicas=spec.get("maxReplicas"),
             node_unit=spec["nodeUnit"],
+            replica_nodes=spec["localSGD"]["replicaNodes"] if "localSGD" in spec else 0,
             nproc_per_node=spec["nprocPerNode"],
             standbys=spec["worker"]["standbys"],
             suspend=spec["suspend"],

@@ -198,9 +198,9 @@ def _under_way(situation: Situation) -> Iterator[str]:
 
 
 def _expected(situation: Situation) -> int:
-    """Return the workers of a whole world: those beyond a multiple of nodeUnit are standbys."""
+    """Return the workers of a whole world: those beyond a multiple of its unit are standbys."""
     spec = situation.job.spec
-    return spec.replicas - spec.replicas % spec.node_unit
+    return spec.replicas - spec.replicas % spec.unit
 
 
 def _is_coming(situation: Situation, slot: PodSlot) -> bool:

@@ -96,8 +96,8 @@ def _form(job: JobContext, verdict: Form) -> None:
 def _held_back(job: JobContext) -> tuple[str, str]:
     """Return the reason why no world is formed from the candidates now, and its text; or none.
 
-    Where replicas go on nothing is waited for: they may wait for the lost one in a sync, and whoever
-    comes later costs them nothing.
+    Where replicas go on nothing is waited for: they may wait for the lost one in a sync, and
+    whoever comes later costs them nothing.
     """
     kept = [one.node_rank for replica in replicas.going(job) for one in replica.members]
     known = all(job.membership.nodes[rank].hello is not None for rank in kept)

@@ -124,7 +124,13 @@ def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
     assert set(told) == {field.name for field in dataclasses.fields(MasterSpec)}
     assert told["active_deadline_seconds"] == 0.0
     unset = {name for name, value in told.items() if value in (0, (), False)}
-    assert unset == {"standbys", "failure_rules", "active_deadline_seconds", "suspend"}
+    assert unset == {
+        "standbys",
+        "failure_rules",
+        "active_deadline_seconds",
+        "suspend",
+        "replica_nodes",
+    }
     auto = read(job()).spec.checkpoint.intervals
     assert by_tier(auto) == dict.fromkeys(TIERS, 0), "0 is Auto: the master computes it"
     policy = job(checkpoint__storage={"keepLast": 7, "keepEverySteps": 500})
