@@ -33,6 +33,7 @@ FACTS = (
     "NodeJudged",
     "NodeMarked",
     "NodeStruck",
+    "OuterRoster",
     "PhaseChanged",
     "ReferencesLearned",
     "ScheduleConfirmed",

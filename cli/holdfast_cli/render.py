@@ -33,6 +33,8 @@ from holdfast_wire.tiers import word
 ASSUMED = "assumed where no rank reports steps: the time since a guessed first step, or the start"
 """Note beside a goodput that is a guess."""
 _UNKEPT = "told only while the job runs"
+_SHOWN = 20
+"""Replicas that a status names."""
 _KILO = 1000.0
 _MINUTE = 60.0
 _HOUR = 3600.0
@@ -159,20 +161,35 @@ def status_table(status: JobStatus, unkept: Collection[str] = ()) -> str:
         ("Running for", duration(status.job_seconds)),
     ]
     rows += [(word(one.tier).capitalize(), _interval(one)) for one in status.checkpoint_intervals]
+    if status.outer_replicas:
+        rows.append(("Synchronise", _roster(status)))
     if status.excluded_nodes:
         rows.append(("Excluded", ", ".join(status.excluded_nodes)))
     known = ((name, _UNKEPT if name in unkept else text) for name, text in rows)
     return "\n".join(f"{name + ':':<13}{clean(text)}" for name, text in known)
 
 
+def _roster(status: JobStatus) -> str:
+    """Return the replicas that synchronise under local SGD."""
+    numbers = status.outer_replicas
+    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    named = ", ".join(map(str, numbers[:_SHOWN]))
+    word = "replica" if len(numbers) == 1 else "replicas"
+    return f"{word} {named}{more}, since epoch {status.outer_epoch}"
+
+
 def nodes_table(nodes: Sequence[NodeInfo]) -> str:
     """Return `holdfast nodes`: a node a line; with verdicts, where nodes were checked."""
     header = ("NODE", "STATE", "RANKS", "STEP", "STEP TIME", "HOST", "AGENT PID", "SILENT")
     rows = [_node_row(node) for node in nodes]
-    if not any(node.preflight for node in nodes):
-        return columns(header, rows)
-    checked = [(*row, node.preflight or "-") for row, node in zip(rows, nodes, strict=True)]
-    return columns((*header, "CHECK"), checked)
+    if any(node.replica for node in nodes):
+        header = (*header, "REPLICA")
+        numbers = (str(node.replica or "-") for node in nodes)
+        rows = [(*row, number) for row, number in zip(rows, numbers, strict=True)]
+    if any(node.preflight for node in nodes):
+        header = (*header, "CHECK")
+        rows = [(*row, node.preflight or "-") for row, node in zip(rows, nodes, strict=True)]
+    return columns(header, rows)
 
 
 def history_table(history: Sequence[HostHistory]) -> str:

@@ -91,6 +91,18 @@ def test_columns_align_and_end_without_blanks() -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_replicas_are_shown_where_a_job_has_some() -> None:
+    """Who synchronises in the status, and each node's replica in the table of nodes."""
+    status = JobStatus(name="j", outer_replicas=(1, 3), outer_epoch=4)
+    assert "Synchronise: replicas 1, 3, since epoch 4" in render.status_table(status)
+    assert "Synchronise" not in render.status_table(JobStatus(name="j"))
+    header, first, second = render.nodes_table(
+        [NodeInfo(node_rank=0, replica=3), NodeInfo(node_rank=1)]
+    ).splitlines()
+    assert header.endswith("REPLICA")
+    assert (first.split()[-1], second.split()[-1]) == ("3", "-")
+
+
 def test_nodes_table_shows_verdicts_once_a_node_was_checked() -> None:
     """Jobs that check nobody have no column for it."""
     nodes = [NodeInfo(node_rank=0, preflight="slow"), NodeInfo(node_rank=1)]

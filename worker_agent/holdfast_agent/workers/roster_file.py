@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast_agent.policies import roster_text
+from holdfast_wire import keys
 from holdfast_wire.messages import OuterRoster, ReplicaReady, RosterFailed, WorldAssignment
 
 log: Final = logging.getLogger(__name__)
@@ -27,11 +28,11 @@ SLOW_SECONDS: Final = 0.5
 class RosterFile:
     """Rosters for the ranks of the newest round here; idle where the job has no replicas."""
 
-    def __init__(self, folder: Path, report: Callable[[Any, int], None]) -> None:
+    def __init__(self, folder: Callable[[], Path], report: Callable[[Any, int], None]) -> None:
         """Start without a replica.
 
         Args:
-            folder: Exists while the agent lives.
+            folder: Returns a folder that exists while the agent lives.
             report: Sends (message, round) to the master.
         """
         self._folder, self._report = folder, report
@@ -48,13 +49,19 @@ class RosterFile:
     @property
     def path(self) -> Path:
         """File of the replica's rosters; its number is never given again, nor is the file."""
-        return self._folder / f"roster-{self._assignment.replica}"
+        return self._folder() / f"roster-{self._assignment.replica}"
 
-    def begin(self, round_number: int, assignment: WorldAssignment) -> None:
-        """Follow the replica of a new round; its ranks start without a roster, or with this one."""
+    def begin(self, round_number: int, assignment: WorldAssignment) -> dict[str, str]:
+        """Follow the replica of a new round; return the variables that its ranks find rosters by.
+
+        None: the job is one world.
+        """
         self._assignment, self._round = assignment, round_number
         self._roster, self._written, self._ready = assignment.roster, 0, False
         self._changed.set()
+        if not assignment.replica:
+            return {}
+        return {keys.ENV_ROSTER: str(self.path), keys.ENV_REPLICA: str(assignment.replica)}
 
     def take(self, assignment: WorldAssignment, round_number: int) -> str:
         """Take a newer roster for the ranks of a round; return why not, empty: taken."""

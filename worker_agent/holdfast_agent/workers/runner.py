@@ -53,7 +53,7 @@ class RoundRunner:
         self._tools = tools
         self._report, self._renew_lease = report, renew_lease
         self.exits = ExitReporter(report)
-        self.rosters = RosterFile(tools.logs.scratch, report)
+        self.rosters = RosterFile(lambda: tools.logs.scratch, report)
         self.phase = RoundPhase.IDLE
         self.current: Round | None = None
         self.pending: PendingAssignment | None = None
@@ -90,7 +90,7 @@ class RoundRunner:
         """Kill the running round, and start round `number` as soon as it is dead."""
         sizes = range(assignment.local_world_size)
         inherited = self._tools.inherited
-        self.rosters.begin(number, assignment)
+        roster = self.rosters.begin(number, assignment)
         envs = {
             rank: {
                 **torchrun_environment.environment(
@@ -100,7 +100,7 @@ class RoundRunner:
                 keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
                 keys.ENV_SCHEDULE: torchrun_environment.schedule(assignment),
                 **torchrun_environment.checkpoint(assignment),
-                **torchrun_environment.replica(assignment, self.rosters.path),
+                **roster,
             }
             for rank in sizes
         }

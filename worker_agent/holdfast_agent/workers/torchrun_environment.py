@@ -7,7 +7,6 @@ of the error file; the zygote adds page, round and thread counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from string import Template
 
 from holdfast_agent.config.launch import Launch
@@ -78,16 +77,6 @@ def checkpoint(assignment: WorldAssignment) -> dict[str, str]:
     if assignment.checkpoint is None:
         return {}
     return {keys.ENV_CHECKPOINT: to_json(assignment.checkpoint)}
-
-
-def replica(assignment: WorldAssignment, roster: Path) -> dict[str, str]:
-    """Return the variables of a rank that is in a replica; none: the job is one world.
-
-    roster: the file of the replica's rosters.
-    """
-    if not assignment.replica:
-        return {}
-    return {keys.ENV_ROSTER: str(roster), keys.ENV_REPLICA: str(assignment.replica)}
 
 
 def arguments(launch: Launch, local_rank: int) -> tuple[ScriptMode, tuple[str, ...]]:

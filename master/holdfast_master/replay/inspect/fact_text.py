@@ -43,6 +43,7 @@ from holdfast_wire.messages import (
     NodeGone,
     NodeJoined,
     NodeMarked,
+    OuterRoster,
     PhaseChanged,
     PodListDone,
     PodObservation,
@@ -146,7 +147,19 @@ def _decided(fact: WorldDecided) -> str:
     ranks = ",".join(str(member.node_rank) for member in fact.members)
     store = f", store {fact.store_host}:{fact.store_port}" if fact.store_port else ", no store yet"
     nodes = verb(len(fact.members), "node", "nodes")
-    return f"round {fact.round} of {nodes} {ranks}{store}: {fact.reason}"
+    replicas = _seats(fact) if fact.replicas else ""
+    return f"round {fact.round} of {nodes} {ranks}{store}{replicas}: {fact.reason}"
+
+
+def _seats(fact: WorldDecided) -> str:
+    """Return each replica with the round of its processes and its number of nodes."""
+    parts = (f"{one.number} (round {one.round}, {one.nodes})" for one in fact.replicas)
+    return f", replicas {', '.join(parts)}"
+
+
+def _roster(fact: OuterRoster) -> str:
+    numbers = ", ".join(map(str, fact.replicas))
+    return f"epoch {fact.epoch}: replicas {numbers}, store {fact.store_host}:{fact.store_port}"
 
 
 def _incident(fact: Incident) -> str:
@@ -206,6 +219,7 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     StopRequested: _stop,
     CheckpointCommitted: _checkpoint,
     ScheduleConfirmed: _schedule,
+    OuterRoster: _roster,
     JobFolded: lambda fact: f"state of epoch {fact.epoch}" if fact.first else "more of the state",
 }
 

@@ -102,6 +102,13 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
     )
 
 
+def test_nodes_of_a_replica_are_told_and_make_the_unit() -> None:
+    """A world of whole replicas; workers beyond are standbys."""
+    spec = read(job(replicas=4, localSGD={"replicaNodes": 2})).spec
+    assert master_spec(spec, 1).replica_nodes == 2
+    assert spec.unit == 2
+
+
 def test_a_rule_for_another_container_matches_no_training_process() -> None:
     """It keeps its place, so that reasons name the numbers that the file has."""
     codes = {"operator": "In", "values": [7]}

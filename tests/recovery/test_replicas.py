@@ -1,0 +1,123 @@
+"""Local SGD on real processes: a replica that is killed is restarted alone, the others train on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.local_job import RunningJob, StartJob
+
+pytestmark = [pytest.mark.train, pytest.mark.deadline]
+
+
+def start(start_job: StartJob, tmp_path: Path, *flags: str, replicas: int = 3) -> RunningJob:
+    """Start the example, a worker of two ranks for each replica, and wait until all train."""
+    script = [
+        "examples/with_local_sgd/train_elastic.py",
+        f"--checkpoint-dir={tmp_path / 'checkpoints'}",
+        "--pause=0.05",
+        *flags,
+    ]
+    job = start_job(
+        script=script,
+        replicas=replicas,
+        minReplicas=1,
+        maxReplicas=6,
+        localSGD={"replicaNodes": 1},
+    )
+    job.wait_for("all replicas in a roster", lambda: len(job.status().outer_replicas) == replicas)
+    job.wait_step(10)
+    return job
+
+
+def pids_of(job: RunningJob) -> dict[int, list[int]]:
+    """Return the pids of each node's ranks."""
+    return {rank: [one.pid for one in node.ranks] for rank, node in job.nodes().items()}
+
+
+def steps_of(job: RunningJob) -> dict[int, int]:
+    """Return the newest step of each node's slowest rank."""
+    return {
+        rank: min([one.step for one in node.ranks], default=0) for rank, node in job.nodes().items()
+    }
+
+
+def until_roster(job: RunningJob, epoch: int, size: int) -> tuple[int, ...]:
+    """Wait for a roster newer than an epoch, of so many replicas, and return their numbers."""
+
+    def there() -> tuple[int, ...]:
+        status = job.status()
+        found = status.outer_epoch > epoch and len(status.outer_replicas) == size
+        return status.outer_replicas if found else ()
+
+    return job.wait_for(f"a roster of {size} after epoch {epoch}", there)
+
+
+def test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """A worker, then an agent, then the master at drawn instants: survivors keep pids and steps.
+
+    Each lost replica comes back under a new number, with the others' step.
+    """
+    seed = random.randrange(10_000)
+    luck = random.Random(seed)
+    job = start(start_job, tmp_path, "--steps=700")
+    before, epoch = pids_of(job), job.status().outer_epoch
+    time.sleep(luck.uniform(0, 0.5))
+    os.kill(luck.choice(before[1]), signal.SIGKILL)
+    assert len(until_roster(job, epoch, 3)) == 3
+    job.wait_for("node 1 to step", lambda: steps_of(job)[1] > 10)
+    epoch = job.status().outer_epoch
+    time.sleep(luck.uniform(0, 0.5))
+    os.kill(job.agent_pid(2), signal.SIGKILL)
+    until_roster(job, epoch, 3)
+    joined = steps_of(job)
+    epoch = job.status().outer_epoch
+    time.sleep(luck.uniform(0, 0.5))
+    job.kill_master()
+    job.wait_for("the master of the next epoch", lambda: job.status().epoch > 1)
+    after = pids_of(job)
+    assert after[0] == before[0], f"seed {seed}: {job.evidence()}"
+    assert after[1] != before[1]
+    assert joined[0] > 10
+    assert job.status().outer_epoch == epoch, f"seed {seed}: {job.evidence()}"
+    assert job.finish() == 0, f"seed {seed}: {job.evidence()}"
+    assert "validation loss" in job.output
+    assert "Traceback" not in job.output, f"seed {seed}"
+
+
+def test_replicas_follow_the_wanted_number_without_a_restart(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """3 to 2 to 4 by `holdfast scale`: who stays keeps its processes."""
+    job = start(start_job, tmp_path, "--steps=500")
+    before, epoch = pids_of(job), job.status().outer_epoch
+    assert job.cli("scale", job.name, "2").returncode == 0
+    until_roster(job, epoch, 2)
+    epoch = job.status().outer_epoch
+    assert job.cli("scale", job.name, "4").returncode == 0
+    until_roster(job, epoch, 4)
+    after = pids_of(job)
+    assert [after[0], after[1]] == [before[0], before[1]], job.evidence()
+    assert job.finish() == 0, job.evidence()
+
+
+def test_a_frozen_rank_is_put_out_and_its_replica_is_restarted(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """SIGSTOP of one rank: the others wait in a sync until the master finds who keeps them."""
+    job = start(start_job, tmp_path, "--steps=400", "--interval=5", replicas=2)
+    before, epoch = pids_of(job), job.status().outer_epoch
+    os.kill(before[1][0], signal.SIGSTOP)
+    try:
+        until_roster(job, epoch, 1)
+    finally:
+        os.kill(before[1][0], signal.SIGCONT)
+    assert pids_of(job)[0] == before[0], job.evidence()
+    assert job.finish() == 0, job.evidence()
