@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast_master.job.incidents import incidents
+from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.world import World
@@ -28,8 +29,9 @@ STEPS: Final = 20.0
 _WORK: Final = frozenset({RankSection.EVAL, RankSection.CHECKPOINT})
 
 
-def look(job: JobContext, world: World, settings: HangPolicy) -> None:
+def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
     """Look whether a replica of the newest roster keeps the others waiting, or all stand still."""
+    _take_in(job, world)
     roster = job.state.roster
     known = roster.replicas if roster is not None else ()
     members = [one for one in world.replicas if one.number in known]
@@ -38,14 +40,35 @@ def look(job: JobContext, world: World, settings: HangPolicy) -> None:
         return
     usual = STEPS * world.step_seconds
     found = policy.frozen(paces, max(LEAST_SECONDS, usual))
-    longest = max(settings.min_seconds, settings.step_time_factor * world.step_seconds)
-    if found is None:
-        found = policy.all_still(paces, longest)
-    if found is not None and found.number not in job.worlds.told_frozen:
-        job.worlds.told_frozen.add(found.number)
+    if found is not None:
+        job.worlds.frozen[found.number] = min(one.step for one in paces)
         _respond(job, world, settings, found)
-    elif found is None:
-        job.worlds.told_frozen.clear()
+    elif settings is not None:
+        longest = max(settings.min_seconds, settings.step_time_factor * world.step_seconds)
+        _look_at_all(job, world, settings, policy.all_still(paces, longest))
+
+
+def _take_in(job: JobContext, world: World) -> None:
+    """Have replicas in the roster again that were out of it and have stepped since."""
+    frozen = job.worlds.frozen
+    for replica in world.replicas:
+        if replica.number not in frozen:
+            continue
+        pace = _pace(job, world, replica)
+        if pace is not None and pace.step > frozen[replica.number]:
+            del frozen[replica.number]
+            job.touch(Change.REPLICA_READY)
+
+
+def _look_at_all(
+    job: JobContext, world: World, settings: HangPolicy, found: FrozenReplica | None
+) -> None:
+    """Answer once where no replica of the roster makes progress."""
+    if found is None:
+        job.worlds.frozen.pop(0, None)
+    elif 0 not in job.worlds.frozen:
+        job.worlds.frozen[0] = 0
+        _respond(job, world, settings, found)
 
 
 def _pace(job: JobContext, world: World, replica: WorldReplica) -> Pace | None:
@@ -75,15 +98,19 @@ def _ranks(
             yield item.step, item.since_step_seconds + age, item.section in _WORK
 
 
-def _respond(job: JobContext, world: World, settings: HangPolicy, found: FrozenReplica) -> None:
-    acts = settings.mode is HealthMode.ACT and job.state.stop is None and not job.spec.suspend
-    does = "it is restarted" if acts else "spec.health.hang.mode is Report: it is left alone"
-    text = f"{found.reason}; {does}"
-    nodes = [
-        rank for rank, place in world.places.items() if found.number in (0, place.replica.number)
-    ]
+def _respond(
+    job: JobContext, world: World, settings: HangPolicy | None, found: FrozenReplica
+) -> None:
+    """Put a replica out of the roster, and restart it where the spec has hangs acted on."""
+    ends = job.state.stop is not None or job.spec.suspend
+    acts = settings is not None and settings.mode is HealthMode.ACT and not ends
+    left = "it is left alone" if found.number == 0 else "the others go on without it until it steps"
+    text = f"{found.reason}; {'it is restarted' if acts else left}"
+    places = world.places.items()
+    nodes = [rank for rank, place in places if found.number in (0, place.replica.number)]
     one = nodes[0] if len(nodes) == 1 else None
     job.out.event(EventReason.REPLICA_FROZEN, text, Warn, node=one)
+    job.touch(Change.REPLICA_READY)
     if not acts:
         return
     for rank in nodes:

@@ -56,10 +56,10 @@ def due(job: JobContext) -> None:
         return  # the next assignment begins anew
     job.timers.set(Timer.HANG, job.now + LOOK_SECONDS)
     policy = job.hang_policy
-    if policy is None:
-        return
     if world.replicas:
         frozen_replicas.look(job, world, policy)
+        return
+    if policy is None:
         return
     job.health.begin(world.round)
     _look(job, world, policy)

@@ -55,7 +55,7 @@ class Change(enum.StrEnum):
     JOIN_WINDOW_DUE = "the join window is over"
     GROWTH_DUE = "the time to weigh a larger world has come"
     COMMIT_DUE = "the time for a commit is over"
-    REPLICA_READY = "the ranks of a node wait to be named in a roster"
+    REPLICA_READY = "other replicas can be in a roster"
     ROSTER_FAILED = "replicas of a roster could not meet"
     ROSTER_DUE = "the time for another roster has come"
     FLUSH_DUE = "the time for a flush is over"

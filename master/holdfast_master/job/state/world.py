@@ -336,8 +336,8 @@ class Worlds:
     ready_since: float | None = None
     """Time since which a replica is ready while the newest roster has none that is; None: it has,
     or none is."""
-    told_frozen: set[int] = dataclasses.field(default_factory=set)
-    """Numbers of replicas that were said to keep others waiting; 0: all stand still."""
+    frozen: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Number of a replica that keeps others waiting to its step; 0: all stand still."""
     parted: dict[int, float] = dataclasses.field(default_factory=dict)
     """Number of a replica to the time at which all its ranks had ended well."""
 

@@ -80,7 +80,8 @@ def _standings(job: JobContext, world: World) -> Iterator[Standing]:
         ranks = world.members_of(replica)
         nodes = [job.membership.nodes.get(rank) for rank in ranks]
         said = all(node is not None and node.ready_replica == replica.number for node in nodes)
-        intact = replica.number in going and not _has_parted(job, world, replica)
+        intact = replica.number in going and replica.number not in job.worlds.frozen
+        intact = intact and not _has_parted(job, world, replica)
         yield Standing(replica.number, intact, said or replica.number in known)
 
 

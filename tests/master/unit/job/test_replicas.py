@@ -198,12 +198,29 @@ def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
     assert rounds_of(job)[1] != before[1]
 
 
-def _stands(job: SteeredJob, rank: int) -> None:
-    """The processes of a node complete no further step."""
+def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
+    """Where hangs are only reported, nobody is restarted; the others go on without it meanwhile."""
+    job = replicated(3)
+    before = rounds_of(job)
+    _stands(job, 1)
+    job.run(3.0)
+    for rank in (0, 2):
+        _stands(job, rank)
+    job.run(35.0)
+    assert roster(job).replicas == (1, 3)
+    for rank in range(3):
+        _stands(job, rank, stuck=False)
+    job.run(5.0)
+    assert roster(job).replicas == (1, 2, 3)
+    assert rounds_of(job) == before
+
+
+def _stands(job: SteeredJob, rank: int, *, stuck: bool = True) -> None:
+    """The processes of a node complete no further step, or go on."""
     current = job.agents[rank].workers.current
     assert current is not None
     assert current.physics is not None
-    job.training.hang(current.physics, current.assignment.group_rank, stuck=True)
+    job.training.hang(current.physics, current.assignment.group_rank, stuck=stuck)
 
 
 def test_the_end_of_all_replicas_ends_the_job_well() -> None:

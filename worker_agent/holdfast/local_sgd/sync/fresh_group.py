@@ -180,10 +180,15 @@ def _enter(group: Any, rank: int) -> None:
 
 def _set_timeout(group: Any, seconds: float) -> None:
     """Set the deadline of collectives; that of connecting is shorter."""
+    import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    set_timeout: Any = c10d._set_pg_timeout  # noqa: SLF001 - as above
-    set_timeout(timedelta(seconds=seconds), group)
+    limit, public = timedelta(seconds=seconds), getattr(dist, "set_timeout", None)
+    if public is not None:
+        public(limit, group)
+        return
+    private: Any = c10d._set_pg_timeout  # noqa: SLF001 - torch before 2.15 has no other
+    private(limit, group)
 
 
 def _not_connected(name: str, rank: int, size: int, error: Exception) -> SyncError:
