@@ -5,48 +5,17 @@ Each test draws its seed, and names it where it fails.
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections import defaultdict
 from typing import Any
 
 import pytest
 
-from local_sgd import elastic_jobs
+from local_sgd.elastic_runs import run, start
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
 Lines = list[dict[str, Any]]
-
-
-def start(**scenario: Any) -> subprocess.CompletedProcess[str]:
-    """Run a scenario to its end, good or bad."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
-    return subprocess.run(
-        [sys.executable, elastic_jobs.__file__, json.dumps(scenario)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env=environment,
-    )
-
-
-def run(**scenario: Any) -> dict[str, Any]:
-    """Return what the control plane did, and what each rank wrote down."""
-    ended = start(**scenario)
-    assert ended.returncode == 0, f"{scenario}: {ended.stderr[-5000:]}"
-    told: dict[str, Any] = json.loads(ended.stdout)
-    return told
 
 
 def steps_of(lines: Lines) -> Lines:
@@ -69,6 +38,22 @@ def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
                 digests[line["round"], name.split()[1]].add(line["digest"])
     assert len(digests) >= least
     assert {at: len(found) for at, found in digests.items() if len(found) > 1} == {}, why
+
+
+def check_own_state(told: dict[str, Any], joiner: int, why: str, *, buffers: bool = True) -> None:
+    """Hold what a joiner began with to moments and buffers that others have had at that step."""
+    shards = [name for name in told["ranks"] if name.split()[0] == str(joiner)]
+    for name in shards:
+        (begun,) = [line for line in told["ranks"][name] if "begins with" in line]
+        others = [
+            line["state"]
+            for other, lines in told["ranks"].items()
+            if other.split()[1] == name.split()[1] and other != name
+            for line in steps_of(lines)
+            if line["step"] == begun["at"]
+        ]
+        for number, one in enumerate(begun["begins with"][: None if buffers else -1]):
+            assert one in {state[number] for state in others}, f"unit {number}: {why}"
 
 
 def ends(told: dict[str, Any]) -> list[float]:
@@ -115,6 +100,7 @@ def test_shards_of_a_replica_change_members_together() -> None:
         (both,) = [line for line in told["ranks"][f"{replica} 0"] if "saved" in line]
         assert both["loaded"] == both["saved"], f"seed {seed}"
         assert both["start"] == both["saved"][2] > 0
+    check_own_state(told, 3, f"seed {seed}: {told['done']}")
     first = steps_of(told["ranks"]["3 0"])[0]
     old = steps_of(told["ranks"][f"{told['members'][0]} 0"])
     twin = next(line for line in old if line["step"] == first["step"])
@@ -130,6 +116,7 @@ def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
         scenario="campaign", kind="ddp", replicas=3, shards=2, events=["kill", "join"], seed=seed
     )
     check_kept(told, f"seed {seed}: {told['done']}")
+    check_own_state(told, 3, f"seed {seed}: {told['done']}")
     for lines in told["ranks"].values():
         assert max(line["off"] for line in steps_of(lines)) < 1e-6, f"seed {seed}"
 
@@ -138,6 +125,8 @@ def test_who_comes_in_the_warm_up_waits_for_its_end() -> None:
     """The others do not wait for it; it begins with their weights at the first anchors."""
     told = run(scenario="early", event="join", replicas=2, warmup=60, pace=0.1, rounds=2)
     check_kept(told, str(told["done"]), least=2)
+    # The others give in the middle of a step, whose forward has changed their buffers.
+    check_own_state(told, 2, str(told["done"]), buffers=False)
     joiner, old = (steps_of(told["ranks"][f"{replica} 0"]) for replica in (2, 0))
     assert joiner[0]["step"] == 61
     assert [line["step"] for line in old][:61] == list(range(1, 62))

@@ -200,6 +200,14 @@ def test_survivors_of_a_killed_replica_lose_no_step(training: Training) -> None:
         assert survivor["weights"] == alike["weights"]
 
 
+def test_a_replica_that_gives_up_tells_those_who_wait(training: Training) -> None:
+    """A mesh keeps its groups for good; the rounds have one of their own, which ends at once."""
+    world = {"config": {}, "outer": NESTEROV, "timeout": 60.0}
+    _, waits, _ = training.run(job="given up", world=3, mesh=[3, 1], kind="fsdp", **world)
+    assert "failed (deadline 60 s)" in waits["said"]
+    assert waits["took"] < 30, "the deadline told it"
+
+
 def test_what_does_not_fit_is_refused_with_a_remedy(training: Training) -> None:
     """A mesh of another form, a parameter that nobody would synchronise, and one thawed later."""
     (said, _) = training.run(job="refused", world=2, mesh=[1, 2], kind="fsdp")

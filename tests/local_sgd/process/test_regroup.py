@@ -46,6 +46,38 @@ def test_units_go_to_those_behind_and_to_joiners_with_outer_state_and_position(
     assert (ahead["joined"], behind["joined"]) == (False, False)
 
 
+def test_a_joiner_gets_moments_and_buffers_of_those_who_train(regroups: Regroups) -> None:
+    """A unit's moments come with the unit, by the bit; buffers from one, but what no file has."""
+    first, second, joiner = regroups.change([
+        {"rounds": [2, 2, 2], "inner": 1.0, "buffers": 3.0},
+        {"rounds": [2, 2, 2], "inner": 2.0, "buffers": 4.0},
+        {"new": True},
+    ])  # fmt: skip
+    for unit, moments in enumerate(joiner["moments"]):
+        assert moments in (first["moments"][unit], second["moments"][unit])
+    assert joiner["buffers"] == {**first["buffers"], "rotary": [0.0, 0.0]}
+    assert first["buffers"]["running_mean"] == [3.0, 3.0]
+    assert second["buffers"]["running_mean"] == [4.0, 4.0]
+
+
+def test_a_joiner_in_the_warm_up_gets_moments_too(regroups: Regroups) -> None:
+    """Nobody has anchors yet: moments and buffers come from the one that gives its weights."""
+    trains, joiner = regroups.change(
+        [{"trains": True, "inner": 2.0, "steps": 2}, {"new": True}], may_fail=True
+    )
+    assert joiner["moments"] == trains["moments"]
+    assert joiner["buffers"]["running_var"] == [2.0, 2.0]
+
+
+def test_moments_that_are_not_finite_stay_with_their_replica(regroups: Regroups) -> None:
+    """The joiner begins with fresh ones, and keeps its own buffers where those are NaN."""
+    _, joiner = regroups.change([
+        {"rounds": [1, 1, 1], "inner": float("inf"), "buffers": 7.0}, {"new": True}
+    ])  # fmt: skip
+    assert joiner["moments"] == [None, [2.0, []], None]
+    assert joiner["buffers"]["running_mean"] == [7.0, 7.0]
+
+
 def test_a_replica_that_was_left_out_for_two_rounds_goes_on_with_its_discounted_delta(
     regroups: Regroups,
 ) -> None:

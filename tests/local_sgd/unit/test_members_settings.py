@@ -13,7 +13,6 @@ from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager
 from holdfast.local_sgd.elastic import Elastic
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
-from holdfast.local_sgd.fsdp2_members import groups_of
 from holdfast.local_sgd.members import (
     MembersError,
     RosterMembers,
@@ -89,13 +88,6 @@ def test_ddp_refuses_what_replicas_that_come_and_go_have_not() -> None:
     pair.size = 2
     with pytest.raises(LocalSGDConfigError, match="a replica has 2 ranks and the default group 1"):
         OuterOptimPeriodicModelAverager(roster_members(pair))
-
-
-def test_rounds_by_time_want_members_that_stay() -> None:
-    """A-EDiT counts in one store; the error names the setting."""
-    config = LocalSGDConfig(use_async=True, local_sgd_sync_time=1.0)
-    with pytest.raises(LocalSGDConfigError, match="use_async=True with members that come and go"):
-        groups_of(roster_members(), config, 1.0)
 
 
 def test_what_a_joiner_cannot_be_sent_is_told_at_once() -> None:

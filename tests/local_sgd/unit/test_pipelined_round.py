@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.local_sgd.pipelined_round import PipelinedRound
+from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.sync.group import SyncError
+from holdfast.local_sgd.sync.unit_sync import Outcome
 
 UNITS = 5
 
@@ -93,3 +94,18 @@ def test_a_round_goes_on_where_other_replicas_have_brought_its_units() -> None:
     under_way.complete()
     assert recorder.calls == ["begin 3", "begin 4", "write 3", "finish 3", "write 4", "finish 4"]
     assert under_way.is_over
+
+
+@pytest.mark.parametrize(("anomalous", "lines"), [(False, 0), (True, 1)])
+def test_only_a_replica_that_stands_out_is_told_loudly(
+    caplog: pytest.LogCaptureFixture, *, anomalous: bool, lines: int
+) -> None:
+    """A last round to which nobody has a step steps nowhere, and is nothing to warn of."""
+    log_outcomes(
+        [
+            Outcome(
+                "root", 3, (0.0, 0.0), (anomalous, False), (0.0, 0.0), True, 1.0, "no step", (0, 1)
+            )
+        ]
+    )
+    assert len(caplog.records) == lines

@@ -78,9 +78,13 @@ def model_of(width: int) -> Any:
             self.embed = nn.Embedding(TOKENS, width)
             self.blocks = nn.ModuleList(Block() for _ in range(3))
             self.head = nn.Linear(width, TOKENS)
+            self.seen: torch.Tensor
+            self.register_buffer("seen", torch.zeros(width))
 
         def forward(self, tokens: Any) -> Any:
             x = self.embed(tokens)
+            if self.training:
+                self.seen.lerp_(x.detach().mean(dim=(0, 1)), 0.1)
             for block in self.blocks:
                 x = block(x)
             return self.head(x)
@@ -154,9 +158,10 @@ class Job:
             StatefulPostLocalSGDOptimizer,
         )
 
-        self.model = DistributedDataParallel(self.model)
+        self.model = DistributedDataParallel(self.model, broadcast_buffers=False)
         self._local = OuterOptimPeriodicModelAverager(members, config, None, outer)
         self.optimizer = StatefulPostLocalSGDOptimizer(self._inner(), self._local)
+        self._local.carry_buffers(self.model)
 
     @property
     def rounds(self) -> int:
@@ -183,6 +188,17 @@ class Job:
                 for _, value in sorted(optimizer.state.get(anchor, {}).items()):
                     found.update(value.numpy().tobytes())
         return found.hexdigest()[:16]
+
+    def own_state(self) -> list[str]:
+        """Return hashes of each unit's moments, and of the buffers: what is this replica's own."""
+        units = [[one] for group in self.inner.param_groups for one in group["params"]]
+        if self.is_fsdp:
+            units = [[one.parameter for one in unit.trained] for unit in self._local.trained]
+        found = []
+        for unit in units:
+            states = [sorted((self.inner.state.get(one) or {}).items()) for one in unit]
+            found.append(_hash_of([value for state in states for _, value in state]))
+        return [*found, _hash_of([one for _, one in self.model.named_buffers()])]
 
     def checkpointer(self, path: str) -> Any:
         """Return one for this replica, before members change."""
@@ -213,12 +229,32 @@ class Job:
             return float(loss_of(self.model, Data().rows(7, 1000)))
 
 
+def _hash_of(values: list[Any]) -> str:
+    found = hashlib.sha256()
+    for value in values:
+        local = getattr(value, "_local_tensor", value)
+        found.update(local.detach().numpy().tobytes())
+    return found.hexdigest()[:8]
+
+
 def _warm_up(step: int) -> float:
     return min(1.0, (step + 1) / 20)
 
 
 def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) -> None:
     """Be one rank: train until the replicas have made the scenario's rounds."""
+    members = members_of(folder, replica, shard, scenario)
+    with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
+        job = Job(scenario, members)
+        saves = scenario.get("saves")
+        flash = job.checkpointer(str(folder / f"flash-{replica}")) if saves else None
+        _train(job, lambda: is_over(scenario, folder, job.rounds), (replica, shard), log)
+        if flash is not None:
+            log.write(json.dumps(_saved_and_loaded(job, flash)) + "\n")
+
+
+def members_of(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) -> Any:
+    """Start this replica's own world, and return members that follow the roster's file."""
     import torch
     import torch.distributed as dist
 
@@ -232,33 +268,27 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
     inner = dist.FileStore(str(folder / f"inner-{replica}"), shards)
     dist.init_process_group("gloo", store=inner, rank=shard, world_size=shards)
     ready = folder / f"ready-{replica}-{shard}"
-    members = RosterMembers(
+    return RosterMembers(
         roster_file(folder / "roster"),
         replica,
         Group(timeout=60.0),
         timeout=60.0,
-        patience=20.0,
+        patience=60.0,
         announce=ready.touch,
     )
-    with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
-        job = Job(scenario, members)
-        saves = scenario.get("saves")
-        flash = job.checkpointer(str(folder / f"flash-{replica}")) if saves else None
-        _train(job, lambda: _is_over(job, scenario, folder), (replica, shard), log)
-        if flash is not None:
-            log.write(json.dumps(_saved_and_loaded(job, flash)) + "\n")
 
 
-def _is_over(job: Job, scenario: Mapping[str, Any], folder: Path) -> bool:
+def is_over(scenario: Mapping[str, Any], folder: Path, rounds: int) -> bool:
     """Tell if the last round is made: the scenario's, or that of the file `stop`."""
     last: int = scenario["rounds"]
     if not last and (folder / "stop").exists():
         last = int((folder / "stop").read_text(encoding="utf-8"))
-    return 0 < last <= job.rounds
+    return 0 < last <= rounds
 
 
 def _train(job: Job, is_over: Callable[[], bool], me: tuple[int, int], log: Any) -> None:
     data, own, rounds = Data(), 0, job.rounds
+    log.write(json.dumps({"at": job.steps, "begins with": job.own_state()}) + "\n")
     while not is_over():
         own += 1
         begun = time.monotonic()
@@ -278,7 +308,7 @@ def _train(job: Job, is_over: Callable[[], bool], me: tuple[int, int], log: Any)
             "pid": os.getpid(), "own": own, "step": job.steps, "place": job.place.step,
             "loss": loss.item(), "lr": job.inner.param_groups[0]["lr"], "joined": job.joined,
             "epoch": job.members.epoch, "off": off,
-            "begun": begun, "arrived": arrived, "left": left,
+            "begun": begun, "arrived": arrived, "left": left, "state": job.own_state(),
         }  # fmt: skip
         if job.rounds != rounds:
             rounds = job.rounds

@@ -173,6 +173,30 @@ def survive(world: Mapping[str, Any], pipe: Any) -> None:
     pipe.send({"weights": weights, "errors": errors, "steps": local.steps})
 
 
+def given_up(world: Mapping[str, Any], pipe: Any) -> None:
+    """Three replicas: one comes to no round, one gives it up, one tells how long it has waited."""
+    import torch.distributed as dist
+
+    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.sync.group import SyncError
+
+    mesh, store = mesh_of(world), dist.distributed_c10d._get_default_store()
+    model = sharded(tiny_model({}), mesh["shard"], {})
+    optimizer = optimizer_of(model, world)
+    local = LocalSGD(model, optimizer, mesh, *configs_of(world), timeout=world["timeout"])
+    run_step(world, model, optimizer, 0, (dist.get_rank(), 0))
+    if dist.get_rank() == 1:
+        begun = time.monotonic()
+        try:
+            run_step(world, model, optimizer, 1, (1, 0))
+        except SyncError as error:
+            pipe.send({"said": str(error), "took": time.monotonic() - begun})
+        store.set("told", "")
+    elif dist.get_rank() == 2:
+        local.replicas.close()
+    store.wait(["told"])  # a process that ends would close its connections
+
+
 def refused(world: Mapping[str, Any], pipe: Any) -> None:
     """Make a `LocalSGD` in ways that it refuses; send the messages."""
     import torch
@@ -450,6 +474,7 @@ _JOBS: Jobs = {
     "in files": in_files,
     "plain": plain,
     "survive": survive,
+    "given up": given_up,
     "refused": refused,
 }
 

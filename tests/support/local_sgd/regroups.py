@@ -1,7 +1,7 @@
 """Changes of members between real ranks whose units stand wherever a test says.
 
 Run as a script; see `forked_worlds`. Each rank is a replica of one shard. `standings` has for each:
-rounds, units begun, whether it is new.
+rounds (none: it has no anchors), units begun, whether it is new.
 """
 
 from __future__ import annotations
@@ -46,22 +46,25 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
         Unit(f"unit {number}", functools.partial(tuple, (one,)), outer)
         for number, one in enumerate(tensors)
     ]
-    if not mine.get("new"):
+    stands = "rounds" in mine
+    if stands:
         for unit, rounds in zip(units, mine["rounds"], strict=True):
             _stand(unit, rounds)
     config = LocalSGDConfig(late_discount=0.5) if not world.get("keep") else LocalSGDConfig()
+    inner = Inner(mine)
     regroup = Regroup(units, [10 + one for one in range(dist.get_world_size())],
-                      (Group(), Group.of_one()), config)  # fmt: skip
+                      (Group(), Group.of_one()), config, inner=inner.state)  # fmt: skip
     found = regroup.carry_out(
         Situation(
             is_new=mine.get("new", False),
-            has_anchors=not mine.get("new", False),
+            has_anchors=stands,
             due=mine.get("due", True),
             steps=mine.get("steps", 0),
             begun=frozenset(mine.get("begun", ())),
         ),
         lambda: json.dumps({"from": me}),
     )
+    pipe.send({"moments": inner.moments(), "buffers": inner.buffers()})
     pipe.send({
         "rounds": [unit.round for unit in units],
         "anchors": [unit.anchors.values[0].tolist() for unit in units],
@@ -71,6 +74,44 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
         "joined": found.joined, "passed": found.passed, "kept": found.kept,
         "steps": found.steps, "due": found.due, "position": found.position,
     })  # fmt: skip
+
+
+class Inner:
+    """A parameter for each unit, an Adam that has stepped unless the replica is new, and buffers.
+
+    `inner` is the value of all gradients, so moments tell whose they are.
+    """
+
+    def __init__(self, mine: Mapping[str, Any]) -> None:
+        """Step twice along gradients of `inner`; the buffers are `inner` too."""
+        import torch
+
+        from holdfast.local_sgd.inner_state import TorchInnerState
+
+        self._params = [torch.nn.Parameter(torch.ones(size)) for size in SIZES]
+        self._model = torch.nn.BatchNorm1d(2)
+        self._model.register_buffer("rotary", torch.zeros(2), persistent=False)
+        self._optimizer = torch.optim.Adam(self._params)
+        self.state = TorchInnerState(lambda unit: [self._params[unit]], lambda: len(SIZES))
+        self.state.optimizers = [self._optimizer]
+        if "inner" in mine:
+            for _ in range(2):
+                for one in self._params:
+                    one.grad = torch.full_like(one, mine["inner"])
+                self._optimizer.step()
+            for _, buffer in self._model.named_buffers():
+                buffer.fill_(mine.get("buffers", mine["inner"]))
+            self.state.add_buffers(self._model)
+
+    def moments(self) -> list[Any]:
+        """Return (steps, first moment) of each unit; None: none."""
+        states = [self._optimizer.state.get(one) for one in self._params]
+        return [one and [one["step"].item(), one["exp_avg"].tolist()] for one in states]
+
+    def buffers(self) -> dict[str, Any]:
+        """Return the buffers, named now where the replica is new."""
+        self.state.add_buffers(self._model)
+        return {name: one.tolist() for name, one in self._model.named_buffers()}
 
 
 def _stand(unit: Any, rounds: int) -> None:

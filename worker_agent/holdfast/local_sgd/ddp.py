@@ -49,6 +49,7 @@ from holdfast.local_sgd.sync.units import Unit, check_equal
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+    from torch import nn
 
 _log = logging.getLogger("holdfast")
 
@@ -98,17 +99,18 @@ class OuterOptimPeriodicModelAverager:
         """In the order of the optimizer's parameters; those without anchors are not here."""
         self._members = None if members is None else DDPMembers(self, members, self._sync)
 
-    def start(self, params: Iterable[Any]) -> None:
+    def start(self, params: Iterable[Any], inner: torch.optim.Optimizer | None = None) -> None:
         """Meet the members, where the averager has `Members`: before the first step, once.
 
         Args:
             params: Groups of the optimizer, whose learning rates a joiner takes.
+            inner: The optimizer, whose state a joiner takes; None: it begins with a fresh one.
 
         Raises:
             MembersError, SyncError: none came, or a rank of this replica is gone.
         """
         if self._members is not None and not self._members.is_started:
-            self._members.start(params)
+            self._members.start(params, inner)
 
     def carry(self, name: str, one: Carried) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.
@@ -120,6 +122,15 @@ class OuterOptimPeriodicModelAverager:
         """
         if self._members is not None:
             self._members.carry(name, one)
+
+    def carry_buffers(self, model: nn.Module) -> None:
+        """Give replicas that come later the buffers of a model, such as BatchNorm's statistics.
+
+        The averager knows the parameters only. A replica that has come later takes them at once.
+        Fixed replicas have no need.
+        """
+        if self._members is not None:
+            self._members.inner.add_buffers(model)
 
     def make_units(self, params: Iterable[Any]) -> None:
         """Make a unit of each parameter, without anchors yet."""
@@ -243,7 +254,7 @@ class StatefulPostLocalSGDOptimizer:
     ) -> None:
         """Take the script's optimizer and the averager."""
         self.optim, self.averager = optim, averager
-        averager.start(optim.param_groups)
+        averager.start(optim.param_groups, optim)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the script's optimizer."""

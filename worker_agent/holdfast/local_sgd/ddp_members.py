@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.elastic import Elastic, attempt
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
+from holdfast.local_sgd.inner_state import TorchInnerState
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
@@ -52,6 +53,8 @@ class DDPMembers:
         self._averager, self._sync = averager, sync
         sync.voters = members.shard_group if members.changes else None
         self._params: list[Any] = []
+        self.inner = TorchInnerState(lambda number: [self._params[number]], lambda: len(self.units))
+        """Moments and buffers of this replica, as far as the script names their holders."""
         self._elastic = Elastic(members, sync, self, lambda: self._groups)
         self.carry = self._elastic.carry
         self._groups: list[Any] = []
@@ -84,14 +87,22 @@ class DDPMembers:
             for one in unit.tensors():
                 self._elastic.group.begin_broadcast(one, source).wait()
 
-    def start(self, params: Iterable[Any]) -> None:
+    def start(self, params: Iterable[Any], inner: Any = None) -> None:
         """Meet the others, before the first step; a joiner takes part in the round that is due.
+
+        Args:
+            params: Groups of the optimizer.
+            inner: The optimizer, whose state joiners get; None: they begin with a fresh one.
 
         Raises:
             MembersError, SyncError: see `Elastic.refresh`.
         """
         params = list(params)
         self._groups = [one for one in params if isinstance(one, dict)]
+        self._params = [
+            each for one in params for each in (one["params"] if isinstance(one, dict) else [one])
+        ]
+        self.inner.optimizers = () if inner is None else (inner,)
         self._averager.make_units(params)
         self.is_started = True
         self._follow()

@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
+from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.members import Members, MembersError, Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
+from holdfast.local_sgd.sync.parcels import InnerState
 from holdfast.local_sgd.sync.regroup import Regroup, Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import RoundsDifferError, UnitSync, all_or_none
 from holdfast.local_sgd.sync.units import AnchorsDifferError
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from holdfast.local_sgd.sync.units import Unit
 
 log: Final = logging.getLogger("holdfast")
@@ -42,6 +45,10 @@ class Hooks(Protocol):
     """A framework's side."""
 
     config: LocalSGDConfig
+
+    @property
+    def inner(self) -> InnerState:
+        """What is this replica's own beside the units: joiners get it too."""
 
     @property
     def units(self) -> list[Unit]:
@@ -85,6 +92,11 @@ class Elastic:
         self.group = Group.of_one()
         """The replicas that are there."""
         self.membership: Membership | None = None
+
+    @property
+    def store(self) -> dist.Store | None:
+        """Where this epoch's replicas meet; None: fixed ones have no store of their own."""
+        return None if self.membership is None else self.membership.store
 
     def carry(self, name: str, one: Carried) -> None:
         """Give later joiners the state of this; a joiner takes what it was given, now.
@@ -141,6 +153,7 @@ class Elastic:
             (membership.group, self.own),
             hooks.config,
             before_write=hooks.before_write,
+            inner=hooks.inner,
         )
         try:
             found = regroup.carry_out(hooks.situation(is_new=self._is_new), self._position)
@@ -203,15 +216,6 @@ def numbers_of(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
         {key: one for key, one in group.items() if type(one) in (int, float, bool)}
         for group in groups
     ]
-
-
-def refuse_async(config: LocalSGDConfig, members: Members) -> None:
-    """Refuse rounds by time for members that change; raises LocalSGDConfigError."""
-    if members.changes and config.use_async:
-        raise LocalSGDConfigError(
-            "use_async=True with members that come and go: rounds by time count in one store, and "
-            "each change has another; set use_async=False and local_sgd_sync_interval"
-        )
 
 
 def inner_groups(optimizers: Sequence[Any]) -> list[Mapping[str, Any]]:

@@ -176,7 +176,7 @@ class HybridShardLocalSGD(LocalSGD):
         del mesh
         (state, *_) = _states(model)
         groups = state._inter_node_pg, state.process_group  # noqa: SLF001 - no public way
-        return Group(groups[0], timeout=timeout), Group(groups[1], timeout=timeout)
+        return Group.like(groups[0], timeout=timeout), Group(groups[1], timeout=timeout)
 
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return [_unit(name, module) for name, module in _named_states(model)]

@@ -44,17 +44,15 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2_hooks import hook_modules, unhook_gradients
-from holdfast.local_sgd.fsdp2_members import groups_of, is_mesh, members_of
+from holdfast.local_sgd.fsdp2_members import groups_of, has_changed_of, is_mesh, members_of
 from holdfast.local_sgd.fsdp2_rounds import FSDP2Rounds
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
 from holdfast.local_sgd.members import Members
-from holdfast.local_sgd.policies.schedule import Entry
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import shards_of
 from holdfast.local_sgd.switch import switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
-from holdfast.local_sgd.sync.unit_sync import Outcome
 from holdfast.local_sgd.sync.units import Unit
 from holdfast.local_sgd.turns import Turns
 
@@ -125,15 +123,21 @@ class LocalSGD(FSDP2Rounds):
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
         groups = self.replicas, self.shard_group
-        self._sync = unit_sync_of(config, gta, groups, whole=is_mesh(mesh))
+        self._sync = unit_sync_of(
+            config, gta, groups, whole=is_mesh(mesh), has_quorum=mesh is not None
+        )
         self.switch = switch_of(config, self.replicas, self.shard_group)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
         self.under_way, self.joined, self.written, self.outcomes = None, False, set(), []
-        self._turns = self.quorum = None
+        self.turns = self.quorum = None
         if config.quorum is not None:
-            self.quorum = QuorumRounds(config, self._sync, self.units, self._drop_gathered)
+            self.quorum = QuorumRounds(
+                config, self._sync, self.units, self._drop_gathered, has_changed_of(mesh)
+            )
         elif config.use_async:
-            self._turns = Turns(config, self.replicas, self.shard_group)
+            self.turns = Turns(
+                config, self.replicas, self.shard_group, has_changed=has_changed_of(mesh)
+            )
         self._members = members_of(self, mesh, self._sync)
         if self._members is None:
             self.share_weights()
@@ -150,7 +154,7 @@ class LocalSGD(FSDP2Rounds):
         A-EDiT's replicas make unlike numbers of steps. So they save where `together` is true,
         after this number of rounds.
         """
-        turns = self.quorum.turns if self.quorum is not None else self._turns
+        turns = self.quorum.turns if self.quorum is not None else self.turns
         if turns is not None:
             return turns.turn.round
         if self.switch is not None:
@@ -179,26 +183,16 @@ class LocalSGD(FSDP2Rounds):
         Raises:
             SyncError: a rank is gone.
         """
-        if self._turns is None and self.quorum is None:
+        if self.turns is None and self.quorum is None:
             self.sync()
             return
         self._complete()
         if not self.units or not self.units[0].has_anchors:
             return
-        if self._turns is None:
-            self._finish_by_quorum(entered)
-            return
-        entry = Entry.ROUND
-        while entry is not Entry.LAST:
-            if self.due:
-                self._begin()
-                self._complete()
-            entry = self._turns.exhausted()
-            self.due = True
-            if entered is not None:
-                entered()
-        self._begin()
-        self._complete()
+        if self.quorum is not None:
+            self._finish_by_quorum(self.quorum, entered)
+        elif self.turns is not None:
+            self._finish_by_time(self.turns, entered)
 
     def shards(self) -> Shards:
         """Return the whole training state for a `Checkpointer`: `shards=local.shards()`.
@@ -226,7 +220,7 @@ class LocalSGD(FSDP2Rounds):
         self.steps, self.alone, self.due = clock["steps"], clock["alone"], clock["due"]
         self.tokens = clock["tokens"]
         self.under_way = None
-        turns = self.quorum.turns if self.quorum is not None else self._turns
+        turns = self.quorum.turns if self.quorum is not None else self.turns
         if turns is not None:
             turns.restart(self.alone, clock["rounds"])
         if self.switch is not None and "switch" in clock:
@@ -252,10 +246,12 @@ class LocalSGD(FSDP2Rounds):
                 "no group of those that are left can be made: restart the job from its newest "
                 "checkpoint, or leave quorum at None"
             )
+        if self.replicas.is_own:
+            self.replicas.close()
         self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
         self._sync.regroup(self.units, self.replicas, self.shard_group)
-        if self._turns is not None:
-            self._turns.replicas = self.replicas
+        if self.turns is not None:
+            self.turns.replicas = self.replicas
         if self.switch is not None:
             self.switch.replicas = self.replicas
         if self.under_way is not None:
@@ -297,7 +293,7 @@ class LocalSGD(FSDP2Rounds):
         mesh: DeviceMesh | Members | None,
         timeout: float,
     ) -> tuple[Group, Group]:
-        return groups_of(mesh, self.config, timeout)
+        return groups_of(mesh, timeout)
 
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return units_of(model, self.own_ranks)
@@ -305,15 +301,6 @@ class LocalSGD(FSDP2Rounds):
     def _hook_optimizers(self) -> list[Any]:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
         return [*before, self.optimizers[-1].register_step_post_hook(self._after_step)]
-
-    def _finish_by_quorum(self, entered: Callable[[], None] | None) -> None:
-        def ended(outcomes: list[Outcome]) -> None:
-            self._end_round(outcomes)
-            if entered is not None:
-                entered()
-
-        assert self.quorum is not None  # noqa: S101 - asked by the caller
-        self.quorum.finish(self._work, ended)
 
 
 def _refuse_second(model: nn.Module) -> None:

@@ -14,18 +14,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.elastic import Elastic, attempt, inner_groups, refuse_async
+from holdfast.local_sgd.elastic import Elastic, attempt, inner_groups
 from holdfast.local_sgd.errors import LocalSGDError, WarmUpError
 from holdfast.local_sgd.fsdp2_units import ShardedUnit
+from holdfast.local_sgd.inner_state import TorchInnerState
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.pipelined_round import PipelinedRound
+from holdfast.local_sgd.policies.roster import Plan
+from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import UnitSync
 from holdfast.local_sgd.sync.units import Unit
+from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -33,6 +38,7 @@ class Local(Protocol):
     """A `LocalSGD`, as far as its members go."""
 
     config: LocalSGDConfig
+    model: nn.Module
     optimizers: list[Any]
     replicas: Group
     trained: list[ShardedUnit]
@@ -44,6 +50,8 @@ class Local(Protocol):
     joined: bool
     written: set[int]
     under_way: PipelinedRound | None
+    turns: Turns | None
+    quorum: QuorumRounds | None
 
     def share_weights(self, source: int = 0) -> None:
         """Give all replicas the weights of one."""
@@ -64,8 +72,14 @@ class FSDP2Members:
         sync.voters = members.shard_group if members.changes else None
         self._elastic = Elastic(members, sync, self, lambda: inner_groups(local.optimizers))
         self.carry = self._elastic.carry
+        self.inner = TorchInnerState(self._slots, lambda: len(local.units))
+        """Moments and buffers of this replica."""
+        self.inner.optimizers = local.optimizers
+        self.inner.add_buffers(local.model)
         self.changes = members.changes
         """Replicas may come and go."""
+        self.changed = 0
+        """Changes of members so far."""
         self.again = False
         """After the step that is under way, a round is due: the others have begun one."""
 
@@ -73,6 +87,9 @@ class FSDP2Members:
     def units(self) -> list[Unit]:
         """Those of the model."""
         return self._local.units
+
+    def _slots(self, number: int) -> list[Any]:
+        return [one.parameter for one in self._local.trained[number].trained]
 
     def situation(self, *, is_new: bool) -> Situation:
         """Return where this replica stands."""
@@ -82,8 +99,14 @@ class FSDP2Members:
             has_anchors=not is_new and bool(local.units) and local.units[0].has_anchors,
             due=local.due or self.again,
             steps=local.steps,
-            begun=frozenset() if local.under_way is None else local.under_way.begun,
+            begun=self._begun(),
         )
+
+    def _begun(self) -> frozenset[int]:
+        local = self._local
+        if local.quorum is not None:
+            return local.quorum.begun
+        return frozenset() if local.under_way is None else local.under_way.begun
 
     def before_write(self, number: int) -> None:
         """Have the next forward gather anew."""
@@ -113,21 +136,34 @@ class FSDP2Members:
         """
         failed = attempt(lambda: call(*given))
         if failed is not None:
+            if self._local.quorum is not None:
+                self._local.quorum.leave()
             self._apply(self._elastic.recover(failed))
         return failed is None
 
     def _apply(self, found: Regrouped) -> None:
         """Bring counters and round to where the plan has brought the units."""
         local = self._local
+        self.changed += 1
         local.replicas = self._elastic.group
         if found.joined:
             local.joined = True
             local.steps, local.due = found.steps, found.due
             local.alone = local.tokens = 0
-        if found.plan is None:
-            return
-        kept = local.alone, local.tokens
-        units, again = len(local.units), found.plan.again
+        if found.passed and local.quorum is not None:
+            local.alone, local.tokens = (round(one * found.kept) for one in self._work)
+        elif found.plan is not None and local.quorum is None:
+            self._apply_plan(found, found.plan)
+        if local.turns is not None:
+            self._move(local.turns, found)
+        if local.quorum is not None:
+            local.due = False
+            local.quorum.move(local.replicas, self._elastic.store, found.plan, local.alone)
+
+    def _apply_plan(self, found: Regrouped, plan: Plan) -> None:
+        local = self._local
+        kept = self._work
+        units, again = len(local.units), plan.again
         at_start = local.due or found.joined
         if len(again) == units and (local.under_way is None or found.passed):
             local.drop_round()  # a whole round, of which this replica has begun no unit
@@ -139,27 +175,48 @@ class FSDP2Members:
         if found.passed:
             local.alone, local.tokens = (round(one * found.kept) for one in kept)
 
+    @property
+    def _work(self) -> tuple[int, int]:
+        """Steps and tokens since the last round."""
+        return self._local.alone, self._local.tokens
+
+    def _move(self, turns: Turns, found: Regrouped) -> None:
+        """Have the time of rounds go on with the new members.
+
+        Who had entered a round of which nobody has begun a unit trains on, as the others do: these
+        know nothing of that round.
+        """
+        local, plan = self._local, found.plan
+        is_left_over = plan is not None and bool(plan.again)
+        entered = local.due and not is_left_over
+        if entered:
+            local.due = False
+        turns.move(
+            local.replicas,
+            self._elastic.store,
+            plan.round if plan is not None else 0,
+            0 if is_left_over else local.alone,
+            starts=found.joined or is_left_over,
+            is_due=entered and not found.joined,
+        )
+
     def after_step(self) -> bool:
         """Return whether a round is due that the others have begun; once."""
         again, self.again = self.again, False
         return again
 
 
-def groups_of(
-    mesh: DeviceMesh | Members | None, config: LocalSGDConfig, timeout: float
-) -> tuple[Group, Group]:
+def groups_of(mesh: DeviceMesh | Members | None, timeout: float) -> tuple[Group, Group]:
     """Return the ranks that hold this rank's shards, and those of this replica.
 
     Raises:
         LocalSGDError: the mesh has another number of dimensions.
-        LocalSGDConfigError: settings that members which come and go have not.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
     if mesh is None:
         raise LocalSGDError("mesh=None: give a DeviceMesh, or members")
     if not isinstance(mesh, DeviceMesh):
-        refuse_async(config, mesh)
         return Group.of_one(), mesh.shard_group
     if mesh.ndim != 2:
         raise LocalSGDError(
@@ -167,7 +224,13 @@ def groups_of(
             'replica, as init_device_mesh(device, (N, M), mesh_dim_names=("replicate", "shard")) '
             "makes it; or give members, such as members_of_environment()"
         )
-    return Group(mesh.get_group(0), timeout=timeout), Group(mesh.get_group(1), timeout=timeout)
+    return Group.like(mesh.get_group(0), timeout=timeout), Group(mesh.get_group(1), timeout=timeout)
+
+
+def has_changed_of(mesh: DeviceMesh | Members | None) -> Callable[[], bool]:
+    """Return what tells of a newer roster; fixed replicas have none."""
+    found: Callable[[], bool] = getattr(mesh, "has_changed", lambda: False)
+    return found
 
 
 def is_mesh(mesh: object) -> bool:

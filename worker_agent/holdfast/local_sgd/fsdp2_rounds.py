@@ -71,7 +71,7 @@ class FSDP2Rounds:
     joined: bool
     """This replica came to others that train, and has their state: load no checkpoint."""
     _sync: UnitSync
-    _turns: Turns | None
+    turns: Turns | None
     """Rounds by time that all replicas enter."""
     _members: FSDP2Members | None
     """Replicas that may change; None: those of a mesh."""
@@ -131,8 +131,9 @@ class FSDP2Rounds:
         """Begin a round; no unit is touched yet, but by a change of members."""
         refuse_new_parameters(self.trained, self.optimizers)
         if self._members is not None:
+            was_due = self.due
             self._members.follow()
-            if self.under_way is not None:
+            if self.under_way is not None or (was_due and not self.due):
                 return
         self.due = False
         self._open()
@@ -231,22 +232,88 @@ class FSDP2Rounds:
         in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
         if in_warm_up:
-            turns = self.quorum.turns if self.quorum is not None else self._turns
+            turns = self.quorum.turns if self.quorum is not None else self.turns
             if turns is not None:
                 turns.restart()  # the time begins with the first lone step
             return
         self.alone += self.switch is None or not self.switch.is_sync
         if self.quorum is not None:
-            if (outcomes := self.quorum.stepped(self._work)) is not None:
-                self._end_round(outcomes)
-        elif self._turns is not None:
-            self.due = self._turns.stepped() is not Entry.SKIP
+            quorum = self.quorum
+            self._meet(quorum, lambda: quorum.stepped(self._work))
+        elif self.turns is not None:
+            self._take_turn(self.turns.stepped)
         elif self.switch is not None:
             self.due = self.switch.stepped(self.steps)
             self._change(self.switch, self.switch.choose(self.steps))
         else:
             self.due = is_due(self.steps, self.config)
         self.due |= self._members is not None and self._members.after_step()
+
+    def _take_turn(self, call: Callable[[], Entry]) -> Entry | None:
+        """Ask if a round by time has been entered; None: the members have changed instead."""
+        entries: list[Entry] = []
+        if self._attempt(lambda: entries.append(call())):
+            self.due = entries[0] is not Entry.SKIP
+            return entries[0]
+        assert self._members is not None  # noqa: S101 - only members change
+        self.due |= self._members.after_step()
+        return None
+
+    def _finish_by_time(self, turns: Turns, entered: Callable[[], None] | None) -> None:
+        """Join the others' rounds until no replica has data.
+
+        A last round counts if the members are those who have entered it: others do not know that
+        it was the last one.
+        """
+        is_over = False
+        while not is_over:
+            if self.due:
+                self._begin()
+            self._complete()
+            changes = self._changes
+            entry = self._take_turn(turns.exhausted)
+            if entry is not None and entered is not None:
+                entered()
+            if entry is Entry.LAST:
+                self._begin()
+                self._complete()
+                is_over = changes == self._changes
+
+    def _meet(
+        self, quorum: QuorumRounds, call: Callable[[], list[Outcome] | None]
+    ) -> list[Outcome] | None:
+        """Make a round with those who have come, or what a change of members has left of one."""
+        made: list[list[Outcome] | None] = []
+
+        def keep(its: Callable[[], list[Outcome] | None]) -> None:
+            made.append(its())
+
+        if not self._attempt(keep, call):
+            while not self._attempt(keep, lambda: quorum.settle(self._work)):
+                pass  # the members have changed again
+        if made[-1] is not None:
+            self._end_round(made[-1])
+        return made[-1]
+
+    def _finish_by_quorum(self, quorum: QuorumRounds, entered: Callable[[], None] | None) -> None:
+        """Join the others' rounds until no replica has data; see `_finish_by_time`."""
+        is_over = False
+        while not is_over:
+            changes, entries = self._changes, list[Entry]()
+
+            def join() -> list[Outcome]:
+                entry, outcomes = quorum.exhausted(self._work)
+                entries.append(entry)  # noqa: B023 - called at once
+                return outcomes
+
+            if self._meet(quorum, join) is not None and entered is not None:
+                entered()
+            is_over = entries == [Entry.LAST] and changes == self._changes
+
+    @property
+    def _changes(self) -> int:
+        """Changes of members so far."""
+        return 0 if self._members is None else self._members.changed
 
     def _reducing(self) -> AbstractContextManager[None]:
         return nullcontext() if self.switch is None else self.switch.reducing()

@@ -46,6 +46,8 @@ class Membership:
     replicas: tuple[int, ...]
     """By their ranks in the group."""
     group: Group
+    store: dist.Store | None = None
+    """Where the replicas of this epoch, and no others, meet; None: that of the default group."""
 
 
 class Members(Protocol):
@@ -62,6 +64,9 @@ class Members(Protocol):
     @property
     def timeout(self) -> float:
         """Seconds until a collective has failed."""
+
+    def has_changed(self) -> bool:
+        """Tell at once, without a collective, if there is a newer roster than that followed."""
 
     def refresh(self) -> Membership | None:
         """Return the new membership, at an outer boundary; None: it is the one that was."""
@@ -98,6 +103,10 @@ class StaticMembers:
         self._first: Membership | None = Membership(
             1, replicas, Group(_own(columns), timeout=timeout)
         )
+
+    def has_changed(self) -> bool:
+        """Return False."""
+        return False
 
     def refresh(self) -> Membership | None:
         """Return the only membership there is, the first time."""
@@ -157,6 +166,10 @@ class RosterMembers:
         """Of the newest roster that this rank has followed, or tried to; 0: of none."""
         return self._tried
 
+    def has_changed(self) -> bool:
+        """Tell if this rank sees a newer roster than the one it has followed."""
+        return self._epoch() > self._tried
+
     def refresh(self) -> Membership | None:
         """Return the membership of a newer roster, once all members are there; None: none is.
 
@@ -193,11 +206,11 @@ class RosterMembers:
             if newest > -self._agreed(-roster.epoch):
                 at_least = newest  # all ranks look again: none may go on alone
                 continue
-            group = self._meet(roster, deadline)
-            failed = self._agreed(0 if group else 1)
+            met = self._meet(roster, deadline)
+            failed = self._agreed(0 if met else 1)
             self._tried = roster.epoch
-            if group and not failed:
-                self._now = Membership(roster.epoch, roster.replicas, group)
+            if met and not failed:
+                self._now = Membership(roster.epoch, roster.replicas, *met)
                 return self._now
             self._close()
             at_least = roster.epoch + 1
@@ -216,10 +229,10 @@ class RosterMembers:
                 )
             time.sleep(POLL)
 
-    def _meet(self, roster: OuterRoster, deadline: float) -> Group | None:
-        """Return the group of a roster; None: not all came, or a newer roster is there."""
+    def _meet(self, roster: OuterRoster, deadline: float) -> tuple[Group, dist.Store] | None:
+        """Return group and store of a roster; None: not all came, or a newer roster is there."""
         if len(roster.replicas) == 1:
-            return Group.of_one()
+            return _alone()
         rank, size = roster.replicas.index(self._replica), len(roster.replicas)
         name = f"holdfast_outer_{roster.epoch}_{self._shards.rank}"
         try:
@@ -238,7 +251,7 @@ class RosterMembers:
             return None
         group = Group(made, timeout=self.timeout)
         group.interrupted = lambda: self._has_lost(roster)
-        return group
+        return group, store
 
     def _has_lost(self, roster: OuterRoster) -> bool:
         """Return whether a member is out by a newer roster; a joiner alone interrupts nothing."""
@@ -349,6 +362,13 @@ def roster_file(path: Path) -> Callable[[], OuterRoster | None]:
         return OuterRoster.from_text(text)
 
     return read
+
+
+def _alone() -> tuple[Group, dist.Store]:
+    """Return the group of one replica, and a store that needs no network."""
+    import torch.distributed as dist
+
+    return Group.of_one(), dist.HashStore()
 
 
 def _network_error() -> type[Exception]:

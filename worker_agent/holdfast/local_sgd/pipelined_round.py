@@ -96,10 +96,9 @@ class PipelinedRound:
 
 
 def log_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Log a round; loudly where replicas were left out."""
+    """Log a round; loudly where replicas were left out, not where nobody had made a step."""
     for one in outcomes:
-        loud = one.rollback or any(one.anomalous)
-        level = logging.WARNING if loud else logging.DEBUG
+        level = logging.WARNING if any(one.anomalous) else logging.DEBUG
         log.log(
             level,
             "local SGD: unit %s, round %d: weights %s, norms %s, clipped by %.3g: %s",

@@ -29,6 +29,7 @@ from holdfast.local_sgd.policies.meeting import Arrived, Closed
 from holdfast.local_sgd.policies.quorum import Lags
 from holdfast.local_sgd.policies.schedule import Entry, Progress, Turn, stepped
 from holdfast.local_sgd.sync.group import Group, SyncError
+from holdfast.local_sgd.turns import rounds_store, told_by_first
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -80,6 +81,7 @@ class QuorumTurns:
         *,
         store: dist.Store | None = None,
         clock: Callable[[], float] = time.monotonic,
+        has_changed: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the clock.
 
@@ -89,22 +91,39 @@ class QuorumTurns:
             own: The ranks of this replica.
             store: A store of all replicas; None: that of the default process group.
             clock: Seconds that never go back.
+            has_changed: Tells of a newer roster, where members come and go.
         """
-        import torch.distributed as dist
-
-        if store is None:
-            store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
         self.number = next(_numbers)
         """Of this training in its process."""
-        self.store = dist.PrefixStore(f"holdfast/quorum/{self.number}", store)
+        self.store = rounds_store("quorum", store, self.number)
         """Where replicas meet."""
         self._config, self._replicas, self._own, self._clock = config, replicas, own, clock
+        self._has_changed, self._counted = has_changed, False
         self._look = min(LOOK, own.timeout / 4)
         self._live = frozenset(range(replicas.size))
         self._meeting, self._lags = 0, Lags()
+        self._holders = self._live
+        """Who has the newest round: who was in it. A meeting of others only makes none."""
         self._watch: _Watch | None = None
         self._stepped_at, self._step_seconds = clock(), 0.0
         self.turn = Turn(round=0, started=clock())
+
+    def move(self, replicas: Group, store: dist.Store | None, rounds: int, steps: int) -> None:
+        """Go on with other members, who stand at one round and meet in another store.
+
+        Args:
+            replicas: Who holds this rank's shards now.
+            store: Theirs alone; None: that of the default process group.
+            rounds: That are made.
+            steps: This replica's, since the last of these.
+        """
+        if store is not None:
+            self.store, self._counted = rounds_store("quorum", store), False
+        self._replicas, self._live = replicas, frozenset(range(replicas.size))
+        self._meeting, self._watch, self._holders = 0, None, self._live
+        exhausted = self.turn.exhausted
+        self.restart(steps, rounds)
+        self.turn = dataclasses.replace(self.turn, exhausted=exhausted)
 
     def restart(self, steps: float = 0, rounds: int = 0) -> None:
         """Start the time again, after a warm-up or a load.
@@ -115,6 +134,11 @@ class QuorumTurns:
         """
         self._stepped_at = self._clock()
         self.turn = Turn(round=rounds, started=self._stepped_at, steps=round(steps))
+
+    def settled(self) -> None:
+        """Go on after a round that a change of members had left over."""
+        now = self._clock()
+        self._stepped_at, self.turn = now, dataclasses.replace(self.turn, started=now, steps=0)
 
     def resume(self) -> None:
         """Go on after a round, whose time is no part of the next step."""
@@ -132,8 +156,7 @@ class QuorumTurns:
         now = self._clock()
         self._step_seconds, self._stepped_at = now - self._stepped_at, now
         self.turn = stepped(self.turn)
-        seen = self._own.rank == 0 and self._sees_a_call(now)
-        return self._meet() if self._share(seen=seen) else None
+        return self._meet() if self._share(lambda: self._sees_a_call(now)) else None
 
     def exhausted(self) -> Met:
         """Wait for the next round without a step, since this replica has no more data.
@@ -145,13 +168,11 @@ class QuorumTurns:
             SyncError: a rank is gone: nobody has called for much longer than a round takes.
         """
         if not self.turn.exhausted:
-            self.turn = dataclasses.replace(self.turn, exhausted=True)
-            if self._own.rank == 0:
-                self.store.add("exhausted", 1)
+            self.turn, self._counted = dataclasses.replace(self.turn, exhausted=True), False
         patience = self._replicas.timeout + self._config.local_sgd_sync_time
         deadline = self._clock() + patience
         while True:
-            if self._share(seen=self._own.rank == 0 and self._waits()):
+            if self._share(self._waits):
                 if (met := self._meet()) is not None:
                     return met
                 deadline = self._clock() + patience
@@ -161,9 +182,11 @@ class QuorumTurns:
                     "the end of their data: one is gone. Restart the job from its newest checkpoint"
                 )
 
-    def _share(self, *, seen: bool) -> bool:
+    def _share(self, look: Callable[[], bool]) -> bool:
         """Tell this replica's ranks if somebody calls, and the rounds that were made without it."""
-        called, rounds = self._own.max_scalars([float(seen), float(self.turn.round)])
+        called, rounds = told_by_first(
+            self._own, lambda: [float(look()), float(self.turn.round)], 2, self._has_changed
+        )
         if rounds > self.turn.round:
             self.turn = dataclasses.replace(self.turn, round=int(rounds))
         return called > 0
@@ -178,8 +201,11 @@ class QuorumTurns:
 
     def _waits(self) -> bool:
         """Look for a call, for a while, as a replica without data."""
+        if not self._counted:
+            self.store.add("exhausted", 1)
+            self._counted = True
         until = self._clock() + self._look
-        while (now := self._clock()) < until:
+        while (now := self._clock()) < until and not self._has_changed():
             self._pass_over(now)
             all_done = self.store.add("exhausted", 0) == self._replicas.size
             if all_done or self.store.check([self._key("arrived")]):
@@ -197,6 +223,7 @@ class QuorumTurns:
         missed = self._read(newest - 1)
         self._arrive(newest - 1)  # so the others learn how late it is
         self._meeting, self._lags, self._watch = newest, missed.lags, None
+        self._holders = frozenset(missed.holders)
         # It closed during the last step. The earliest time has this replica call early enough.
         started = now - self._step_seconds
         self.turn = dataclasses.replace(self.turn, round=missed.rounds, started=started)
@@ -214,10 +241,22 @@ class QuorumTurns:
         if self._own.rank == 0:
             self._arrive(self._meeting)
         while True:
-            closed = self._wait(seen, deadline) if self._own.rank == 0 else None
+            closed = self._decided(seen, deadline)
             told = self._tell(closed, is_late=self._clock() > deadline)
             if told is not None:
                 return self._leave(told, seen)
+
+    def _decided(self, seen: dict[int, Arrived], deadline: float) -> Closed | None:
+        """Look for the decision, on the first rank; where members change all raise SyncError."""
+        found: list[Closed] = []
+
+        def look() -> list[float]:
+            closed = self._wait(seen, deadline)
+            found.extend(() if closed is None else (closed,))
+            return []
+
+        told_by_first(self._own, look, 0, self._has_changed)
+        return found[0] if found else None
 
     def _wait(self, seen: dict[int, Arrived], deadline: float) -> Closed | None:
         """Look for the decision for a while; propose one when it is time."""
@@ -227,11 +266,14 @@ class QuorumTurns:
                 return self._read(self._meeting)
             now = self._clock()
             _note(seen, self.store.get(self._key("arrived")), now)
-            before = Closed(Entry.SKIP, self.turn.round, (), self._learned(), self._replicas.rank)
+            before = Closed(
+                *(Entry.SKIP, self.turn.round, (), self._learned(), self._replicas.rank),
+                tuple(sorted(self._holders)),
+            )
             proposal = meeting.propose(now, seen, self._live, before, self._config)
             if proposal.closed is not None:
                 self._close(proposal.closed, proposal.reason)
-            elif now >= until:
+            elif now >= until or self._has_changed():
                 return None
             else:
                 time.sleep(POLL)
@@ -274,12 +316,14 @@ class QuorumTurns:
         self._meeting = int(number)
         replicas = tuple(one for one, here in enumerate(there) if here > 0)
         lags = closed.lags if closed is not None else self._lags
-        return Closed(_ENTRIES[int(code) - 1], int(rounds), replicas, lags, 0)
+        holders = closed.holders if closed is not None else ()
+        return Closed(_ENTRIES[int(code) - 1], int(rounds), replicas, lags, 0, holders)
 
     def _leave(self, closed: Closed, seen: dict[int, Arrived]) -> Met | None:
         """Go on behind a meeting."""
         number, now = self._meeting, self._clock()
         self._meeting, self._lags, self._watch = number + 1, closed.lags, None
+        self._holders = frozenset(closed.holders) or self._holders
         self._stepped_at = now
         self.turn = dataclasses.replace(self.turn, round=closed.rounds, started=now)
         is_in = self._replicas.rank in closed.replicas

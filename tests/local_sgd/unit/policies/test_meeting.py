@@ -50,7 +50,9 @@ def test_the_learned_window_closes_it(now: float, *, closes: bool) -> None:
     told = propose(now, there(1.0, 2.0), FOUR, BEFORE, HALF)
     assert (told.closed is not None) == closes
     if told.closed is not None:
-        assert told.closed == replace(BEFORE, entry=Entry.ROUND, rounds=3, replicas=(0, 1))
+        both = (0, 1)
+        made = replace(BEFORE, entry=Entry.ROUND, rounds=3, replicas=both, holders=both)
+        assert told.closed == made
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,7 @@ def _refuse_second(optimizer: Any) -> None:
 
 def _tell(outcomes: Sequence[Outcome]) -> None:
     """Log a round; loudly where replicas were left out."""
-    spoke = [one for one in outcomes if one.rollback or any(one.anomalous)]
+    spoke = [one for one in outcomes if any(one.anomalous)]
     for one in spoke[:1]:
         log.warning(
             "local SGD: round %d: %d of %d parameters stand out; %s: anomalous %s, weights %s, %s",

@@ -65,22 +65,23 @@ class Closed:
     """For the window of the next meeting."""
     by: int
     """Replica that decided: no two texts are equal, so each knows if its own was taken."""
+    holders: tuple[int, ...] = ()
+    """Who has the newest round, once this one is made, in ascending order."""
 
     def to_text(self) -> str:
         """Return the decision as one line."""
         lags, names = self.lags, ",".join(map(str, self.replicas))
         return (
             f"{self.entry.value} {self.rounds} {names} {lags.mean!r} {lags.variance!r} "
-            f"{lags.count} {self.by}"
+            f"{lags.count} {self.by} {','.join(map(str, self.holders))}"
         )
 
     @classmethod
     def from_text(cls, text: str) -> Closed:
         """Parse what `to_text` returns; raises ValueError."""
-        entry, rounds, names, mean, variance, count, by = text.split(" ")
-        replicas = tuple(int(one) for one in names.split(","))
+        entry, rounds, names, mean, variance, count, by, holders = text.split(" ")
         lags = Lags(float(mean), float(variance), int(count))
-        return cls(Entry(entry), int(rounds), replicas, lags, int(by))
+        return cls(Entry(entry), int(rounds), _numbers(names), lags, int(by), _numbers(holders))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,22 +146,32 @@ def propose(
         now: Seconds of the clock of the one who asks.
         seen: Who has arrived.
         live: Replicas that are waited for.
-        before: The rounds so far, the lags with those of the last meeting, and the one who asks;
-            the other fields say nothing.
+        before: The rounds so far, the lags with those of the last meeting, the one who asks, and
+            who has the newest round; the other fields say nothing.
         settings: Quorum, bounds, least number of steps.
     """
     lags = Lags() if is_whole(before.rounds, settings) else before.lags
     decision = quorum.close(now, {one: its.at for one, its in seen.items()}, live, lags, settings)
     if not decision.closes:
         return Proposal(None, decision.reason)
+    if before.holders and not set(before.holders) & set(decision.replicas):
+        return Proposal(None, f"{decision.reason}, but nobody has the newest round")
     entered = enter([seen[one].progress for one in decision.replicas], settings)
     if entered.entry is Entry.LAST and len(decision.replicas) < len(live):
         return Proposal(None, f"{decision.reason}, but the last round has all")
-    made = before.rounds + (entered.entry is not Entry.SKIP)
+    is_made = entered.entry is not Entry.SKIP
     closed = dataclasses.replace(
-        before, entry=entered.entry, rounds=made, replicas=decision.replicas
+        before,
+        entry=entered.entry,
+        rounds=before.rounds + is_made,
+        replicas=decision.replicas,
+        holders=decision.replicas if is_made else before.holders,
     )
     return Proposal(closed, f"{decision.reason}; {entered.reason}")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(",") if one)
 
 
 def quorum_at(seen: Mapping[int, Arrived], live: int, settings: QuorumSettings) -> float:

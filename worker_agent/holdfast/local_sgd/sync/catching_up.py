@@ -11,12 +11,14 @@ as it was, or has caught up, with its delta.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.local_sgd.policies import quorum
 from holdfast.local_sgd.policies.quorum import QuorumSettings
 from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.unit_sync import all_or_none
 from holdfast.local_sgd.sync.units import Unit
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def catch_up(
     group: Group,
     settings: QuorumSettings,
     before_write: Callable[[int], None],
+    voters: Group | None = None,
 ) -> int:
     """Bring all members of a group to one round of each unit; all of them call this.
 
@@ -36,6 +39,8 @@ def catch_up(
         group: Who begins a round together.
         settings: Discount of a late delta.
         before_write: Called with the number of a unit whose weights are to be written next.
+        voters: The ranks of this replica, where replicas come and go: a unit then catches up on
+            all of them, or on none.
 
     Returns:
         Rounds that this replica had missed; 0: it was not late.
@@ -44,19 +49,21 @@ def catch_up(
         SyncError: a rank is gone.
     """
     mine = [float(number) for unit in units for number in (unit.round, _kept(unit))]
-    told = group.gather_scalars(mine)
+    told = all_or_none(voters, lambda: group.gather_scalars(mine))
     missed = 0
     for number, unit in enumerate(units):
         rounds = [int(row[2 * number]) for row in told]
         newest = max(rounds)
         ahead = [rank for rank, one in enumerate(rounds) if one == newest]
         behind = [rank for rank, one in enumerate(rounds) if one < newest]
+        if not behind:
+            continue
         donor = ahead[number % len(ahead)]
-        if group.rank == donor and behind:
-            _send(unit, group, behind)
-        elif group.rank in behind:
+        has_state = told[donor][2 * number + 1] > 0
+        give = functools.partial(_give, unit, group, donor, behind, has_state=has_state)
+        state = all_or_none(voters, give)
+        if state is not None:
             late = newest - unit.round
-            state = _receive(unit, group, donor, has_state=told[donor][2 * number + 1] > 0)
             before_write(number)
             _take(unit, state, quorum.carry(1.0, late, settings).factor)
             unit.round = newest
@@ -82,23 +89,38 @@ def _state_of(optimizer: Any, unit: Unit) -> list[torch.Tensor]:
     ]
 
 
-def _send(unit: Unit, group: Group, receivers: Sequence[int]) -> None:
-    packed = _packed(_all_of(unit), group.device)
-    if packed.numel():
-        for work in [group.begin_send(packed, rank) for rank in receivers]:
-            work.wait()
+def _give(
+    unit: Unit, group: Group, donor: int, behind: Sequence[int], *, has_state: bool
+) -> _State | None:
+    """Have one rank give a unit to others; return what this rank is given.
+
+    One exchange of all ranks: a send cannot be left while the other side is frozen.
+    """
+    import torch
+
+    spare = _spare(unit, has_state=has_state) if group.rank in behind else None
+    come, go = [0] * group.size, [0] * group.size
+    sent = received = torch.empty(0, dtype=torch.uint8, device=group.device)
+    if group.rank == donor:
+        packed = _packed(_all_of(unit), group.device)
+        sent = torch.cat([packed] * len(behind))
+        for rank in behind:
+            go[rank] = packed.numel()
+    elif spare is not None:
+        received = _packed(_all_of(spare), group.device)
+        come[donor] = received.numel()
+    group.begin_deliver(received, sent, (come, go)).wait()
+    if spare is not None:
+        _unpack(received, _all_of(spare))
+    return spare
 
 
-def _receive(unit: Unit, group: Group, donor: int, *, has_state: bool) -> _State:
-    """Return anchors and momentum of another replica; nothing of the unit has changed."""
+def _spare(unit: Unit, *, has_state: bool) -> _State:
+    """Return anchors and momentum of the unit's form, to be filled."""
     spare = Unit(unit.name, unit.tensors, unit.outer)
     spare.take_anchors()
     if has_state:
         spare.anchors.step_along_nothing()
-    packed = _packed(_all_of(spare), group.device)
-    if packed.numel():
-        group.begin_receive(packed, donor).wait()
-    _unpack(packed, _all_of(spare))
     return spare
 
 

@@ -29,6 +29,7 @@ def unit_sync_of(
     *,
     clip_scope: Literal["unit", "batch"] = "unit",
     whole: bool = False,
+    has_quorum: bool = False,
 ) -> UnitSync:
     """Return the sync that the settings describe.
 
@@ -37,7 +38,8 @@ def unit_sync_of(
         gta: The merging; None: the weighted mean.
         groups: The sync group and the shard group.
         clip_scope: Norm that is clipped: of each unit, or of a whole batch.
-        whole: The framework's hooks know all that the settings ask for.
+        whole: The framework's hooks know a switch.
+        has_quorum: They know rounds without a barrier.
 
     Raises:
         LocalSGDConfigError: a quorum or a switch is set, and they do not.
@@ -47,10 +49,10 @@ def unit_sync_of(
             f'switching="{config.switching}": only under FSDP2 on a mesh the interval is chosen by '
             'what was measured; leave it at "off"'
         )
-    if not whole and config.quorum is not None:
+    if not has_quorum and config.quorum is not None:
         raise LocalSGDConfigError(
             f"quorum={config.quorum}: rounds wait for all replicas of their group, but under FSDP2 "
-            "on a mesh with use_async=True; leave it at None"
+            "with use_async=True; leave it at None"
         )
     rules = Rules(
         weigh=lambda reports: weights.weigh(reports, config),

@@ -96,6 +96,8 @@ class Group:
         Only so do ranks leave one that waits for a frozen process, whose connections stay open."""
         self._process_group = process_group
         self._failure = ""
+        self.is_own = False
+        """Nobody else has the process group: who is done with it closes it."""
         self.numbers: Sequence[int] = (0,)
         """Numbers of the replicas, by rank: not the ranks where only some are in the group."""
         self.device = "cpu"
@@ -114,6 +116,21 @@ class Group:
         self.numbers = range(self.size)
 
     @classmethod
+    def like(cls, process_group: dist.ProcessGroup, *, timeout: float = TIMEOUT) -> Group:
+        """Return a group of the ranks of another, made by them alone, that `close` can end.
+
+        A device mesh and FSDP1 keep theirs for good, and gloo ends its connections with the last
+        reference. To end theirs under them would be no better.
+        """
+        import torch.distributed as dist
+
+        ranks = dist.get_process_group_ranks(process_group)
+        made: Any = dist.new_group(ranks, use_local_synchronization=True)
+        found = cls(made, timeout=timeout)
+        found.is_own = True
+        return found
+
+    @classmethod
     def of_one(cls) -> Group:
         """Return the group that has this rank alone."""
         return cls(alone=True)
@@ -130,10 +147,11 @@ class Group:
     def close(self) -> None:
         """Give the process group up; the default group is left to the script.
 
-        Ranks that still wait for this one then fail at once, not at their deadline, if the script
-        keeps no reference to the group. An error's traceback is such a reference: leave its
-        `except` first. A group whose deadline has passed is only forgotten: torch ends it when the
-        operation has ended that it still makes.
+        Ranks that still wait for this one then fail at once, not at their deadline, if nobody else
+        keeps a reference to the group. An error's traceback is such a reference: leave its
+        `except` first. So is a device mesh: take a group of the same ranks (`like`). A group whose
+        deadline has passed is only forgotten: torch ends it when the operation has ended that it
+        still makes.
         """
         import torch.distributed as dist
 

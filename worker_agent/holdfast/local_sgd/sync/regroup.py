@@ -10,18 +10,22 @@ another plan.
 
 A joiner is given every unit at the round that the survivors have it at, before units are done
 again. It takes part in those without a weight, which is the same as to be given them afterwards.
+With each unit it is given the donor's inner state, and from one replica the buffers: with moments
+of its own, which are zeros, its first round would be a warm-up at the full learning rate.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast.local_sgd.errors import RosterError
 from holdfast.local_sgd.policies.quorum import QuorumSettings, carry
 from holdfast.local_sgd.policies.roster import Plan, Standing, Transfer, regroup_shards, torn
 from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.parcels import InnerState, pack, unpack
 from holdfast.local_sgd.sync.unit_bytes import bytes_of, count_of, fill, form_of, has_outer_state
 from holdfast.local_sgd.sync.unit_sync import all_or_none
 
@@ -95,6 +99,7 @@ class Regroup:
         settings: QuorumSettings,
         *,
         before_write: Callable[[int], None] = lambda _: None,
+        inner: InnerState | None = None,
     ) -> None:
         """Take the new group.
 
@@ -104,11 +109,15 @@ class Regroup:
             groups: The new sync group, and the ranks of this replica.
             settings: What becomes of a delta that others have gone on without.
             before_write: Called with the number of a unit whose weights are to be written next.
+            inner: What joiners get beside the units; None: nothing.
         """
         self._units, self._replicas = list(units), tuple(replicas)
         self._sync, self._own = groups
         self._me = self._replicas[self._sync.rank]
         self._settings, self._before_write = settings, before_write
+        self._inner = inner
+        self._sizes: list[float] = []
+        """Bytes of each unit's weights, of the shard that has most: batches end alike on all."""
 
     def carry_out(self, mine: Situation, position: Callable[[], str]) -> Regrouped:
         """Exchange standings, make the plan, and carry it out.
@@ -132,10 +141,12 @@ class Regroup:
             joined=joins, source=giver, steps=giving.steps, due=giving.due, position=told
         )
         if not any(row.situation.has_anchors for row in rows):
+            self._give_inner(giver, rows, ())
             return found
         plan = self._plan(rows)
         before = min((unit.round for unit in self._units), default=0)
         kept = self._transfers(plan, rows)
+        self._give_inner(giver, rows, plan.joins)
         after = min((unit.round for unit in self._units), default=0)
         passed = not joins and after > before
         return dataclasses.replace(found, plan=plan, passed=passed, kept=kept)
@@ -150,6 +161,8 @@ class Regroup:
             *(has_outer_state(unit) for unit in units),
         ]
         told = all_or_none(self._own, lambda: self._sync.gather_scalars(sent))
+        mine_bytes = [float(sum(one.nbytes for one in unit.tensors())) for unit in units]
+        self._sizes = self._own.max_scalars(mine_bytes)
         rows = [_row(one, len(units)) for one in told]
         for replica, row in zip(self._replicas, rows, strict=True):
             if row.form != rows[0].form:
@@ -186,48 +199,83 @@ class Regroup:
         carries = {unit for replica, unit in plan.carries if replica == self._me}
         for part in (plan.transfers, plan.joins):
             for batch in self._batches(part):
-                for one, parcel in self._deliver(batch, newest):
+                parcels = {one.unit: bytes_of(self._units[one.unit]) for one in self._own_of(batch)}
+                sizes = [
+                    self._size_of(one.unit, outer_state=newest[one.unit][1])
+                    if self._me in one.receivers
+                    else 0
+                    for one in batch
+                ]
+                for one, parcel in self._deliver(batch, parcels, sizes):
                     rounds = newest[one.unit][0]
                     share = self._take(one.unit, parcel, rounds, carries=one.unit in carries)
                     kept = max(kept, share)
         return kept
 
+    def _give_inner(self, giver: int, rows: Sequence[Row], joins: Sequence[Transfer]) -> None:
+        """Give joiners inner state, unit by unit as the units, and the giver's buffers."""
+        new = [at for at, row in enumerate(rows) if row.situation.is_new]
+        if self._inner is None or not new or len(new) == len(rows):
+            return
+        units, replicas = len(self._units), self._replicas
+        come = tuple(replicas[at] for at in new)
+        of_units = [one for one in joins if set(one.receivers) <= set(come)]
+        of_units = of_units or [Transfer(unit, replicas[giver], come) for unit in range(units)]
+        for batch in self._batches([*of_units, Transfer(units, replicas[giver], come)]):
+            parcels = {one.unit: pack(self._inner.give(one.unit)) for one in self._own_of(batch)}
+            mine = [
+                float(parcels[one.unit].numel()) if one.donor == self._me else 0.0 for one in batch
+            ]
+            sizes = all_or_none(self._own, functools.partial(self._sync.max_scalars, mine))
+            for one, parcel in self._deliver(batch, parcels, [int(size) for size in sizes]):
+                self._inner.take(one.unit, unpack(parcel))
+
+    def _own_of(self, batch: Sequence[Transfer]) -> list[Transfer]:
+        """Return the transfers that this replica gives."""
+        return [one for one in batch if one.donor == self._me]
+
     def _batches(self, transfers: Sequence[Transfer]) -> Iterator[list[Transfer]]:
         """Cut transfers, alike on all ranks: what is on its way is in memory twice."""
         batch: list[Transfer] = []
-        size = 0
+        size = 0.0
         for one in transfers:
             batch.append(one)
-            size += sum(tensor.nbytes for tensor in self._units[one.unit].tensors())
+            size += self._sizes[one.unit] if one.unit < len(self._sizes) else 0.0
             if size >= BATCH:
                 yield batch
-                batch, size = [], 0
+                batch, size = [], 0.0
         if batch:
             yield batch
 
     def _deliver(
-        self, batch: Sequence[Transfer], newest: Sequence[tuple[int, bool]]
+        self,
+        batch: Sequence[Transfer],
+        parcels: Mapping[int, torch.Tensor],
+        sizes: Sequence[int],
     ) -> list[tuple[Transfer, torch.Tensor]]:
-        """Return what this rank is given of a batch, which all ranks carry out together."""
+        """Return what this rank is given of a batch, which all ranks carry out together.
+
+        Args:
+            batch: Who gives what to whom.
+            parcels: Bytes of what this rank gives, by unit.
+            sizes: Bytes of each transfer that this rank is given.
+        """
         import torch
 
         none = torch.empty(0, dtype=torch.uint8)
         go: list[list[torch.Tensor]] = [[none] for _ in self._replicas]
         come: list[list[tuple[Transfer, int]]] = [[] for _ in self._replicas]
-        for one in batch:
-            donor = self._replicas.index(one.donor)
-            if donor == self._sync.rank:
-                parcel = bytes_of(self._units[one.unit])
+        for one, size in zip(batch, sizes, strict=True):
+            if one.donor == self._me:
                 for receiver in one.receivers:
-                    go[self._replicas.index(receiver)].append(parcel)
+                    go[self._replicas.index(receiver)].append(parcels[one.unit])
             elif self._me in one.receivers:
-                size = self._size_of(one.unit, outer_state=newest[one.unit][1])
-                come[donor].append((one, size))
+                come[self._replicas.index(one.donor)].append((one, size))
         parts = [torch.cat(one) for one in go]
         counts = [sum(size for _, size in one) for one in come], [one.numel() for one in parts]
         received = self._placed(torch.empty(sum(counts[0]), dtype=torch.uint8))
         sent = self._placed(torch.cat(parts))
-        all_or_none(self._own, self._sync.begin_deliver(received, sent, counts).wait)
+        all_or_none(self._own, lambda: self._sync.begin_deliver(received, sent, counts).wait())
         flat = [one for several in come for one in several]
         pieces = received.split([size for _, size in flat])
         return [(one, piece) for (one, _), piece in zip(flat, pieces, strict=True)]

@@ -70,7 +70,7 @@ class Outcome:
     weights: tuple[float, ...]
     """Of each replica."""
     rollback: bool
-    """No outer step was made: all replicas were anomalous."""
+    """No outer step was made: all replicas were anomalous, or had made no step."""
     clipped: float
     """Factor of the clipping; 1: none."""
     reason: str
@@ -181,8 +181,8 @@ class UnitSync:
         their next reports.
         """
         for unit in units:
-            own = unit.detectors.get(self.sync.rank)
-            unit.detectors = {} if own is None else {sync.rank: own}
+            own = unit.detectors.get(self.sync.numbers[self.sync.rank])
+            unit.detectors = {} if own is None else {sync.numbers[sync.rank]: own}
         self.sync, self.shard = sync, shard
 
     def _norms(
