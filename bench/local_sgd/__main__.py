@@ -98,16 +98,19 @@ def _slow(options: argparse.Namespace) -> Iterator[Iterable[str]]:
 
 
 def _elastic(options: argparse.Namespace) -> Iterator[Iterable[str]]:
-    if r.ELASTIC not in options.rows:
-        return
-    groups = {
-        "losses": elastic.losses(options.seed),
-        "grow": elastic.grow(options.seed),
-        "kills": elastic.kills(options.seed, options.kill_seconds),
-    }
-    for group in options.elastic:
-        for way, values in groups[group]:
-            yield [_line(r.ELASTIC, group, way, 0, values)]
+    wanted = options.elastic if r.ELASTIC in options.rows else ()
+    for turn in _turns(options):
+        seed = options.seed + turn
+        groups = {
+            "losses": lambda seed=seed: elastic.losses(seed),
+            "grow": lambda seed=seed: elastic.grow(seed),
+            "kills": lambda seed=seed: elastic.kills(seed, options.kill_seconds),
+        }
+        for group in wanted:
+            if group == "kills" and turn > options.first_turn:
+                continue  # once: it is as long as all else
+            for way, values in groups[group]():
+                yield [_line(r.ELASTIC, group, way, turn, values)]
 
 
 def _line(row: str, group: str, way: str, turn: int, values: Mapping[str, float]) -> str:
