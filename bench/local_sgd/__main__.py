@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from bench import machine, record
-from bench.local_sgd import elastic, straggler
+from bench.local_sgd import elastic, straggler, torchft_ways
 from bench.local_sgd import results as r
 from bench.local_sgd.network import NetworkError
 from bench.local_sgd.page import page
-from bench.local_sgd.plan import SLOW_GROUP, SLOW_WAYS, slow_ways, worlds
+from bench.local_sgd.plan import SLOW_GROUP, SLOW_WAYS, slow_ways, without, worlds
 from bench.local_sgd.worlds import WorldError, run
 
 _PORT: Final = 29_650
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = RECORD.parser(__doc__)
     parser.add_argument("--rows", nargs="*", choices=r.ROWS, default=list(r.ROWS))
     parser.add_argument("--turns", type=int, default=3, help="of each comparison; seeds of losses")
+    parser.add_argument("--first-turn", type=int, default=0, help="where a run is made in parts")
     parser.add_argument("--seed", type=int, default=1, help="of the order in a turn")
     parser.add_argument("--elastic", nargs="*", choices=_ELASTIC, default=list(_ELASTIC))
     parser.add_argument("--kill-seconds", type=float, default=600.0, help="of the row of kills")
@@ -64,10 +65,17 @@ def _run(options: argparse.Namespace) -> None:
                 print(line, flush=True)
 
 
+def _turns(options: argparse.Namespace) -> range:
+    return range(options.first_turn, options.first_turn + options.turns)
+
+
 def _worlds(options: argparse.Namespace) -> Iterator[Iterable[str]]:
-    for number, world in enumerate(worlds(tuple(options.rows), options.turns, options.seed)):
+    if left_out := torchft_ways.missing():
+        print(f"bench.local_sgd: torchft's ways are left out: {left_out}", file=sys.stderr)
+    for number, world in enumerate(worlds(tuple(options.rows), _turns(options), options.seed)):
+        whole = without(world, "torchft") if left_out else world
         try:
-            yield map(json.dumps, run(world, _PORT + number))
+            yield map(json.dumps, run(whole, _PORT + 100 * options.first_turn + number))
         except NetworkError as error:
             said = f"bench.local_sgd: {world.row}, {world.group} is left out: {error}"
             print(said, file=sys.stderr)
@@ -77,7 +85,7 @@ def _worlds(options: argparse.Namespace) -> Iterator[Iterable[str]]:
 
 
 def _slow(options: argparse.Namespace) -> Iterator[Iterable[str]]:
-    for turn in range(options.turns if r.SLOW in options.rows else 0):
+    for turn in _turns(options) if r.SLOW in options.rows else ():
         for way in slow_ways(turn, options.seed):
             told = straggler.measure(way)
             values = {
@@ -90,16 +98,19 @@ def _slow(options: argparse.Namespace) -> Iterator[Iterable[str]]:
 
 
 def _elastic(options: argparse.Namespace) -> Iterator[Iterable[str]]:
-    if r.ELASTIC not in options.rows:
-        return
-    groups = {
-        "losses": elastic.losses(options.seed),
-        "grow": elastic.grow(options.seed),
-        "kills": elastic.kills(options.seed, options.kill_seconds),
-    }
-    for group in options.elastic:
-        for way, values in groups[group]:
-            yield [_line(r.ELASTIC, group, way, 0, values)]
+    wanted = options.elastic if r.ELASTIC in options.rows else ()
+    for turn in _turns(options):
+        seed = options.seed + turn
+        groups = {
+            "losses": lambda seed=seed: elastic.losses(seed),
+            "grow": lambda seed=seed: elastic.grow(seed),
+            "kills": lambda seed=seed: elastic.kills(seed, options.kill_seconds),
+        }
+        for group in wanted:
+            if group == "kills" and turn > options.first_turn:
+                continue  # once: it is as long as all else
+            for way, values in groups[group]():
+                yield [_line(r.ELASTIC, group, way, turn, values)]
 
 
 def _line(row: str, group: str, way: str, turn: int, values: Mapping[str, float]) -> str:

@@ -6,7 +6,7 @@ ranks wrote down. Does not belong here: the scenarios (`local_sgd.elastic_jobs` 
 
 Compute is a sleep. The control plane is the tests' own: it knows of a death when the process is
 gone, and writes the next roster at once. A replacement is forked from a process that has imported
-torch, so a real one takes some seconds more.
+torch, so a real one takes some seconds more. DDP runs under `holdfast run` (`ddp_kills`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from bench.local_sgd import ddp_kills
+
 INTERVAL: Final = 10
 """Steps between two rounds, where a replica is killed again and again."""
+_PACE: Final = 0.1
+"""Seconds of a step's computation, slept, under kills."""
+_SHARED: Final = Path("/dev/shm")  # noqa: S108 - a directory of its own in it
+"""Roster and logs lie there: no rank waits for a disk on which others write."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 Told = dict[str, Any]
 Values = dict[str, float]
@@ -48,6 +54,7 @@ def run(**scenario: Any) -> Told:
             "PYTHONWARNINGS": "ignore",
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
+            **({"TMPDIR": str(_SHARED)} if _SHARED.is_dir() else {}),
         },
     )
     if ended.returncode:
@@ -59,7 +66,8 @@ def run(**scenario: Any) -> Told:
 def losses(seed: int, count: int = 52) -> Iterator[tuple[str, Values]]:
     """Measure syncs after a loss and after a join, beyond the median sync without a change.
 
-    A sync takes from the last survivor's arrival until the last has left.
+    A sync takes from the last survivor's arrival until the last has left. A part of it may be the
+    control plane's, until the roster without the lost one is there: a second row leaves that out.
     """
     told = run(
         scenario="losses", kind="ddp", count=count, pace=0.01, pause=0.15, seed=seed, limit=120.0
@@ -70,28 +78,44 @@ def losses(seed: int, count: int = 52) -> Iterator[tuple[str, Values]]:
     kinds = _kinds(told)
     calm = [took[at] for at in took if at - 1 in epochs and epochs[at] == epochs[at - 1]]
     usual = statistics.median(calm)
+    changed = [at for at in took if at - 1 in epochs and epochs[at] != epochs[at - 1]]
+    published = _published(told)
     for kind in ("loss", "join"):
-        changed = [at for at in took if at - 1 in epochs and epochs[at] != epochs[at - 1]]
-        costs = [took[at] - usual for at in changed if kinds[epochs[at]] == kind]
-        yield kind, _spread(costs)
+        mine = [at for at in changed if kinds[epochs[at]] == kind]
+        yield kind, _spread([took[at] - usual for at in mine])
+        waits = [published[epochs[at]] - max(row["arrived"] for row in rounds[at]) for at in mine]
+        rests = [took[at] - usual - max(0.0, wait) for at, wait in zip(mine, waits, strict=True)]
+        yield f"{kind}, from the roster on", _spread(rests)
     yield "no change", _spread([one - usual for one in calm])
 
 
 def grow(seed: int, rounds: int = 45) -> Iterator[tuple[str, Values]]:
-    """Measure 4 -> 2 -> 6 beside four replicas that nothing happens to, at the same rounds."""
-    for way, scenario in (("4-2-6", "shrink and grow"), ("static", "static")):
-        told = run(scenario=scenario, rounds=rounds, seed=seed, limit=300.0, rows=32)
+    """Measure 4 -> 2 -> 6 beside replicas that nothing happens to, at the same rounds.
+
+    Four static ones see as many samples. Six tell what it is worth to end with six: the noise of
+    a mean falls with their number. 4 -> 2 -> 4 changes members as often and ends with four.
+    """
+    for way, scenario, replicas, back in (
+        ("4-2-6", "shrink and grow", 4, 4),
+        ("4-2-4", "shrink and grow", 4, 2),
+        ("static", "static", 4, 0),
+        ("static, 6 replicas", "static", 6, 0),
+    ):
+        told = run(
+            scenario=scenario, rounds=rounds, seed=seed, limit=600.0, rows=32, replicas=replicas,
+            back=back,
+        )  # fmt: skip
         yield way, {**_kept(told), "validation loss": statistics.fmean(_ends(told))}
 
 
 def kills(seed: int, seconds: float = 600.0, each: float = 10.0) -> Iterator[tuple[str, Values]]:
-    """Measure the steps of four replicas of which one is killed again and again.
+    """Measure the steps of four replicas of which one is killed again and again, and DDP's.
 
     Goodput: those steps as a share of what four replicas make that are always there, at the pace of
     rounds without a change in the same run. So other work on the machine does not count.
     """
     told = run(
-        scenario="kills", seconds=seconds, each=each, pace=0.1, interval=INTERVAL, seed=seed,
+        scenario="kills", seconds=seconds, each=each, pace=_PACE, interval=INTERVAL, seed=seed,
         limit=seconds + 300.0,
     )  # fmt: skip
     begin, end = (
@@ -111,6 +135,7 @@ def kills(seed: int, seconds: float = 600.0, each: float = 10.0) -> Iterator[tup
             "validation loss": statistics.fmean(_ends(told)),
         },
     )
+    yield "DDP, restarted", ddp_kills.measure(seed, seconds, each, _PACE)
 
 
 def _calm_rounds(told: Told) -> Iterator[float]:
@@ -152,6 +177,12 @@ def _kinds(told: Told) -> dict[int, str]:
             found[int(what.split(":")[0].removeprefix("epoch "))] = kind
             kind = "join"
     return found
+
+
+def _published(told: Told) -> dict[int, float]:
+    """Return when each epoch's roster was there."""
+    words = [one.split() for one in told["done"]]
+    return {int(two[2].rstrip(":")): float(two[0]) for two in words if two[1] == "epoch"}
 
 
 def _kept(told: Told) -> Values:

@@ -12,6 +12,8 @@ from bench.local_sgd import results as r
 
 DDP: Final = "DDP"
 TORCH: Final = "torch's PeriodicModelAverager, H = {}"
+TORCHFT_AVERAGE: Final = "torchft's LocalSGD, H = {}"
+TORCHFT_DILOCO: Final = "torchft's DiLoCo, H = {}"
 NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 """Of the outer optimizer."""
 
@@ -22,7 +24,7 @@ class Case:
 
     name: str
     kind: str
-    """ "ddp", "torch" (its averager), or "edit" (under DDP)."""
+    """ "ddp", "torch" (its averager), "torchft", or "edit" (under DDP)."""
     interval: int = 1
     steps: int = 64
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -68,9 +70,23 @@ def torchs(interval: int, steps: int) -> Case:
     return Case(name=TORCH.format(interval), kind="torch", interval=interval, steps=steps)
 
 
-def worlds(rows: tuple[str, ...], turns: int, seed: int) -> Iterator[World]:
+def torchfts(interval: int, steps: int) -> tuple[Case, Case]:
+    """Return torchft's plain averaging, and its DiLoCo with the outer optimizer of EDiT."""
+    diloco = Case(
+        name=TORCHFT_DILOCO.format(interval), kind="torchft", interval=interval, steps=steps
+    )
+    name = TORCHFT_AVERAGE.format(interval)
+    return dataclasses.replace(diloco, name=name, outer=False), diloco
+
+
+def without(world: World, kind: str) -> World:
+    """Return a world without the cases of a kind."""
+    return dataclasses.replace(world, cases=tuple(one for one in world.cases if one.kind != kind))
+
+
+def worlds(rows: tuple[str, ...], turns: range, seed: int) -> Iterator[World]:
     """Yield the worlds of a run; the cases of each in an order drawn by the seed."""
-    for turn in range(turns):
+    for turn in turns:
         if r.BYTES in rows and not turn:
             yield from (_bytes(ranks) for ranks in (2, 4))
         if r.LINKS in rows:
@@ -111,6 +127,7 @@ def _bytes(ranks: int) -> World:
         edit(32, 64),
         edit(32, 64, "int8"),
         torchs(16, 32),
+        *torchfts(16, 32),
     )
     group = f"{ranks} replicas"
     return World(row=r.BYTES, group=group, ranks=ranks, turn=0, cases=cases, networks=True)
@@ -119,7 +136,7 @@ def _bytes(ranks: int) -> World:
 def _links(turn: int) -> Iterator[World]:
     for mbit, ddp_steps, more in (
         (1000.0, 40, (torchs(16, 64),)),
-        (100.0, 12, (torchs(16, 64), edit(32, 64, "int8"))),
+        (100.0, 12, (torchs(16, 64), *torchfts(16, 64), edit(32, 64, "int8"))),
         (10.0, 3, (edit(32, 64, "int8"),)),
     ):
         cases = (Case(name=DDP, kind="ddp", steps=ddp_steps), edit(16, 64), edit(32, 64), *more)
@@ -135,8 +152,12 @@ def _links(turn: int) -> Iterator[World]:
         )
 
 
+LENGTHS: Final = (640, 1280)
+"""Steps after which losses are compared: by then H = 64 has made 9 rounds, and 19."""
+
+
 def _loss(turn: int) -> World:
-    steps = 640
+    steps = max(LENGTHS)
     warm = {"local_sgd_warmup_steps": 64, "ewma_warmup_steps": 8}
     local = [
         Case(
@@ -149,16 +170,12 @@ def _loss(turn: int) -> World:
         )
         for interval in (16, 32, 64)
     ]
-    beside = Case(
-        name=TORCH.format(16),
-        kind="torch",
-        interval=16,
-        steps=steps,
-        seed=turn,
-        config={"local_sgd_warmup_steps": 64},
-    )
+    others = (torchs(16, 640), torchfts(16, 640)[0], torchfts(32, 640)[1])
+    beside = [
+        dataclasses.replace(one, seed=turn, config={"local_sgd_warmup_steps": 64}) for one in others
+    ]
     ddp = Case(name=DDP, kind="ddp", steps=steps, seed=turn)
-    return World(row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=(ddp, *local, beside))
+    return World(row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=(ddp, *local, *beside))
 
 
 EQUAL: Final = "equal weights"

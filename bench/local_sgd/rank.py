@@ -18,11 +18,11 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 
 import english_text
 from bench.local_sgd import results as r
 from bench.local_sgd.network import INTERFACE
+from bench.local_sgd.plan import LENGTHS
 from bench.local_sgd.ways import Training, training_of
 from with_local_sgd.llama_model import CONTEXT, Llama, next_byte_loss
 
@@ -31,8 +31,8 @@ _LAYERS: Final = 7
 """1.84 million parameters, 7.4 MB in fp32, as the measured baselines have."""
 _LR: Final = 2e-3
 _BATCH: Final = 8
-_WINDOWS: Final = 256
-"""Windows of text that the validation takes."""
+_AT_ONCE: Final = 256
+"""Windows that a validation takes at once."""
 
 
 def main() -> None:
@@ -93,6 +93,7 @@ def by_steps(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, flo
     sent = (_sent() - before) / case["steps"]
     most = torch.tensor([seconds, sent], dtype=torch.float64)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    training.close()
     return {r.SECONDS: float(most[0]), r.SENT: float(most[1])}
 
 
@@ -110,10 +111,14 @@ def losses(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float
         training.optimizer.zero_grad()
         loss.backward()
         training.optimizer.step()
+        if not wild and step + 1 in LENGTHS:
+            found[r.AFTER_STEPS.format(step + 1)] = _validation(training.model)
     finite = all(bool(one.isfinite().all()) for one in training.model.parameters())
     least = torch.tensor([float(finite)])
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    found[r.AFTER if wild else r.VALIDATION] = _validation(training.model)
+    if wild:
+        found[r.AFTER] = _validation(training.model)
+    training.close()
     return {**found, r.FINITE: float(least)}
 
 
@@ -148,12 +153,15 @@ def _training_loss(model: nn.Module, step: int, seed: int) -> torch.Tensor:
 
 @torch.no_grad()
 def _validation(model: nn.Module) -> float:
-    """Return the mean over the replicas of their loss, each on its share of the windows."""
+    """Return the mean over the replicas of their loss on the whole text that none trains on."""
     inner = getattr(model, "module", model)  # an evaluation alone needs no DDP
     _, text = _text()
-    starts = english_text.even_starts(text, CONTEXT)[:_WINDOWS]
-    loss = next_byte_loss(inner, english_text.windows(text, starts, CONTEXT))
-    loss = functional.relu(loss.double())
+    starts = english_text.even_starts(text, CONTEXT)
+    losses = [
+        next_byte_loss(inner, english_text.windows(text, some, CONTEXT)).double() * len(some)
+        for some in starts.split(_AT_ONCE)
+    ]
+    loss = torch.stack(losses).sum() / len(starts)
     dist.all_reduce(loss)
     return float(loss) / dist.get_world_size()
 

@@ -1,4 +1,4 @@
-"""Trainings in each way: DDP, torch's averager, EDiT under DDP.
+"""Trainings in each way: DDP, torch's averager, torchft's, EDiT under DDP.
 
 Belongs here: the lines that a script has, as docs/local-sgd.md shows them. Does not belong here:
 what is measured (`rank`).
@@ -20,6 +20,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 
 from bench.local_sgd.plan import NESTEROV
+from bench.local_sgd.torchft_ways import Torchft
 from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
 
@@ -32,6 +33,8 @@ class Training:
     optimizer: Any
     inner: torch.optim.Optimizer
     """The script's own, whose learning rate counts."""
+    close: Callable[[], None] = lambda: None
+    """Ends what the way has started."""
 
 
 def training_of(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
@@ -77,6 +80,12 @@ def _torch(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
     return found
 
 
+def _torchft(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
+    found = _local(case, model, lr)
+    optimizer = Torchft(case, model, found.inner)
+    return Training(found.model, optimizer, found.inner, optimizer.close)
+
+
 def _edit(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
     found = _local(case, model, lr)
     averager = OuterOptimPeriodicModelAverager(
@@ -89,5 +98,6 @@ def _edit(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
 _WAYS: Mapping[str, Callable[[Mapping[str, Any], nn.Module, float], Training]] = {
     "ddp": _ddp,
     "torch": _torch,
+    "torchft": _torchft,
     "edit": _edit,
 }

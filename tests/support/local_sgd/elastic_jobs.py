@@ -34,13 +34,17 @@ DEFAULTS: Final = {
     "pace": 0.004,
     "seed": 0,
     "every": 4,
+    "back": 4,
     "pause": 0.1,
     "limit": 120.0,
 }
 
 
 class StoreHost:
-    """A process that hosts the stores of all epochs."""
+    """A process that hosts the stores of all epochs.
+
+    It makes the next epoch's store ahead of its need: a loss does not wait for it.
+    """
 
     def __init__(self) -> None:
         """Fork it."""
@@ -52,11 +56,13 @@ class StoreHost:
             os._exit(0)
         os.close(ask)
         os.close(tell)
+        os.write(self._ask, b"?")
 
     def fresh(self) -> str:
         """Return host and port of a new store."""
+        port = int(os.read(self._told, 16))
         os.write(self._ask, b"?")
-        return f"127.0.0.1:{int(os.read(self._told, 16))}"
+        return f"127.0.0.1:{port}"
 
     def close(self) -> None:
         """End it."""
@@ -161,9 +167,12 @@ class ControlPlane:
         while not is_there():
             if not self._running() and not is_there():
                 raise RuntimeError(f"all replicas have ended before {what}; {self.done}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not in {self.scenario['limit']} s: {what}; {self.done}")
-            time.sleep(0.005)
+            self._look_again(deadline, what)
+
+    def _look_again(self, deadline: float, what: str) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not in {self.scenario['limit']} s: {what}; {self.done}")
+        time.sleep(0.005)
 
     def stop(self, rounds: int) -> None:
         """Tell all to end together, after this outer round."""
@@ -176,7 +185,9 @@ class ControlPlane:
         if not self.scenario["rounds"]:
             newest = max(self.rounds_of(one) for one in self.members)
             self.stop(newest + self.scenario["every"])
-        self.wait(lambda: not self._running(), "the end")
+        deadline = time.monotonic() + self.scenario["limit"]
+        while self._running():  # not `wait`: to have ended is no failure here
+            self._look_again(deadline, "the end")
 
     def abandon(self) -> None:
         """Kill what is left."""
@@ -279,14 +290,14 @@ def early(plane: ControlPlane) -> None:
 
 
 def shrink_and_grow(plane: ControlPlane) -> None:
-    """4 replicas; two are killed at one time; four others come."""
+    """4 replicas; two are killed at one time; `back` others come."""
     plane.publish(come=plane.start(4))
     third = plane.scenario["rounds"] // 3
     plane.until(third)
     time.sleep(plane.random.uniform(0, plane.scenario["pause"]))
     plane.kill(*plane.random.sample(plane.members, 2))
     plane.until(2 * third)
-    plane.join(4)
+    plane.join(plane.scenario["back"])
 
 
 def kills(plane: ControlPlane) -> None:
