@@ -13,17 +13,26 @@ STAMP := .venv/.setup-stamp
 FAST := not train and not slow and not kube
 LONG := (train or slow) and not kube
 SUPPORT := tests/support:tests/testbed
+# An idle worker takes tests over from one that has many left.
+SHARED := --dist worksteal
+QUICK = $(PYTEST) -n $(WORKERS) $(SHARED) -m "$(FAST)"
+WIDELY = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(LONG) and not deadline and not exclusive" $(SLOWEST)
 # These parts name their folder, since to read all tests takes longer than to start some.
-PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) -m "$(LONG) and deadline and not exclusive" $(SLOWEST)
+PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) $(SHARED) \
+  -m "$(LONG) and deadline and not exclusive" $(SLOWEST)
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
-KUBE = $(PYTEST) tests/operator/process -n $(WIDE) --dist loadfile -m kube $(SLOWEST)
+KUBE = $(PYTEST) tests/operator/process --dist loadfile -m kube $(SLOWEST)
 # Where the time goes.
 SLOWEST := --durations=12 --durations-min=10
 # Two, also on a big machine: these tests watch deadlines of their own processes.
 WORKERS ?= 2
 # Long tests wait a third of their time for processes to start and end.
 WIDE ?= 3
+# A line with make's own name for itself would run under `make -n` too.
+CHECK := $(MAKE) check
+# Files of the cluster's tests that run beside those.
+BESIDE ?= 2
 SOAK_MINUTES ?= 120
 FLASH_SEED ?= $(shell date +%s)
 KILLS := PYTHONPATH=$(SUPPORT) $(BIN)/python tests/support/campaigns
@@ -83,17 +92,22 @@ cluster-tools: $(STAMP) # Build what a test cluster is made of (first time: minu
 cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pods are processes
 	@PYTHONPATH=$(SUPPORT) $(BIN)/python -m cluster --nodes $(NODES)
 
-# Each part runs whatever the parts before it found: one run names all that fails.
+# Each part runs whatever the parts before it found: one run names all that fails. What mostly waits
+# runs beside what computes: the cluster's tools are built from the start, at a low priority, and the
+# cluster's tests run beside the wide ones. Nothing runs beside the last part.
 .PHONY: test
-test: check cluster-tools ## Check, then run every test (60 to 75 minutes on 2 cores)
-	failed=0; \
-	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --durations=12 --durations-min=5 \
-	  --phase-write=build/fast-phase.json || failed=1; \
-	$(PYTEST) -n $(WIDE) -m "$(LONG) and not deadline and not exclusive" $(SLOWEST) \
-	  --phase-write=build/wide-phase.json || failed=1; \
+test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
+	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
+	(trap - INT; exec nice scripts/cluster_tools.sh >/dev/null) & tools=$$!; \
+	$(CHECK) || exit 1; \
+	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
 	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
-	$(ALONE) --phase-write=build/alone-phase.json || failed=1; \
-	$(KUBE) $(foreach one,fast wide pairs alone,--phase-read=build/$(one)-phase.json) || failed=1; \
+	wait $$tools || failed=1; \
+	(trap - INT; exec $(KUBE) -n $(BESIDE) --phase-write=build/kube-phase.json \
+	  >build/kube-phase.log 2>&1) & kube=$$!; \
+	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
+	wait $$kube || failed=1; cat build/kube-phase.log; \
+	$(ALONE) $(foreach one,fast pairs wide kube,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
 
 .PHONY: coverage
@@ -102,7 +116,7 @@ coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as lon
 
 .PHONY: test-kube
 test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (15 minutes)
-	$(KUBE)
+	$(KUBE) -n $(WIDE)
 
 .PHONY: test-matrix
 test-matrix: $(STAMP) ## Run every pair of layouts of DeepSpeed and Megatron (`make test` takes some; 30 minutes)
@@ -110,7 +124,7 @@ test-matrix: $(STAMP) ## Run every pair of layouts of DeepSpeed and Megatron (`m
 
 .PHONY: test-fast
 test-fast: $(STAMP) ## Run the fast tests only (3 to 5 minutes)
-	$(PYTEST) -n $(WORKERS) -m "$(FAST)"
+	$(QUICK)
 
 .PHONY: soak
 soak: $(STAMP) ## Kill checkpoints 2,340 times, then simulate the control plane for SOAK_MINUTES (120)

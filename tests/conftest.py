@@ -1,9 +1,9 @@
 """Settings of every test run: Hypothesis, temporary files, the phases of `make test`.
 
-`make test` runs the fast tests, the long ones, those with short deadlines, those that want to be
-alone and those of the cluster in pytest processes of their own. All but the last write down their
-outcome, the last repeats it at its end, so that every failure, and every skip with its reason,
-stands in one place. Fixtures belong into tests/support or beside their tests.
+`make test` runs the fast tests, those with short deadlines, the long ones with those of the cluster
+beside them, and those that want to be alone in pytest processes of their own. All but the last
+write down their outcome, the last repeats it at its end, so that every failure, and every skip with
+its reason, stands in one place. Fixtures belong into tests/support or beside their tests.
 """
 
 from __future__ import annotations

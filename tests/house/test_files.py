@@ -128,6 +128,16 @@ def test_no_file_names_a_registry(parts: tuple[str, str]) -> None:
     assert _files_with(separator.join(parts)) == []
 
 
+# With the space that git writes: a text may underline with the bare signs.
+MERGE_MARKS = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
+
+
+def test_no_file_holds_the_marks_of_a_merge() -> None:
+    """A conflict that was committed unsolved is found here, and not by a reader of the page."""
+    marked = [path for path in tracked_files() if MERGE_MARKS.search(path.read_bytes())]
+    assert [_name(path) for path in marked] == []
+
+
 def test_no_file_names_a_place_on_this_machine() -> None:
     """The path of this checkout, or of the user's home, works for nobody else."""
     places = [str(ROOT)]
