@@ -180,7 +180,16 @@ def _roster(status: JobStatus) -> str:
 
 def nodes_table(nodes: Sequence[NodeInfo]) -> str:
     """Return `holdfast nodes`: a node a line; with verdicts, where nodes were checked."""
-    header = ("NODE", "STATE", "RANKS", "STEP", "STEP TIME", "HOST", "AGENT PID", "SILENT")
+    header: tuple[str, ...] = (
+        "NODE",
+        "STATE",
+        "RANKS",
+        "STEP",
+        "STEP TIME",
+        "HOST",
+        "AGENT PID",
+        "SILENT",
+    )
     rows = [_node_row(node) for node in nodes]
     if any(node.replica for node in nodes):
         header = (*header, "REPLICA")

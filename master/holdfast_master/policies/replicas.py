@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from holdfast_master.policies.counts import counted
+from holdfast_master.policies.hang import HangKind, HangVerdict
 from holdfast_master.policies.rendezvous import Candidate
 
 
@@ -131,6 +133,20 @@ def roster(
     return NewRoster(tuple(fit), _why(fit, now_in))
 
 
+def memberships(
+    replicas: Sequence[int], known: Mapping[int, int], epoch: int, *, again: bool = False
+) -> tuple[int, ...]:
+    """Return the epoch since which each replica is in all rosters, in their order.
+
+    Args:
+        replicas: Members of the roster of `epoch`.
+        known: Members of the roster before, to their epochs.
+        epoch: Of the roster.
+        again: The members before could not meet: all of them leave the groups that they have.
+    """
+    return tuple(epoch if again else known.get(number, epoch) for number in replicas)
+
+
 def _why(fit: Sequence[int], now_in: Sequence[int]) -> str:
     lost = [number for number in now_in if number not in fit]
     come = [number for number in fit if number not in now_in]
@@ -188,6 +204,34 @@ def frozen(paces: Sequence[Pace], limit: float) -> FrozenReplica | None:
         f"replica {last.number} has stood still at step {last.step} for {last.still:.0f} s, and "
         f"the others wait for it at step {ahead}",
     )
+
+
+_BY_ITSELF: Final = frozenset(
+    {
+        HangKind.PROCESS_GONE,
+        HangKind.UNINTERRUPTIBLE,
+        HangKind.STOPPED,
+        HangKind.NATIVE_GIL,
+        HangKind.STORAGE,
+        HangKind.DATA_LOADER,
+        HangKind.LOCK,
+    }
+)
+"""Causes that lie within a replica: who waits for another one in a sync shows none of them."""
+
+
+def stuck_by_itself(verdicts: Mapping[int, HangVerdict]) -> list[FrozenReplica]:
+    """Return the replicas whose ranks show why they stand still, by number; not all of them.
+
+    verdicts: What the ranks of each replica do, by its number. Where all would be out, nobody is:
+    then the cause is not one replica's, such as a storage that all wait for.
+    """
+    found = [
+        FrozenReplica(number, f"replica {number} keeps the others waiting: {one.reason}")
+        for number, one in sorted(verdicts.items())
+        if one.kind in _BY_ITSELF
+    ]
+    return found if len(found) < len(verdicts) else []
 
 
 def all_still(paces: Sequence[Pace], limit: float) -> FrozenReplica | None:

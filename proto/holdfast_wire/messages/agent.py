@@ -602,6 +602,9 @@ class OuterRoster:
     store_host: str = ""
     """TCPStore where their ranks meet: an IP and a port."""
     store_port: int = 0
+    since: tuple[int, ...] = ()
+    """Epoch since which each of them has been in all rosters: one that was out in between has left
+    its groups."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

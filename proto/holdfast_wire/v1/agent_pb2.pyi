@@ -1385,6 +1385,7 @@ class OuterRoster(google.protobuf.message.Message):
     REPLICAS_FIELD_NUMBER: builtins.int
     STORE_HOST_FIELD_NUMBER: builtins.int
     STORE_PORT_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """Counts changes, from 1."""
     store_host: builtins.str
@@ -1394,6 +1395,10 @@ class OuterRoster(google.protobuf.message.Message):
     def replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Numbers, in the order of their ranks in a sync group."""
 
+    @property
+    def since(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Epoch since which each of them has been in all rosters: one that was out in between has left its groups."""
+
     def __init__(
         self,
         *,
@@ -1401,8 +1406,9 @@ class OuterRoster(google.protobuf.message.Message):
         replicas: collections.abc.Iterable[builtins.int] | None = ...,
         store_host: builtins.str = ...,
         store_port: builtins.int = ...,
+        since: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "replicas", b"replicas", "store_host", b"store_host", "store_port", b"store_port"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "replicas", b"replicas", "since", b"since", "store_host", b"store_host", "store_port", b"store_port"]) -> None: ...
 
 Global___OuterRoster: typing_extensions.TypeAlias = OuterRoster
 

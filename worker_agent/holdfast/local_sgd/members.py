@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,11 @@ ROSTER: Final = "HOLDFAST_OUTER_ROSTER"
 """Names the file that has the newest roster."""
 REPLICA: Final = "HOLDFAST_REPLICA"
 """Number of this process's replica in rosters."""
+
+
+COMPLAINT: Final = 2.0
+"""Seconds without another roster after which a rank says that it could not meet the members of the
+last one. Who is lost is told sooner, where its end was seen."""
 
 
 class MembersError(LocalSGDError, RuntimeError):
@@ -136,6 +142,7 @@ class RosterMembers:
         timeout: float = TIMEOUT,
         patience: float = TIMEOUT,
         announce: Callable[[], None] | None = None,
+        complain: Callable[[int], None] | None = None,
     ) -> None:
         """Take what this rank is; nothing is made before `refresh` or `recover`.
 
@@ -148,10 +155,12 @@ class RosterMembers:
             patience: Seconds to wait for a roster that this rank can follow.
             announce: Called once, when this rank is ready to meet others. A roster that names a
                 replica before makes the others wait until it is.
+            complain: Called with an epoch whose members this rank cannot meet, or not any more,
+                though the newest roster still has them: a group is made anew only in another epoch.
         """
         self._read, self._replica, self._shards = read, replica, shard_group
         self.timeout, self._patience = timeout, patience
-        self._announce = announce
+        self._announce, self._complain = announce, complain
         self._outer = ChangingGroup(backend)
         self._tried = 0
         self._now: Membership | None = None
@@ -217,10 +226,14 @@ class RosterMembers:
 
     def _wait(self, at_least: int, deadline: float) -> OuterRoster:
         """Return the first roster of such an epoch that has this replica."""
+        complaint = time.monotonic() + COMPLAINT
         while True:
             roster = self._read()
             if roster and roster.epoch >= at_least and self._replica in roster.replicas:
                 return roster
+            if self._complain and at_least > 1 and time.monotonic() > complaint:
+                complaint = math.inf
+                self._complain(at_least - 1)
             if time.monotonic() > deadline:
                 raise MembersError(
                     f"replica {self._replica} found no roster from epoch {at_least} on that has "
@@ -255,10 +268,7 @@ class RosterMembers:
 
     def _has_lost(self, roster: OuterRoster) -> bool:
         """Return whether a member is out by a newer roster; a joiner alone interrupts nothing."""
-        newest = self._read()
-        if newest is None or newest.epoch <= roster.epoch:
-            return False
-        return not set(roster.replicas) <= set(newest.replicas)
+        return roster.has_lost(self._read())
 
     def _store(self, roster: OuterRoster) -> dist.Store:
         from datetime import timedelta
@@ -298,7 +308,8 @@ def members_of_environment(
     Call it behind `init_process_group`, on all ranks. An agent names the roster's file in
     HOLDFAST_OUTER_ROSTER and this replica's number in HOLDFAST_REPLICA. A rank that is ready to
     meet others makes an empty file beside it, `<roster>.ready-<replica>-<rank>`: a roster that has
-    a replica before its ranks are ready makes the others wait for them.
+    a replica before its ranks are ready makes the others wait for them. One that could not meet the
+    others writes the epoch to `<roster>.unmet-<replica>-<rank>`.
 
     Args:
         shards: Ranks of a replica; None: under an agent all ranks of its world, else 1.
@@ -336,7 +347,20 @@ def members_of_environment(
         timeout=timeout,
         patience=patience,
         announce=Path(f"{path}.ready-{replica}-{dist.get_rank()}").touch,
+        complain=_complaints(Path(f"{path}.unmet-{replica}-{dist.get_rank()}")),
     )
+
+
+def _complaints(path: Path) -> Callable[[int], None]:
+    """Return a writer of the newest epoch that this rank could not meet in."""
+
+    def write(epoch: int) -> None:
+        log.warning("local SGD: asks for another epoch than %d: its members did not meet", epoch)
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.write_text(str(epoch), encoding="utf-8")
+        fresh.replace(path)
+
+    return write
 
 
 def mesh_of(members: Members, device_type: str) -> DeviceMesh:

@@ -15,5 +15,6 @@ def write(roster: OuterRoster) -> str:
             "epoch": roster.epoch,
             "replicas": list(roster.replicas),
             "store": f"{host}:{roster.store_port}",
+            "since": list(roster.since),
         }
     )

@@ -13,17 +13,29 @@ from typing import Final
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.outgoing_batch import Warn
-from holdfast_master.job.state.world import World
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import Inquiry, World
+from holdfast_master.policies import hang
 from holdfast_master.policies import replicas as policy
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.replicas import FrozenReplica, Pace
-from holdfast_wire.messages import HangPolicy, HealthMode, RankSection, WorldReplica
+from holdfast_wire.messages import (
+    CollectEvidence,
+    EvidenceCollected,
+    HangPolicy,
+    HealthMode,
+    RankSection,
+    WorldReplica,
+)
 from holdfast_wire.reasons import EventReason
 
 LEAST_SECONDS: Final = 30.0
 """Least time without a step before a replica is frozen, s: nothing is compiled or loaded in the
 middle of a run for longer, and the others wait as long."""
+EVIDENCE_SECONDS: Final = 6.0
+"""For the evidence of all nodes; an agent takes 2 s."""
 STEPS: Final = 20.0
 """The same in steps of usual length."""
 _WORK: Final = frozenset({RankSection.EVAL, RankSection.CHECKPOINT})
@@ -38,14 +50,74 @@ def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
     paces = [pace for one in members if (pace := _pace(job, world, one)) is not None]
     if not paces or len(paces) < len(members) or job.worlds.barrier is not None:
         return
-    usual = STEPS * world.step_seconds
-    found = policy.frozen(paces, max(LEAST_SECONDS, usual))
+    limit = max(LEAST_SECONDS, STEPS * world.step_seconds)
+    found = policy.frozen(paces, limit)
     if found is not None:
-        job.worlds.frozen[found.number] = min(one.step for one in paces)
-        _respond(job, world, settings, found)
-    elif settings is not None:
+        _put_out(job, world, settings, found)
+    elif policy.all_still(paces, limit) is None:
+        job.worlds.inquiry = None
+        job.worlds.frozen.pop(0, None)
+    elif job.worlds.inquiry is None and len(paces) > 1:
+        _ask(job, world, members)
+    if found is None and settings is not None:
         longest = max(settings.min_seconds, settings.step_time_factor * world.step_seconds)
         _look_at_all(job, world, settings, policy.all_still(paces, longest))
+
+
+def _put_out(
+    job: JobContext, world: World, settings: HangPolicy | None, found: FrozenReplica
+) -> None:
+    ranks = [rank for rank, one in world.places.items() if one.replica.number == found.number]
+    nodes = [node for rank in ranks if (node := job.membership.nodes.get(rank)) is not None]
+    job.worlds.frozen[found.number] = min([node.step for node in nodes], default=0)
+    _respond(job, world, settings, found)
+
+
+# ---------------------------------------------------------------------- all stand at one step: why
+
+
+def _ask(job: JobContext, world: World, members: list[WorldReplica]) -> None:
+    """Ask all ranks what they do: one of them may be frozen in the sync that the others wait in."""
+    asked = Inquiry(number=job.out.command("frozen", 0))
+    job.worlds.inquiry = asked
+    order = CollectEvidence(command_id=asked.number, reason="no replica completes a step")
+    for rank in (rank for one in members for rank in world.members_of(one)):
+        node = job.membership.nodes.get(rank)
+        if node is not None and node.session is not None:
+            asked.awaited.add(rank)
+            job.out.send(node, order, world.round_of(rank))
+    job.timers.set(Timer.HANG_EVIDENCE, job.now + EVIDENCE_SECONDS)
+
+
+def collected(job: JobContext, world: World, node: Node, message: EvidenceCollected) -> None:
+    """Take a node's evidence, if it is awaited, and judge once all is there."""
+    asked = job.worlds.inquiry
+    if asked is None or message.command_id != asked.number or node.rank not in asked.awaited:
+        return
+    asked.awaited.discard(node.rank)
+    number = world.places[node.rank].replica.number
+    asked.evidence.setdefault(number, []).extend(message.ranks)
+    if not asked.awaited:
+        judge(job, world)
+
+
+def judge(job: JobContext, world: World) -> None:
+    """Judge with what has come: each replica's ranks are a world of their own."""
+    asked = job.worlds.inquiry
+    if asked is None or asked.judged:
+        return
+    asked.judged = True
+    asked.awaited.clear()
+    job.timers.cancel(Timer.HANG_EVIDENCE)
+    sizes = {place.replica.number: place.size for place in world.places.values()}
+    verdicts = {
+        number: hang.classify(ranks, world_size=sizes[number])
+        for number, ranks in asked.evidence.items()
+        if number in sizes
+    }
+    asked.evidence.clear()
+    for found in policy.stuck_by_itself(verdicts):
+        _put_out(job, world, job.hang_policy, found)
 
 
 def _take_in(job: JobContext, world: World) -> None:

@@ -190,6 +190,9 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
 def collected(job: JobContext, node: Node, _: int, message: EvidenceCollected) -> None:
     """Take a node's evidence, if it is awaited."""
     world = job.worlds.member(node)
+    if world is not None and world.replicas:
+        frozen_replicas.collected(job, world, node, message)
+        return
     found = _asked_about(job, world)
     if world is None or found is None or message.command_id != found.number:
         return
@@ -202,6 +205,9 @@ def collected(job: JobContext, node: Node, _: int, message: EvidenceCollected) -
 def evidence_due(job: JobContext) -> None:
     """Judge with what has come."""
     world = job.worlds.running()
+    if world is not None and world.replicas:
+        frozen_replicas.judge(job, world)
+        return
     found = _asked_about(job, world)
     if world is not None and found is not None:
         found.awaited.clear()

@@ -17,7 +17,7 @@ from holdfast_master.job.state.barrier import Barrier
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_wire.messages import WorldDecided, WorldMember, WorldReplica
+from holdfast_wire.messages import RankEvidence, WorldDecided, WorldMember, WorldReplica
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -313,6 +313,18 @@ class World:
             self.step_seconds = step_seconds if old == 0 else old + 0.2 * (step_seconds - old)
 
 
+@dataclasses.dataclass(slots=True)
+class Inquiry:
+    """What ranks of replicas were asked, all of which stand still at one step."""
+
+    number: int
+    awaited: set[int] = dataclasses.field(default_factory=set)
+    """Node ranks that have not answered."""
+    evidence: dict[int, list[RankEvidence]] = dataclasses.field(default_factory=dict)
+    """By replica."""
+    judged: bool = False
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Worlds:
     """The job's worlds as this master knows them."""
@@ -336,6 +348,8 @@ class Worlds:
     ready_since: float | None = None
     """Time since which a replica is ready while the newest roster has none that is; None: it has,
     or none is."""
+    inquiry: Inquiry | None = None
+    """What ranks of replicas were asked since they stand still; None: nothing."""
     frozen: dict[int, int] = dataclasses.field(default_factory=dict)
     """Number of a replica that keeps others waiting to its step; 0: all stand still."""
     parted: dict[int, float] = dataclasses.field(default_factory=dict)

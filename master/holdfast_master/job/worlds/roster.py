@@ -19,7 +19,7 @@ from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import replicas
 from holdfast_master.policies import replicas as policy
-from holdfast_master.policies.replicas import SameRoster, Standing
+from holdfast_master.policies.replicas import NewRoster, SameRoster, Standing
 from holdfast_wire.messages import (
     AssignmentMode,
     OuterRoster,
@@ -43,19 +43,27 @@ def settle(job: JobContext) -> None:
     standings = list(_standings(job, world))
     last = job.state.roster
     known = last.replicas if last is not None else ()
+    again = last is not None and job.worlds.unmet_epoch == last.epoch
     verdict = policy.roster(
         standings,
         known,
         job.now,
         ready_since=_ready_since(job, standings),
         window=job.spec.join_window_seconds,
-        again=last is not None and job.worlds.unmet_epoch == last.epoch,
+        again=again,
     )
     if isinstance(verdict, SameRoster):
         if verdict.until is not None:
             job.timers.set(Timer.ROSTER, verdict.until)
         return
+    _publish(job, world, verdict, again=again)
+
+
+def _publish(job: JobContext, world: World, verdict: NewRoster, *, again: bool) -> None:
+    """Write the next epoch down, and tell its members."""
+    last = job.state.roster
     epoch = 1 if last is None else last.epoch + 1
+    since = dict(zip(last.replicas, last.since, strict=True)) if last is not None else {}
     chosen = [one for one in world.replicas if one.number in verdict.replicas]
     # Another epoch meets in another store: the last one may be what kept the members apart.
     place = chosen[epoch % len(chosen)]
@@ -64,6 +72,7 @@ def settle(job: JobContext) -> None:
         replicas=verdict.replicas,
         store_host=place.store_host,
         store_port=place.store_port,
+        since=policy.memberships(verdict.replicas, since, epoch, again=again),
     )
     job.out.record(fact, durable=True)
     job.worlds.ready_since = None

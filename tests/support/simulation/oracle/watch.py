@@ -233,7 +233,8 @@ class Watch:
         assigned = context.worlds.assigned
         if isinstance(event.message, StorePrepared) and assigned is not None:
             # A store's id says the round: the agent may not have heard of it yet.
-            about = assigned.round if event.message.store_id == assigned.store_id else about
+            used = event.message.store_id in assigned.store_ids.values()
+            about = assigned.round if used else about
         ending = (
             context.state.phase in _ENDING or context.state.stop is not None or context.stepped_down
         )

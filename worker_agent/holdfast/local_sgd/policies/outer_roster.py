@@ -24,6 +24,9 @@ class OuterRoster:
     a new number: survivors see by the numbers that a member is lost."""
     store: str
     """`host:port` of the torch.distributed.TCPStore where the members of this epoch meet."""
+    since: tuple[int, ...] = ()
+    """Epoch since which each replica has been in all rosters, in their order; empty: not known. One
+    that was out in between has left its groups, also where nobody saw the roster without it."""
 
     def __post_init__(self) -> None:
         """Refuse what no group can be made of; raises RosterError."""
@@ -33,6 +36,8 @@ class OuterRoster:
             raise RosterError(f"replicas={self.replicas}: name one or more, each once")
         if min(self.replicas) < 0:
             raise RosterError(f"replicas={self.replicas}: a replica's number is 0 or more")
+        if self.since and len(self.since) != len(self.replicas):
+            raise RosterError(f"since={self.since}: name an epoch for each of {self.replicas}")
         host, _, port = self.store.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise RosterError(f"store={self.store!r}: expected host:port, such as 10.0.0.7:29500")
@@ -42,6 +47,14 @@ class OuterRoster:
         """Host and port of the store."""
         host, _, port = self.store.rpartition(":")
         return host.strip("[]"), int(port)
+
+    def has_lost(self, newest: OuterRoster | None) -> bool:
+        """Return whether a member of this roster is out by a newer one, or was in between."""
+        if newest is None or newest.epoch <= self.epoch:
+            return False
+        since = dict(zip(newest.replicas, newest.since, strict=False))
+        stays = set(newest.replicas)
+        return any(one not in stays or since.get(one, 0) > self.epoch for one in self.replicas)
 
     def to_text(self) -> str:
         """Return the roster as one line of JSON."""
@@ -65,4 +78,7 @@ class OuterRoster:
             raise RosterError(f"epoch={epoch!r}, store={store!r}: expected a number and host:port")
         if not isinstance(replicas, list) or any(type(one) is not int for one in replicas):
             raise RosterError(f"replicas={replicas!r}: expected a list of numbers")
-        return cls(epoch, tuple(replicas), store)
+        since = given.get("since", ())
+        if not isinstance(since, list | tuple) or any(type(one) is not int for one in since):
+            raise RosterError(f"since={since!r}: expected a list of epochs")
+        return cls(epoch, tuple(replicas), store, tuple(since))
