@@ -77,6 +77,7 @@ def first_spec(scenario: Scenario) -> MasterSpec:
         generation=1,
         replicas=scenario.replicas,
         min_replicas=scenario.minimum,
+        replica_nodes=scenario.replica_nodes,
         max_replicas=scenario.maximum,
         node_unit=scenario.unit,
         standbys=scenario.standbys,

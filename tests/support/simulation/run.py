@@ -169,7 +169,20 @@ def is_whole(job: Job) -> bool:
         and len(world.places) <= largest(job)
         and not _pays(job, largest(job) - len(world.places))
         and all(job.agents[rank].reaches(job.master) for rank in world.places)
+        and _are_together(job)
     )
+
+
+def _are_together(job: Job) -> bool:
+    """Return whether the newest roster has all replicas, if there are some, and all know it."""
+    context = job.master.core.inspect()
+    world, roster = context.worlds.running(), context.state.roster
+    if world is None or not world.replicas:
+        return True
+    told = [job.agents[rank].rosters for rank in world.places]
+    known = roster is not None and all(one and one[-1].roster == roster for one in told)
+    numbers = tuple(one.number for one in world.replicas)
+    return known and roster is not None and roster.replicas == numbers
 
 
 def _succeeds(job: Job) -> None:

@@ -56,7 +56,6 @@ def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
         _put_out(job, world, settings, found)
     elif policy.all_still(paces, limit) is None:
         job.worlds.inquiry = None
-        job.worlds.frozen.pop(0, None)
     elif job.worlds.inquiry is None and len(paces) > 1:
         _ask(job, world, members)
     if found is None and settings is not None:

@@ -320,7 +320,7 @@ def advance(job: JobContext) -> None:
         first = job.membership.nodes[rank]
         if first.store is not None:
             continue
-        if first.store_failed and _able(job.membership, world):
+        if first.store_failed and _able(job.membership, world, rank):
             incidents.break_world(job, f"node {first.rank} has no store")
             return
         stores.request(job.timers, job.out, first)
@@ -329,10 +329,11 @@ def advance(job: JobContext) -> None:
         assignment.assign(job, world)
 
 
-def _able(membership: Membership, world: World) -> bool:
-    """Return whether a member could be the first whose store has not just failed."""
+def _able(membership: Membership, world: World, first: int) -> bool:
+    """Return whether another member could be in the first's place: its store has not failed."""
     nodes = membership.nodes
-    return any(not nodes[rank].store_failed for rank in world.starting if rank in nodes)
+    members = world.members_of(world.places[first].replica)
+    return any(not nodes[rank].store_failed for rank in members if rank in nodes)
 
 
 def store_due(job: JobContext) -> None:

@@ -6,6 +6,7 @@ not belong here: what is right (`invariants`), one master's inputs and effects (
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from holdfast_wire.messages import (
@@ -115,7 +116,13 @@ class Checks:
     def succeeded(self, world: WorldDecided, policy: SuccessPolicy) -> None:
         """A master decides that the job has succeeded."""
         size = sum(member.local_world_size for member in world.members)
-        invariants.success_earned(policy, size, self.done.get(world.world_hash, set()))
+        done = set(self.done.get(world.world_hash, set()))
+        members, first = iter(world.members), 0
+        for replica in world.replicas:
+            done |= {first + rank for rank in self.done.get(replica.world_hash, set())}
+            own = itertools.islice(members, replica.nodes)
+            first += sum(member.local_world_size for member in own)
+        invariants.success_earned(policy, size, done)
 
     def two_rounds(self, rounds: list[Round]) -> None:
         """Two rounds step at the same time.
@@ -184,9 +191,11 @@ class Checks:
 
     def _told_newest(self, agent: Agent) -> int:
         """The round of the master that an agent reaches; 0: it reaches none."""
-        assigned = self.job.master.core.inspect().state.assigned
-        reached = agent.reaches(self.job.master) and assigned is not None
-        return assigned.round if reached and assigned is not None else 0
+        assigned = self.job.master.core.inspect().worlds.assigned
+        if assigned is None or not agent.reaches(self.job.master):
+            return 0
+        holds = assigned.holds(agent.rank, agent.agent_id)
+        return assigned.round_of(agent.rank) if holds else assigned.round
 
     def _peers_newest(self, agent: Agent) -> int:
         """The newest round that an agent without a master hears of from its world's members."""

@@ -11,6 +11,7 @@ what the `storage` itself has seen.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holdfast.flash.schedule import SaveEvery
@@ -24,6 +25,7 @@ from holdfast_wire.messages import (
     BudgetKind,
     Fence,
     MasterSpec,
+    OuterRoster,
     SessionResponse,
     SetBarrier,
     StopRound,
@@ -142,6 +144,60 @@ def assignments_agree(round_number: int, sent: Sequence[WorldAssignment]) -> Non
     require(len(groups) == len(set(groups)), name, f"round {round_number}: places {places}")
     taken = [base + n for _, base, size in places for n in range(size)]
     require(len(taken) == len(set(taken)), name, f"round {round_number}: ranks {taken}")
+
+
+class Rosters:
+    """What masters told replicas of each other."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, OuterRoster] = {}
+
+    def told(self, message: WorldAssignment) -> None:
+        """A replica is told a roster: it is in it, and all hear the same of an epoch."""
+        roster = message.roster
+        text = f"replica {message.replica} is told {roster}"
+        if roster is None or message.replica not in roster.replicas:
+            raise Broken("rosters_agree", text)
+        known = self._known.setdefault(roster.epoch, roster)
+        require(known == roster, "rosters_agree", f"{text}, others {known}")
+        require(len(roster.since) == len(roster.replicas), "rosters_agree", text)
+        require(max(roster.since) <= roster.epoch, "rosters_agree", text)
+        ordered = list(roster.replicas) == sorted(set(roster.replicas))
+        require(ordered and roster.store_port, "rosters_agree", text)
+
+
+def replicas_stable(before: WorldDecided | None, fact: WorldDecided) -> None:
+    """Who goes on goes on as it was; a new replica has a new number and begins with the round."""
+    name, known = "replicas_stable", _by_replica(before) if before is not None else {}
+    for number, (members, began) in _by_replica(fact).items():
+        text = f"round {fact.round}: replica {number} has {members} of round {began}"
+        if began < fact.round:
+            require(known.get(number) == (members, began), name, f"{text}, had {known}")
+        else:
+            fresh = began == fact.round and number > max(known, default=0)
+            # The same decision is written again once its stores are known.
+            same = before is not None and before.round == fact.round and number in known
+            require(fresh or same, name, f"{text}; before there were {sorted(known)}")
+
+
+def _by_replica(fact: WorldDecided) -> dict[int, tuple[tuple[WorldMember, ...], int]]:
+    members = iter(fact.members)
+    return {
+        one.number: (tuple(itertools.islice(members, one.nodes)), one.round)
+        for one in fact.replicas
+    }
+
+
+def starting(fact: WorldDecided) -> WorldDecided:
+    """Return a decision with the members alone whose processes start: others may be away."""
+    members = iter(fact.members)
+    found = [
+        member
+        for one in fact.replicas
+        for member in tuple(itertools.islice(members, one.nodes))
+        if one.round == fact.round
+    ]
+    return dataclasses.replace(fact, members=tuple(found)) if fact.replicas else fact
 
 
 def superseded_steps_down(

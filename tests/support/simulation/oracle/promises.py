@@ -109,6 +109,8 @@ class Promises:
         """The newest master decides a round, or gives it out."""
         now = self.job.time.now
         if not world.store_port:
+            if world.replicas:
+                return  # without a journal replicas begin afresh, and with one others may go on
             kept = self.began_at is None or now > self.began_at + QUIET_SECONDS
             text = f"round {world.round} follows from a new master alone: {world.reason}"
             require(kept, "no_restart_for_a_master", text)

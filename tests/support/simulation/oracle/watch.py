@@ -32,6 +32,7 @@ from holdfast_master.job.state.operator_view import is_over
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.policies.goodput import from_entries
 from holdfast_wire.messages import (
+    AssignmentMode,
     BudgetCharge,
     Goodbye,
     GoodputMarked,
@@ -95,6 +96,9 @@ class Watch:
         self.unsynced = Unsynced()
         self.charges = list(state.charges)
         self.running = 0
+        self.rosters = invariants.Rosters()
+        self.fact = self.master.core.inspect().state.assigned
+        """The newest assigned world."""
         self.asked: dict[int, UserRequest] = {}
         self.presence = Presence(master)
         self.handover = Handover(checks, master)
@@ -132,7 +136,7 @@ class Watch:
         self._look(context)
 
     def _instructions(self, event: Input | None, batch: list[Instruction]) -> None:
-        told: dict[int, list[WorldAssignment]] = {}
+        told: dict[tuple[int, int], list[WorldAssignment]] = {}
         for item in batch:
             if isinstance(item, Record):
                 self._record(event, item, batch)
@@ -140,7 +144,7 @@ class Watch:
                 self._forget(item.session)
             elif isinstance(item, Send):
                 self._collect(item, told)
-        for number, sent in told.items():
+        for (number, _), sent in told.items():
             invariants.assignments_agree(number, sent)
 
     def _validate(self, nodes: int) -> None:
@@ -239,6 +243,8 @@ class Watch:
             context.state.phase in _ENDING or context.state.stop is not None or context.stepped_down
         )
         after = world.round if world is not None else 0
+        if assigned is not None and assigned.replicas:
+            return  # each replica has a round of its own, of which its nodes speak
         invariants.old_news_without_effect(about, self.running, after, ending=ending)
 
     # ---------------------------------------------------------------------------------- its records
@@ -281,6 +287,7 @@ class Watch:
             self.decided = max(self.decided, fact.round)  # newer only where it is adopted
             self.members = fact.members
             self.newest = fact.round  # an adopted one may break before the input is done
+            self.fact = fact
             return
         invariants.one_round(fact.round, self.decided)
         self.decided = fact.round
@@ -305,7 +312,14 @@ class Watch:
         }
         settings = self.master.settings
         limit = settings.lease_seconds + 2 * settings.heartbeat_seconds
-        invariants.world_alive(fact, heard, self.now, limit)
+        invariants.world_alive(invariants.starting(fact), heard, self.now, limit)
+        self._members(fact)
+
+    def _members(self, fact: WorldDecided) -> None:
+        """Look at who is in a world, beside the world before."""
+        if fact.replicas:
+            invariants.replicas_stable(self.fact, fact)
+            return
         invariants.ranks_stable(self.members, fact)
         known = {
             rank: node.agent_id for rank, node in self.master.core.inspect().state.nodes.items()
@@ -313,10 +327,14 @@ class Watch:
         connected = {(rank, agent_id) for rank, agent_id, _ in self.sessions.values()}
         invariants.evidence_first(self.members, fact, known, connected)
 
-    def _collect(self, item: Send, told: dict[int, list[WorldAssignment]]) -> None:
+    def _collect(self, item: Send, told: dict[tuple[int, int], list[WorldAssignment]]) -> None:
         message, fence = item.response.message, item.response.fence
-        if isinstance(message, WorldAssignment) and fence is not None:
-            told.setdefault(fence.round, []).append(message)
+        if not isinstance(message, WorldAssignment) or fence is None:
+            return
+        if message.mode is AssignmentMode.RECONFIGURE:
+            self.rosters.told(message)
+        else:
+            told.setdefault((fence.round, message.replica), []).append(message)
 
     # ---------------------------------------------------------------------------------- its effects
 
