@@ -48,6 +48,7 @@ def _stop_ranks(job: JobContext, node: Node) -> None:
     if assigned is not None and assigned.holds(node.rank, node.agent_id):
         reason = f"node {node.rank} is checked before it joins a world again"
         stop_round(job.out, node, assigned.round_of(node.rank), reason)
+        assigned.disturb(node.rank)
 
 
 def _suspects(job: JobContext) -> dict[CheckedNode, str]:

@@ -79,6 +79,14 @@ def _disturb(job: JobContext, item: Evidence, round_number: int) -> None:
         break_world(job, item.text)  # it was decided with a replica that does not go on
 
 
+def note_gone(job: JobContext, node: Node, text: str) -> None:
+    """Processes of a node are gone while no world runs: its replica does not go on."""
+    job.worlds.disturb(node.rank, node.agent_id)
+    newest = job.worlds.newest
+    if newest is not None and newest.replicas and newest.disturbed and not newest.assigned:
+        break_world(job, text)
+
+
 def _is_round(world: World, item: Evidence, number: int) -> bool:
     """Return whether evidence about a round is about a world: the member's own, or the world's."""
     rank = item.node_rank

@@ -249,10 +249,13 @@ def miss_soon(job: JobContext, node: Node, local_ranks: Collection[int]) -> None
 def missing_due(job: JobContext, rank: int) -> None:
     """A node without processes has not said why."""
     node = job.membership.nodes.get(rank)
-    world = job.worlds.member(node) if node is not None else None
-    if node is None or world is None or rank in world.saved or rank in world.finished:
+    if node is None:
         return
-    if not world.unexplained.get(rank):
+    world = job.worlds.member(node)
+    if world is None:
+        _missing_meanwhile(job, node)
+        return
+    if rank in world.saved or rank in world.finished or not world.unexplained.get(rank):
         return
     if job.worlds.barrier is not None:
         # Its processes were to stop: the word of it was lost with its stream.
@@ -266,6 +269,16 @@ def missing_due(job: JobContext, rank: int) -> None:
         agent_id=node.agent_id,
     )
     incidents.report_process(job, item, world.round_of(rank))
+
+
+def _missing_meanwhile(job: JobContext, node: Node) -> None:
+    """A node of a replica that was to go on has not said why it has no processes."""
+    last = job.worlds.assigned
+    if last is None or not last.replicas or not last.holds(node.rank, node.agent_id):
+        return
+    if last.unexplained.get(node.rank) and node.rank not in last.finished:
+        text = f"node {node.rank} has no processes and did not say why"
+        incidents.note_gone(job, node, text)
 
 
 def _store(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:

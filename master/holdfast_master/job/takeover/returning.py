@@ -41,9 +41,10 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
     if world is None or not world.holds(node.rank, node.agent_id):
         return
     number = world.round_of(node.rank)
-    if job.worlds.broken:
+    if job.worlds.broken or (number < world.round and not world.assigned):
         if agent_messages.absent(node.local_world_size, hello, number):
-            job.worlds.disturb(node.rank, node.agent_id, number)
+            text = f"node {node.rank} is back without processes of round {number}"
+            incidents.note_gone(job, node, text)
         return
     if _is_anothers(world, node, hello):
         _renumber(job, node, world, hello)

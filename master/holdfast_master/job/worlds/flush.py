@@ -178,6 +178,7 @@ def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> Non
         node = job.membership.nodes.get(rank)
         if node is not None and world is not None and world.holds(rank, node.agent_id):
             stop_orders.stop_round(job.out, node, world.round_of(rank), why, grace)
+            world.disturb(rank)
             if ending:
                 job.turn(rank, GoodputClass.WAITING)
 
