@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from megatron_worlds import cpu_shim
+import megatron_worlds.preloaded  # noqa: F401 - the CPU in CUDA's place, before torch
 
-cpu_shim.install()
 logging.disable(logging.WARNING)  # one for each draw: CPU generators in CUDA's place
 warnings.simplefilter("ignore")
 

@@ -21,6 +21,7 @@ class State:
 
     name: str
     script: Path
+    preload: str
     words: tuple[str, ...]
     """Give the world that saves."""
     loads: tuple[str, ...]
@@ -31,12 +32,12 @@ class State:
     def world(self, act: str, *words: str) -> World:
         """Return the world that saved, for an act."""
         words = (*self.words, *self._words(act), *words)
-        return World(script=self.script, ranks=RANKS, words=words)
+        return World(script=self.script, ranks=RANKS, words=words, preload=self.preload)
 
     def other(self, ranks: int, words: tuple[str, ...], act: str) -> World:
         """Return another world, for an act."""
         words = (*words, *self._words(act))
-        return World(script=self.script, ranks=ranks, words=words)
+        return World(script=self.script, ranks=ranks, words=words, preload=self.preload)
 
     def _words(self, act: str) -> tuple[str, ...]:
         return ("--act", act, "--state", self.name)
@@ -51,6 +52,7 @@ def zero(stage: int) -> State:
     return State(
         name=f"ZeRO-{stage}, {RANKS} ranks",
         script=_HERE / "zero_rank.py",
+        preload="deepspeed",
         words=words(stage),
         loads=("flash", "torch", "native"),
         others=((2, words(stage)), (3, words(stage)), (2, words(2 if stage == 3 else 3))),
@@ -66,6 +68,7 @@ def megatron(tensor: int) -> State:
     return State(
         name=f"Megatron, tensor {tensor} × data {RANKS // tensor}",
         script=_HERE / "megatron_rank.py",
+        preload="megatron_worlds.preloaded",
         words=words(tensor),
         loads=("flash", "torch", "buckets", "reshardable"),
         others=((RANKS, words(3 - tensor)), (2, words(tensor))),

@@ -28,6 +28,8 @@ class World:
     script: Path
     ranks: int
     words: tuple[str, ...]
+    preload: str
+    """The module that imports what the script needs, before its ranks are forked."""
     restarts: int = 0
 
 
@@ -45,7 +47,7 @@ def run(world: World, words: Sequence[str], log: Path) -> list[dict[str, Any]]:
     try:
         ended = subprocess.run(
             command,
-            env=_environment(),
+            env=_environment(world),
             capture_output=True,
             text=True,
             timeout=LIMIT_SECONDS,
@@ -58,7 +60,7 @@ def run(world: World, words: Sequence[str], log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def _environment() -> dict[str, str]:
+def _environment(world: World) -> dict[str, str]:
     path = [str(ROOT), str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
@@ -68,6 +70,7 @@ def _environment() -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         # The zygote imports torch before a script can set it; of no use to what is measured.
         "TORCHDYNAMO_DISABLE": "1",
+        "HOLDFAST_PRELOAD": world.preload,
     }
 
 
