@@ -46,6 +46,8 @@ def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int
     """
     if worlds.running_with(node, round_number) is not None:
         return True
+    if worlds.in_replica(node.rank, node.agent_id, round_number):
+        return True
     return any(round_number in case.broken for case in incidents.open())
 
 
@@ -57,11 +59,13 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
     """
     _disturb(job, item, round_number)
     world = job.worlds.running()
-    if world is not None and _is_round(world, item, round_number) and _is_of(world, item):
+    if world is not None and world.is_about(item.node_rank, round_number) and _is_of(world, item):
         _interrupt(job, world, item, joins=_shaken(job.membership, world))
         return
+    rank = item.node_rank
+    meanwhile = rank is not None and job.worlds.in_replica(rank, item.agent_id, round_number)
     for case in reversed(job.incidents.open()):
-        if round_number in case.broken:
+        if round_number in case.broken or (meanwhile and case is job.incidents.current):
             if not _is_ack(case, item):
                 _add(job, case, item)
             return
@@ -71,7 +75,7 @@ def _disturb(job: JobContext, item: Evidence, round_number: int) -> None:
     """The processes that the evidence is about cannot go on; without a node, nobody's can."""
     newest = job.worlds.newest
     for world in (newest, job.worlds.assigned):
-        if world is None or not _is_round(world, item, round_number):
+        if world is None or not world.is_about(item.node_rank, round_number):
             continue
         if item.node_rank is None or world.holds(item.node_rank, item.agent_id):
             world.disturb(item.node_rank)
@@ -85,13 +89,6 @@ def note_gone(job: JobContext, node: Node, text: str) -> None:
     newest = job.worlds.newest
     if newest is not None and newest.replicas and newest.disturbed and not newest.assigned:
         break_world(job, text)
-
-
-def _is_round(world: World, item: Evidence, number: int) -> bool:
-    """Return whether evidence about a round is about a world: the member's own, or the world's."""
-    rank = item.node_rank
-    own = rank is not None and rank in world.places and world.round_of(rank) == number
-    return own or number == world.round
 
 
 def _is_of(world: World, item: Evidence) -> bool:
@@ -218,6 +215,9 @@ def break_world(job: JobContext, why: str) -> None:
     world = job.worlds.newest
     if world is None or job.worlds.broken:
         return
+    if job.worlds.barrier is not None and world.replicas:
+        # They save and stop at its step, whatever becomes of the reason for it.
+        world.disturbed.update(world.savers)
     job.worlds.end(why)
     job.touch(Change.WORLD_BROKEN)
     for timer in (Timer.STORE, Timer.START, Timer.ACK, Timer.BARRIER, Timer.GROW):

@@ -228,6 +228,17 @@ def _round_stopped(job: JobContext, node: Node, number: int, message: RoundStopp
     if job.worlds.running_with(node, number) is not None:
         # Exits and barriers are reported by messages of their own, which may be on their way.
         miss_soon(job, node, range(node.local_world_size))
+    else:
+        _gone_meanwhile(job, node, number)
+
+
+def _gone_meanwhile(job: JobContext, node: Node, number: int) -> None:
+    """No process of a round is left on a node while no world runs: its replica does not go on."""
+    last = job.worlds.assigned
+    if last is None or not last.replicas or not last.holds(node.rank, node.agent_id):
+        return
+    if last.round_of(node.rank) == number and node.rank not in last.finished:
+        incidents.note_gone(job, node, f"node {node.rank} has no processes of round {number}")
 
 
 def absent(local_world_size: int, hello: Hello, number: int) -> frozenset[int]:
@@ -288,6 +299,8 @@ def _store(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:
 def _barrier(job: JobContext, node: Node, number: int, message: BarrierReached) -> None:
     if job.worlds.running_with(node, number) is not None:
         barrier.saved(job, node, message)
+    else:
+        _gone_meanwhile(job, node, number)
 
 
 def _ack(job: JobContext, node: Node, number: int, message: BarrierAck) -> None:

@@ -152,6 +152,11 @@ class World:
         """
         return self.places[rank].replica.round
 
+    def is_about(self, rank: int | None, number: int) -> bool:
+        """Return whether word of a round is about this world: the member's own, or the world's."""
+        own = rank is not None and rank in self.places and self.round_of(rank) == number
+        return own or number == self.round
+
     def members_of(self, replica: WorldReplica) -> tuple[int, ...]:
         """Return the node ranks of a replica, in rank order."""
         places = self.places.items()
@@ -369,6 +374,13 @@ class Worlds:
         """Return the running world, if it is the one that a member of it speaks of."""
         world = self.member(node)
         return world if world is not None and world.round_of(node.rank) == number else None
+
+    def in_replica(self, rank: int, agent_id: str, number: int) -> bool:
+        """Return whether a round is an agent's in a replica that may have gone on since."""
+        last = self.assigned
+        if last is None or not last.replicas or not last.holds(rank, agent_id):
+            return False
+        return last.round_of(rank) == number
 
     def disturb(self, rank: int, agent_id: str, number: int | None = None) -> None:
         """Note that the processes of an agent, in round `number` if it is given, cannot go on."""
