@@ -6,6 +6,8 @@ the invariant, and the minimal scenario as code to paste into a test of its own.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from simulation.run import run
@@ -67,3 +69,16 @@ def test_a_hundred_faults_in_one_life() -> None:
 def test_a_crowd_survives(nodes: int) -> None:
     """Nothing in the rules depends on the number being small."""
     check(1, nodes=nodes, faults=6)
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(100, 1000, 100))]
+)
+def test_a_job_of_replicas_survives_whatever_happens(first: int) -> None:
+    """The same schedules under local SGD: each unit of nodes is a replica with a world of its own.
+
+    Rosters agree, who goes on is left as it was, and all replicas are together at the end.
+    """
+    for seed in range(first, first + PER_TEST):
+        scenario = draw(seed)
+        _check(dataclasses.replace(scenario, replica_nodes=scenario.unit))

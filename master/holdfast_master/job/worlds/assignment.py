@@ -68,7 +68,7 @@ def assign(job: JobContext, world: World) -> None:
     size = f"{counted(len(world.places), 'node')}, {counted(world.size, 'process', 'processes')}"
     job.out.event(EventReason.WORLD_ASSIGNED, f"round {world.round} starts: {size}")
     job.touch(Change.WORLD_ASSIGNED)
-    start.settle(job, world)  # where all its replicas go on, it trains
+    start.goes_on(job, world)
 
 
 def _take_stores(job: JobContext, world: World) -> dict[int, StorePrepared]:

@@ -21,6 +21,18 @@ def started(job: JobContext, world: World, rank: int) -> None:
     if rank in world.started:
         return
     world.started.add(rank)
+    _watch(job, world)
+
+
+def goes_on(job: JobContext, world: World) -> None:
+    """Some replicas of a world that is assigned have started long before, or all."""
+    if world.started:
+        _watch(job, world)
+        settle(job, world)
+
+
+def _watch(job: JobContext, world: World) -> None:
+    """Once all members run, wait for their first steps."""
     if world.all_started():
         if job.incidents.current is not None and job.incidents.current.respawned_at is None:
             job.incidents.current.respawned_at = job.now
