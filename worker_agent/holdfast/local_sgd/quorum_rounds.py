@@ -70,6 +70,8 @@ class QuorumRounds:
         """A round that has begun and not ended."""
         self._again: int | None = None
         """First unit that all replicas do again, after a change of members."""
+        self._finished: list[Outcome] = []
+        """Units of that round that are over."""
         self.together = False
         """All replicas were in the round that the last step has ended."""
         self.missed = 0
@@ -79,6 +81,11 @@ class QuorumRounds:
     def begun(self) -> frozenset[int]:
         """Units whose sync has begun and is not finished."""
         return frozenset() if self._under_way is None else self._under_way.begun
+
+    @property
+    def has_left_over(self) -> bool:
+        """A change of members has left units that all replicas do again: call `settle`."""
+        return self._again is not None
 
     def leave(self) -> None:
         """Give up the groups of the members that were, which have failed."""
@@ -97,11 +104,14 @@ class QuorumRounds:
             plan: What is left over: units that all do again; None: nobody has anchors.
             steps: This replica's, since its last round.
         """
+        if self._under_way is not None:
+            self._finished = self._under_way.outcomes
         self._whole, self._under_way = replicas, None
         self._moves += 1
         self.turns.move(replicas, store, 0 if plan is None else plan.round, steps)
         self._subsets = self._new_subsets()
         self._again = plan.again[0] if plan is not None and plan.again else None
+        self._finished = self._finished if self._again is not None else []
 
     def settle(self, work: float) -> list[Outcome] | None:
         """Make what a change of members has left over, with all replicas; None: nothing.
@@ -111,8 +121,8 @@ class QuorumRounds:
         """
         if self._again is None:
             return None
-        outcomes = self._reduce(self._whole, work, self._again)
-        self._again, self.together = None, True
+        outcomes = self._finished + self._reduce(self._whole, work, self._again)
+        self._finished, self._again, self.together = [], None, True
         self.turns.settled()
         return outcomes
 
