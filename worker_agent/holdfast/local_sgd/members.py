@@ -339,6 +339,12 @@ def members_of_environment(
     )
 
 
+def members_if_named(environment: Mapping[str, str] = os.environ) -> Members | None:
+    """Return the members that an agent names in the environment; None: it names none."""
+    named = environment.get(ROSTER) or environment.get(REPLICA)
+    return members_of_environment(environment=environment) if named else None
+
+
 def mesh_of(members: Members, device_type: str) -> DeviceMesh:
     """Return the mesh of this replica's ranks, for `fully_shard` and `LocalSGD`.
 
