@@ -93,3 +93,9 @@ def test_without_a_barrier_each_step_counts_once(shards: int) -> None:
     events = EVENTS if shards == 1 else ["kill", "join"]
     told, why = campaign(BY_QUORUM, events=events, replicas=4 if shards == 1 else 3, shards=shards)
     check_ledger(told, why)
+
+
+def test_a_joiner_makes_rounds_with_some_of_the_others() -> None:
+    """A slow replica misses them: those who meet have come at unlike epochs."""
+    told, why = campaign(BY_QUORUM, events=["join", "join"], replicas=2, slow=1, every=6)
+    check_ledger(told, why)
