@@ -91,7 +91,13 @@ def test_shards_of_a_replica_change_members_together() -> None:
     """
     seed = random.randrange(10_000)
     told = run(
-        scenario="campaign", replicas=3, shards=2, events=["kill", "join"], seed=seed, saves=True
+        scenario="campaign",
+        replicas=3,
+        shards=2,
+        events=["kill", "join"],
+        seed=seed,
+        saves=True,
+        states=True,
     )
     check_kept(told, f"seed {seed}: {told['done']}")
     for replica in told["members"]:
@@ -113,7 +119,13 @@ def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
     """Each gradient, also the first after a loss, is the mean over the replica's two ranks."""
     seed = random.randrange(10_000)
     told = run(
-        scenario="campaign", kind="ddp", replicas=3, shards=2, events=["kill", "join"], seed=seed
+        scenario="campaign",
+        kind="ddp",
+        replicas=3,
+        shards=2,
+        events=["kill", "join"],
+        seed=seed,
+        states=True,
     )
     check_kept(told, f"seed {seed}: {told['done']}")
     check_own_state(told, 3, f"seed {seed}: {told['done']}")
@@ -123,7 +135,9 @@ def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
 
 def test_who_comes_in_the_warm_up_waits_for_its_end() -> None:
     """The others do not wait for it; it begins with their weights at the first anchors."""
-    told = run(scenario="early", event="join", replicas=2, warmup=60, pace=0.1, rounds=2)
+    told = run(
+        scenario="early", event="join", replicas=2, warmup=60, pace=0.1, rounds=2, states=True
+    )
     check_kept(told, str(told["done"]), least=2)
     # The others give in the middle of a step, whose forward has changed their buffers.
     check_own_state(told, 2, str(told["done"]), buffers=False)

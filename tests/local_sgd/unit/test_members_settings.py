@@ -13,10 +13,12 @@ from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager
 from holdfast.local_sgd.elastic import Elastic
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
+from holdfast.local_sgd.megatron.elastic import check_members
 from holdfast.local_sgd.members import (
     MembersError,
     RosterMembers,
     StaticMembers,
+    members_if_named,
     members_of_environment,
     mesh_of,
 )
@@ -61,6 +63,21 @@ def test_an_agent_s_environment_gives_members_of_its_roster(tmp_path: Path) -> N
     assert mesh_of(members, "cpu").size() == 1
     with pytest.raises(ValueError, match="shards=2: this replica's world has 1 ranks"):
         members_of_environment(2, environment=given)
+
+
+def test_a_patch_asks_for_members_that_an_agent_names() -> None:
+    """Without an agent there are none, and half of its names is an error."""
+    assert members_if_named({}) is None
+    with pytest.raises(MembersError, match="HOLDFAST_REPLICA=''"):
+        members_if_named({"HOLDFAST_OUTER_ROSTER": "/x"})
+
+
+def test_members_of_another_replica_than_megatron_s_are_refused() -> None:
+    """The error names both numbers of ranks, and what to set."""
+    pair = Group.of_one()
+    pair.size = 2
+    with pytest.raises(LocalSGDError, match="has 2 ranks, Megatron's has 1: give each replica"):
+        check_members(roster_members(pair), Group.of_one())
 
 
 @pytest.mark.usefixtures("world")

@@ -227,13 +227,12 @@ class ControlPlane:
 def _child(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) -> None:
     """Be a rank, and end without the parent's clean-up."""
     import faulthandler
+    import importlib
     import traceback
 
-    from local_sgd import elastic_ledger, elastic_training
-
-    run_rank = elastic_ledger.run_rank
-    if scenario["kind"] != "ledger":
-        run_rank = elastic_training.run_rank
+    module = {"ledger": "local_sgd.elastic_ledger", "megatron": "megatron_worlds.elastic"}
+    found = module.get(scenario["kind"], "local_sgd.elastic_training")
+    run_rank = importlib.import_module(found).run_rank
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a rank hangs
     try:
         run_rank(folder, replica, shard, scenario)
@@ -364,6 +363,8 @@ def run(scenario: Mapping[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    if '"megatron"' in sys.argv[1]:
+        import megatron_worlds.preloaded  # noqa: F401 - before torch
     # Forked ranks find all imported, also what the first optimizer imports: a second in each.
     import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401

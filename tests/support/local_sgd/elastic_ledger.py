@@ -69,7 +69,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
         local = LocalSGD(model, optimizer, members, LocalSGDConfig(**scenario["config"]))
         notes = _Notes(local, log)
         while not is_over(scenario, folder, min(unit.round for unit in local.units)):
-            time.sleep(scenario["pace"] * (1 + replica % 3))
+            slow = replica == scenario.get("slow")
+            time.sleep(0.4 if slow else scenario["pace"] * (1 + replica % 3))
             (-model(place_of(replica))).backward()
             optimizer.step()
             optimizer.zero_grad()

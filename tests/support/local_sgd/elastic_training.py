@@ -308,8 +308,10 @@ def _train(job: Job, is_over: Callable[[], bool], me: tuple[int, int], log: Any)
             "pid": os.getpid(), "own": own, "step": job.steps, "place": job.place.step,
             "loss": loss.item(), "lr": job.inner.param_groups[0]["lr"], "joined": job.joined,
             "epoch": job.members.epoch, "off": off,
-            "begun": begun, "arrived": arrived, "left": left, "state": job.own_state(),
+            "begun": begun, "arrived": arrived, "left": left,
         }  # fmt: skip
+        if job.scenario.get("states"):
+            line["state"] = job.own_state()
         if job.rounds != rounds:
             rounds = job.rounds
             line |= {"round": rounds, "digest": job.digest()}

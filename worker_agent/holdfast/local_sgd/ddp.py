@@ -110,7 +110,7 @@ class OuterOptimPeriodicModelAverager:
             MembersError, SyncError: none came, or a rank of this replica is gone.
         """
         if self._members is not None and not self._members.is_started:
-            self._members.start(params, inner)
+            self._members.start(params, *(() if inner is None else (inner,)))
 
     def carry(self, name: str, one: Carried) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.

@@ -40,8 +40,20 @@ class Averager(Protocol):
 class DDPMembers:
     """The members of an averager, and the side of its hooks."""
 
-    def __init__(self, averager: Averager, members: Members, sync: UnitSync) -> None:
+    def __init__(
+        self,
+        averager: Averager,
+        members: Members,
+        sync: UnitSync,
+        inner: TorchInnerState | None = None,
+    ) -> None:
         """Take the parts; nobody is met before `start`.
+
+        Args:
+            averager: Whose counters follow the members.
+            members: Of this process.
+            sync: Of its units.
+            inner: What joiners get beside them; None: each unit is a parameter of the optimizer.
 
         Raises:
             LocalSGDConfigError: the settings want what such replicas have not.
@@ -53,7 +65,9 @@ class DDPMembers:
         self._averager, self._sync = averager, sync
         sync.voters = members.shard_group if members.changes else None
         self._params: list[Any] = []
-        self.inner = TorchInnerState(lambda number: [self._params[number]], lambda: len(self.units))
+        self.inner = inner or TorchInnerState(
+            lambda number: [self._params[number]], lambda: len(self.units)
+        )
         """Moments and buffers of this replica, as far as the script names their holders."""
         self._elastic = Elastic(members, sync, self, lambda: self._groups)
         self.carry = self._elastic.carry
@@ -87,12 +101,12 @@ class DDPMembers:
             for one in unit.tensors():
                 self._elastic.group.begin_broadcast(one, source).wait()
 
-    def start(self, params: Iterable[Any], inner: Any = None) -> None:
+    def start(self, params: Iterable[Any], *inner: Any) -> None:
         """Meet the others, before the first step; a joiner takes part in the round that is due.
 
         Args:
             params: Groups of the optimizer.
-            inner: The optimizer, whose state joiners get; None: they begin with a fresh one.
+            inner: The optimizers, whose state joiners get; of others they begin with a fresh one.
 
         Raises:
             MembersError, SyncError: see `Elastic.refresh`.
@@ -102,7 +116,7 @@ class DDPMembers:
         self._params = [
             each for one in params for each in (one["params"] if isinstance(one, dict) else [one])
         ]
-        self.inner.optimizers = () if inner is None else (inner,)
+        self.inner.optimizers = inner
         self._averager.make_units(params)
         self.is_started = True
         self._follow()
@@ -111,18 +125,22 @@ class DDPMembers:
                 self._attempt(lambda: all_or_none(self._sync.voters, self._take_anchors))
         self._settle()
 
-    def stepped(self, *, ends_round: bool) -> list[Outcome] | None:
-        """Count a step, and make the round that it ends; None: it ends none.
+    def stepped(self, *, ends_round: bool, is_step: bool = True) -> list[Outcome] | None:
+        """Count a step, unless none was made, and make the round that it ends; None: it ends none.
 
         Raises:
             MembersError, SyncError: see `Elastic.refresh`.
         """
-        self._alone += 1
+        self._alone += is_step
         if not ends_round:
             return None
         self._due = True
         self._follow()
         return self._settle()
+
+    def sync_now(self) -> list[Outcome]:
+        """Make a round now, which all replicas ask for; none where no step was made since."""
+        return (self.stepped(ends_round=True, is_step=False) if self._alone else None) or []
 
     def go_on_from(self, step: int) -> None:
         """Take the count of a state that was loaded."""

@@ -94,9 +94,10 @@ class Elastic:
         self.membership: Membership | None = None
 
     @property
-    def store(self) -> dist.Store | None:
-        """Where this epoch's replicas meet; None: fixed ones have no store of their own."""
-        return None if self.membership is None else self.membership.store
+    def epoch(self) -> tuple[int, dist.Store | None]:
+        """Number of this epoch, and where its replicas meet; None: fixed ones have no store."""
+        now = self.membership
+        return (0, None) if now is None else (now.epoch, now.store)
 
     def carry(self, name: str, one: Carried) -> None:
         """Give later joiners the state of this; a joiner takes what it was given, now.

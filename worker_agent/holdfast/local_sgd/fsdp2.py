@@ -139,10 +139,7 @@ class LocalSGD(FSDP2Rounds):
                 config, self.replicas, self.shard_group, has_changed=has_changed_of(mesh)
             )
         self._members = members_of(self, mesh, self._sync)
-        if self._members is None:
-            self.share_weights()
-        else:
-            self._members.follow()
+        self._meet_first()
         vars(model)[_OWNER] = self
         before = hook_modules(self.modules, self.before_forward, self._average)
         self._handles = [*before, *self._hook_optimizers()]

@@ -158,7 +158,7 @@ class FSDP2Members:
             self._move(local.turns, found)
         if local.quorum is not None:
             local.due = False
-            local.quorum.move(local.replicas, self._elastic.store, found.plan, local.alone)
+            local.quorum.move(local.replicas, self._elastic.epoch, found.plan, local.alone)
 
     def _apply_plan(self, found: Regrouped, plan: Plan) -> None:
         local = self._local
@@ -193,7 +193,7 @@ class FSDP2Members:
             local.due = False
         turns.move(
             local.replicas,
-            self._elastic.store,
+            self._elastic.epoch[1],
             plan.round if plan is not None else 0,
             0 if is_left_over else local.alone,
             starts=found.joined or is_left_over,

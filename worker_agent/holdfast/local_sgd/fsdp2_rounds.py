@@ -6,6 +6,7 @@ belong here: what a script calls (`fsdp2`), the order of a round's units (`pipel
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -279,6 +280,15 @@ class FSDP2Rounds:
                 self._complete()
                 is_over = changes == self._changes
 
+    def _meet_first(self) -> None:
+        """Give all fixed replicas the first one's weights, or meet members and take theirs."""
+        if self._members is None:
+            self.share_weights()
+            return
+        self._members.follow()
+        if self.quorum is not None:  # the others wait for a joiner in what was left over
+            self._meet(self.quorum, functools.partial(self.quorum.settle, 0.0))
+
     def _meet(
         self, quorum: QuorumRounds, call: Callable[[], list[Outcome] | None]
     ) -> list[Outcome] | None:
@@ -288,7 +298,7 @@ class FSDP2Rounds:
         def keep(its: Callable[[], list[Outcome] | None]) -> None:
             made.append(its())
 
-        if not self._attempt(keep, call):
+        if quorum.has_left_over or not self._attempt(keep, call):
             while not self._attempt(keep, lambda: quorum.settle(self._work)):
                 pass  # the members have changed again
         if made[-1] is not None:

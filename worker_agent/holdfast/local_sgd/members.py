@@ -363,6 +363,17 @@ def _complaints(path: Path) -> Callable[[int], None]:
     return write
 
 
+def members_if_named(environment: Mapping[str, str] = os.environ) -> Members | None:
+    """Return the members that an agent names in the environment; None: it names none."""
+    named = are_named(environment)
+    return members_of_environment(environment=environment) if named else None
+
+
+def are_named(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell if an agent names members in the environment: this world is one replica then."""
+    return bool(environment.get(ROSTER) or environment.get(REPLICA))
+
+
 def mesh_of(members: Members, device_type: str) -> DeviceMesh:
     """Return the mesh of this replica's ranks, for `fully_shard` and `LocalSGD`.
 

@@ -63,13 +63,17 @@ class QuorumRounds:
             )
         self._config, self._sync, self._units = config, sync, units
         self._before_write, self._has_changed = before_write, has_changed
-        self._whole, self._moves = sync.sync, 0
+        self._whole = sync.sync
         self.turns = QuorumTurns(config, sync.sync, sync.shard, has_changed=has_changed)
+        self._name = f"holdfast_quorum_{self.turns.number}_{sync.shard.rank}"
+        """Of groups: alike on the same shard of all replicas, and new in each process."""
         self._subsets = self._new_subsets()
         self._under_way: PipelinedRound | None = None
         """A round that has begun and not ended."""
         self._again: int | None = None
         """First unit that all replicas do again, after a change of members."""
+        self._finished: list[Outcome] = []
+        """Units of that round that are over."""
         self.together = False
         """All replicas were in the round that the last step has ended."""
         self.missed = 0
@@ -80,6 +84,11 @@ class QuorumRounds:
         """Units whose sync has begun and is not finished."""
         return frozenset() if self._under_way is None else self._under_way.begun
 
+    @property
+    def has_left_over(self) -> bool:
+        """A change of members has left units that all replicas do again: call `settle`."""
+        return self._again is not None
+
     def leave(self) -> None:
         """Give up the groups of the members that were, which have failed."""
         if self._under_way is not None:
@@ -87,21 +96,29 @@ class QuorumRounds:
         self._subsets.end()
 
     def move(
-        self, replicas: Group, store: dist.Store | None, plan: Plan | None, steps: int
+        self,
+        replicas: Group,
+        epoch: tuple[int, dist.Store | None],
+        plan: Plan | None,
+        steps: int,
     ) -> None:
         """Go on with other members, which a plan has brought to one round; all of them call this.
 
         Args:
             replicas: Who holds this rank's shards now.
-            store: Theirs alone; None: that of the default process group.
+            epoch: Its number, alike for all, and their store; None: that of the default group.
             plan: What is left over: units that all do again; None: nobody has anchors.
             steps: This replica's, since its last round.
         """
+        if self._under_way is not None:
+            self._finished = self._under_way.outcomes
         self._whole, self._under_way = replicas, None
-        self._moves += 1
+        number, store = epoch
+        self._name = f"holdfast_quorum_epoch_{number}_{self._sync.shard.rank}"
         self.turns.move(replicas, store, 0 if plan is None else plan.round, steps)
         self._subsets = self._new_subsets()
         self._again = plan.again[0] if plan is not None and plan.again else None
+        self._finished = self._finished if self._again is not None else []
 
     def settle(self, work: float) -> list[Outcome] | None:
         """Make what a change of members has left over, with all replicas; None: nothing.
@@ -111,8 +128,8 @@ class QuorumRounds:
         """
         if self._again is None:
             return None
-        outcomes = self._reduce(self._whole, work, self._again)
-        self._again, self.together = None, True
+        outcomes = self._finished + self._reduce(self._whole, work, self._again)
+        self._finished, self._again, self.together = [], None, True
         self.turns.settled()
         return outcomes
 
@@ -149,8 +166,7 @@ class QuorumRounds:
         return self._round(self._whole, work)
 
     def _new_subsets(self) -> Subsets:
-        name = f"holdfast_quorum_{self.turns.number}_{self._moves}_{self._sync.shard.rank}"
-        return Subsets(self._whole, self.turns.store, name, has_changed=self._has_changed)
+        return Subsets(self._whole, self.turns.store, self._name, has_changed=self._has_changed)
 
     def _run(self, met: Met, work: float) -> list[Outcome]:
         group = all_or_none(self._sync.voters, lambda: self._subsets.of(met.replicas, met.number))

@@ -26,6 +26,7 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.megatron.arguments import Flags, replicas_of, settings_of
 from holdfast.local_sgd.megatron.groups import replica_groups
+from holdfast.local_sgd.members import are_named, members_if_named
 
 _PATCHED: Final = "_holdfast_local_sgd_patch"
 _INSTANCES: Final = "num_distributed_optimizer_instances"
@@ -85,9 +86,10 @@ def _flags(given: _Given) -> Flags | None:
 
 
 def _replicas(given: _Given) -> int | None:
-    if given.replicas is not None or given.flags is not None:
-        return given.replicas
-    return replicas_of(megatron_args())
+    found = given.replicas
+    if found is None and given.flags is None:
+        found = replicas_of(megatron_args())
+    return 1 if found is None and are_named() else found  # the agent's members are the others
 
 
 def _patch_groups(given: _Given) -> None:
@@ -164,7 +166,14 @@ def _patch_optimizer(given: _Given) -> None:
         optimizer, flags = original(*args, **kwargs), _flags(given)
         if flags is not None:
             chunks = signature.bind(*args, **kwargs).arguments["model_chunks"]
-            MegatronLocalSGD(chunks, optimizer, flags.config, flags.outer, flags.gta)
+            MegatronLocalSGD(
+                chunks,
+                optimizer,
+                flags.config,
+                flags.outer,
+                flags.gta,
+                sync_ranks=members_if_named(),
+            )
         return optimizer
 
     _replace(original, make)

@@ -36,9 +36,9 @@ class PartRounds(Rounds, Protocol):
 class MegatronRoundShards(LocalSGDShards):
     """What a `MegatronLocalSGD` keeps between rounds."""
 
-    def __init__(self, local: PartRounds, replica: ReplicaShards) -> None:
-        """Take it, and the state of this rank's replica, which is filled before."""
-        super().__init__(local, replica, (local.replicas.rank, local.replicas.size))
+    def __init__(self, local: PartRounds, replica: ReplicaShards, place: tuple[int, int]) -> None:
+        """Take it, and the state of this rank's replica; see `LocalSGDShards`."""
+        super().__init__(local, replica, place)
         self._of_parts = local
 
     def finish(self, *, partial: bool) -> None:

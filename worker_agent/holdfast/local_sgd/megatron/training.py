@@ -33,7 +33,9 @@ from holdfast.integrations.megatron.shards import SCALERS, MegatronShards
 from holdfast.integrations.megatron.state_owner import OWNER, owner_of
 from holdfast.integrations.megatron.weights import end_gathers, write_weights
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.megatron.elastic import check_members, members_of, start
 from holdfast.local_sgd.megatron.groups import (
     all_names,
     check_groups,
@@ -44,6 +46,7 @@ from holdfast.local_sgd.megatron.groups import (
 from holdfast.local_sgd.megatron.parts import Part, parts_of, put_together
 from holdfast.local_sgd.megatron.refusals import check_model, check_settings, check_tensor_parallel
 from holdfast.local_sgd.megatron.shards import MegatronRoundShards
+from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
@@ -88,6 +91,8 @@ class MegatronLocalSGD:
     """Steps since the last round."""
     outcomes: list[Outcome]
     """Of the newest round, by parameter."""
+    joined: bool
+    """This replica came to others that train, and has their state: load no checkpoint."""
 
     def __init__(
         self,
@@ -97,7 +102,7 @@ class MegatronLocalSGD:
         outer: OuterOptimizerConfig | None = None,
         gta: GTAConfig | None = None,
         *,
-        sync_ranks: dist.ProcessGroup | None = None,
+        sync_ranks: dist.ProcessGroup | Members | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
         """Register the hooks, and give all replicas the weights of the first; a collective.
@@ -110,8 +115,9 @@ class MegatronLocalSGD:
             outer: The outer optimizer; None: none.
             gta: How deltas become one; None: their mean.
             sync_ranks: The ranks at this one's place in every replica; None: those of Megatron's
-                groups. Where each replica has a world of its own, Megatron knows no others.
-            timeout: Seconds until a collective of a round has failed.
+                groups. Where each replica has a world of its own, Megatron knows no others; members
+                in their place may come and go.
+            timeout: Seconds until a collective of a round has failed; members have their own.
 
         Raises:
             LocalSGDConfigError: settings contradict each other, or ask for what Megatron has not.
@@ -126,18 +132,17 @@ class MegatronLocalSGD:
         _refuse_second(optimizer)
         self.config, self.optimizer = config, optimizer
         self._data_parallel = own_data_parallel()
-        found = own_sync_group() if sync_ranks is None else sync_ranks
-        self.replicas = _group_of(found, timeout)
         self.shard_group = Group(own_ranks(), timeout=timeout)
+        members, self.replicas = _replicas_of(sync_ranks, self.shard_group, timeout)
         self.parts = _by_name(parts_of(self.chunks, optimizer, self._data_parallel))
         self.units = [self._unit(name, outer) for name in self._names()]
         self._sync = unit_sync_of(
             config, gta, (self.replicas, self.shard_group), clip_scope="batch"
         )
         self.steps, self.alone, self._stepped = 0, 0, False
-        self.outcomes = []
-        self._warn_if_alone()
-        self._broadcast()
+        self.outcomes, self.joined = [], False
+        self._members = None if members is None else members_of(self, members, self._sync)
+        self._meet()
         self._undo = self._hook()
 
     @property
@@ -162,10 +167,25 @@ class MegatronLocalSGD:
         Raises:
             SyncError: a rank is gone.
         """
-        if self.alone:
+        if self._members is not None:
+            end_gathers(self.optimizer)
+            self._end_round(self._members.sync_now())
+            self._follow()
+        elif self.alone:
             end_gathers(self.optimizer)
             self._round()
             self._follow()
+
+    def carry(self, name: str, one: Carried) -> None:
+        """Give replicas that come later a scheduler's state, the place in the data, or the like.
+
+        A replica that has come later takes that state at once. Fixed replicas have no need.
+
+        Raises:
+            LocalSGDError: the state has what JSON has not.
+        """
+        if self._members is not None:
+            self._members.carry(name, one)
 
     def shards(
         self,
@@ -180,8 +200,11 @@ class MegatronLocalSGD:
         """
         whole = MegatronShards(self.chunks, self.optimizer, objects, constants)
         shard = self.shard_group.rank
-        replica = ReplicaShards(whole, self.replicas.rank, shard=shard, more=(SCALERS,))
-        return Together(replica, MegatronRoundShards(self, replica))
+        number, count = self.replicas.rank, self.replicas.size
+        if self._members is not None:  # this replica's is whole by itself, whoever is there
+            number, count = 0, 1
+        replica = ReplicaShards(whole, number, shard=shard, more=(SCALERS,))
+        return Together(replica, MegatronRoundShards(self, replica, (number, count)))
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
@@ -210,6 +233,19 @@ class MegatronLocalSGD:
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters of a checkpoint."""
         self.steps, self.alone = clock["steps"], clock["alone"]
+        if self._members is not None:
+            self._members.go_on_from(self.steps)
+
+    def _meet(self) -> None:
+        """Give all fixed replicas the first one's weights, or meet members and take theirs."""
+        if self._members is None:
+            self._warn_if_alone()
+            self._broadcast()
+            return
+        end_gathers(self.optimizer)
+        start(self, self._members)
+        put_together(list(self.parts.values()), self._data_parallel)
+        self._follow()
 
     def _warn_if_alone(self) -> None:
         if self.replicas.size == 1 and self.shard_group.rank == 0:
@@ -276,7 +312,12 @@ class MegatronLocalSGD:
         """Count a step, and do what it ends; return that."""
         follows = Boundary.NOTHING
         self.steps += 1
-        if boundary(self.steps, self.config) is Boundary.ANCHORS:
+        if self._members is not None:
+            ends = boundary(self.steps, self.config) is Boundary.ROUND
+            if (made := self._members.stepped(ends_round=ends)) is not None:
+                follows = Boundary.ROUND
+                self._end_round(made)
+        elif boundary(self.steps, self.config) is Boundary.ANCHORS:
             follows = Boundary.ANCHORS
             self._take_anchors()
         elif phase(self.steps - 1, self.config) is Phase.LOCAL:
@@ -291,8 +332,10 @@ class MegatronLocalSGD:
         return all(unit.has_anchors for unit in self.units)
 
     def _round(self) -> None:
-        self.outcomes = self._sync.run(self.units, steps=float(self.alone))
-        self.alone = 0
+        self._end_round(self._sync.run(self.units, steps=float(self.alone)))
+
+    def _end_round(self, outcomes: list[Outcome]) -> None:
+        self.outcomes, self.alone = outcomes, 0
         put_together(list(self.parts.values()), self._data_parallel)
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
             _tell(self.outcomes)
@@ -357,6 +400,19 @@ def _by_name(parts: Sequence[Part]) -> dict[str, Part]:
 
 def _one(part: Part) -> Sequence[torch.Tensor]:
     return (part.values(),)
+
+
+def _replicas_of(
+    given: dist.ProcessGroup | Members | None, own: Group, timeout: float
+) -> tuple[Members | None, Group]:
+    """Return the members, if they are given, and the replicas that are there at the start."""
+    import torch.distributed as dist
+
+    if given is None or isinstance(given, dist.ProcessGroup):
+        found = own_sync_group() if given is None else given
+        return None, _group_of(found, timeout)
+    check_members(given, own)
+    return given, Group.of_one()
 
 
 def _group_of(ranks: dist.ProcessGroup | None, timeout: float) -> Group:

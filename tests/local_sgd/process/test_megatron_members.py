@@ -1,0 +1,75 @@
+"""Megatron replicas that come and go: each a Megatron world of its own, and nobody restarts.
+
+Each test draws its seed, and names it where it fails.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any, Final
+
+import pytest
+
+from local_sgd.elastic_runs import run
+from megatron_worlds.worlds import Worlds
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+SCENARIO: Final[dict[str, Any]] = {"kind": "megatron", "interval": 3, "shards": 2, "setup": {}}
+
+
+def test_replicas_that_nothing_happens_to_train_as_those_of_one_world() -> None:
+    """Two replicas of two ranks, each in a world of its own: weights of a fixed job, to 1e-6."""
+    told = run(scenario="static", replicas=2, rounds=2, **SCENARIO)
+    given: dict[str, Any] = {
+        "setup": {"layers": 1, "hidden": 16},
+        "config": {"local_sgd_sync_interval": 3},
+        "outer": {"lr": 0.7, "momentum": 0.8, "nesterov": True},
+    }
+    with Worlds() as worlds:
+        fixed = worlds.run(job="replicas", call="train", world=4, replicas=2, steps=6, **given)
+    for name, lines in told["ranks"].items():
+        replica, shard = map(int, name.split())
+        found, expected = lines[-1]["weights"], fixed[2 * replica + shard]["weights"]
+        assert found.keys() == expected.keys()
+        for key, values in found.items():
+            assert values == pytest.approx(expected[key], abs=1e-6), key
+
+
+def test_one_is_killed_and_one_joins() -> None:
+    """All keep their processes and steps; anchors are the same bits on all after each round."""
+    seed = random.randrange(10_000)
+    told = run(scenario="campaign", replicas=3, events=["kill", "join"], every=2, seed=seed,
+               **SCENARIO)  # fmt: skip
+    why = f"seed {seed}: {told['done']}"
+    digests = defaultdict[tuple[int, str], set[str]](set)
+    for name, lines in told["ranks"].items():
+        steps = [line for line in lines if "own" in line]
+        assert [line["own"] for line in steps] == list(range(1, len(steps) + 1)), why
+        assert len({line["pid"] for line in steps}) <= 1, why
+        for line in steps:
+            if "round" in line:
+                digests[line["round"], name.split()[1]].add(line["digest"])
+    assert {at: found for at, found in digests.items() if len(found) > 1} == {}, why
+    ends = [
+        told["ranks"][f"{one} {shard}"][-1]["weights"]
+        for one in told["members"]
+        for shard in (0, 1)
+    ]
+    assert all(one == ends[0] for one in ends), why
+    _check_joiner(told, why)
+
+
+def _check_joiner(told: dict[str, Any], why: str) -> None:
+    """Its step count and moments are those of a survivor at that step."""
+    for shard in (0, 1):
+        begins = told["ranks"][f"3 {shard}"][0]["begins"]
+        others = [
+            line["moments"]
+            for replica in (0, 1, 2)
+            for line in told["ranks"][f"{replica} {shard}"]
+            if line.get("step") == begins["at"]
+        ]
+        assert begins["joined"], why
+        assert begins["at"] > 0, why
+        assert min(others) * 0.5 < begins["moments"] < max(others) * 2, why

@@ -1,0 +1,78 @@
+"""A rank of a Megatron replica whose members come and go, for `local_sgd.elastic_jobs`.
+
+Belongs here: the loop, and what a rank writes down. Does not belong here: the model (`gpt`), who is
+killed and who comes (`elastic_jobs`), what must hold (tests).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) -> None:
+    """Be one rank: train until the replicas have made the scenario's rounds."""
+    import torch
+
+    from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
+    from holdfast.local_sgd.megatron import MegatronLocalSGD
+    from local_sgd.elastic_training import is_over, members_of
+    from megatron_worlds.gpt import Setup, backward, batch, build
+
+    members = members_of(folder, replica, shard, scenario)
+    training = build(Setup(layers=1, hidden=16, **scenario["setup"]), 1)
+    config = LocalSGDConfig(local_sgd_sync_interval=scenario["interval"])
+    outer = OuterOptimizerConfig(torch.optim.SGD, {"lr": 0.7, "momentum": 0.8, "nesterov": True})
+    local = MegatronLocalSGD(training.chunks, training.optimizer, config, outer, None,
+                             sync_ranks=members)  # fmt: skip
+    local.carry("schedule", training.scheduler)
+    with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
+        begins = {"joined": local.joined, "at": local.steps, "moments": _moments(local)}
+        log.write(json.dumps({"begins": begins}) + "\n")
+        own = 0
+        while not is_over(scenario, folder, rounds := local.units[0].round):
+            own += 1
+            time.sleep(scenario["pace"])
+            samples = batch(local.steps)
+            place = (replica * scenario["shards"] + shard) % len(samples)
+            backward(training, samples[place : place + 1])
+            training.optimizer.step()
+            training.scheduler.step(increment=4)
+            log.write(json.dumps({"own": own, "pid": os.getpid(), **_told(local, rounds)}) + "\n")
+        log.write(json.dumps({"weights": _weights(training)}) + "\n")
+
+
+def _told(local: Any, rounds: int) -> dict[str, Any]:
+    """Return what a step has led to; with a hash of the anchors if it has ended a round."""
+    told = {"step": local.steps, "moments": _moments(local)}
+    if (now := local.units[0].round) != rounds:
+        told |= {"round": now, "digest": _anchors(local)}
+    return told
+
+
+def _weights(training: Any) -> dict[str, list[float]]:
+    return {
+        f"0.{name}": one.detach().flatten().tolist()
+        for name, one in training.chunks[0].module.named_parameters()
+    }
+
+
+def _anchors(local: Any) -> str:
+    """Return a hash of this rank's anchors."""
+    import hashlib
+
+    found = hashlib.sha256()
+    for unit in local.units:
+        for one in unit.anchors.values:
+            found.update(one.numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _moments(local: Any) -> float:
+    """Return a number that tells Adam's first moments of two replicas apart."""
+    states = [part.owned.state.get("exp_avg") for part in local.trained if part is not None]
+    return float(sum(one.double().square().sum() for one in states if one is not None))
