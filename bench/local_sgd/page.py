@@ -26,8 +26,8 @@ in one world, in an order drawn by a seed. Median and range are over the turns.
   all steps together can be 3.25 times those of DDP at most, and those of a fast replica 4 times.
 - *Loss*: the example's Llama of 192,000 parameters on English text, AdamW at 2e-3, 8 windows a
   rank and step, 64 steps of warm-up, outer SGD with lr 0.7 and Nesterov momentum 0.8. A turn is a
-  seed. H = 64 makes 9 rounds in 640 steps and 19 in 1280. "Validation loss" is after 640 steps on
-  the first 256 of 728 windows that nobody trains on. torch's averager and torchft's LocalSGD have
+  seed. H = 64 makes 9 rounds in 640 steps and 19 in 1280. The validation text is all that is never
+  trained on. torch's averager and torchft's LocalSGD have
   no outer optimizer; torchft's DiLoCo has EDiT's, and neither weights by norm nor a detector.
 - *Replicas that go wrong*: the same model, 8 steps a round; the last round is disturbed.
 - *Elastic*: replicas of one rank, killed by SIGKILL and replaced; under DDP, and in "grow" under

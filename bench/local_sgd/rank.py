@@ -34,7 +34,7 @@ _BATCH: Final = 8
 _AT_ONCE: Final = 256
 """Windows that a validation takes at once."""
 _FIRST: Final = 256
-"""Windows of 728 that figures before this bench's second length were made of."""
+"""Windows of 728 on which a disturbance is judged."""
 
 
 def main() -> None:
@@ -114,7 +114,7 @@ def losses(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float
         loss.backward()
         training.optimizer.step()
         if not wild and step + 1 in LENGTHS:
-            found |= _after(training.model, step + 1)
+            found[r.AFTER_STEPS.format(step + 1)] = _validation(training.model)
     finite = all(bool(one.isfinite().all()) for one in training.model.parameters())
     least = torch.tensor([float(finite)])
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
@@ -151,12 +151,6 @@ def _training_loss(model: nn.Module, step: int, seed: int) -> torch.Tensor:
     )
     found: torch.Tensor = next_byte_loss(model, english_text.windows(text, starts, CONTEXT))
     return found
-
-
-def _after(model: nn.Module, steps: int) -> dict[str, float]:
-    """Return the losses that a page compares after so many steps."""
-    found = {r.AFTER_STEPS.format(steps): _validation(model)}
-    return {r.VALIDATION: _validation(model, _FIRST), **found} if steps == min(LENGTHS) else found
 
 
 @torch.no_grad()
