@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--with", dest="earlier", type=Path, nargs="*", default=[],
         help="results files of the same commit whose rows are added to the page",
     )  # fmt: skip
+    parser.add_argument("--remark", default="", help="a sentence about the run, for the page")
     options = parser.parse_args(arguments)
     if options.page_of:
         return RECORD.show(options)
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    about = machine.about("record", {}) | {"seed": options.seed}
+    facts = {"seed": options.seed, "torchft": torchft_ways.version(), "remark": options.remark}
+    about = machine.about("record", {}) | {name: one for name, one in facts.items() if one}
     with record.written(options.out, about) as add:
         for earlier in options.earlier:
             for line in earlier.read_text().splitlines()[1:]:

@@ -102,12 +102,9 @@ def _loss(results: Sequence[Measured]) -> list[Verdict]:
     for steps in plan.LENGTHS:
         for interval, most in ((16, 0.0), (32, 1.0), (64, 3.0)):
             ways = (f"EDiT, H = {interval}", plan.DDP)
-            name = r.AFTER_STEPS.format(steps)
-            found = ratios(results, r.LOSS, "4 replicas", ways, name)
+            found = ratios(results, r.LOSS, "4 replicas", ways, r.AFTER_STEPS.format(steps))
             more = [100 * (one - 1) for one in found]
-            text = (
-                f"validation loss beside DDP's, the same tokens, H = {interval}, {steps} steps, %"
-            )
+            text = f"validation loss beside DDP's, H = {interval}, {steps} steps, %"
             verdicts.append(_verdict(text, f"≤ {most:+g}", more, _at_most(most)))
     return verdicts
 

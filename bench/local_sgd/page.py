@@ -24,13 +24,20 @@ in one world, in an order drawn by a seed. Median and range are over the turns.
   step's computation is 50 ms of sleep.
 - *Slow replicas*: 50 ms of sleep a step, all ways under FSDP2. With one of four 4 times slow,
   all steps together can be 3.25 times those of DDP at most, and those of a fast replica 4 times.
-- *Loss*: the example's Llama of 192,000 parameters on English text, AdamW at 2e-3, 640 steps of 8
-  windows a rank, 64 steps of warm-up, outer SGD with lr 0.7 and Nesterov momentum 0.8. A turn is a
-  seed. torch's averager has no outer optimizer.
+- *Loss*: the example's Llama of 192,000 parameters on English text, AdamW at 2e-3, 8 windows a
+  rank and step, 64 steps of warm-up, outer SGD with lr 0.7 and Nesterov momentum 0.8. A turn is a
+  seed. H = 64 makes 9 rounds in 640 steps and 19 in 1280. The validation text is all that is never
+  trained on. torch's averager and torchft's LocalSGD have
+  no outer optimizer; torchft's DiLoCo has EDiT's, and neither weights by norm nor a detector.
 - *Replicas that go wrong*: the same model, 8 steps a round; the last round is disturbed.
-- *Elastic*: replicas of one rank under DDP, killed by SIGKILL and replaced. Their control plane is
-  the tests' own. Costs of a change are beyond the median sync without one. Goodput is the rate of
-  all replicas' steps, beside a run without kills.
+- *Elastic*: replicas of one rank, killed by SIGKILL and replaced; under DDP, and in "grow" under
+  FSDP2. Their control plane is the tests' own. Costs of a change are beyond the median sync without
+  one. A survivor waits for the control plane to see that the killed process is gone, then for the
+  roster without it: "from the roster on" is the part that is local SGD's own. Real-time priority
+  does not exclude other work: Linux keeps 50 ms of each second for tasks without it.
+- *Kills*: goodput is the rate of all replicas' steps as a share of their rate without a change in
+  the same run. DDP runs under `holdfast run` with four nodes of one rank, and saves each step in
+  memory; a kill makes all four ranks begin again, and they repeat no step.
 """
 _TITLES: Final = {
     r.BYTES: "Bytes",

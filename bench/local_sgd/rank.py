@@ -33,6 +33,8 @@ _LR: Final = 2e-3
 _BATCH: Final = 8
 _AT_ONCE: Final = 256
 """Windows that a validation takes at once."""
+_FIRST: Final = 256
+"""Windows of 728 on which a disturbance is judged."""
 
 
 def main() -> None:
@@ -105,7 +107,7 @@ def losses(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float
     found: dict[str, float] = {}
     for step in range(case["steps"]):
         if wild and step == wild["step"]:
-            found[r.BEFORE] = _validation(training.model)
+            found[r.BEFORE] = _validation(training.model, _FIRST)
         _disturb(training, wild, step, case["interval"])
         loss = _training_loss(training.model, step, case["seed"])
         training.optimizer.zero_grad()
@@ -117,7 +119,7 @@ def losses(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float
     least = torch.tensor([float(finite)])
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     if wild:
-        found[r.AFTER] = _validation(training.model)
+        found[r.AFTER] = _validation(training.model, _FIRST)
     training.close()
     return {**found, r.FINITE: float(least)}
 
@@ -152,11 +154,11 @@ def _training_loss(model: nn.Module, step: int, seed: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _validation(model: nn.Module) -> float:
-    """Return the mean over the replicas of their loss on the whole text that none trains on."""
+def _validation(model: nn.Module, most: int | None = None) -> float:
+    """Return the mean over the replicas of their loss on the text that none trains on."""
     inner = getattr(model, "module", model)  # an evaluation alone needs no DDP
     _, text = _text()
-    starts = english_text.even_starts(text, CONTEXT)
+    starts = english_text.even_starts(text, CONTEXT)[:most]
     losses = [
         next_byte_loss(inner, english_text.windows(text, some, CONTEXT)).double() * len(some)
         for some in starts.split(_AT_ONCE)

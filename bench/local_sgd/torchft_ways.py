@@ -7,6 +7,7 @@ belong here: what is measured (`rank`).
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -30,7 +31,7 @@ def missing() -> str:
     if importlib.util.find_spec("torchft") is None:
         return "torchft is not on the Python path: pip install --target DIR torchft"
     try:
-        import torchft.local_sgd  # noqa: F401
+        _module("local_sgd")
     except Exception as error:  # noqa: BLE001 - another project's import may raise anything
         return f"torchft cannot be imported: {type(error).__name__}: {error}"
     return ""
@@ -39,6 +40,11 @@ def missing() -> str:
 def version() -> str:
     """Return the version that is measured; empty without torchft."""
     return "" if missing() else importlib.metadata.version("torchft")
+
+
+def _module(name: str) -> Any:
+    """Return a module of torchft, which the project's environment has not."""
+    return importlib.import_module(f"torchft.{name}")
 
 
 class Torchft:
@@ -70,13 +76,12 @@ class Torchft:
         self._stack.close()
 
     def _rounds(self) -> Any:
-        from torchft.local_sgd import DiLoCo, LocalSGD
-
-        every = self._case["interval"]
+        ways, every = _module("local_sgd"), self._case["interval"]
         if not self._case["outer"]:
-            return LocalSGD(self._manager, self._model, self._inner, sync_every=every)
-        outer = torch.optim.SGD(self._model.parameters(), **NESTEROV)
-        return DiLoCo(
+            return ways.LocalSGD(self._manager, self._model, self._inner, sync_every=every)
+        sgd: Any = torch.optim.SGD
+        outer = sgd(self._model.parameters(), **NESTEROV)
+        return ways.DiLoCo(
             self._manager, [self._model], self._inner, outer, sync_every=every,
             use_bucketization=True,
         )  # fmt: skip
@@ -84,13 +89,10 @@ class Torchft:
 
 def _manager(stack: ExitStack) -> Any:
     """Return a manager of this rank; rank 0 has the lighthouse."""
-    from torchft.manager import Manager
-    from torchft.process_group import ProcessGroupGloo
-
     own = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104
     stack.callback(lambda: own)  # lives as long as the manager
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=_LIMIT),
+    manager = _module("manager").Manager(
+        pg=_module("process_group").ProcessGroupGloo(timeout=_LIMIT),
         load_state_dict=None,
         state_dict=None,
         min_replica_size=dist.get_world_size(),
@@ -112,11 +114,9 @@ def _manager(stack: ExitStack) -> Any:
 
 def _lighthouse(stack: ExitStack) -> str:
     """Return the address of the lighthouse that rank 0 starts."""
-    from torchft.coordination import LighthouseServer
-
     port = torch.zeros(1, dtype=torch.int64)
     if dist.get_rank() == 0:
-        server = LighthouseServer(
+        server = _module("coordination").LighthouseServer(
             bind="0.0.0.0:0", min_replicas=dist.get_world_size(), join_timeout_ms=100
         )
         stack.callback(server.shutdown)

@@ -40,8 +40,8 @@ def _pair(row: str, group: str, way: str, name: str, own: float, ddp: float) -> 
         (_pair(r.LINKS, "10 Mbit/s", "EDiT, H = 32", "SECONDS", 1.0, 11.0), "10 Mbit/s", False),
         (_pair(r.SLOW, plan.SLOW_GROUP, "A-EDiT", "FAST_STEPS", 3.0, 1.0), "a fast", True),
         (_pair(r.SLOW, plan.SLOW_GROUP, "A-EDiT", "FAST_STEPS", 2.9, 1.0), "a fast", False),
-        (_pair(r.LOSS, "4 replicas", "EDiT, H = 32", LATER, 1.005, 1.0), "H = 32", True),
-        (_pair(r.LOSS, "4 replicas", "EDiT, H = 32", LATER, 1.02, 1.0), "H = 32", False),
+        (_pair(r.LOSS, "4 replicas", "EDiT, H = 32", LATER, 1.005, 1.0), "1280", True),
+        (_pair(r.LOSS, "4 replicas", "EDiT, H = 32", LATER, 1.02, 1.0), "1280", False),
         ([_run(r.ROBUST, plan.ONE, plan.ALL, BEFORE=2.0, AFTER=2.01)], plan.ALL, True),
         ([_run(r.ROBUST, plan.ONE, plan.ALL, BEFORE=2.0, AFTER=2.03)], plan.ALL, False),
         ([_run(r.ROBUST, plan.ONE, plan.EQUAL, BEFORE=2.0, AFTER=2.1)], plan.EQUAL, False),
@@ -90,3 +90,14 @@ def test_the_published_page_is_that_of_its_results(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == PUBLISHED.with_suffix(".md").read_text()
     rows = {json.loads(line)["row"] for line in PUBLISHED.read_text().splitlines()[1:]}
     assert rows == set(r.ROWS)
+
+
+def test_torchft_is_left_out_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torchft a world has all its other ways, and the reason says what to install."""
+    from bench.local_sgd import torchft_ways
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "pip install" in torchft_ways.missing()
+    whole = next(plan.worlds((r.BYTES,), range(1), 1))
+    kinds = {case.kind for case in plan.without(whole, "torchft").cases}
+    assert {case.kind for case in whole.cases} - kinds == {"torchft"}
