@@ -258,7 +258,7 @@ def members_of(folder: Path, replica: int, shard: int, scenario: Mapping[str, An
     import torch
     import torch.distributed as dist
 
-    from holdfast.local_sgd.members import RosterMembers, roster_file
+    from holdfast.local_sgd.members import RosterMembers, Signals, roster_file
     from holdfast.local_sgd.sync.group import Group
 
     torch.set_num_threads(1)
@@ -274,7 +274,7 @@ def members_of(folder: Path, replica: int, shard: int, scenario: Mapping[str, An
         Group(timeout=60.0),
         timeout=60.0,
         patience=60.0,
-        announce=ready.touch,
+        signals=Signals(ready.touch),
     )
 
 

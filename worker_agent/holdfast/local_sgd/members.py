@@ -127,6 +127,18 @@ class StaticMembers:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signals:
+    """How a rank speaks to its control plane."""
+
+    ready: Callable[[], None]
+    """Called once, when this rank is ready to meet others. A roster that names a replica before
+    makes the others wait until it is."""
+    unmet: Callable[[int], None] = lambda _: None
+    """Called with an epoch whose members this rank cannot meet, or not any more, though it knows no
+    newer roster: a group is made anew only in another epoch."""
+
+
 class RosterMembers:
     """Replicas that rosters name; the default group is this replica's own."""
 
@@ -141,8 +153,7 @@ class RosterMembers:
         backend: str = "gloo",
         timeout: float = TIMEOUT,
         patience: float = TIMEOUT,
-        announce: Callable[[], None] | None = None,
-        complain: Callable[[int], None] | None = None,
+        signals: Signals | None = None,
     ) -> None:
         """Take what this rank is; nothing is made before `refresh` or `recover`.
 
@@ -153,14 +164,11 @@ class RosterMembers:
             backend: Of sync groups.
             timeout: Seconds until a collective of a sync group has failed.
             patience: Seconds to wait for a roster that this rank can follow.
-            announce: Called once, when this rank is ready to meet others. A roster that names a
-                replica before makes the others wait until it is.
-            complain: Called with an epoch whose members this rank cannot meet, or not any more,
-                though the newest roster still has them: a group is made anew only in another epoch.
+            signals: Tell the control plane where this rank stands.
         """
         self._read, self._replica, self._shards = read, replica, shard_group
         self.timeout, self._patience = timeout, patience
-        self._announce, self._complain = announce, complain
+        self._signals, self._is_ready = signals, False
         self._outer = ChangingGroup(backend)
         self._tried = 0
         self._now: Membership | None = None
@@ -188,9 +196,9 @@ class RosterMembers:
             MembersError: no roster came in time whose members all came.
             SyncError: a rank of this replica is gone.
         """
-        if self._announce is not None:
-            announce, self._announce = self._announce, None
-            announce()
+        if self._signals and not self._is_ready:
+            self._is_ready = True
+            self._signals.ready()
         seen = self._agreed(self._epoch())
         if self._now is not None and seen <= self._tried:
             return None
@@ -231,9 +239,9 @@ class RosterMembers:
             roster = self._read()
             if roster and roster.epoch >= at_least and self._replica in roster.replicas:
                 return roster
-            if self._complain and at_least > 1 and time.monotonic() > complaint:
+            if self._signals and at_least > 1 and time.monotonic() > complaint:
                 complaint = math.inf
-                self._complain(at_least - 1)
+                self._signals.unmet(at_least - 1)
             if time.monotonic() > deadline:
                 raise MembersError(
                     f"replica {self._replica} found no roster from epoch {at_least} on that has "
@@ -346,8 +354,10 @@ def members_of_environment(
         backend=dist.get_backend() if backend is None else backend,
         timeout=timeout,
         patience=patience,
-        announce=Path(f"{path}.ready-{replica}-{dist.get_rank()}").touch,
-        complain=_complaints(Path(f"{path}.unmet-{replica}-{dist.get_rank()}")),
+        signals=Signals(
+            Path(f"{path}.ready-{replica}-{dist.get_rank()}").touch,
+            _complaints(Path(f"{path}.unmet-{replica}-{dist.get_rank()}")),
+        ),
     )
 
 

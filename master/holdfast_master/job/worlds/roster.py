@@ -156,8 +156,15 @@ def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> No
 
 
 def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
-    """Ranks of a node could not meet the others of an epoch, though nobody is known to be lost."""
-    last = job.state.roster
+    """Ranks of a node could not meet the others of an epoch, though nobody is known to be lost.
+
+    One that was put out since it stood still, and says so, is there again.
+    """
+    last, world = job.state.roster, job.worlds.assigned
+    if world is not None and world.holds(node.rank, node.agent_id):
+        frozen = job.worlds.frozen.pop(world.places[node.rank].replica.number, None)
+        if frozen is not None:
+            job.touch(Change.REPLICA_READY)
     if last is None or message.epoch != last.epoch or job.worlds.unmet_epoch == last.epoch:
         return
     job.worlds.unmet_epoch = last.epoch
