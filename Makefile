@@ -32,7 +32,7 @@ WIDE ?= 3
 # A line with make's own name for itself would run under `make -n` too.
 CHECK := $(MAKE) check
 # Files of the cluster's tests that run beside those.
-BESIDE ?= 2
+BESIDE ?= 1
 SOAK_MINUTES ?= 120
 FLASH_SEED ?= $(shell date +%s)
 KILLS := PYTHONPATH=$(SUPPORT) $(BIN)/python tests/support/campaigns
@@ -92,21 +92,21 @@ cluster-tools: $(STAMP) # Build what a test cluster is made of (first time: minu
 cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pods are processes
 	@PYTHONPATH=$(SUPPORT) $(BIN)/python -m cluster --nodes $(NODES)
 
-# Each part runs whatever the parts before it found: one run names all that fails. What mostly waits
-# runs beside what computes: the cluster's tools are built from the start, at a low priority, and the
-# cluster's tests run beside the wide ones. Nothing runs beside the last part.
+# Each part runs whatever the parts before it found: one run names all that fails. The cluster's tools
+# are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
+# time: they wait for two thirds of their time. Nothing runs beside the parts that watch deadlines.
 .PHONY: test
 test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	(trap - INT; exec nice scripts/cluster_tools.sh >/dev/null) & tools=$$!; \
 	$(CHECK) || exit 1; \
 	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
-	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
 	wait $$tools || failed=1; \
 	(trap - INT; exec $(KUBE) -n $(BESIDE) --phase-write=build/kube-phase.json \
 	  >build/kube-phase.log 2>&1) & kube=$$!; \
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
 	wait $$kube || failed=1; cat build/kube-phase.log; \
+	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
 	$(ALONE) $(foreach one,fast pairs wide kube,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
 
