@@ -53,6 +53,10 @@ class World:
     """Processes."""
     highest: int = dataclasses.field(init=False)
     """Highest node rank."""
+    starting: tuple[int, ...] = dataclasses.field(init=False)
+    """Node ranks whose processes start with this round, in rank order."""
+    savers: tuple[int, ...] = dataclasses.field(init=False)
+    """Node ranks whose checkpoints are the job's, in rank order: the first replica's, or all."""
     assigned: bool = False
     store_ids: dict[int, str] = dataclasses.field(default_factory=dict)
     """Number of a replica to the id of its store, 0 where there are no replicas; as far as this
@@ -106,6 +110,11 @@ class World:
         for replica in self.fact.replicas or (self._whole(),):
             self._place(replica, list(itertools.islice(members, replica.nodes)))
         self.highest = max(self.places, default=-1)
+        ranks, replicas = tuple(self.places), self.replicas
+        self.starting = self.savers = ranks
+        if replicas:
+            self.starting = tuple(rank for rank in ranks if self.round_of(rank) == self.round)
+            self.savers = self.members_of(replicas[0])
 
     def _whole(self) -> WorldReplica:
         """Return all members as one."""
@@ -161,20 +170,6 @@ class World:
         """Return the node ranks of a replica, in rank order."""
         places = self.places.items()
         return tuple(rank for rank, place in places if place.replica.number == replica.number)
-
-    @property
-    def starting(self) -> tuple[int, ...]:
-        """Node ranks whose processes start with this round, in rank order."""
-        if not self.replicas:
-            return tuple(self.places)
-        return tuple(rank for rank in self.places if self.round_of(rank) == self.round)
-
-    @property
-    def savers(self) -> tuple[int, ...]:
-        """Node ranks whose checkpoints are the job's: the first replica's, or all."""
-        if not self.replicas:
-            return tuple(self.places)
-        return self.members_of(self.replicas[0])
 
     def saves(self, rank: int) -> bool:
         """Return whether a member is one of the savers."""
