@@ -86,6 +86,8 @@ class EventReason:
     restarted."""
     ROSTER_FAILED: Final = "RosterFailed"
     """Replicas could not meet though none of them is lost; they try again in another epoch."""
+    REPLICA_ALONE: Final = "ReplicaAlone"
+    """A replica trains and asks for no roster: its script does not synchronise with others."""
     REPLICA_FROZEN: Final = "ReplicaFrozen"
     """A replica completed no step while others waited for it in a sync; it is restarted."""
     WORLD_ADOPTED: Final = "WorldAdopted"

@@ -102,6 +102,8 @@ class Agent(Line):
         self.later(self.luck.uniform(0.3, 1.0), self._look)
         self.later(self.luck.uniform(0.0, 0.5), self._beat)
         self.sampling: NodeSampling = NodeSampling(self, number)
+        self.follows_rosters = True
+        """Its ranks take part in local SGD."""
         self.rosters: list[WorldAssignment] = []
         """Rosters of replicas that it was told, oldest first."""
         self.checked = {Resource.CPU_MATMUL: 1.0, Resource.LINK_BANDWIDTH: 10.0}
@@ -276,7 +278,7 @@ class Agent(Line):
     def begun(self, current: LocalRound) -> None:
         """The processes of a round exist: they ask what to start from, or wait for a roster."""
         self.keeper.ask(current)
-        if current.assignment.replica:
+        if current.assignment.replica and self.follows_rosters:
             self.report(ReplicaReady(replica=current.assignment.replica), current.number)
 
     def workers_dead(self) -> None:

@@ -34,6 +34,9 @@ PARTING_SECONDS: Final = 10.0
 """How long a replica whose ranks have all ended well stays in the roster, s: the others may still
 be in the sync that was its last, and a roster without it would have them do that sync again."""
 
+_MOST_NAMED: Final = 20
+"""Replicas that an event names."""
+
 
 def settle(job: JobContext) -> None:
     """Decide whether other replicas are to synchronise from now on."""
@@ -79,6 +82,18 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, again: bool) 
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:
         _tell(job, world, replica, fact, verdict.reason)
+
+
+def note_alone(job: JobContext, world: World) -> None:
+    """Say which replicas of a world that trains have asked for no roster."""
+    alone = [one.number for one in _standings(job, world) if not one.ready]
+    if alone:
+        numbers = ", ".join(map(str, alone[:_MOST_NAMED]))
+        text = (
+            f"replicas without a roster train alone: {numbers}; spec.localSGD needs a script that "
+            "calls holdfast.local_sgd.members_of_environment() before its first step"
+        )
+        job.out.event(EventReason.REPLICA_ALONE, text, Warn)
 
 
 def _standings(job: JobContext, world: World) -> Iterator[Standing]:
@@ -168,7 +183,7 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
     if last is None or message.epoch != last.epoch or job.worlds.unmet_epoch == last.epoch:
         return
     job.worlds.unmet_epoch = last.epoch
-    names = ", ".join(map(str, itertools.islice(last.replicas, 20)))
+    names = ", ".join(map(str, itertools.islice(last.replicas, _MOST_NAMED)))
     text = f"node {node.rank} could not meet replicas {names} of epoch {last.epoch}"
     job.out.event(EventReason.ROSTER_FAILED, text, Warn, node=node.rank)
     job.touch(Change.ROSTER_FAILED)

@@ -12,6 +12,7 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
+from holdfast_master.job.worlds import roster
 from holdfast_wire.messages import GoodputClass, JobPhase
 from holdfast_wire.reasons import EventReason, PhaseReason
 
@@ -120,5 +121,7 @@ def trains(job: JobContext, world: World) -> None:
         job.turn(rank, GoodputClass.WAITING if done else GoodputClass.PRODUCTIVE)
     goodput_marks.write_if_small(job)
     job.out.event(EventReason.WORLD_TRAINING, text)
+    if world.replicas:
+        roster.note_alone(job, world)
     recovery.note_trains(job, world)
     job.touch(Change.WORLD_TRAINS)

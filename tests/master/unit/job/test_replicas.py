@@ -232,6 +232,17 @@ def test_the_end_of_all_replicas_ends_the_job_well() -> None:
     assert roster(job).epoch == epoch
 
 
+def test_a_script_that_asks_for_no_roster_is_told_of() -> None:
+    """Its replicas would train alone, each with weights of its own."""
+    job = SteeredJob(job_spec(replicas=2, replica_nodes=1, min_replicas=1))
+    for agent in job.add_agents(2):
+        agent.follows_rosters = False
+    job.run_until("TRAINING")
+    (text,) = [one.text for one in job.core.events_after(0, 999) if one.reason == "ReplicaAlone"]
+    assert "1, 2; spec.localSGD needs a script" in text
+    assert "ReplicaAlone" not in replicated(2).reasons()
+
+
 @pytest.mark.parametrize("replica_nodes", [0, 1])
 def test_no_roster_is_told_where_there_are_no_replicas(replica_nodes: int) -> None:
     """A job without replicas has one world, as ever."""
