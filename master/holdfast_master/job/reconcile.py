@@ -44,8 +44,7 @@ def _settle_checkpoints(job: JobContext) -> None:
     book = job.checkpoints.tracker
     if book.pending or job.timers.running(Timer.COMMIT):
         commits.grant(job)
-    starts = job.starts
-    if starts.asked and starts.origin is None:
+    if (book.asked and book.origin is None) or job.checkpoints.starts:
         restore.choose(job)
     if job.checkpoints.order is not None:
         on_demand.settle(job, job.checkpoints.order)

@@ -48,8 +48,11 @@ class RosterFile:
 
     @property
     def path(self) -> Path:
-        """File of the replica's rosters; its number is never given again, nor is the file."""
-        return self._folder() / f"roster-{self._assignment.replica}"
+        """File of the replica's rosters, which no other processes have had.
+
+        A master without a journal gives numbers of replicas again, but no round's.
+        """
+        return self._folder() / f"roster-{self._round}-{self._assignment.replica}"
 
     def begin(self, round_number: int, assignment: WorldAssignment) -> dict[str, str]:
         """Follow the replica of a new round; return the variables that its ranks find rosters by.
@@ -58,6 +61,7 @@ class RosterFile:
         """
         self._assignment, self._round = assignment, round_number
         self._roster, self._written, self._ready = assignment.roster, 0, False
+        self._unmet = 0
         self._changed.set()
         if not assignment.replica:
             return {}

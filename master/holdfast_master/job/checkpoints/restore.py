@@ -39,40 +39,91 @@ _MOST_PARTS = 8
 """Versions whose parts a node may name: more are no agent's in its senses."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Start:
+    """Nodes that start together: those of a world, or of one of its replicas."""
+
+    book: CheckpointTracker
+    ranks: tuple[int, ...]
+    """Node ranks, in rank order."""
+    round: int
+    world: World
+
+
+def _start_of(job: JobContext, world: World, rank: int) -> _Start:
+    """Return the start that a member takes part in. Each replica has a plan of its own.
+
+    Others may start, or train, or fail beside it.
+    """
+    if not world.replicas:
+        return _Start(job.checkpoints.tracker, world.starting, world.round, world)
+    replica = world.places[rank].replica
+    book = job.checkpoints.starts.setdefault(replica.number, CheckpointTracker())
+    return _Start(book, world.members_of(replica), replica.round, world)
+
+
+def _world_of(job: JobContext, node: Node, number: int) -> World | None:
+    """Return the world of a member that starts in a round; None: it is none, or it is over.
+
+    A replica goes on with its start while no world runs because another one has failed.
+    """
+    if job.worlds.in_replica(node.rank, node.agent_id, number):
+        return job.worlds.assigned
+    return job.worlds.running_with(node, number)
+
+
 def asked(job: JobContext, node: Node, number: int, message: RestoreRequest) -> None:
     """All ranks of a node wait to be told what to start from."""
-    world = job.worlds.running_with(node, number)
+    world = _world_of(job, node, number)
     if world is None:
         return
-    book = job.starts
-    book.enter(number, world.holders, world.size)
+    start = _start_of(job, world, node.rank)
+    book, places = start.book, world.places
+    holders = tuple((rank, places[rank].member.agent_id) for rank in start.ranks)
+    book.enter(number, holders, places[node.rank].size)
     before = book.asked.get(node.rank)
     book.asked[node.rank] = message
     if before is not None and book.origin is not None and message.told is None:
-        _tell(job, node, book.origin)  # it may not have heard of it
+        _tell(job, start, node, book.origin)  # it may not have heard of it
     job.touch(Change.RESTORE_REQUESTED)
 
 
 def choose(job: JobContext) -> None:
-    """Choose what the world starts from, once every node of it asks; it has no plan yet."""
-    book, world = job.starts, job.worlds.running()
-    if world is None or world.round != book.round:
+    """Choose what a world or replica starts from, once all its nodes ask; it has no plan yet."""
+    if not job.spec.replica_nodes:
+        world = job.worlds.running()
+        if world is not None:
+            _consider(job, _start_of(job, world, world.starting[0]))
         return
-    if any(rank not in book.asked for rank in world.starting):
+    last, kept = job.worlds.assigned, job.checkpoints.starts
+    replicas = last.replicas if last is not None else ()
+    for number in kept.keys() - {one.number for one in replicas}:
+        del kept[number]
+    for one in replicas:
+        if last is not None and one.number in kept:
+            _consider(job, _start_of(job, last, last.members_of(one)[0]))
+
+
+def _consider(job: JobContext, start: _Start) -> None:
+    book = start.book
+    if book.origin is not None or start.round != book.round:
+        return
+    if any(rank not in book.asked for rank in start.ranks):
         return
     told = next((one.told for one in book.asked.values() if one.told is not None), None)
     if told is not None:  # an earlier master has told some of them
         if told.tier is Tier.MEMORY:
-            book.sources = _sources(job, _offers(job), told.version)
-        _go(job, world, told)
+            book.sources = _sources(job, _offers(job, book), told.version)
+        _go(job, start, told)
         return
     if any(pending.whole for pending in job.checkpoints.tracker.pending.values()):
         return  # it is being committed, and would be the newest
-    _choose(job, world)
+    _choose(job, start)
 
 
-def _choose(job: JobContext, world: World) -> None:
-    book, offers = job.starts, _offers(job)
+def _choose(job: JobContext, start: _Start) -> None:
+    book = start.book
+    offers = _offers(job, book)
     fact = job.state.checkpoint
     announced = fact.version if fact is not None else None
     choice = policy.origin(offers, book.damaged, announced, job.settings.gather_ranks)
@@ -91,12 +142,12 @@ def _choose(job: JobContext, world: World) -> None:
         notes=tuple(book.notes[-_MOST_NOTES:]),
     )
     if book.origin.go:
-        _go(job, world, book.origin)
+        _go(job, start, book.origin)
     else:
-        _tell_all(job, world, book.origin)
+        _tell_all(job, start, book.origin)
 
 
-def _offers(job: JobContext) -> dict[int, RestoreOffer]:
+def _offers(job: JobContext, book: CheckpointTracker) -> dict[int, RestoreOffer]:
     """Return, by node, the versions that it could start from and lend to others."""
     return {
         rank: RestoreOffer(
@@ -113,7 +164,7 @@ def _offers(job: JobContext) -> dict[int, RestoreOffer]:
             },
             gathers=bool(_address(job.membership, rank)),
         )
-        for rank, one in job.starts.asked.items()
+        for rank, one in book.asked.items()
     }
 
 
@@ -150,34 +201,34 @@ def _versions(
     return found
 
 
-def _tell(job: JobContext, node: Node, origin: RestorePlan) -> None:
-    world = job.worlds.running()
-    if world is not None and node.rank in world.starting:
-        share = world.starting.index(node.rank)
-        job.out.send(node, _part(job.starts, world, origin, node.rank, share), world.round)
+def _tell(job: JobContext, start: _Start, node: Node, origin: RestorePlan) -> None:
+    if node.rank in start.ranks:
+        share = start.ranks.index(node.rank)
+        job.out.send(node, _part(start, origin, node.rank, share), start.round)
 
 
-def _tell_all(job: JobContext, world: World, origin: RestorePlan) -> None:
-    for share, rank in enumerate(world.starting):
+def _tell_all(job: JobContext, start: _Start, origin: RestorePlan) -> None:
+    for share, rank in enumerate(start.ranks):
         node = job.membership.nodes.get(rank)
         if node is not None:
-            job.out.send(node, _part(job.starts, world, origin, rank, share), world.round)
+            job.out.send(node, _part(start, origin, rank, share), start.round)
 
 
-def _part(
-    book: CheckpointTracker, world: World, origin: RestorePlan, rank: int, share: int
-) -> RestorePlan:
+def _part(start: _Start, origin: RestorePlan, rank: int, share: int) -> RestorePlan:
     """An origin as one node is told it: its share of the files, and whose memory it reads."""
-    sources = book.sources.get(rank, ())
-    shares = len(world.starting)
+    sources = start.book.sources.get(rank, ())
+    shares = len(start.ranks)
     return dataclasses.replace(origin, share=share, shares=shares, sources=sources)
 
 
 def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerified) -> None:
     """A node has looked at its share of the origin."""
-    world, book = job.worlds.running_with(node, number), job.starts
-    origin = book.origin
-    if world is None or origin is None or origin.go or message.plan_id != origin.plan_id:
+    world = _world_of(job, node, number)
+    if world is None:
+        return
+    start = _start_of(job, world, node.rank)
+    book, origin = start.book, start.book.origin
+    if origin is None or origin.go or message.plan_id != origin.plan_id:
         return
     if message.error and origin.version is not None:
         text = f"step {origin.version.step} is passed over: node {node.rank}: {message.error}"
@@ -188,17 +239,19 @@ def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerifi
         job.touch(Change.RESTORE_REFUSED)
         return
     book.checked.add(node.rank)
-    if all(rank in book.checked for rank in world.starting):
-        _go(job, world, dataclasses.replace(origin, go=True))
+    if all(rank in book.checked for rank in start.ranks):
+        _go(job, start, dataclasses.replace(origin, go=True))
 
 
-def _go(job: JobContext, world: World, origin: RestorePlan) -> None:
-    book = job.starts
+def _go(job: JobContext, start: _Start, origin: RestorePlan) -> None:
+    book = start.book
     origin = dataclasses.replace(origin, go=True)
     book.origin = origin
     book.started(origin)
-    _tell_all(job, world, origin)
+    _tell_all(job, start, origin)
     if origin.version is not None:
         where = word(origin.tier)
-        text = f"round {world.round} starts from step {origin.version.step} in {where}"
+        who = start.world.places[start.ranks[0]].replica.number
+        name = f"replica {who}" if who else f"round {start.round}"
+        text = f"{name} starts from step {origin.version.step} in {where}"
         job.out.event(EventReason.CHECKPOINT_RESTORED, f"{text} ({book.reason or 'told before'})")

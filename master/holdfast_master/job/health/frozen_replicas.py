@@ -16,7 +16,7 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.state.world import Inquiry, World
+from holdfast_master.job.state.world import FrozenAt, Inquiry, World
 from holdfast_master.policies import hang
 from holdfast_master.policies import replicas as policy
 from holdfast_master.policies.failure import Evidence, EvidenceKind
@@ -47,18 +47,23 @@ def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
     roster = job.state.roster
     known = roster.replicas if roster is not None else ()
     members = [one for one in world.replicas if one.number in known]
+    members = [one for one in members if not world.finished.issuperset(world.members_of(one))]
     paces = [pace for one in members if (pace := _pace(job, world, one)) is not None]
     if not paces or len(paces) < len(members) or job.worlds.barrier is not None:
         return
     limit = max(LEAST_SECONDS, STEPS * world.step_seconds)
-    found = policy.frozen(paces, limit)
-    if found is not None:
-        _put_out(job, world, settings, found)
-    elif policy.all_still(paces, limit) is None:
+    asked = job.worlds.inquiry
+    if policy.all_still(paces, limit) is None:
         job.worlds.inquiry = None
-    elif job.worlds.inquiry is None and len(paces) > 1:
+    elif asked is None and len(paces) > 1:
         _ask(job, world, members)
-    if found is None and settings is not None:
+    elif asked is not None and asked.judged and not asked.blamed:
+        # Where replicas have steps of their own, who is behind may be one that waits.
+        found = policy.frozen(paces, limit)
+        if found is not None:
+            asked.blamed = True
+            _put_out(job, world, settings, found)
+    if settings is not None:
         longest = max(settings.min_seconds, settings.step_time_factor * world.step_seconds)
         _look_at_all(job, world, settings, policy.all_still(paces, longest))
 
@@ -68,7 +73,10 @@ def _put_out(
 ) -> None:
     ranks = [rank for rank, one in world.places.items() if one.replica.number == found.number]
     nodes = [node for rank in ranks if (node := job.membership.nodes.get(rank)) is not None]
-    job.worlds.frozen[found.number] = min([node.step for node in nodes], default=0)
+    last = job.state.roster
+    job.worlds.frozen[found.number] = FrozenAt(
+        step=min([node.step for node in nodes], default=0), epoch=last.epoch if last else 0
+    )
     _respond(job, world, settings, found)
 
 
@@ -116,6 +124,7 @@ def judge(job: JobContext, world: World) -> None:
     }
     asked.evidence.clear()
     for found in policy.stuck_by_itself(verdicts):
+        asked.blamed = True
         _put_out(job, world, job.hang_policy, found)
 
 
@@ -126,7 +135,7 @@ def _take_in(job: JobContext, world: World) -> None:
         if replica.number not in frozen:
             continue
         pace = _pace(job, world, replica)
-        if pace is not None and pace.step > frozen[replica.number]:
+        if pace is not None and pace.step > frozen[replica.number].step:
             del frozen[replica.number]
             job.touch(Change.REPLICA_READY)
 
@@ -138,7 +147,7 @@ def _look_at_all(
     if found is None:
         job.worlds.frozen.pop(0, None)
     elif 0 not in job.worlds.frozen:
-        job.worlds.frozen[0] = 0
+        job.worlds.frozen[0] = FrozenAt()
         _respond(job, world, settings, found)
 
 

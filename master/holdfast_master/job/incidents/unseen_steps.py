@@ -50,5 +50,5 @@ def _reports(membership: Membership, world: World) -> Iterator[RankProgress]:
     for rank in world.places:
         node = membership.nodes.get(rank)
         for item in node.ranks if node is not None else ():
-            if item.round == world.round:
+            if item.round == world.round_of(rank):
                 yield item

@@ -116,6 +116,7 @@ def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> 
             _finished(job, node, world, message)
             return
     if message.exit_code == 0:
+        _finished_meanwhile(job, node, number, message)
         return
     node.over = node.over or message.final
     if incidents.concerns(job.worlds, job.incidents, node, number):
@@ -184,9 +185,23 @@ def _finished(job: JobContext, node: Node, world: World, message: WorkerExited) 
         job.turn(node.rank, GoodputClass.WAITING)
         job.touch(Change.NODE_FINISHED)
     check_success(job, world)
-    if job.state.stop is None:
+    if job.state.stop is None and job.worlds.running() is world:
         start.settle(job, world)
         barrier.check_complete(job, world)
+
+
+def _finished_meanwhile(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+    """A process of a replica that goes on ended well while no world runs."""
+    worlds = job.worlds
+    if not worlds.in_replica(node.rank, node.agent_id, number):
+        return
+    last, newest = worlds.assigned, worlds.newest
+    if last is not None:
+        last.explain(node.rank, message.local_rank)
+        _finished(job, node, last, message)
+    if newest is not None and newest is not last and newest.is_about(node.rank, number):
+        newest.explain(node.rank, message.local_rank)
+        newest.finish(node.rank, message.local_rank)
 
 
 def check_success(job: JobContext, world: World) -> None:

@@ -139,7 +139,10 @@ def _step(job: JobContext, members: list[Node]) -> int:
     least = max(min(steps), world.first_step if world else 0)
     if least or world is None:
         return least
-    restored = _restored(job.starts, world.round)
+    own = job.checkpoints.tracker
+    if world.replicas:
+        own = job.checkpoints.starts.get(world.replicas[0].number, own)
+    restored = _restored(own, world.saver_round)
     return job.state.best_step if restored is None else restored
 
 

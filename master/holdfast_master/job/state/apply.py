@@ -6,6 +6,7 @@ that is applied again after a restart must change the same fields in the same wa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -146,7 +147,14 @@ def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> Non
     _count_change(state, state.assigned, fact)
     state.assigned = fact
     state.training, state.ended = False, False
-    state.finished.clear()
+    state.finished &= _going_on(fact)
+
+
+def _going_on(fact: WorldDecided) -> set[int]:
+    """Return the node ranks of replicas whose processes began before this world."""
+    members = iter(fact.members)
+    own = [(one, list(itertools.islice(members, one.nodes))) for one in fact.replicas]
+    return {m.node_rank for one, nodes in own if one.round < fact.round for m in nodes}
 
 
 def _count_change(state: JobState, before: WorldDecided | None, after: WorldDecided) -> None:

@@ -17,8 +17,8 @@ class Checkpoints:
     """The known checkpoints, their intervals, and a requested save."""
 
     tracker: CheckpointTracker = dataclasses.field(default_factory=CheckpointTracker)
-    starts: CheckpointTracker = dataclasses.field(default_factory=CheckpointTracker)
-    """Starts of replicas, which begin while another one saves."""
+    starts: dict[int, CheckpointTracker] = dataclasses.field(default_factory=dict)
+    """Starts of replicas by number, which begin while others start, train and save."""
     """Versions in memory and on storage, as agents reported."""
     schedule: SaveSchedule = dataclasses.field(default_factory=SaveSchedule)
     """The intervals of the running world."""

@@ -10,7 +10,6 @@ import dataclasses
 from typing import TypeVar
 
 from holdfast_master.job.state.changes import Change, PendingChanges
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
 from holdfast_master.job.state.checkpoints import Checkpoints
 from holdfast_master.job.state.goodput import GoodputLedger
 from holdfast_master.job.state.health import OFF, Health
@@ -186,12 +185,6 @@ class JobContext:
             maximum=spec.max_replicas,
             unit=max(1, spec.node_unit, spec.replica_nodes),
         )
-
-    @property
-    def starts(self) -> CheckpointTracker:
-        """The records about the start of the running world."""
-        kept = self.checkpoints
-        return kept.starts if self.spec.replica_nodes else kept.tracker
 
     @property
     def wanted(self) -> int:

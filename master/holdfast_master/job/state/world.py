@@ -53,6 +53,8 @@ class World:
     """Processes."""
     highest: int = dataclasses.field(init=False)
     """Highest node rank."""
+    by_replica: dict[int, tuple[int, ...]] = dataclasses.field(init=False)
+    """Number of a replica to its node ranks, in rank order; 0 where there are no replicas."""
     starting: tuple[int, ...] = dataclasses.field(init=False)
     """Node ranks whose processes start with this round, in rank order."""
     savers: tuple[int, ...] = dataclasses.field(init=False)
@@ -110,6 +112,10 @@ class World:
         for replica in self.fact.replicas or (self._whole(),):
             self._place(replica, list(itertools.islice(members, replica.nodes)))
         self.highest = max(self.places, default=-1)
+        ranked: dict[int, list[int]] = {}
+        for rank, place in self.places.items():
+            ranked.setdefault(place.replica.number, []).append(rank)
+        self.by_replica = {number: tuple(one) for number, one in ranked.items()}
         ranks, replicas = tuple(self.places), self.replicas
         self.starting = self.savers = ranks
         if replicas:
@@ -168,8 +174,7 @@ class World:
 
     def members_of(self, replica: WorldReplica) -> tuple[int, ...]:
         """Return the node ranks of a replica, in rank order."""
-        places = self.places.items()
-        return tuple(rank for rank, place in places if place.replica.number == replica.number)
+        return self.by_replica[replica.number]
 
     def saves(self, rank: int) -> bool:
         """Return whether a member is one of the savers."""
@@ -313,6 +318,15 @@ class World:
             self.step_seconds = step_seconds if old == 0 else old + 0.2 * (step_seconds - old)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenAt:
+    """Where a replica stood that was put out of the roster."""
+
+    step: int = 0
+    epoch: int = 0
+    """The last that it was in."""
+
+
 @dataclasses.dataclass(slots=True)
 class Inquiry:
     """What ranks of replicas were asked, all of which stand still at one step."""
@@ -323,6 +337,8 @@ class Inquiry:
     evidence: dict[int, list[RankEvidence]] = dataclasses.field(default_factory=dict)
     """By replica."""
     judged: bool = False
+    blamed: bool = False
+    """A replica was found that keeps the others waiting."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -350,8 +366,8 @@ class Worlds:
     or none is."""
     inquiry: Inquiry | None = None
     """What ranks of replicas were asked since they stand still; None: nothing."""
-    frozen: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Number of a replica that keeps others waiting to its step; 0: all stand still."""
+    frozen: dict[int, FrozenAt] = dataclasses.field(default_factory=dict)
+    """By number, the replicas that keep others waiting; 0: all stand still."""
     parted: dict[int, float] = dataclasses.field(default_factory=dict)
     """Number of a replica to the time at which all its ranks had ended well."""
 
@@ -387,6 +403,7 @@ class Worlds:
 
     def decide(self, world: World) -> None:
         """Take a world that was decided."""
+        self.inquiry = None
         if self.assigned is not None and world.replicas:
             world.follow(self.assigned)
         self.newest, self.broken = world, ""
@@ -397,7 +414,7 @@ class Worlds:
 
     def end(self, why: str) -> None:
         """Note that the newest world cannot go on; its barrier is void."""
-        self.broken, self.barrier = why, None
+        self.broken, self.barrier, self.inquiry = why, None, None
 
 
 def world_hash(epoch: int, group: int, round_number: int, members: Iterable[WorldMember]) -> str:

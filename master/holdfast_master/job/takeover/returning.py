@@ -42,7 +42,8 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
         return
     number = world.round_of(node.rank)
     if job.worlds.broken or (number < world.round and not world.assigned):
-        if agent_messages.absent(node.local_world_size, hello, number):
+        gone = agent_messages.absent(node.local_world_size, hello, number)
+        if gone - _ended_well(job, node):
             text = f"node {node.rank} is back without processes of round {number}"
             incidents.note_gone(job, node, text)
         return
@@ -57,6 +58,13 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
     else:
         text = f"node {node.rank} is in round {hello.round}, not in round {number}"
         _lost_round(job, node, world, text)
+
+
+def _ended_well(job: JobContext, node: Node) -> set[int]:
+    """Return the local ranks of a member that are known to have ended with exit code 0."""
+    worlds = (job.worlds.newest, job.worlds.assigned)
+    known = [one for one in worlds if one is not None and one.holds(node.rank, node.agent_id)]
+    return {local for one in known for local in one.done.get(node.rank, ())}
 
 
 def _is_anothers(world: World, node: Node, hello: Hello) -> bool:
@@ -93,7 +101,8 @@ def _go_on(job: JobContext, node: Node, world: World, hello: Hello) -> None:
     else:
         job.timers.cancel(Timer.MISSING, node.rank)
         start.started(job, world, node.rank)
-    world.reached = max(world.reached, hello.step)
+    if world.saves(node.rank):
+        world.reached = max(world.reached, hello.step)
     if world.training:
         world.stepped.add(node.rank)
     barrier.send_barrier(job, node)

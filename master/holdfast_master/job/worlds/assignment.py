@@ -84,7 +84,9 @@ def _take_stores(job: JobContext, world: World) -> dict[int, StorePrepared]:
 
 def _with_stores(job: JobContext, world: World, taken: dict[int, StorePrepared]) -> WorldDecided:
     """Return the decision of a world with all that its members are told of it; it is assigned."""
-    hellos = [job.membership.nodes[rank].hello for rank in world.places]
+    # Who has finished may be gone.
+    nodes = [job.membership.nodes.get(rank) for rank in world.places]
+    hellos = [node.hello for node in nodes if node is not None]
     replicas = tuple(
         dataclasses.replace(
             one, store_host=taken[one.number].host, store_port=taken[one.number].port

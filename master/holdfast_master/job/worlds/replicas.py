@@ -20,6 +20,8 @@ def going(job: JobContext) -> list[SeatedReplica]:
     world = job.worlds.assigned
     if world is None or not world.replicas or job.spec.replica_nodes == 0:
         return []
+    if job.worlds.broken and not job.worlds.recovering:
+        return []  # all were stopped: too few were left
     found = []
     for replica in world.replicas:
         ranks = world.members_of(replica)

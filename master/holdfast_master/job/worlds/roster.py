@@ -105,14 +105,13 @@ def _standings(job: JobContext, world: World) -> Iterator[Standing]:
         nodes = [job.membership.nodes.get(rank) for rank in ranks]
         said = all(node is not None and node.ready_replica == replica.number for node in nodes)
         intact = replica.number in going and replica.number not in job.worlds.frozen
-        intact = intact and not _has_parted(job, world, replica)
+        if world.finished.issuperset(ranks):  # its nodes may be gone, too
+            intact = not _has_parted(job, replica)
         yield Standing(replica.number, intact, said or replica.number in known)
 
 
-def _has_parted(job: JobContext, world: World, replica: WorldReplica) -> bool:
+def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
     """Return whether all ranks of a replica ended well, some time ago."""
-    if not world.finished.issuperset(world.members_of(replica)):
-        return False
     until = job.worlds.parted.setdefault(replica.number, job.now) + PARTING_SECONDS
     if job.now >= until:
         return True
@@ -177,8 +176,10 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
     """
     last, world = job.state.roster, job.worlds.assigned
     if world is not None and world.holds(node.rank, node.agent_id):
-        frozen = job.worlds.frozen.pop(world.places[node.rank].replica.number, None)
-        if frozen is not None:
+        number = world.places[node.rank].replica.number
+        frozen = job.worlds.frozen.get(number)
+        if frozen is not None and message.epoch >= frozen.epoch:
+            del job.worlds.frozen[number]
             job.touch(Change.REPLICA_READY)
     if last is None or message.epoch != last.epoch or job.worlds.unmet_epoch == last.epoch:
         return

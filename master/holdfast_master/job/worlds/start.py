@@ -49,8 +49,10 @@ def stepped(job: JobContext, world: World, rank: int, step: int) -> None:
     """All ranks of a member completed their first step."""
     started(job, world, rank)
     world.stepped.add(rank)
-    world.first_step = max(world.first_step, step)
-    world.reached = max(world.reached, step)
+    if world.saves(rank) or not world.first_step:
+        world.first_step = max(world.first_step, step)
+    if world.saves(rank):
+        world.reached = max(world.reached, step)
     settle(job, world)
 
 

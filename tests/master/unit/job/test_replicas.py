@@ -10,6 +10,8 @@ from holdfast_wire.messages import (
     HealthMode,
     HealthPolicy,
     OuterRoster,
+    RestorePlan,
+    RestoreRequest,
     RosterFailed,
     WorldAssignment,
 )
@@ -252,3 +254,78 @@ def test_no_roster_is_told_where_there_are_no_replicas(replica_nodes: int) -> No
     job.run(2.0)
     modes = [m.mode for _, m in job.sent if isinstance(m, WorldAssignment)]
     assert (AssignmentMode.RECONFIGURE in modes) is (replica_nodes > 0)
+
+
+def until_broken(job: SteeredJob) -> None:
+    """Let time pass until no world runs: one is decided, or about to be."""
+    for _ in range(3000):
+        job.run(0.001)
+        if job.core.inspect().worlds.running() is None:
+            return
+    raise AssertionError(job.tale())
+
+
+def hold_store(job: SteeredJob, rank: int) -> None:
+    """Have a node take three seconds for its next store, so that a world stays undecided."""
+    agent = job.agents[rank]
+    agent.waiting, ready = None, agent._store_ready
+    agent._store_ready = lambda name: agent.later(3.0, ready, name)  # type: ignore[method-assign]
+
+
+def test_a_replica_that_ends_well_while_no_world_runs_counts() -> None:
+    """Its exit comes between the loss of another and the next world."""
+    job = replicated(3)
+    job.agents[2].crash_worker()
+    until_broken(job)
+    job.agents[0].workers.exit(0, 0)
+    job.run(5.0)
+    for rank in (1, 2):
+        job.agents[rank].workers.exit(0, 0)
+    job.run(60.0)
+    assert job.is_in("SUCCEEDED"), job.tale()
+
+
+def test_a_finished_replica_whose_node_goes_before_the_next_world_is_no_loss() -> None:
+    """The world that was decided with it is assigned to the others."""
+    job = replicated(3)
+    job.agents[0].workers.exit(0, 0)
+    job.run(0.5)
+    hold_store(job, 2)
+    job.agents[2].crash_worker()
+    job.run(0.3)
+    job.agents[0].crash()
+    job.run(20.0)
+    assert {2, 4} <= set(seats(job)), job.tale()
+
+
+def test_a_finished_replica_that_reconnects_is_not_started_again() -> None:
+    """Its processes are gone for a good reason, also while the next world waits for its store."""
+    job = replicated(3)
+    job.agents[0].workers.exit(0, 0)
+    job.run(0.5)
+    hold_store(job, 2)
+    job.agents[2].crash_worker()
+    job.run(0.3)
+    job.agents[0].blip()
+    job.run(20.0)
+    assert set(seats(job)) == {1, 2, 4}
+    assert job.core.inspect().state.finished == {0}, "the journal knows of it in the next world"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_replicas_that_start_are_given_plans_of_their_own(late: bool) -> None:  # noqa: FBT001
+    """One that fails meanwhile takes no other's plan away; who asks while no world runs is heard."""
+    job = SteeredJob(job_spec(replicas=3, replica_nodes=1, min_replicas=1))
+    job.add_agents(3)
+    job.run_until("STARTING")
+    job.run(0.2)
+    rounds = rounds_of(job)
+    job.agents[2].crash_worker()
+    if not late:
+        until_broken(job)
+    for rank in (0, 1):
+        job.agents[rank].report(RestoreRequest(), rounds[rank])
+    job.run(5.0)
+    say(job, 2, RestoreRequest())
+    job.run(2.0)
+    assert {rank for rank, one in job.sent if isinstance(one, RestorePlan) and one.go} == {0, 1, 2}
