@@ -12,7 +12,7 @@ import pytest
 
 from jobs.local_job import RunningJob, StartJob
 
-pytestmark = [pytest.mark.train, pytest.mark.deadline]
+pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(240)]
 
 
 def start(start_job: StartJob, tmp_path: Path, *flags: str, replicas: int = 3) -> RunningJob:
@@ -20,7 +20,7 @@ def start(start_job: StartJob, tmp_path: Path, *flags: str, replicas: int = 3) -
     script = [
         "examples/with_local_sgd/train_elastic.py",
         f"--checkpoint-dir={tmp_path / 'checkpoints'}",
-        "--pause=0.05",
+        "--pause=0.1",
         *flags,
     ]
     job = start_job(
@@ -72,7 +72,7 @@ def test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step(
     """
     seed = random.randrange(10_000)
     luck = random.Random(seed)
-    job = start(start_job, tmp_path, "--steps=700")
+    job = start(start_job, tmp_path, "--steps=260")
     before, epoch = pids_of(job), job.status().outer_epoch
     time.sleep(luck.uniform(0, 0.5))
     os.kill(luck.choice(before[1]), signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_replicas_follow_the_wanted_number_without_a_restart(
     start_job: StartJob, tmp_path: Path
 ) -> None:
     """3 to 2 to 4 by `holdfast scale`: who stays keeps its processes."""
-    job = start(start_job, tmp_path, "--steps=500")
+    job = start(start_job, tmp_path, "--steps=220")
     before, epoch = pids_of(job), job.status().outer_epoch
     assert job.cli("scale", job.name, "2").returncode == 0
     until_roster(job, epoch, 2)
@@ -121,7 +121,7 @@ def test_a_frozen_rank_is_put_out_and_taken_in_again(start_job: StartJob, tmp_pa
 
     Once it goes on it is in the next roster, in the same process.
     """
-    job = start(start_job, tmp_path, "--steps=600", "--interval=5", replicas=2)
+    job = start(start_job, tmp_path, "--steps=160", "--interval=5", replicas=2)
     before, epoch = pids_of(job), job.status().outer_epoch
     os.kill(before[1][0], signal.SIGSTOP)
     try:

@@ -314,7 +314,7 @@ def test_a_finished_replica_that_reconnects_is_not_started_again() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_replicas_that_start_are_given_plans_of_their_own(late: bool) -> None:  # noqa: FBT001
-    """One that fails meanwhile takes no other's plan away; who asks while no world runs is heard."""
+    """One that fails meanwhile takes no other's plan away; who asks meanwhile is heard."""
     job = SteeredJob(job_spec(replicas=3, replica_nodes=1, min_replicas=1))
     job.add_agents(3)
     job.run_until("STARTING")
