@@ -269,7 +269,7 @@ def hold_store(job: SteeredJob, rank: int) -> None:
     """Have a node take three seconds for its next store, so that a world stays undecided."""
     agent = job.agents[rank]
     agent.waiting, ready = None, agent._store_ready
-    agent._store_ready = lambda name: agent.later(3.0, ready, name)  # type: ignore[method-assign]
+    agent._store_ready = lambda name: agent.later(3.0, ready, name)  # type: ignore[assignment, method-assign]
 
 
 def test_a_replica_that_ends_well_while_no_world_runs_counts() -> None:
