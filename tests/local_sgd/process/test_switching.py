@@ -77,5 +77,5 @@ def test_a_proposal_changes_nothing(training: Training) -> None:
     interval = {"local_sgd_sync_interval": 2}
     ranks = training.train("propose", steps=10, delay=0.1, config=interval)
     assert [rank["way"] for rank in ranks] == [[[0, "local", 2]]] * 2
-    assert "a round after each" in ranks[0]["reason"]
+    assert "agreement costs" in ranks[0]["reason"]  # how much depends on what runs beside
     assert ranks[0]["rounds"] == 5
