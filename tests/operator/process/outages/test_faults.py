@@ -58,6 +58,12 @@ def _spread(folder: Path, *flags: str, **spec: Any) -> dict[str, Any]:
     return body
 
 
+def _have_left(job: Job, node: str) -> bool:
+    """Return whether all pods of a job have a place, none of them on a node."""
+    places = [pod["spec"].get("nodeName") for pod in job.pods()]
+    return all(places) and node not in places
+
+
 def _node_of(job: Job, release: Release) -> tuple[str, str]:
     """A worker that is neither beside the master nor beside the operator, and its node."""
     others = {pod["spec"]["nodeName"] for pod in job.pods("master")}
@@ -146,7 +152,7 @@ def test_a_taint_that_announces_a_node_s_end_has_its_worker_save_and_leave(
     pod, node = _node_of(job, release)
     kubectl.run("taint", "node", node, "karpenter.sh/disrupted:NoSchedule")
     try:
-        job.until("the move", lambda: node not in {p["spec"]["nodeName"] for p in job.pods()})
+        job.until("the move", lambda: _have_left(job, node))
         job.until_training(2)
         job.until("its account", lambda: _used(job).get("preemptions", 0) == 1)
     finally:
