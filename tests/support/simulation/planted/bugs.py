@@ -18,10 +18,12 @@ from holdfast_master.job.nodes import pods
 from holdfast_master.job.requests import operator_messages
 from holdfast_master.job.state import outgoing_batch
 from holdfast_master.job.state.operator_view import is_over
+from holdfast_master.job.state.world import World
 from holdfast_master.job.takeover import from_journal
 from holdfast_master.job.takeover import hello as takeover_hello
 from holdfast_master.job.worlds import digests, rounds
 from holdfast_master.policies import failure, rendezvous, success
+from holdfast_master.policies import replicas as replica_policy
 from holdfast_master.policies.failure import Charge
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_master.policies.success import SuccessOutcome, Tally
@@ -248,11 +250,38 @@ def _unwritten() -> list[Patch]:
     """A change of the state that the journal does not know."""
     right = rounds._decide
 
-    def decide(context: Any, verdict: Any, members: Any) -> None:
-        right(context, verdict, members)
+    def decide(context: Any, verdict: Any, members: Any, chosen: Any = ()) -> None:
+        right(context, verdict, members, chosen)
         context.state.rescales += 1
 
     return [(rounds, "_decide", decide)]
+
+
+def _kept_dead() -> list[Patch]:
+    """A failed process does not count against its replica."""
+    return [(World, "disturb", lambda _, rank: None)]
+
+
+def _number_again() -> list[Patch]:
+    """A new replica gets the number of an earlier one."""
+    right = replica_policy.seat
+
+    def seat(*given: Any, **named: Any) -> Any:
+        return right(*given, **(named | {"last": 0}))
+
+    return [(replica_policy, "seat", seat)]
+
+
+def _roster_late() -> list[Patch]:
+    """Others hear of a lost replica only when another one is ready."""
+    right = replica_policy.roster
+
+    def roster(standings: Any, now_in: Any, now: float, **named: Any) -> Any:
+        found = right(standings, now_in, now, **named)
+        shrinks = isinstance(found, replica_policy.NewRoster) and set(found.replicas) < set(now_in)
+        return replica_policy.SameRoster() if shrinks else found
+
+    return [(replica_policy, "roster", roster)]
 
 
 def _digest_ignored() -> list[Patch]:
@@ -296,12 +325,18 @@ _BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     *checkpoints.BUGS,
     ("digest ignored", "a master without a journal forgets what agents keep", _digest_ignored),
 )
+_OF_REPLICAS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
+    ("kept dead", "a replica goes on whose process has failed", _kept_dead),
+    ("number again", "a new replica has an earlier one's number", _number_again),
+    ("roster late", "a lost replica stays in the roster", _roster_late),
+)
 BUGS: Mapping[str, Bug] = {
     name: Bug(name, what, make, turned)
     for bugs, turned in (
         (_BUGS, lambda drawn: drawn),
         (health.BUGS, scenario.ailing),
         (acts.BUGS, scenario.acting),
+        (_OF_REPLICAS, lambda drawn: dataclasses.replace(drawn, replica_nodes=drawn.unit)),
     )
     for name, what, make in bugs
 }
