@@ -49,8 +49,8 @@ def check_survivor(lines: Lines, members: list[int]) -> None:
     assert [count for count, _ in groupby(line["members"] for line in lines)] == members
 
 
-def cost(told: dict[int, Lines], survivors: tuple[int, ...]) -> float:
-    """Return the seconds that the first sync of epoch 2 took beyond the median one of epoch 1.
+def cost(told: dict[int, Lines], survivors: tuple[int, ...], epoch: int = 2) -> float:
+    """Return the seconds that an epoch's first sync took beyond the median one of epoch 1.
 
     A sync takes from the last survivor's arrival until the last has left.
     """
@@ -61,7 +61,7 @@ def cost(told: dict[int, Lines], survivors: tuple[int, ...]) -> float:
 
     lines = told[survivors[0]]
     before = median(took(line["step"]) for line in lines if line["epoch"] == 1)
-    return took(next(line["step"] for line in lines if line["epoch"] == 2)) - before
+    return took(next(line["step"] for line in lines if line["epoch"] == epoch)) - before
 
 
 def test_four_replicas_become_two_and_then_six() -> None:
@@ -93,6 +93,18 @@ def test_a_frozen_replica_holds_nobody_once_a_roster_leaves_it_out() -> None:
         check_survivor(told[survivor], [3, 2, 3])
     check_survivor(told[1], [3])
     assert cost(told, (0, 2)) < 5.0, "the deadline of 20 s told them, not the roster"
+
+
+def test_a_group_that_cannot_end_yet_holds_up_no_later_change() -> None:
+    """A dead replica fails one collective; another of the same group waits for a frozen one.
+
+    torch ends the group only when its deadline of 20 s has passed for the second. Members that
+    change meanwhile do not wait for that.
+    """
+    told = run("killed and frozen")
+    for survivor in (0, 3):
+        check_survivor(told[survivor], [4, 2, 3])
+    assert cost(told, (0, 3), epoch=3) < 3.0
 
 
 def test_a_death_while_a_group_forms_is_told_by_the_next_roster() -> None:

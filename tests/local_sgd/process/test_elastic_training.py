@@ -70,17 +70,22 @@ def test_a_campaign_of_losses_and_joins_restarts_nobody() -> None:
     """Two killed at one time, one that joins, one frozen while members change.
 
     After each round anchors and momentum are the same bits on all replicas, survivors and joiners
-    alike, and the held-out loss ends near that of four replicas that nothing happens to.
+    alike. Two replicas are left for most of the time, and two see half of the data of four: the
+    held-out loss ends between what two and four reach that nothing happens to. 33 rounds: after 15
+    it wavers by 1.5 %, as much as the two differ.
     """
     seed = random.randrange(10_000)
     events = ["two", "join", "freeze"]
-    told = run(scenario="campaign", events=events, seed=seed)
+    told = run(scenario="campaign", events=events, seed=seed, every=10)
     why = f"seed {seed}: {told['done']}"
     check_kept(told, why)
     last = max(line.get("round", 0) for lines in told["ranks"].values() for line in lines)
-    calm = run(scenario="static", rounds=last, seed=seed)
+    two, four = (
+        ends(run(scenario="static", replicas=replicas, rounds=last, seed=seed))[0]
+        for replicas in (2, 4)
+    )
     assert len(set(ends(told))) == 1, why
-    assert ends(told)[0] == pytest.approx(ends(calm)[0], rel=0.03), why
+    assert 0.97 * min(two, four) <= ends(told)[0] <= 1.03 * max(two, four), f"{two} {four} {why}"
 
 
 def test_shards_of_a_replica_change_members_together() -> None:

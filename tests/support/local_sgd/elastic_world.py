@@ -151,7 +151,10 @@ def _boundary(members: Any, now: Any, folder: Path) -> tuple[Any, int, list[floa
 
 
 def _sum(group: Any, folder: Path) -> list[float] | None:
-    """Return the count of members and of those told to stop; None: the collective failed."""
+    """Return the count of members and of those told to stop; None: a collective failed.
+
+    Two are on their way at a time, as those of two units are. The second waits for one rank only.
+    """
     import torch
 
     from holdfast.local_sgd.sync.group import SyncError
@@ -159,7 +162,9 @@ def _sum(group: Any, folder: Path) -> list[float] | None:
     mine = torch.ones(SIZE)
     mine[1] = float((folder / "stop").exists())
     try:
-        group.begin_sum(mine).wait()
+        works = [group.begin_sum(mine), group.begin_broadcast(torch.ones(9), group.size // 2)]
+        for work in works:
+            work.wait()
     except SyncError:
         return None
     return [float(mine[0]), float(mine[1])]
@@ -218,7 +223,26 @@ def _killed_while_meeting(plane: ControlPlane) -> None:
     plane.until(4, 0, 1, epoch=plane.epoch)
 
 
+def _killed_and_frozen(plane: ControlPlane) -> None:
+    """4 replicas; one is stopped and one killed in the others' sync; another comes soon."""
+    plane.start(0, 1, 2, 3)
+    plane.publish()
+    plane.until(4, 0, 1, 2, 3)
+    frozen = plane.freeze(2)
+    time.sleep(0.2)  # the others are in a sync that the stopped one does not come to
+    plane.kill(1)
+    time.sleep(0.2)
+    plane.publish()
+    plane.until(4, 0, 3, epoch=plane.epoch)
+    plane.start(4)
+    plane.publish()
+    plane.until(4, *plane.pids, epoch=plane.epoch)
+    os.kill(frozen, signal.SIGKILL)
+    os.waitpid(frozen, 0)
+
+
 SCENARIOS = {
+    "killed and frozen": _killed_and_frozen,
     "shrink and grow": _shrink_and_grow,
     "late roster": _late_roster,
     "frozen": _frozen,

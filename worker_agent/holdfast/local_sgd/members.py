@@ -300,7 +300,7 @@ class RosterMembers:
         last, self._now = self._now, None
         if last is not None:
             last.group.give_up()
-        self._outer.leave(None if last is None else last.group.late)
+        self._outer.leave()
 
 
 def members_of_environment(

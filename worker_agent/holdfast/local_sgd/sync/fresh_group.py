@@ -36,17 +36,15 @@ machine, a second or two where cores are oversubscribed."""
 class ChangingGroup:
     """The group that a rank has with whoever is there: another one after each change.
 
-    gloo takes up to 10 ms to end each connection, since its loop looks that often. So the old group
-    is ended in a thread, while the new one connects. At most one is being ended at a time.
+    torch ends a gloo group when all its collectives have ended, and one that waits for a frozen
+    rank ends at its deadline. Then each connection takes up to 10 ms, since gloo's loop looks that
+    often. So each old group ends in a thread of its own, and no change waits for it.
     """
 
     def __init__(self, backend: str) -> None:
         """Take the backend, as `init_process_group` does."""
         self._backend = backend
         self._group: Any = None
-        self._closing: threading.Thread | None = None
-        self._left: list[tuple[Any, Any]] = []
-        """Groups with a collective that was left."""
 
     def form(
         self, store: dist.Store, *, name: str, rank: int, size: int, timeout: float
@@ -60,30 +58,14 @@ class ChangingGroup:
         made: dist.ProcessGroup = self._group
         return made
 
-    def leave(self, late: Any = None) -> None:
-        """End the group: ranks that wait for this one in a collective fail.
-
-        Args:
-            late: A collective of it that was left, such as for a frozen rank. An end would wait for
-                it: the group is ended by a later call, once the collective has failed.
-        """
-        group, self._group = self._group, None
-        if group is None:
+    def leave(self) -> None:
+        """End the group: ranks that wait for this one in a collective fail, once its own have."""
+        if self._group is None:
             return
-        ended = [one for one, work in self._left if work.is_completed()]
-        self._left = [one for one in self._left if not one[1].is_completed()]
-        if late is None:
-            ended.append(group)
-        else:
-            self._left.append((group, late))
-        del group
-        if self._closing is not None:
-            self._closing.join(CONNECT)
+        left = [self._group]
+        self._group = None
         # A daemon: what a frozen rank holds must not hold this process's end.
-        self._closing = threading.Thread(
-            target=_end, args=(ended,), name="holdfast-close", daemon=True
-        )
-        self._closing.start()
+        threading.Thread(target=_end, args=(left,), name="holdfast-close", daemon=True).start()
 
 
 def watched_store(store: dist.Store, is_lost: Callable[[], bool]) -> dist.Store:
@@ -123,15 +105,14 @@ def _watched_class() -> Any:
     return WatchedStore
 
 
-def _end(groups: list[Any]) -> None:
-    """End groups, whose last references are in the list: a destructor waits for its threads."""
+def _end(left: list[Any]) -> None:
+    """End a group, whose last reference is in the list: its destructor waits for collectives."""
     import torch.distributed as dist
 
-    while groups:
-        try:
-            dist.destroy_process_group(groups.pop())
-        except (RuntimeError, ValueError) as error:
-            _log.warning("local SGD: a group that has failed was not ended: %s", error)
+    try:
+        dist.destroy_process_group(left.pop())
+    except (RuntimeError, ValueError) as error:
+        _log.warning("local SGD: a group that has failed was not ended: %s", error)
 
 
 def fresh_group(

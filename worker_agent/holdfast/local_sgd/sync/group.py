@@ -89,8 +89,6 @@ class Group:
         """Bytes that this rank has sent, by the formula of this module."""
         self.is_late = False
         """A collective has missed its deadline, and torch may still be at it."""
-        self.late: Any = None
-        """torch's handle of that collective, if it was interrupted."""
         self.interrupted: Callable[[], bool] | None = None
         """Asked while a collective is waited for; True: a member is lost, and it fails at once.
         Only so do ranks leave one that waits for a frozen process, whose connections stay open."""
@@ -170,7 +168,7 @@ class Group:
         deadline = time.monotonic() + self.timeout
         while self.interrupted and not work.is_completed() and time.monotonic() < deadline:
             if self.interrupted():
-                self.is_late, self.late = True, work
+                self.is_late = True
                 raise RuntimeError("a member of the group is lost, by the newest roster")
             time.sleep(INTERVAL)
         work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
