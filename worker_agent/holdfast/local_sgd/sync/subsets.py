@@ -73,9 +73,8 @@ class Subsets:
 
     def _end(self, replicas: tuple[int, ...]) -> None:
         group, ending, _ = self._made.pop(replicas)
-        late = group.late
         group.give_up()
-        ending.leave(late)
+        ending.leave()
 
     def _make(self, replicas: tuple[int, ...], meeting: int) -> tuple[Group, ChangingGroup]:
         import torch.distributed as dist
