@@ -40,6 +40,7 @@ FACTS = (
     "SegmentOpened",
     "SpecAccepted",
     "StopRequested",
+    "SyncChosen",
     "WorldDecided",
     "WorldEnded",
     "WorldTraining",

@@ -25,6 +25,7 @@ from holdfast_wire.messages import (
     JobPhase,
     JobStatus,
     NodeInfo,
+    SyncChosen,
 )
 from holdfast_wire.reasons import EndReason
 from holdfast_wire.strikes import NODE_SOURCE
@@ -163,10 +164,20 @@ def status_table(status: JobStatus, unkept: Collection[str] = ()) -> str:
     rows += [(word(one.tier).capitalize(), _interval(one)) for one in status.checkpoint_intervals]
     if status.outer_replicas:
         rows.append(("Synchronise", _roster(status)))
+    if status.sync is not None:
+        rows.append(("Sync", _sync(status.sync)))
     if status.excluded_nodes:
         rows.append(("Excluded", ", ".join(status.excluded_nodes)))
     known = ((name, _UNKEPT if name in unkept else text) for name, text in rows)
     return "\n".join(f"{name + ':':<13}{clean(text)}" for name, text in known)
+
+
+def _sync(sync: SyncChosen) -> str:
+    """Return how replicas have chosen to agree, or would."""
+    often = "in each step" if sync.interval <= 1 else f"each {sync.interval} steps"
+    if sync.made:
+        return f"{often}, chosen at step {sync.step}: {sync.reason}"
+    return f"{often} is proposed since step {sync.step}: {sync.reason}"
 
 
 def _roster(status: JobStatus) -> str:

@@ -39,6 +39,7 @@ from holdfast_wire.messages import (
     ShardsPersisted,
     StopRequest,
     StorePrepared,
+    SyncChosen,
     Warmed,
     WorkerExited,
 )
@@ -92,6 +93,7 @@ AgentMessage = (
     | NoticeReceived
     | ReplicaReady
     | RosterFailed
+    | SyncChosen
 )
 """What an agent sends after its Hello."""
 

@@ -37,6 +37,7 @@ from holdfast_wire.messages import (
     SessionResponse,
     SpecAccepted,
     StopRequested,
+    SyncChosen,
     SyncResponse,
     WorldDecided,
     WorldEnded,
@@ -63,6 +64,7 @@ Fact = (
     | NodeJudged
     | NodeStruck
     | OuterRoster
+    | SyncChosen
     | ReferencesLearned
     | NodeMarked
     | StopRequested

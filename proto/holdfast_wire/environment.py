@@ -39,6 +39,7 @@ KNOWN = frozenset(
         "HOLDFAST_SCHEDULE",
         "HOLDFAST_STARTS_DIR",
         "HOLDFAST_STEP_LOG",
+        "HOLDFAST_SYNC_CHOICES",
         "HOLDFAST_TLS_DIR",
         "HOLDFAST_TOPOLOGY",
     }

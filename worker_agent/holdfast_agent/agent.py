@@ -171,6 +171,7 @@ class Agent:
             self.watch.poll(),
             self.sampler.run(),
             self.runner.rosters.run(),
+            self.runner.sync_choices.run(),
             self._every_second(),
             self.session.run(),
         )

@@ -136,6 +136,7 @@ if TYPE_CHECKING:
         StackText,
         StopJobRequest,
         StopJobResponse,
+        SyncChosen,
         TriggerCheckpointRequest,
         TriggerCheckpointResponse,
         WatchJobRequest,
@@ -408,6 +409,7 @@ __all__ = [
     "StragglerPolicy",
     "StrikesReported",
     "SuccessPolicy",
+    "SyncChosen",
     "SyncRequest",
     "SyncResponse",
     "Tier",
@@ -595,6 +597,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     "StorePrepared": "agent",
     "StragglerPolicy": "spec",
     "StrikesReported": "operator",
+    "SyncChosen": "job",
     "SyncRequest": "operator",
     "SyncResponse": "operator",
     "TierCost": "checkpoint",
@@ -639,7 +642,6 @@ ENUMS: Final[Mapping[str, str]] = {
 }
 """The module of each enum."""
 METHODS: Final[Mapping[str, tuple[str, str]]] = {
-    "/holdfast.v1.AgentService/Session": ("SessionRequest", "SessionResponse"),
     "/holdfast.v1.JobService/GetJob": ("GetJobRequest", "GetJobResponse"),
     "/holdfast.v1.JobService/WatchJob": ("WatchJobRequest", "WatchJobResponse"),
     "/holdfast.v1.JobService/ListNodes": ("ListNodesRequest", "ListNodesResponse"),
@@ -657,6 +659,7 @@ METHODS: Final[Mapping[str, tuple[str, str]]] = {
         "TriggerCheckpointRequest",
         "TriggerCheckpointResponse",
     ),
+    "/holdfast.v1.AgentService/Session": ("SessionRequest", "SessionResponse"),
     "/holdfast.v1.OperatorService/Sync": ("SyncRequest", "SyncResponse"),
     "/holdfast.v1.PeerService/GetRound": ("GetRoundRequest", "GetRoundResponse"),
     "/holdfast.v1.PeerService/DescribePart": ("DescribePartRequest", "DescribePartResponse"),

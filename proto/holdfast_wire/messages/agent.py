@@ -26,6 +26,7 @@ from holdfast_wire.messages.checkpoint import (
 )
 from holdfast_wire.messages.evidence import RankEvidence
 from holdfast_wire.messages.fence import Fence
+from holdfast_wire.messages.job import SyncChosen
 from holdfast_wire.messages.spec import (
     BudgetKind,
     CheckpointPolicy,
@@ -136,6 +137,7 @@ class SessionRequest:
         | NodeChecked
         | ReplicaReady
         | RosterFailed
+        | SyncChosen
         | None
     ) = None
 

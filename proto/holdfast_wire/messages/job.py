@@ -159,6 +159,30 @@ class JobStatus:
     """Under local SGD: the replicas that synchronise with each other, and the epoch since which
     they do."""
     outer_epoch: int = 0
+    sync: SyncChosen | None = None
+    """Under local SGD with switching: how replicas agree now, or would; absent: they have not
+    chosen."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SyncChosen:
+    """SyncChosen: by what they measured, replicas chose how they agree (local SGD with switching).
+
+    All choose alike.
+    """
+
+    round: int = 0
+    """Of the ranks that chose."""
+    step: int = 0
+    """Step of the optimizer after which they chose."""
+    interval: int = 0
+    """Steps between two syncs of weights; 1: gradients are averaged in each step."""
+    interval_before: int = 0
+    """The same, of what ran before."""
+    made: bool = False
+    """It runs from this step on; false: it is only proposed."""
+    reason: str = ""
+    """What was measured, and what follows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

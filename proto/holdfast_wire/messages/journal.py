@@ -10,7 +10,14 @@ import dataclasses
 
 from holdfast_wire.messages.agent import BudgetCharge, OuterRoster
 from holdfast_wire.messages.checkpoint import CheckpointVersion, Tier, TierInterval
-from holdfast_wire.messages.job import Incident, JobEvent, JobPhase, NodeGoodput, NodeStruck
+from holdfast_wire.messages.job import (
+    Incident,
+    JobEvent,
+    JobPhase,
+    NodeGoodput,
+    NodeStruck,
+    SyncChosen,
+)
 from holdfast_wire.messages.spec import MasterSpec
 
 
@@ -47,6 +54,7 @@ class JournalRecord:
         | ReferencesLearned
         | NodeStruck
         | OuterRoster
+        | SyncChosen
         | None
     ) = None
     more: bool = False
@@ -451,3 +459,5 @@ class JobFolded:
     """The newest roster of replicas."""
     last_replica: int = 0
     """The greatest number that a replica was given."""
+    sync: SyncChosen | None = None
+    """The newest choice of replicas that switch."""

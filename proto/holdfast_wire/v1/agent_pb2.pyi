@@ -12,6 +12,7 @@ import google.protobuf.message
 import holdfast_wire.v1.checkpoint_pb2
 import holdfast_wire.v1.evidence_pb2
 import holdfast_wire.v1.fence_pb2
+import holdfast_wire.v1.job_pb2
 import holdfast_wire.v1.spec_pb2
 import sys
 import typing
@@ -204,6 +205,7 @@ class SessionRequest(google.protobuf.message.Message):
     NODE_CHECKED_FIELD_NUMBER: builtins.int
     REPLICA_READY_FIELD_NUMBER: builtins.int
     ROSTER_FAILED_FIELD_NUMBER: builtins.int
+    SYNC_CHOSEN_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """The newest fence that the agent has accepted. For messages about workers: the round of those workers."""
@@ -256,6 +258,8 @@ class SessionRequest(google.protobuf.message.Message):
     def replica_ready(self) -> Global___ReplicaReady: ...
     @property
     def roster_failed(self) -> Global___RosterFailed: ...
+    @property
+    def sync_chosen(self) -> holdfast_wire.v1.job_pb2.SyncChosen: ...
     def __init__(
         self,
         *,
@@ -284,10 +288,11 @@ class SessionRequest(google.protobuf.message.Message):
         node_checked: Global___NodeChecked | None = ...,
         replica_ready: Global___ReplicaReady | None = ...,
         roster_failed: Global___RosterFailed | None = ...,
+        sync_chosen: holdfast_wire.v1.job_pb2.SyncChosen | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "barrier_reached", "barrier_ack", "command_done", "warmed", "goodbye", "memory_checkpoints", "shards_persisted", "commit_result", "restore_request", "restore_plan_verified", "collective_samples", "evidence_collected", "notice_received", "clock_probe", "check_listening", "node_checked", "replica_ready", "roster_failed"] | None: ...
+    def HasField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "sync_chosen", b"sync_chosen", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "sync_chosen", b"sync_chosen", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "barrier_reached", "barrier_ack", "command_done", "warmed", "goodbye", "memory_checkpoints", "shards_persisted", "commit_result", "restore_request", "restore_plan_verified", "collective_samples", "evidence_collected", "notice_received", "clock_probe", "check_listening", "node_checked", "replica_ready", "roster_failed", "sync_chosen"] | None: ...
 
 Global___SessionRequest: typing_extensions.TypeAlias = SessionRequest
 

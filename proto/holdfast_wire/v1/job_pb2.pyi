@@ -241,6 +241,7 @@ class JobStatus(google.protobuf.message.Message):
     MEMORY_SHORTAGES_FIELD_NUMBER: builtins.int
     OUTER_REPLICAS_FIELD_NUMBER: builtins.int
     OUTER_EPOCH_FIELD_NUMBER: builtins.int
+    SYNC_FIELD_NUMBER: builtins.int
     name: builtins.str
     uid: builtins.str
     phase: Global___JobPhase.ValueType
@@ -305,6 +306,10 @@ class JobStatus(google.protobuf.message.Message):
     def outer_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Under local SGD: the replicas that synchronise with each other, and the epoch since which they do."""
 
+    @property
+    def sync(self) -> Global___SyncChosen:
+        """Under local SGD with switching: how replicas agree now, or would; absent: they have not chosen."""
+
     def __init__(
         self,
         *,
@@ -349,10 +354,50 @@ class JobStatus(google.protobuf.message.Message):
         memory_shortages: collections.abc.Iterable[Global___MemoryShortage] | None = ...,
         outer_replicas: collections.abc.Iterable[builtins.int] | None = ...,
         outer_epoch: builtins.int = ...,
+        sync: Global___SyncChosen | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "has_loss", b"has_loss", "health", b"health", "health_text", b"health_text", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_shortages", b"memory_shortages", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "outer_epoch", b"outer_epoch", "outer_replicas", b"outer_replicas", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_guessed", b"step_guessed", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["sync", b"sync"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "has_loss", b"has_loss", "health", b"health", "health_text", b"health_text", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_shortages", b"memory_shortages", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "outer_epoch", b"outer_epoch", "outer_replicas", b"outer_replicas", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_guessed", b"step_guessed", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "sync", b"sync", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
 
 Global___JobStatus: typing_extensions.TypeAlias = JobStatus
+
+@typing.final
+class SyncChosen(google.protobuf.message.Message):
+    """SyncChosen: by what they measured, replicas chose how they agree (local SGD with switching). All choose alike."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    INTERVAL_FIELD_NUMBER: builtins.int
+    INTERVAL_BEFORE_FIELD_NUMBER: builtins.int
+    MADE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """Of the ranks that chose."""
+    step: builtins.int
+    """Step of the optimizer after which they chose."""
+    interval: builtins.int
+    """Steps between two syncs of weights; 1: gradients are averaged in each step."""
+    interval_before: builtins.int
+    """The same, of what ran before."""
+    made: builtins.bool
+    """It runs from this step on; false: it is only proposed."""
+    reason: builtins.str
+    """What was measured, and what follows."""
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        step: builtins.int = ...,
+        interval: builtins.int = ...,
+        interval_before: builtins.int = ...,
+        made: builtins.bool = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["interval", b"interval", "interval_before", b"interval_before", "made", b"made", "reason", b"reason", "round", b"round", "step", b"step"]) -> None: ...
+
+Global___SyncChosen: typing_extensions.TypeAlias = SyncChosen
 
 @typing.final
 class MemoryShortage(google.protobuf.message.Message):

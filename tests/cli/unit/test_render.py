@@ -25,6 +25,7 @@ from holdfast_wire.messages import (
     NodeState,
     NodeStruck,
     RankInfo,
+    SyncChosen,
     Tier,
 )
 
@@ -89,6 +90,17 @@ def test_columns_align_and_end_without_blanks() -> None:
     lines = text.splitlines()
     assert lines[0].index("LONG") == lines[1].index("x")
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_what_replicas_have_chosen_is_shown_with_its_reason() -> None:
+    """What runs, or what they would choose; no line where they have not chosen."""
+    sync = SyncChosen(step=24, interval=4, made=True, reason="it costs 40 %")
+    shown = render.status_table(JobStatus(name="j", sync=sync))
+    assert "each 4 steps, chosen at step 24: it costs 40 %" in shown
+    sync = SyncChosen(step=8, interval=1, reason="it costs 1 %")
+    shown = render.status_table(JobStatus(name="j", sync=sync))
+    assert "in each step is proposed since step 8: it costs 1 %" in shown
+    assert "Sync:" not in render.status_table(JobStatus(name="j"))
 
 
 def test_replicas_are_shown_where_a_job_has_some() -> None:

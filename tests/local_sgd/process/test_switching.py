@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkpoints.flash_world import Worlds
+from holdfast_wire.messages import SyncChosen
+from holdfast_wire.proto_json import from_json
 from local_sgd import switch_world
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -19,19 +22,30 @@ class Training(Worlds):
     """Worlds that switch."""
 
     script = switch_world.__file__
+    told: Path
+    """File to which a rank appends its choices."""
 
     def train(self, how: str, **world: Any) -> list[dict[str, Any]]:
         """Return what two ranks tell: a step takes 30 ms, and at first each reduction 50."""
         config = {"switching": how, "switching_tolerated": 0.8, **world.pop("config", {})}
         given = {"kind": "fsdp", "mesh": [2, 1], "config": config, "delay": 0.05, **world}
+        given["file"] = str(self.told)
         return self.run(job="train", world=2, seconds=0.03, patience=2, after=4, **given)
 
 
 @pytest.fixture(scope="module")
-def training() -> Iterator[Training]:
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     """One process with torch for all tests here."""
     with Training() as started:
+        started.told = tmp_path_factory.mktemp("choices") / "choices"
         yield started
+
+
+def chosen(training: Training) -> list[SyncChosen]:
+    """Take what the agent is told of choices."""
+    text = training.told.read_text(encoding="utf-8")
+    training.told.unlink()
+    return [from_json(SyncChosen, line) for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +86,25 @@ def test_after_the_way_back_the_replicas_are_equal(switched: list[dict[str, Any]
     assert one["inner"] == other["inner"]
 
 
+def test_the_agent_is_told_of_each_switch_by_one_rank(
+    training: Training, switched: list[dict[str, Any]]
+) -> None:
+    """The step, both intervals and the reason; nobody reads a log for it."""
+    way, told = switched[0]["way"], chosen(training)
+    assert [(one.step, one.interval_before, one.interval) for one in told] == [
+        (step, before, after) for (*_, before), (step, _, after) in pairwise(way)
+    ]
+    assert all(one.made and "agreement costs" in one.reason for one in told)
+
+
 def test_a_proposal_changes_nothing(training: Training) -> None:
     """It says what it would do, and goes on in the steps and the interval of the settings."""
     interval = {"local_sgd_sync_interval": 2}
+    training.told.unlink(missing_ok=True)
     ranks = training.train("propose", steps=10, delay=0.1, config=interval)
     assert [rank["way"] for rank in ranks] == [[[0, "local", 2]]] * 2
     assert "agreement costs" in ranks[0]["reason"]  # how much depends on what runs beside
     assert ranks[0]["rounds"] == 5
+    told = chosen(training)  # twice in five rounds of patience two, and told where it is news
+    assert len({one.interval for one in told}) == len(told) >= 1
+    assert not any(one.made for one in told)

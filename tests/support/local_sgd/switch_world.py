@@ -7,11 +7,13 @@ Belongs here: what the ranks of a world do and write down. Does not belong here:
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.forked_worlds import Jobs, serve
+from holdfast_wire.keys import ENV_SYNC_CHOICES
 from local_sgd.fsdp2_facts import mesh_of
 from local_sgd.fsdp2_training import configs_of, digests, optimizer_of, run_step
 from local_sgd.tiny_model import sharded, tiny_model
@@ -46,6 +48,7 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     at = tuple(mesh.get_coordinate())
     model = sharded(tiny_model({}), mesh["shard"], {})
     optimizer, link = optimizer_of(model, world), _Link()
+    os.environ[ENV_SYNC_CHOICES] = str(world["file"])
     local = LocalSGD(model, optimizer, mesh, *configs_of(world))
     switch, link.delay = local.switch, world["delay"]
     assert switch is not None

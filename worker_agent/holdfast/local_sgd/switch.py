@@ -22,12 +22,13 @@ from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.policies.switching import (
     Measured,
     Mode,
-    Proposal,
     Running,
     SwitchSettings,
     propose,
 )
 from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync_choices import Tell, teller
+from holdfast_wire.messages.job import SyncChosen
 
 log: Final = logging.getLogger("holdfast")
 LOOK: Final = 8
@@ -44,6 +45,7 @@ class Switch:
         replicas: Group,
         own: Group,
         *,
+        tell: Tell = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Begin with the interval of the settings; an interval of 1 is a sync in each step.
@@ -52,6 +54,7 @@ class Switch:
             config: The interval, and whether to act.
             replicas: The ranks that hold this rank's shards.
             own: The ranks of this replica.
+            tell: Called on one rank of the job with each choice that is news.
             clock: Seconds that never go back.
         """
         self.replicas = replicas
@@ -59,6 +62,7 @@ class Switch:
         self.settings = SwitchSettings(tolerated=config.switching_tolerated)
         """Borders of the choice."""
         self._config, self._own, self._clock = config, own, clock
+        self._tell_others, self._proposed = tell, 0
         interval = config.local_sgd_sync_interval
         self.running = Running(Mode.LOCAL if interval > 1 else Mode.SYNC, interval)
         """What runs now."""
@@ -113,8 +117,10 @@ class Switch:
         if measured is None:
             return None
         proposal = propose(measured, self.running, self.settings)
-        self._tell(steps, proposal)
-        if self._config.switching != "act" or not proposal.changes:
+        self.reason = proposal.reason
+        if proposal.changes:
+            self._tell(steps, proposal.running.interval, proposal.reason)
+        if not self._acts or not proposal.changes:
             votes = 0 if proposal.changes else proposal.running.votes
             self.running = dataclasses.replace(self.running, votes=votes)
             return None
@@ -141,6 +147,10 @@ class Switch:
         self.running = Running(mode, int(state["interval"]), int(state["votes"]))
         self._origin, self.rounds = int(state["origin"]), int(state["rounds"])
         self._steps, self._reductions = [], []
+        begun = self._config.local_sgd_sync_interval
+        if self.running.interval != begun:
+            reason = "the checkpoint was saved so"
+            self._announce(self._origin, (begun, self.running.interval), reason, made=True)
         self.went_on()
 
     def _is_turn(self, steps: int, interval: int) -> bool:
@@ -157,13 +167,25 @@ class Switch:
             return None
         return Measured(members=self.replicas.size, step_seconds=step, sync_seconds=-longest)
 
-    def _tell(self, steps: int, proposal: Proposal) -> None:
-        self.reason = proposal.reason
+    @property
+    def _acts(self) -> bool:
+        return self._config.switching == "act"
+
+    def _tell(self, steps: int, interval: int, reason: str) -> None:
+        """Tell of a change that is made, or of one that is proposed and was not the last time."""
+        if self._acts or interval != self._proposed:
+            self._announce(steps, (self.running.interval, interval), reason, made=self._acts)
+        self._proposed = interval
+
+    def _announce(self, step: int, intervals: tuple[int, int], reason: str, *, made: bool) -> None:
         if self.replicas.rank == 0 and self._own.rank == 0:
-            acts = self._config.switching == "act"
-            word = ("switches" if acts else "would switch") if proposal.changes else "goes on"
-            level = logging.INFO if proposal.changes else logging.DEBUG
-            log.log(level, "local SGD %s after step %d: %s", word, steps, proposal.reason)
+            verb, (before, after) = "switches" if made else "would switch", intervals
+            log.info("local SGD %s after step %d: %s", verb, step, reason)
+            self._tell_others(
+                SyncChosen(
+                    step=step, interval=after, interval_before=before, made=made, reason=reason
+                )
+            )
 
     def _now(self) -> float:
         """Return the time, when the device has done its work."""
@@ -176,4 +198,4 @@ class Switch:
 
 def switch_of(config: LocalSGDConfig, replicas: Group, own: Group) -> Switch | None:
     """Return the switch that the settings ask for."""
-    return None if config.switching == "off" else Switch(config, replicas, own)
+    return None if config.switching == "off" else Switch(config, replicas, own, tell=teller())

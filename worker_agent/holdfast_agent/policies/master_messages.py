@@ -39,6 +39,7 @@ from holdfast_wire.messages import (
     SetSchedule,
     StateDigest,
     StopRound,
+    SyncChosen,
     Welcome,
     WorkerExited,
     WorldAssignment,
@@ -248,6 +249,7 @@ REPEATED = (
     BarrierAck,
     ReplicaReady,
     RosterFailed,
+    SyncChosen,
 )
 REPEATED_LIMIT = 512
 """Two rounds of 128 local ranks fit twice."""

@@ -22,6 +22,7 @@ from holdfast_agent.workers.exit_reports import ExitReporter, needs_stderr
 from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_agent.workers.roster_file import RosterFile
 from holdfast_agent.workers.rounds import PendingAssignment, Round
+from holdfast_agent.workers.sync_choices import SyncChoices
 from holdfast_wire import keys
 from holdfast_wire.messages import (
     FailureRule,
@@ -54,6 +55,7 @@ class RoundRunner:
         self._report, self._renew_lease = report, renew_lease
         self.exits = ExitReporter(report)
         self.rosters = RosterFile(lambda: tools.logs.scratch, report)
+        self.sync_choices = SyncChoices(lambda: tools.logs.scratch, report)
         self.phase = RoundPhase.IDLE
         self.current: Round | None = None
         self.pending: PendingAssignment | None = None
@@ -90,7 +92,7 @@ class RoundRunner:
         """Kill the running round, and start round `number` as soon as it is dead."""
         sizes = range(assignment.local_world_size)
         inherited = self._tools.inherited
-        roster = self.rosters.begin(number, assignment)
+        files = {**self.rosters.begin(number, assignment), **self.sync_choices.begin(number)}
         envs = {
             rank: {
                 **torchrun_environment.environment(
@@ -100,7 +102,7 @@ class RoundRunner:
                 keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
                 keys.ENV_SCHEDULE: torchrun_environment.schedule(assignment),
                 **torchrun_environment.checkpoint(assignment),
-                **roster,
+                **files,
             }
             for rank in sizes
         }

@@ -26,7 +26,7 @@ from holdfast_master.job.state.takeover_claims import DeferredReport
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import left_others, short, worker_end
 from holdfast_master.job.state.world import World, Worlds
-from holdfast_master.job.worlds import roster, start, stores
+from holdfast_master.job.worlds import roster, start, stores, sync_choice
 from holdfast_master.policies import failure, success
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.success import Tally
@@ -57,6 +57,7 @@ from holdfast_wire.messages import (
     RoundStopped,
     ShardsPersisted,
     StorePrepared,
+    SyncChosen,
     Warmed,
     WorkerExited,
 )
@@ -395,4 +396,5 @@ _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
     NodeChecked: preflight.measured,
     ReplicaReady: roster.ready,
     RosterFailed: roster.failed,
+    SyncChosen: sync_choice.chosen,
 }

@@ -49,6 +49,7 @@ from holdfast_wire.messages import (
     SegmentOpened,
     SpecAccepted,
     StopRequested,
+    SyncChosen,
     WorldDecided,
     WorldEnded,
     WorldMember,
@@ -296,6 +297,10 @@ def _outer_roster(state: JobState, fact: OuterRoster, _: JournalRecord) -> None:
     state.roster = fact
 
 
+def _sync_chosen(state: JobState, fact: SyncChosen, _: JournalRecord) -> None:
+    state.sync = fact
+
+
 def _job_folded(state: JobState, fact: JobFolded, _: JournalRecord) -> None:
     snapshot.load(state, fact)
 
@@ -324,5 +329,6 @@ _CHANGES: Final[dict[type, Callable[[JobState, Any, JournalRecord], None]]] = {
     CheckpointCommitted: _checkpoint_committed,
     ScheduleConfirmed: _schedule_confirmed,
     OuterRoster: _outer_roster,
+    SyncChosen: _sync_chosen,
     JobFolded: _job_folded,
 }

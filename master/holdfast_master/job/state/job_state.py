@@ -28,6 +28,7 @@ from holdfast_wire.messages import (
     ReferenceLevel,
     ScheduleConfirmed,
     StopRequested,
+    SyncChosen,
     Tier,
     WorldDecided,
 )
@@ -101,6 +102,8 @@ class JobState:
     """Places of the assigned world that nodes left and nobody has taken since."""
     roster: OuterRoster | None = None
     """The newest roster of replicas; None: there has been none."""
+    sync: SyncChosen | None = None
+    """The newest choice of replicas that switch; None: there has been none."""
     last_replica: int = 0
     """The greatest number that a replica was given; 0: none was."""
     assigned_replicas: int = 0

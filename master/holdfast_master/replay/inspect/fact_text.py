@@ -53,6 +53,7 @@ from holdfast_wire.messages import (
     SpecAccepted,
     StopRequest,
     StopRequested,
+    SyncChosen,
     WorldDecided,
     WorldEnded,
     WorldTraining,
@@ -162,6 +163,12 @@ def _roster(fact: OuterRoster) -> str:
     return f"epoch {fact.epoch}: replicas {numbers}, store {fact.store_host}:{fact.store_port}"
 
 
+def _sync(fact: SyncChosen) -> str:
+    verb = "chosen" if fact.made else "proposed"
+    steps = f"{counted(fact.interval, 'step')}, before {fact.interval_before}"
+    return f"round {fact.round}, step {fact.step}: {verb} a sync each {steps}: {fact.reason}"
+
+
 def _incident(fact: Incident) -> str:
     culprit = f" node {fact.culprit_node}" if fact.culprit_node else ""
     charged = f"charged to {fact.charged.name}" if fact.charged else "no budget charged"
@@ -220,6 +227,7 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     CheckpointCommitted: _checkpoint,
     ScheduleConfirmed: _schedule,
     OuterRoster: _roster,
+    SyncChosen: _sync,
     JobFolded: lambda fact: f"state of epoch {fact.epoch}" if fact.first else "more of the state",
 }
 

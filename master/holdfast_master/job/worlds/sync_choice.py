@@ -1,0 +1,45 @@
+"""How replicas of one world have chosen to agree (local SGD with switching): written down and told.
+
+Belongs here: the newest choice, and the event with its reason. Does not belong here: the choice.
+The ranks make it, all alike after the same step, and so need no answer of a master to go on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.nodes import Node
+from holdfast_wire.messages import SyncChosen
+from holdfast_wire.reasons import EventReason
+
+
+def chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> None:
+    """Ranks of a node have chosen; a report that is made again changes nothing."""
+    world, last = job.worlds.assigned, job.state.sync
+    if world is None or number != world.round or not world.holds(node.rank, node.agent_id):
+        return
+    if last is not None and (number, message.step) <= (last.round, last.step):
+        return
+    fact = dataclasses.replace(message, round=number)
+    job.out.record(fact)
+    reason = EventReason.SYNC_SWITCHED if fact.made else EventReason.SYNC_PROPOSED
+    job.out.event(reason, _text(fact), node=node.rank)
+
+
+def newest(job: JobContext) -> SyncChosen | None:
+    """Return what the ranks of the newest world have chosen; None: nothing."""
+    sync = job.state.sync
+    return sync if sync is not None and sync.round == job.state.round else None
+
+
+def _text(fact: SyncChosen) -> str:
+    verb = "agree" if fact.made else "would agree"
+    return (
+        f"replicas {verb} {_often(fact.interval)} from step {fact.step} on, not "
+        f"{_often(fact.interval_before)}: {fact.reason}"
+    )
+
+
+def _often(interval: int) -> str:
+    return "in each step" if interval <= 1 else f"after each {interval} steps"

@@ -1,0 +1,93 @@
+"""Replicas of one world that choose how they agree: what people read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast_wire.messages import JobEvent, SyncChosen
+from simulation.steered.job import SteeredJob
+
+Start = Callable[..., SteeredJob]
+SLOW = SyncChosen(step=24, interval=4, interval_before=1, made=True, reason="it costs 40 %")
+FAST = SyncChosen(step=90, interval=1, interval_before=4, made=True, reason="it costs 2 %")
+
+
+def say(job: SteeredJob, message: SyncChosen, round_number: int | None = None) -> None:
+    """The agent of node 0 tells a choice of its ranks."""
+    agent = job.agents[0]
+    agent.report(message, agent.round if round_number is None else round_number)
+    job.run(0.2)
+
+
+def told(job: SteeredJob) -> list[JobEvent]:
+    """The events about choices."""
+    events = job.core.events_after(0, 100_000)
+    return [one for one in events if one.reason.startswith("Sync")]
+
+
+def now(job: SteeredJob) -> SyncChosen | None:
+    """How replicas agree by the job's status."""
+    return job.core.status(job.moment()).sync
+
+
+def test_a_switch_is_an_event_with_its_reason(training: Start) -> None:
+    """It names the step, both intervals and what was measured, and the status has the newest."""
+    job = training(2)
+    assert now(job) is None
+    say(job, SLOW)
+    say(job, FAST)
+    assert [(one.reason, one.text) for one in told(job)] == [
+        (
+            "SyncSwitched",
+            "replicas agree after each 4 steps from step 24 on, not in each step: it costs 40 %",
+        ),
+        (
+            "SyncSwitched",
+            "replicas agree in each step from step 90 on, not after each 4 steps: it costs 2 %",
+        ),
+    ]
+    found = now(job)
+    assert found is not None
+    assert (found.step, found.interval) == (90, 1)
+
+
+def test_a_proposal_is_told_as_one(training: Start) -> None:
+    """Nothing runs otherwise for it."""
+    job = training(2)
+    say(job, SyncChosen(step=8, interval=16, interval_before=4, reason="it costs 40 %"))
+    (event,) = told(job)
+    assert event.reason == "SyncProposed"
+    assert event.text == (
+        "replicas would agree after each 16 steps from step 8 on, not after each 4 steps: "
+        "it costs 40 %"
+    )
+
+
+def test_a_choice_is_told_once_though_agents_repeat_it_to_a_new_master(training: Start) -> None:
+    """The next master has it from the journal."""
+    job = training(2)
+    say(job, SLOW)
+    say(job, SLOW)
+    job.kill_master(1.0)
+    job.run(10.0)
+    say(job, SLOW)
+    assert len(told(job)) == 1
+    found = now(job)
+    assert found is not None
+    assert found.step == SLOW.step
+
+
+def test_ranks_of_an_ended_world_say_nothing_of_the_next(training: Start) -> None:
+    """A restart begins without a choice until its ranks tell theirs; an old report is dropped."""
+    job = training(2)
+    before = job.agents[0].round
+    say(job, SLOW)
+    job.agents[1].crash_worker()
+    job.run(20.0)
+    assert job.agents[0].round > before
+    assert now(job) is None
+    say(job, FAST, before)
+    assert now(job) is None
+    assert len(told(job)) == 1
+    say(job, SLOW)
+    assert len(told(job)) == 2

@@ -1,0 +1,62 @@
+"""A script under an agent whose replicas choose how they agree: two, each of one rank.
+
+Compute is slept, and each reduction of a unit takes longer than that. The command line names a
+file: once it is there, the link is fast.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_STEPS = 300
+_STEP_SECONDS = 0.01
+_SLOW_SECONDS = 0.02
+
+
+def main() -> None:
+    """Train."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import holdfast
+    from holdfast.local_sgd.config import LocalSGDConfig
+    from holdfast.local_sgd.fsdp2 import LocalSGD
+
+    job = holdfast.init()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    _slow_down(dist, Path(sys.argv[1]))
+    shape = (dist.get_world_size(), 1)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    model: Any = torch.nn.Linear(64, 64)
+    fully_shard(model, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = LocalSGDConfig(local_sgd_sync_interval=1, switching="act", switching_tolerated=0.5)
+    LocalSGD(model, optimizer, mesh, config)
+    for step in range(1, _STEPS + 1):
+        time.sleep(_STEP_SECONDS)
+        model(torch.ones(2, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        job.step(step)
+
+
+def _slow_down(dist: Any, fast: Path) -> None:
+    """Let each reduction of a unit take longer than a step, until a file is there."""
+    plain = dist.all_reduce
+
+    def slow(tensor: Any, *given: Any, **named: Any) -> Any:
+        if tensor.numel() > 64 and not fast.exists():
+            time.sleep(_SLOW_SECONDS)
+        return plain(tensor, *given, **named)
+
+    dist.all_reduce = slow
+
+
+if __name__ == "__main__":
+    main()
