@@ -87,6 +87,15 @@ def test_by_time_each_step_counts_once(shards: int) -> None:
     check_ledger(told, why)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_under_ddp_by_time_each_step_counts_once(ranks: int) -> None:
+    """Replicas of one rank and of two, whose rounds run behind the optimizer's step."""
+    events = EVENTS if ranks == 1 else ["kill", "join"]
+    replicas = 4 if ranks == 1 else 3
+    told, why = campaign(BY_TIME, wrapped="ddp", events=events, replicas=replicas, shards=ranks)
+    check_ledger(told, why)
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_without_a_barrier_each_step_counts_once(shards: int) -> None:
     """The same while rounds close without the late, whose deltas count whole, and later."""

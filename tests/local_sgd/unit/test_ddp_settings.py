@@ -13,8 +13,8 @@ from holdfast.local_sgd.errors import LocalSGDConfigError
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (LocalSGDConfig(use_async=True), "use_async=True: with DDP rounds end by steps"),
         (LocalSGDConfig(quorum=0.5), "quorum=0.5: rounds wait for all replicas"),
+        (LocalSGDConfig(use_async=True, quorum=0.5), "quorum=0.5: "),
         (LocalSGDConfig(switching="act"), 'switching="act": only under FSDP2'),
         (
             LocalSGDConfig(use_step_weight=True, step_weight_by="tokens"),

@@ -6,6 +6,7 @@ process, without the product and without DDP: the reference.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -253,4 +254,39 @@ def _refusals(world: Mapping[str, Any], pipe: Any) -> None:
     pipe.send({"said": said})
 
 
-JOBS = {"ddp": _train, "torch": _with_torch_state, "refusals": _refusals}
+def _by_time(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train as many steps as this replica has data for, at its pace, and join the others' rounds.
+
+    Tells of each round its number, weights of the replicas and a hash of this one's weights.
+    """
+    training = Training(world)
+    rounds: list[dict[str, Any]] = []
+    if world.get("resume"):
+        _resume(training)
+
+    def note() -> None:
+        averager = training.averager
+        made = averager.units[0].round if averager.units else 0
+        if made and made != (rounds[-1]["round"] if rounds else world.get("rounds", 0)):
+            (outcome, *_) = averager.outcomes
+            told = {"round": made, "weights": outcome.weights}
+            rounds.append({**told, "step": averager.step, "equal": digest(training.weights())})
+
+    begin, steps = training.averager.step, world["steps_of"][training.replica]
+    for number in range(begin, begin + steps):
+        time.sleep(world["paces"][training.replica])
+        training.step(number)
+        note()
+    counted, kept = training.averager.alone, training.digest()
+    if path := world.get("save"):
+        state = {"model": training.model.state_dict(), "optim": training.optim.state_dict()}
+        torch.save(state, f"{path}.{training.replica}")
+    else:
+        training.averager.finish(note)
+    pipe.send({
+        "begin": begin, "step": training.averager.step, "rounds": rounds, "kept": kept,
+        "alone": counted, "equal": digest(training.weights()),
+    })  # fmt: skip
+
+
+JOBS = {"by time": _by_time, "ddp": _train, "torch": _with_torch_state, "refusals": _refusals}

@@ -52,22 +52,14 @@ def ledger() -> Any:
 
 def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) -> None:
     """Be one rank: train until the scenario's file says so, and join the others' last rounds."""
-    import torch
-    from torch.distributed.fsdp import fully_shard
-
-    from holdfast.local_sgd import LocalSGD, LocalSGDConfig, mesh_of
     from local_sgd.elastic_training import is_over, members_of
 
     members = members_of(folder, replica, shard, scenario)
-    model: Any = ledger()
-    mesh = mesh_of(members, "cpu")
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    make = _under_ddp if scenario.get("wrapped") == "ddp" else _under_fsdp
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
-        local = LocalSGD(model, optimizer, members, LocalSGDConfig(**scenario["config"]))
-        notes = _Notes(local, log)
+        model, optimizer, local = make(members, scenario["config"])
+        # Under DDP each rank of a replica has the whole anchors: one of them tells.
+        notes = _Notes(local, log, tells=shard == 0 or make is _under_fsdp)
         while not is_over(scenario, folder, min(unit.round for unit in local.units)):
             slow = replica == scenario.get("slow")
             time.sleep(0.4 if slow else scenario["pace"] * (1 + replica % 3))
@@ -80,11 +72,46 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
         log.write(json.dumps({"ended": True}) + "\n")
 
 
+def _under_fsdp(members: Any, config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return model, optimizer and local SGD."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    from holdfast.local_sgd import LocalSGD, LocalSGDConfig, mesh_of
+
+    model: Any = ledger()
+    mesh = mesh_of(members, "cpu")
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, optimizer, LocalSGD(model, optimizer, members, LocalSGDConfig(**config))
+
+
+def _under_ddp(members: Any, config: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return model, optimizer and averager."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from holdfast.local_sgd import (
+        LocalSGDConfig,
+        OuterOptimPeriodicModelAverager,
+        StatefulPostLocalSGDOptimizer,
+    )
+
+    model = DistributedDataParallel(ledger())
+    averager = OuterOptimPeriodicModelAverager(members, LocalSGDConfig(**config))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, StatefulPostLocalSGDOptimizer(inner, averager), averager
+
+
 class _Notes:
     """What a rank writes down."""
 
-    def __init__(self, local: Any, log: Any) -> None:
+    def __init__(self, local: Any, log: Any, *, tells: bool) -> None:
         self._local, self._log, self._own = local, log, 0
+        self._tells = tells
+        """Of anchors."""
         self._rounds = [unit.round for unit in local.units]
 
     def after_step(self) -> None:
@@ -101,9 +128,9 @@ class _Notes:
             self._log.write(json.dumps(told) + "\n")
         local.outcomes = []
         for number, unit in enumerate(local.units):
-            if unit.round != self._rounds[number]:
+            if unit.round != self._rounds[number] and self._tells:
                 self._rounds[number] = unit.round
                 values = [value for one in unit.anchors.values for value in one.tolist()]
                 told = {"unit": unit.name, "at": unit.round, "anchor": values}
                 self._log.write(json.dumps(told) + "\n")
-        self._log.write(json.dumps({"round": min(self._rounds)}) + "\n")
+        self._log.write(json.dumps({"round": min(unit.round for unit in local.units)}) + "\n")

@@ -19,7 +19,8 @@ optim = StatefulPostLocalSGDOptimizer(optim=optim, averager=averager)
 Each parameter is a unit, with a detector and weights of its own; clipping takes the norm of all
 together. All units go in one transfer. For the first W steps DDP reduces gradients as ever
 (`start_localSGD_iter` counts backward passes that reduce, and must end with these W steps). Then
-the anchors are taken, and after each H steps more a round follows.
+the anchors are taken, and after each H steps more a round follows. By time (A-EDiT, `use_async`) a
+round follows the step in which some replica's time is up; call `finish()` at the end of the data.
 
 `state_dict()` is the state of one rank, and communicates nothing. Each rank that resumes from its
 own goes on exactly. With rank 0's on all ranks, as is usual with DDP, anchors, momentum and
@@ -40,11 +41,12 @@ from holdfast.local_sgd.ddp_members import DDPMembers, refuse_more
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDConfigError
 from holdfast.local_sgd.members import Members
-from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
+from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, boundary, phase
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
 from holdfast.local_sgd.sync.units import Unit, check_equal
+from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +88,7 @@ class OuterOptimPeriodicModelAverager:
         self.config = local_sgd_config if local_sgd_config is not None else LocalSGDConfig()
         self.step = 0
         """Steps of the optimizer so far."""
+        self._alone = 0
         self.outcomes: list[Outcome] = []
         """Of the last round, by parameter."""
         _check(self.config, outer_optim_config, gta_config)
@@ -97,7 +100,18 @@ class OuterOptimPeriodicModelAverager:
         self._sync = unit_sync_of(self.config, gta_config, groups, clip_scope="batch")
         self.units: list[Unit] = []
         """In the order of the optimizer's parameters; those without anchors are not here."""
-        self._members = None if members is None else DDPMembers(self, members, self._sync)
+        self.turns: Turns | None = None
+        """Rounds by time that all replicas enter."""
+        if self.config.use_async:
+            self.turns = _turns_of(self.config, self.group, members)
+        self._members = None
+        if members is not None:
+            self._members = DDPMembers(self, members, self._sync, turns=self.turns)
+
+    @property
+    def alone(self) -> int:
+        """Steps of this replica since the last round."""
+        return self._alone if self._members is None else self._members.alone
 
     def start(self, params: Iterable[Any], inner: torch.optim.Optimizer | None = None) -> None:
         """Meet the members, where the averager has `Members`: before the first step, once.
@@ -155,20 +169,59 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             SyncError: a replica is gone; the weights are as this replica's steps left them.
         """
+        in_warm_up = phase(self.step, self.config) is Phase.WARM_UP
         self.step += 1
+        self._alone += not in_warm_up
         follows = boundary(self.step, self.config)
         if self._members is not None:
             made = self._members.stepped(ends_round=follows is Boundary.ROUND)
             self.outcomes = self.outcomes if made is None else made
+        elif follows is Boundary.ROUND or (not in_warm_up and self._has_entered()):
+            self._round(len(_flat(params)))
         if follows is Boundary.ANCHORS:
             self._take_anchors(params)
-        elif follows is Boundary.ROUND and self._members is None:
-            self._round(_flat(params))
+
+    def finish(self, entered: Callable[[], None] | None = None) -> None:
+        """End the training of this replica, which has no more data; its weights are the anchors.
+
+        With A-EDiT it joins the others' rounds, without a weight, until no replica has data. With
+        EDiT all replicas call it after the same step.
+
+        Args:
+            entered: Called after each of these rounds, as the others' scripts go on from a step
+                then: does what they do there together, such as a save of all ranks.
+
+        Raises:
+            SyncError: a replica is gone.
+        """
+        if not self.units or not self.units[0].has_anchors:
+            return
+        if self._members is not None:
+            self._members.finish(lambda outcomes: self._made(outcomes, entered))
+            return
+        if self.turns is None:
+            if self._alone:
+                self._finish_round(entered)
+            return
+        entry: Entry | None = None
+        while entry is not Entry.LAST:
+            entry = self.turns.exhausted()
+            self._finish_round(entered)
+
+    def _finish_round(self, entered: Callable[[], None] | None) -> None:
+        self._round(len(self.units))
+        self._made(self.outcomes, entered)
+
+    def _made(self, outcomes: list[Outcome], entered: Callable[[], None] | None) -> None:
+        self.outcomes = outcomes
+        if entered is not None:
+            entered()
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, momentum, detectors of every replica, counters: what this rank has."""
         return {
             "step": self.step,
+            "alone": self.alone,
             "replica": self.group.rank,
             "units": [unit.state_dict() for unit in self.units],
         }
@@ -196,17 +249,27 @@ class OuterOptimPeriodicModelAverager:
         ]
         for unit, one in zip(self.units, state["units"], strict=True):
             unit.load_state_dict(one, own=own)
+        lone = max(0, self.step - self.config.local_sgd_warmup_steps)
+        self._alone = int(state.get("alone", lone % self.config.local_sgd_sync_interval))
+        if self.turns is not None:
+            self.turns.restart(self._alone, self.units[0].round if self.units else 0)
         if self._members is not None:
-            self._members.go_on_from(self.step)
+            self._members.go_on_from(self.step, self._alone)
 
-    def _round(self, flat: list[torch.Tensor]) -> None:
-        if len(self.units) != len(flat):
+    def _has_entered(self) -> bool:
+        """Return if all replicas have entered a round by time."""
+        return self.turns is not None and self.turns.stepped() is not Entry.SKIP
+
+    def _round(self, params: int) -> None:
+        """Make a round of so many parameters."""
+        if len(self.units) != params:
             raise RuntimeError(
-                f"anchors: {len(self.units)} of {len(flat)} parameters have one. With "
+                f"anchors: {len(self.units)} of {params} parameters have one. With "
                 "local_sgd_warmup_steps=0 an averager must see them before the first local step: "
                 "wrap the optimizer in StatefulPostLocalSGDOptimizer, or call before_step(params)"
             )
-        self.outcomes = self._sync.run(self.units, steps=self.config.local_sgd_sync_interval)
+        self.outcomes = self._sync.run(self.units, steps=float(self._alone))
+        self._alone = 0
         self._tell()
 
     def _tell(self) -> None:
@@ -231,6 +294,8 @@ class OuterOptimPeriodicModelAverager:
         for unit in fresh:
             unit.take_anchors()
         check_equal(fresh, self.group)
+        if self.turns is not None and not self.units:
+            self.turns.restart()  # the time begins with the first lone step
         self.units += more
 
     def _unit(self, number: int, param: torch.Tensor) -> Unit:
@@ -327,15 +392,10 @@ def _check(
 ) -> None:
     """Refuse settings that contradict each other, or ask for what DDP has not."""
     check_together(config, outer, gta)
-    if config.use_async:
-        raise LocalSGDConfigError(
-            "use_async=True: with DDP rounds end by steps; set use_async=False and "
-            "local_sgd_sync_interval, or use FSDP2"
-        )
     if config.step_weight_by != "steps":
         raise LocalSGDConfigError(
-            f"step_weight_by={config.step_weight_by!r}: with DDP nobody tells the tokens, and all "
-            "replicas make the same steps; leave it at its default"
+            f"step_weight_by={config.step_weight_by!r}: with DDP nobody tells the tokens; leave it "
+            "at its default"
         )
 
 
@@ -348,6 +408,13 @@ def _members_and_group(
     if given is None or isinstance(given, dist.ProcessGroup):
         return None, Group(given, timeout=timeout)
     return given, Group.of_one()
+
+
+def _turns_of(config: LocalSGDConfig, group: Group, members: Members | None) -> Turns:
+    """Return the turns of this replica: of one rank, or of all that its members have in common."""
+    if members is None:
+        return Turns(config, group, Group.of_one())
+    return Turns(config, group, members.shard_group, has_changed=members.has_changed)
 
 
 def _flat(params: Iterable[Any]) -> list[torch.Tensor]:

@@ -18,10 +18,12 @@ from holdfast.local_sgd.elastic import Elastic, attempt
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 from holdfast.local_sgd.inner_state import TorchInnerState
 from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.policies.schedule import Entry
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
 from holdfast.local_sgd.sync.units import Unit, check_equal
+from holdfast.local_sgd.turns import Turns
 
 
 class Averager(Protocol):
@@ -46,6 +48,7 @@ class DDPMembers:
         members: Members,
         sync: UnitSync,
         inner: TorchInnerState | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Take the parts; nobody is met before `start`.
 
@@ -54,6 +57,7 @@ class DDPMembers:
             members: Of this process.
             sync: Of its units.
             inner: What joiners get beside them; None: each unit is a parameter of the optimizer.
+            turns: Of rounds by time; None: rounds end by steps.
 
         Raises:
             LocalSGDConfigError: the settings want what such replicas have not.
@@ -62,7 +66,7 @@ class DDPMembers:
         if members.changes:
             _refuse_spanning(members)
             _refuse_warm_up(self.config.local_sgd_warmup_steps)
-        self._averager, self._sync = averager, sync
+        self._averager, self._sync, self._turns = averager, sync, turns
         sync.voters = members.shard_group if members.changes else None
         self._params: list[Any] = []
         self.inner = inner or TorchInnerState(
@@ -72,7 +76,11 @@ class DDPMembers:
         self._elastic = Elastic(members, sync, self, lambda: self._groups)
         self.carry = self._elastic.carry
         self._groups: list[Any] = []
-        self._alone, self._due, self._begun = 0, False, False
+        self.alone = 0
+        """Steps of this replica since the last round."""
+        self._due, self._begun = False, False
+        self._changes = 0
+        """Changes of members so far."""
         self.is_started = False
         """Members have been met."""
 
@@ -128,10 +136,14 @@ class DDPMembers:
     def stepped(self, *, ends_round: bool, is_step: bool = True) -> list[Outcome] | None:
         """Count a step, unless none was made, and make the round that it ends; None: it ends none.
 
+        By time a round follows whatever `ends_round` is.
+
         Raises:
             MembersError, SyncError: see `Elastic.refresh`.
         """
-        self._alone += is_step
+        self.alone += is_step
+        if self._turns is not None:
+            return self._take_turn(self._turns.stepped)[1]
         if not ends_round:
             return None
         self._due = True
@@ -140,12 +152,54 @@ class DDPMembers:
 
     def sync_now(self) -> list[Outcome]:
         """Make a round now, which all replicas ask for; none where no step was made since."""
-        return (self.stepped(ends_round=True, is_step=False) if self._alone else None) or []
+        return (self.stepped(ends_round=True, is_step=False) if self.alone else None) or []
 
-    def go_on_from(self, step: int) -> None:
-        """Take the count of a state that was loaded."""
+    def finish(self, made: Callable[[list[Outcome]], None]) -> None:
+        """Make the last rounds, which all replicas ask for; by time, until none has data.
+
+        A last round counts if the members are those who have entered it: others do not know that
+        it was the last one.
+
+        Args:
+            made: Called after each round.
+
+        Raises:
+            MembersError, SyncError: see `Elastic.refresh`.
+        """
+        if self._turns is None:
+            made(self.sync_now())
+            return
+        is_over = False
+        while not is_over:
+            changes = self._changes
+            entry, outcomes = self._take_turn(self._turns.exhausted)
+            if outcomes:
+                made(outcomes)
+            is_over = entry is Entry.LAST and changes == self._changes
+
+    def go_on_from(self, step: int, alone: int | None = None) -> None:
+        """Take the counts of a state that was loaded.
+
+        Args:
+            step: Of the optimizer, over the training.
+            alone: Since the last round; None: as rounds by steps have it.
+        """
         lone = max(0, step - self.config.local_sgd_warmup_steps)
-        self._alone, self._due = lone % self.config.local_sgd_sync_interval, False
+        self.alone = lone % self.config.local_sgd_sync_interval if alone is None else alone
+        self._due = False
+
+    def _take_turn(self, call: Callable[[], Entry]) -> tuple[Entry | None, list[Outcome] | None]:
+        """Return the entry into a round by time and what the round made; None: members changed.
+
+        What a change has left over of a round is made in any case.
+        """
+        entries: list[Entry] = []
+        self._attempt(lambda: entries.append(call()))
+        entry = entries[0] if entries else None
+        if entry not in (None, Entry.SKIP):
+            self._due = True
+            self._follow()
+        return entry, self._settle() if self._due else None
 
     def _settle(self) -> list[Outcome]:
         """Make the rounds that are due: one, or two where others gave this replica the first."""
@@ -156,8 +210,8 @@ class DDPMembers:
         return outcomes
 
     def _run(self) -> list[Outcome]:
-        outcomes = self._sync.run(self.units, steps=float(self._alone))
-        self._due, self._begun, self._alone = False, False, 0
+        outcomes = self._sync.run(self.units, steps=float(self.alone))
+        self._due, self._begun, self.alone = False, False, 0
         return outcomes
 
     def _take_anchors(self) -> None:
@@ -180,16 +234,35 @@ class DDPMembers:
         """Bring counters to where the plan has brought the units."""
         averager = self._averager
         averager.group = self._elastic.group
+        self._changes += 1
         self._begun = False
         if found.joined:
             averager.joined, averager.step = True, found.steps
-            self._alone, self._due = 0, found.due
-        if found.plan is None:
-            return
+            self.alone, self._due = 0, found.due
         if found.passed:
-            self._alone, self._due = round(self._alone * found.kept), False
-        if found.plan.again:
-            self._due = True
+            self.alone, self._due = round(self.alone * found.kept), False
+        is_left_over = found.plan is not None and bool(found.plan.again)
+        if self._turns is not None:
+            self._move(self._turns, found, is_left_over=is_left_over)
+        self._due |= is_left_over
+
+    def _move(self, turns: Turns, found: Regrouped, *, is_left_over: bool) -> None:
+        """Have the time of rounds go on with the new members.
+
+        Who had entered a round of which nobody has begun a unit trains on, as the others do: these
+        know nothing of that round.
+        """
+        entered = self._due and not is_left_over
+        if entered:
+            self._due = False
+        turns.move(
+            self._averager.group,
+            self._elastic.epoch[1],
+            found.plan.round if found.plan is not None else 0,
+            0 if is_left_over else self.alone,
+            starts=found.joined or is_left_over,
+            is_due=entered and not found.joined,
+        )
 
 
 def _refuse_spanning(members: Members) -> None:
