@@ -121,7 +121,10 @@ def test_shards_of_a_replica_change_members_together() -> None:
 
 
 def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
-    """Each gradient, also the first after a loss, is the mean over the replica's two ranks."""
+    """Each gradient, also the first after a loss, is the mean over the replica's two ranks.
+
+    A checkpointer that a replica has made before the changes saves and loads its state after them.
+    """
     seed = random.randrange(10_000)
     told = run(
         scenario="campaign",
@@ -130,10 +133,15 @@ def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
         shards=2,
         events=["kill", "join"],
         seed=seed,
+        saves=True,
         states=True,
     )
     check_kept(told, f"seed {seed}: {told['done']}")
     check_own_state(told, 3, f"seed {seed}: {told['done']}")
+    for replica in told["members"]:
+        (both,) = [line for line in told["ranks"][f"{replica} 0"] if "saved" in line]
+        assert both["loaded"] == both["saved"], f"seed {seed}"
+        assert both["start"] == both["saved"][2] > 0
     for lines in told["ranks"].values():
         assert max(line["off"] for line in steps_of(lines)) < 1e-6, f"seed {seed}"
 

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
-from holdfast.local_sgd.errors import LocalSGDConfigError
+from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,12 @@ def test_a_parameter_that_is_added_later_gets_its_anchor_then() -> None:
     assert [one["round"] for one in units] == [1, 1]
     assert first.item() == pytest.approx(0.6)
     assert second.item() == pytest.approx(4.8)
+
+
+def test_a_model_without_the_optimizer_s_parameters_has_no_shards() -> None:
+    """The error gives the shape of one that is missing."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    averager = OuterOptimPeriodicModelAverager(local_sgd_config=LocalSGDConfig())
+    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=0.1), averager)
+    with pytest.raises(LocalSGDError, match=r"1 parameters .* such as one of shape \(3,\)"):
+        optim.shards(torch.nn.Linear(2, 2))

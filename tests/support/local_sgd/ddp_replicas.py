@@ -67,7 +67,7 @@ class Training:
             find_unused_parameters=world.get("unused", False),
         )
         config = LocalSGDConfig(**world["config"])
-        _register_hook(self.model, config.local_sgd_warmup_steps, world.get("from", 0))
+        register_hook(self.model, config.local_sgd_warmup_steps, world.get("from", 0))
         outer = None
         if world.get("outer"):
             outer = OuterOptimizerConfig(
@@ -107,7 +107,7 @@ class Training:
         return digest(self.weights(), self.optim.state_dict())
 
 
-def _register_hook(model: nn.parallel.DistributedDataParallel, warmup: int, done: int) -> None:
+def register_hook(model: nn.parallel.DistributedDataParallel, warmup: int, done: int) -> None:
     """Have DDP reduce the gradients of the warm-up only."""
     from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
         PostLocalSGDState,

@@ -204,7 +204,8 @@ class Job:
         """Return one for this replica, before members change."""
         from holdfast.flash.checkpointer import Checkpointer
 
-        return Checkpointer(path, shards=self._local.shards())
+        shards = self._local.shards() if self.is_fsdp else self.optimizer.shards(self.model)
+        return Checkpointer(path, shards=shards)
 
     def spoil(self) -> None:
         """Overwrite anchors and counters."""
@@ -212,7 +213,7 @@ class Job:
             unit.round = 0
             for anchor in unit.anchors.values:
                 anchor.fill_(9.0)
-        self._local.steps = 0
+        setattr(self._local, "steps" if self.is_fsdp else "step", 0)
 
     def held_out(self) -> float:
         """Return the loss of the anchors on samples that no replica has; a collective of its own.

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp_members import DDPMembers, refuse_more
+from holdfast.local_sgd.ddp_shards import shards_of
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDConfigError
 from holdfast.local_sgd.members import Members
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
     from torch import nn
+
+    from holdfast.flash.trainer.shards import Shards
 
 _log = logging.getLogger("holdfast")
 
@@ -88,7 +91,7 @@ class OuterOptimPeriodicModelAverager:
         self.config = local_sgd_config if local_sgd_config is not None else LocalSGDConfig()
         self.step = 0
         """Steps of the optimizer so far."""
-        self._alone = 0
+        self._alone, self._due = 0, False
         self.outcomes: list[Outcome] = []
         """Of the last round, by parameter."""
         _check(self.config, outer_optim_config, gta_config)
@@ -96,6 +99,10 @@ class OuterOptimPeriodicModelAverager:
         self.joined = False
         """This replica came to others that train, and has their state: load no checkpoint."""
         members, self.group = _members_and_group(process_group, timeout)
+        self.own = Group.of_one() if members is None else members.shard_group
+        """The ranks of this replica."""
+        self.are_fixed = members is None or not members.changes
+        """Replicas neither come nor go, and one checkpoint has all of them."""
         groups = (self.group, Group.of_one())
         self._sync = unit_sync_of(self.config, gta_config, groups, clip_scope="batch")
         self.units: list[Unit] = []
@@ -112,6 +119,11 @@ class OuterOptimPeriodicModelAverager:
     def alone(self) -> int:
         """Steps of this replica since the last round."""
         return self._alone if self._members is None else self._members.alone
+
+    @property
+    def rounds(self) -> int:
+        """Rounds so far, on all replicas alike: by time all save where it has grown."""
+        return max((unit.round for unit in self.units), default=0)
 
     def start(self, params: Iterable[Any], inner: torch.optim.Optimizer | None = None) -> None:
         """Meet the members, where the averager has `Members`: before the first step, once.
@@ -157,6 +169,7 @@ class OuterOptimPeriodicModelAverager:
             AnchorsDifferError: the replicas have different weights.
         """
         self.start(params)
+        self._make_due_round()
         if phase(self.step, self.config) is Phase.LOCAL:
             self._take_anchors(params)
 
@@ -251,10 +264,39 @@ class OuterOptimPeriodicModelAverager:
             unit.load_state_dict(one, own=own)
         lone = max(0, self.step - self.config.local_sgd_warmup_steps)
         self._alone = int(state.get("alone", lone % self.config.local_sgd_sync_interval))
+        self._go_on(self.units[0].round if self.units else 0)
+
+    def clock(self) -> dict[str, Any]:
+        """Return this replica's counters, for a checkpoint of any framework here."""
+        return {
+            "steps": self.step,
+            "alone": self.alone,
+            "tokens": 0,
+            "due": self._due,
+            "rounds": self.rounds + self._due,
+        }
+
+    def set_clock(self, clock: Mapping[str, Any]) -> None:
+        """Go on from counters; a round that the checkpoint had before it runs before a step."""
+        self.step, self._alone = int(clock["steps"]), int(clock["alone"])
+        self._due = bool(clock["due"])
+        self._go_on(int(clock["rounds"]))
+
+    def _go_on(self, rounds: int) -> None:
         if self.turns is not None:
-            self.turns.restart(self._alone, self.units[0].round if self.units else 0)
+            self.turns.restart(self._alone, rounds)
         if self._members is not None:
             self._members.go_on_from(self.step, self._alone)
+
+    def _make_due_round(self) -> None:
+        """Make the round that a checkpoint of FSDP2 had before it."""
+        if not self._due:
+            return
+        self._due = False
+        if self._members is not None:
+            self.outcomes = self._members.make_round()
+        else:
+            self._round(len(self.units))
 
     def _has_entered(self) -> bool:
         """Return if all replicas have entered a round by time."""
@@ -286,6 +328,7 @@ class OuterOptimPeriodicModelAverager:
         """Set A := θ for the parameters that have none."""
         flat = _flat(params)
         more = [self._unit(number, flat[number]) for number in range(len(self.units), len(flat))]
+        are_first = not any(unit.has_anchors for unit in self.units)
         if more and self._members is not None:
             refuse_more(len(more))
         fresh = [unit for unit in self.units if not unit.has_anchors] + more
@@ -294,7 +337,7 @@ class OuterOptimPeriodicModelAverager:
         for unit in fresh:
             unit.take_anchors()
         check_equal(fresh, self.group)
-        if self.turns is not None and not self.units:
+        if self.turns is not None and are_first:
             self.turns.restart()  # the time begins with the first lone step
         self.units += more
 
@@ -346,6 +389,25 @@ class StatefulPostLocalSGDOptimizer:
         loss = self.optim.step() if closure is None else self.optim.step(closure)
         self.averager.average_parameters(self.param_groups)
         return loss
+
+    def shards(self, model: nn.Module) -> Shards:
+        """Return the whole training state for a `Checkpointer`: `shards=optim.shards(model)`.
+
+        It has every replica's weights and inner state, and loads in any number of replicas, also
+        under FSDP2. With members that come and go it is this replica's, whole by itself.
+
+        Args:
+            model: The DistributedDataParallel, or what is in it.
+
+        Raises:
+            LocalSGDError: the optimizer has a parameter that the model has not.
+        """
+        averager = self.averager
+        if not averager.units:
+            averager.make_units(self.param_groups)
+        fixed = averager.are_fixed
+        place = (averager.group.rank, averager.group.size) if fixed else (0, 1)
+        return shards_of(averager, model, self.optim, place)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own
         """Reset the gradients."""

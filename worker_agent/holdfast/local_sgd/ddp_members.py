@@ -144,8 +144,10 @@ class DDPMembers:
         self.alone += is_step
         if self._turns is not None:
             return self._take_turn(self._turns.stepped)[1]
-        if not ends_round:
-            return None
+        return self.make_round() if ends_round else None
+
+    def make_round(self) -> list[Outcome]:
+        """Make a round now, which all replicas ask for."""
         self._due = True
         self._follow()
         return self._settle()

@@ -57,9 +57,18 @@ class Rounds(Protocol):
     """A `LocalSGD` of some framework, as far as its state goes."""
 
     config: LocalSGDConfig
-    replicas: Group
-    shard_group: Group
-    units: list[Unit]
+
+    @property
+    def replicas(self) -> Group:
+        """Return the ranks that hold this rank's shards, one of each replica."""
+
+    @property
+    def shard_group(self) -> Group:
+        """Return the ranks of this replica."""
+
+    @property
+    def units(self) -> list[Unit]:
+        """Return what agrees together."""
 
     @property
     def trained(self) -> Sequence[Any]:
@@ -143,7 +152,7 @@ class LocalSGDShards:
             for anchor, key, value in one.states:
                 assert optimizer is not None  # noqa: S101 - refused in accept()
                 optimizer.state[anchor][key] = value
-            _set(optimizer, self._values["outer_settings"].get(one.unit.name, {}))
+            _set(optimizer, _of_unit(self._values["outer_settings"], one.unit) or {})
             if not self._replica.found:
                 one.unit.anchors.write_weights(one.unit.tensors())
         self._give_values()
@@ -152,7 +161,7 @@ class LocalSGDShards:
     def _give_values(self) -> None:
         rounds, detectors = self._values["rounds"], self._values["detectors"]
         for unit in self._local.units:
-            unit.round = rounds.get(unit.name, 0)
+            unit.round = _of_unit(rounds, unit) or 0
             known = detectors.get(unit.name, {}).items()
             ranks = {name: rank for rank, name in self._names().items()}
             unit.detectors = {
@@ -249,7 +258,7 @@ class LocalSGDShards:
         if form is None or not self._local.config.error_feedback:
             return None
         size, dtype = sum(one.numel() for one in anchors), getattr(torch, form[0])
-        begin, end = _chunk(size, self._number, self._count)
+        begin, end = self._chunk(module, size)
         device = module.trained[0].local.device
         sent = torch.zeros(size, dtype=dtype, device=device)
         lost = Lost(sent, begin, torch.zeros(end - begin, dtype=dtype, device=device))
@@ -260,6 +269,12 @@ class LocalSGDShards:
         for name, values, shape, offsets in _merged(lost, module):
             filling.fill_box(".".join((*MERGE_ERROR, name)), values, shape, offsets)
         return lost
+
+    def _chunk(self, module: Any, size: int) -> tuple[int, int]:
+        """Return begin and end of what this rank merges of a unit: each goes by itself."""
+        del module
+        ((begin, end),) = chunks_of([size], self._number, self._count)
+        return begin, end
 
     def _refuse_other_outer(self, filling: Filling) -> None:
         has = bool(filling.below(OUTER))
@@ -286,10 +301,30 @@ def shards_of(
     return Together(replica, LocalSGDShards(local, replica, place))
 
 
-def _chunk(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return begin and end of what a rank merges of a unit, as `sync.reducers` cuts it."""
-    wide = -(-size // (ranks * BLOCK)) * BLOCK
-    return min(rank * wide, size), min((rank + 1) * wide, size)
+def _of_unit(stored: Mapping[str, Any], unit: Unit) -> Any:
+    """Return a unit's value; where another framework cut the units, that of any: all are alike.
+
+    None: the checkpoint has none.
+    """
+    return stored[unit.name] if unit.name in stored else next(iter(stored.values()), None)
+
+
+def chunks_of(sizes: Sequence[int], rank: int, ranks: int) -> list[tuple[int, int]]:
+    """Return begin and end of what a rank merges of each unit, as `sync.reducers` cuts a batch.
+
+    Args:
+        sizes: Elements of the units that go in one transfer.
+        rank: In the sync group.
+        ranks: Of the sync group.
+    """
+    wide = -(-sum(sizes) // (ranks * BLOCK)) * BLOCK
+    first, last = rank * wide, (rank + 1) * wide
+    found, at = [], 0
+    for size in sizes:
+        low, high = max(first, at), min(last, at + size)
+        found.append((low - at, high - at) if low < high else (0, 0))
+        at += size
+    return found
 
 
 def _sent(flat: torch.Tensor, module: ShardedUnit) -> Iterator[tuple[str, torch.Tensor, Local]]:

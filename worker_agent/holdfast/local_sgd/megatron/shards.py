@@ -17,8 +17,15 @@ from holdfast.flash.trainer.reshard import Filling
 from holdfast.integrations.megatron.boxes import fill, part
 from holdfast.integrations.megatron.global_tensors import Piece, PieceBox
 from holdfast.local_sgd.megatron.parts import Part
-from holdfast.local_sgd.shards import ANCHOR, MERGE_ERROR, OUTER, Coming, LocalSGDShards, Rounds
-from holdfast.local_sgd.sync.codecs import BLOCK
+from holdfast.local_sgd.shards import (
+    ANCHOR,
+    MERGE_ERROR,
+    OUTER,
+    Coming,
+    LocalSGDShards,
+    Rounds,
+    chunks_of,
+)
 from holdfast.local_sgd.sync.reducers import Lost
 from holdfast.local_sgd.sync.units import Unit
 
@@ -135,14 +142,8 @@ class MegatronRoundShards(LocalSGDShards):
             unit.name: 0 if module is None else module.end - module.begin
             for unit, module in self._units()
         }
-        wide = -(-sum(sizes.values()) // (self._count * BLOCK)) * BLOCK
-        first, last = self._number * wide, (self._number + 1) * wide
-        found, at = {}, 0
-        for name, size in sizes.items():
-            low, high = max(first, at), min(last, at + size)
-            found[name] = (low - at, high - at) if low < high else (0, 0)
-            at += size
-        return found
+        found = chunks_of(list(sizes.values()), self._number, self._count)
+        return dict(zip(sizes, found, strict=True))
 
 
 def _boxes(
