@@ -175,9 +175,8 @@ class _Scene:
 
         Returns the epoch of that roster.
         """
-        job, watch = self.job, self.watch
-        what = f"a roster of {replicas}"
-        job.until(what, lambda: watch.status.get("outer_replicas") == list(replicas))
+        watch, what = self.watch, f"a roster of {replicas}"
+        self.until(what, lambda: watch.status.get("outer_replicas") == list(replicas))
         epoch = int(watch.status["outer_epoch"])
         self.until_steps(*replicas)
         return epoch
@@ -192,7 +191,16 @@ class _Scene:
             enough = len(found) == _NODES * len(replicas)
             return enough and all(goal in one.steps for one in found)
 
-        self.job.until(f"step {goal} of replicas {replicas}", there)
+        self.until(f"step {goal} of replicas {replicas}", there)
+
+    def until(self, what: str, happens: Callable[[], bool]) -> None:
+        """Wait; a failure tells what the master says, and where each rank stands."""
+        try:
+            self.job.until(what, happens)
+        except AssertionError as error:
+            told = "\n".join(str(one) for one in self.watch.events[-20:])
+            stands = self.holdfast.run("stacks", _NAME)
+            raise AssertionError(f"{error}\n--- events\n{told}\n--- stacks\n{stands}") from error
 
     def used(self) -> dict[str, int]:
         """Return what each budget has paid, as the job's status has it."""
