@@ -185,4 +185,6 @@ def _growth_asked(job: JobContext, more: int) -> bool:
     if job.spec.replicas != job.state.assigned_replicas:
         return True
     newcomers = sorted(job.membership.spares)[:more]
-    return all(rank in job.state.departed for rank in newcomers)
+    back = sum(rank in job.state.departed for rank in newcomers)
+    # A loss takes a whole unit out of the world: the others of it have waited for the successor.
+    return back * job.bounds.unit >= more

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast_wire.messages import (
     AssignmentMode,
+    BudgetKind,
     HangPolicy,
     HealthMode,
     HealthPolicy,
@@ -99,7 +100,10 @@ def test_survivors_hear_of_a_loss_at_once() -> None:
 
 
 def test_a_lost_node_takes_its_replica_out_and_comes_back_under_a_new_number() -> None:
-    """The other node of the replica waits for a replacement, and is in the new replica."""
+    """The other node of the replica waits for a replacement, and is in the new replica.
+
+    The loss is charged, and that the two come back is not.
+    """
     job = replicated(4, 2)
     before = rounds_of(job)
     job.agents[3].crash()
@@ -109,6 +113,7 @@ def test_a_lost_node_takes_its_replica_out_and_comes_back_under_a_new_number() -
     assert job.is_in("TRAINING")
     job.run(30.0)
     assert seats(job) == {1: [0, 1], 3: [2, 3]}
+    assert job.charges() == [BudgetKind.FAILURES]
     assert roster(job).replicas == (1, 3)
     assert [rounds_of(job)[rank] for rank in (0, 1)] == [before[0], before[1]]
 

@@ -190,6 +190,21 @@ def test_growth_that_nobody_asked_for_is_a_rescale() -> None:
     assert job.charges() == [BudgetKind.RESCALES]
 
 
+def test_a_unit_that_comes_back_after_a_loss_is_no_rescale() -> None:
+    """The node that waited for the successor of the lost one comes with it: the loss has paid."""
+    job = SteeredJob(job_spec(replicas=4, min_replicas=2, node_unit=2))
+    job.add_agents(4)
+    job.run_until("TRAINING")
+    job.replaces = False
+    job.agents[3].crash()
+    job.run(20.0)
+    assert job.members == [0, 1]
+    job.replace(3)
+    job.run(30.0)
+    assert job.members == [0, 1, 2, 3]
+    assert job.charges() == [BudgetKind.FAILURES]
+
+
 def test_newcomers_join_together(training: Start) -> None:
     """The first one waits a little for the others that are on their way."""
     job = training(2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cluster.claims import make_claim, remove_claim
 from cluster.commands import Commands
 from cluster.jobs import Job, training
 from cluster.kubectl import Kubectl
@@ -16,33 +17,6 @@ from cluster.rights import needs_pods
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 Make = Callable[[str], Job]
 _CLAIM = "journal"
-
-
-def _claim(kubectl: Kubectl, folder: Path, node: str) -> None:
-    """A claim of a folder of one node, bound by the cluster's own controller."""
-    folder.mkdir()
-    name = f"{kubectl.namespace}-{_CLAIM}"
-    common = {
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": "",
-    }
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
-    volume: dict[str, Any] = {
-        **common,
-        "capacity": {"storage": "1Gi"},
-        "local": {"path": str(folder)},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
-        "claimRef": {"name": _CLAIM, "namespace": kubectl.namespace},
-    }
-    claim = {**common, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}}
-    for kind, called, spec in (
-        ("PersistentVolume", name, volume),
-        ("PersistentVolumeClaim", _CLAIM, claim),
-    ):
-        body = {"apiVersion": "v1", "kind": kind, "metadata": {"name": called}, "spec": spec}
-        kubectl.run("create", "-f", "-", stdin=body)
-    bound = "--for=jsonpath={.status.phase}=Bound"
-    kubectl.run("wait", f"pvc/{_CLAIM}", bound, "--timeout=20s")
 
 
 def _used(status: dict[str, Any]) -> dict[str, int]:
@@ -59,7 +33,7 @@ def test_a_master_whose_pod_is_deleted_is_followed_by_one_that_knows_what_it_kne
     make_job: Make, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     """Charges, incidents and events of the epoch before; nobody begins anew. So after a pause."""
-    _claim(kubectl, tmp_path / "journal", "n2")
+    make_claim(kubectl, _CLAIM, tmp_path / "journal", "n2")
     job = make_job("keeps")
     on_claim = {"mode": "PersistentVolumeClaim", "claimName": _CLAIM}
     body = training(tmp_path, "--exit=3:1:5", replicas=2, master__journal=on_claim)
@@ -88,8 +62,7 @@ def test_a_master_whose_pod_is_deleted_is_followed_by_one_that_knows_what_it_kne
     assert _used(job.status)["failures"] == 1
     assert incident in _incidents(holdfast)
     job.delete()
-    kubectl.run("delete", "pvc", _CLAIM, "--timeout=20s")
-    kubectl.run("delete", "pv", f"{kubectl.namespace}-{_CLAIM}", "--timeout=20s")
+    remove_claim(kubectl, _CLAIM)
 
 
 def _pause(job: Job) -> None:
