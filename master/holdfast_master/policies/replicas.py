@@ -218,20 +218,44 @@ _BY_ITSELF: Final = frozenset(
     }
 )
 """Causes that lie within a replica: who waits for another one in a sync shows none of them."""
+_NO_START: Final = frozenset({HangKind.PROCESS_GONE, HangKind.STOPPED})
+"""Those that no start has: until its first step a replica reads data, imports and compiles."""
 
 
-def stuck_by_itself(verdicts: Mapping[int, HangVerdict]) -> list[FrozenReplica]:
+def stuck_by_itself(
+    verdicts: Mapping[int, HangVerdict], starting: Collection[int] = ()
+) -> list[FrozenReplica]:
     """Return the replicas whose ranks show why they stand still, by number; not all of them.
 
-    verdicts: What the ranks of each replica do, by its number. Where all would be out, nobody is:
-    then the cause is not one replica's, such as a storage that all wait for.
+    Args:
+        verdicts: What the ranks of each replica do, by its number. Where all would be out, nobody
+            is: then the cause is not one replica's, such as a storage that all wait for.
+        starting: Replicas that have not completed a first step.
     """
     found = [
         FrozenReplica(number, f"replica {number} keeps the others waiting: {one.reason}")
         for number, one in sorted(verdicts.items())
-        if one.kind in _BY_ITSELF
+        if one.kind in (_NO_START if number in starting else _BY_ITSELF)
     ]
     return found if len(found) < len(verdicts) else []
+
+
+def never_started(
+    paces: Sequence[Pace], starting: Sequence[int], limit: float
+) -> list[FrozenReplica]:
+    """Return the replicas without a first step for which all others have waited too long.
+
+    Args:
+        paces: Of the replicas that have completed a step.
+        starting: Replicas that have not.
+        limit: Allowed time until a first step, s. The wait counts, since a replica that begins
+            meanwhile keeps nobody waiting.
+    """
+    if not paces or any(one.still < limit or one.working for one in paces):
+        return []
+    still = min(one.still for one in paces)
+    text = f"has completed no first step, and the others have stood still for {still:.0f} s"
+    return [FrozenReplica(number, f"replica {number} {text}") for number in starting]
 
 
 def all_still(paces: Sequence[Pace], limit: float) -> FrozenReplica | None:

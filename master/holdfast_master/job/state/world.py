@@ -368,6 +368,8 @@ class Worlds:
     """What ranks of replicas were asked since they stand still; None: nothing."""
     frozen: dict[int, FrozenAt] = dataclasses.field(default_factory=dict)
     """By number, the replicas that keep others waiting; 0: all stand still."""
+    put_out_at: float = -math.inf
+    """Time at which one of them was put out of the roster last: the others may go on since."""
     parted: dict[int, float] = dataclasses.field(default_factory=dict)
     """Number of a replica to the time at which all its ranks had ended well."""
 

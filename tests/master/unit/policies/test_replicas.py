@@ -18,6 +18,7 @@ from holdfast_master.policies.replicas import (
     all_still,
     frozen,
     memberships,
+    never_started,
     roster,
     seat,
     stuck_by_itself,
@@ -201,3 +202,34 @@ def test_a_replica_whose_ranks_show_why_keeps_the_others_waiting(
     """Who waits in a sync shows nothing; what all show is no one's fault."""
     stuck = stuck_by_itself({number: verdict(kind) for number, kind in kinds.items()})
     assert [one.number for one in stuck] == found
+
+
+def test_a_replica_that_starts_shows_less_by_its_ranks() -> None:
+    """It may read data or hold a lock before its first step; a stopped process starts nothing."""
+    stuck = stuck_by_itself(
+        {
+            1: verdict(HangKind.DATA_LOADER),
+            2: verdict(HangKind.DATA_LOADER),
+            3: verdict(HangKind.STOPPED),
+        },
+        starting={2, 3},
+    )
+    assert [one.number for one in stuck] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ([Pace(1, 20, 601.0), Pace(2, 20, 600.0)], [3, 4]),
+        ([Pace(1, 20, 700.0), Pace(2, 20, 599.0)], []),
+        ([Pace(1, 20, 700.0), Pace(2, 20, 700.0, working=True)], []),
+        ([], []),
+    ],
+)
+def test_a_first_step_that_never_comes_keeps_the_others_waiting(
+    others: list[Pace], found: list[int]
+) -> None:
+    """While one of the others steps or works nobody waits for it, nor where none has begun."""
+    out = never_started(others, [3, 4], 600.0)
+    assert [one.number for one in out] == found
+    assert all("has completed no first step, and the others have" in one.reason for one in out)
