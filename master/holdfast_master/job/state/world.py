@@ -371,7 +371,8 @@ class Worlds:
     put_out_at: float = -math.inf
     """Time at which one of them was put out of the roster last: the others may go on since."""
     parted: dict[int, float] = dataclasses.field(default_factory=dict)
-    """Number of a replica to the time at which all its ranks had ended well."""
+    """Number of a replica to the time at which all its ranks had ended well; minus infinity: others
+    could not meet since."""
 
     def running(self) -> World | None:
         """Return the world whose processes run and may go on; None: there is none."""

@@ -8,6 +8,7 @@ of replicas (`replicas`, `rounds`), what units are given to whom (the ranks plan
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,7 +33,8 @@ from holdfast_wire.reasons import EventReason
 
 PARTING_SECONDS: Final = 10.0
 """How long a replica whose ranks have all ended well stays in the roster, s: the others may still
-be in the sync that was its last, and a roster without it would have them do that sync again."""
+be in the sync that was its last, and a roster without it would have them do that sync again. Who
+could not meet in an epoch is in no sync with it: then it is out at once."""
 
 _MOST_NAMED: Final = 20
 """Replicas that an event names."""
@@ -43,10 +45,12 @@ def settle(job: JobContext) -> None:
     world = job.worlds.assigned
     if world is None or not world.replicas:
         return
-    standings = list(_standings(job, world))
     last = job.state.roster
     known = last.replicas if last is not None else ()
     again = last is not None and job.worlds.unmet_epoch == last.epoch
+    if again:
+        job.worlds.parted = dict.fromkeys(job.worlds.parted, -math.inf)
+    standings = list(_standings(job, world))
     verdict = policy.roster(
         standings,
         known,
@@ -79,6 +83,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, again: bool) 
     )
     job.out.record(fact, durable=True)
     job.worlds.ready_since = None
+    job.timers.cancel(Timer.ROSTER)
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:
         _tell(job, world, replica, fact, verdict.reason)
@@ -115,7 +120,7 @@ def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
     until = job.worlds.parted.setdefault(replica.number, job.now) + PARTING_SECONDS
     if job.now >= until:
         return True
-    job.timers.ensure(Timer.ROSTER, until)
+    job.timers.set(Timer.PARTING, until, replica.number)
     return False
 
 

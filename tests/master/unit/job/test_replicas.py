@@ -300,6 +300,29 @@ def test_the_end_of_all_replicas_ends_the_job_well() -> None:
     assert roster(job).epoch == epoch
 
 
+def test_a_replica_that_has_ended_leaves_the_roster_in_time() -> None:
+    """However long replicas may wait for each other at their start."""
+    job = replicated(3, join_window_seconds=300.0)
+    job.agents[0].workers.exit(0, 0)
+    job.run(9.0)
+    assert roster(job).replicas == (1, 2, 3)
+    job.run(2.0)
+    assert roster(job).replicas == (2, 3)
+
+
+def test_a_replica_that_has_ended_is_out_once_others_cannot_meet() -> None:
+    """None of its ranks will come, so the next epoch is without it, and so is each later one."""
+    job = replicated(3)
+    job.agents[0].workers.exit(0, 0)
+    job.run(0.5)
+    known = roster(job)
+    say(job, 1, RosterFailed(epoch=known.epoch))
+    job.run(0.2)
+    assert roster(job).replicas == (2, 3)
+    job.run(12.0)
+    assert (roster(job).epoch, roster(job).replicas) == (known.epoch + 1, (2, 3))
+
+
 def test_a_script_that_asks_for_no_roster_is_told_of() -> None:
     """Its replicas would train alone, each with weights of its own."""
     job = SteeredJob(job_spec(replicas=2, replica_nodes=1, min_replicas=1))
