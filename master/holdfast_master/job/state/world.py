@@ -192,6 +192,11 @@ class World:
         """Round in which the savers were started."""
         return self.round_of(self.savers[0]) if self.places else self.round
 
+    @property
+    def saver_replica(self) -> int:
+        """Number of the savers' replica; 0: there are none. Replicas may begin in one round."""
+        return self.places[self.savers[0]].replica.number if self.places else 0
+
     def undisturbed(self) -> set[int]:
         """Return the node ranks of replicas of which nothing has failed: they train on."""
         lost = {self.places[rank].replica.number for rank in self.disturbed & self.places.keys()}
@@ -378,6 +383,18 @@ class Worlds:
         """Return the world whose processes run and may go on; None: there is none."""
         world = self.newest
         return world if world is not None and world.assigned and not self.broken else None
+
+    def saving(self) -> World | None:
+        """Return the world whose savers run and go on.
+
+        The running one; of replicas also the last one while the next one is made, since other
+        replicas are lost.
+        """
+        world, last = self.running(), self.assigned
+        if world is not None or last is None or not last.replicas:
+            return world
+        stopped = self.broken and not self.recovering
+        return last if not stopped and last.undisturbed().issuperset(last.savers) else None
 
     def member(self, node: Node) -> World | None:
         """Return the running world, if this agent is in it."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast_master.instructions import Refuse, Reply
 from holdfast_master.policies.hang import HangKind
 from holdfast_wire.messages import (
     AssignmentMode,
+    CheckpointVersion,
+    CommitGrant,
+    CommitResult,
     HangPolicy,
     HealthMode,
     HealthPolicy,
@@ -14,6 +18,8 @@ from holdfast_wire.messages import (
     RestorePlan,
     RestoreRequest,
     RosterFailed,
+    ShardsPersisted,
+    TriggerCheckpointRequest,
     WorldAssignment,
 )
 from simulation.steered.job import SteeredJob, job_spec
@@ -399,6 +405,62 @@ def test_a_finished_replica_that_reconnects_is_not_started_again() -> None:
     job.run(20.0)
     assert set(seats(job)) == {1, 2, 4}
     assert job.core.inspect().state.finished == {0}, "the journal knows of it in the next world"
+
+
+ASK = TriggerCheckpointRequest(reason="before the upgrade")
+
+
+def commit(job: SteeredJob, step: int) -> None:
+    """The first replica, of one node, has a step on storage and commits it."""
+    version = CheckpointVersion(lineage=1, step=step)
+    part = ShardsPersisted(
+        version=version, world_size=1, ranks=(0,), root="/r/", attempt="a", bytes=1
+    )
+    say(job, 0, part)
+    job.run(0.2)
+    grant = next(one for _, one in reversed(job.sent) if isinstance(one, CommitGrant))
+    say(job, 0, CommitResult(version=version, own=grant.own))
+    job.run(0.2)
+
+
+def test_a_checkpoint_that_somebody_waits_for_outlives_the_loss_of_another_replica() -> None:
+    """The first one saves, and it goes on: while no world runs, and in the next one."""
+    job = replicated(3)
+    job.agents[2].crash_worker()
+    until_broken(job)
+    early = job.ask(ASK)
+    job.run(0.5)
+    step = job.agents[0].saves[-1].step
+    hold_store(job, 1)
+    job.agents[1].crash_worker()
+    until_broken(job)
+    job.run(2.5)
+    assert not job.is_in("TRAINING")
+    late = job.ask(ASK)
+    job.run(6.0)
+    assert {early, late}.isdisjoint(job.answers), job.answers
+    assert job.is_in("TRAINING")
+    commit(job, step)
+    assert isinstance(job.answers[early], Reply)
+    assert late not in job.answers
+    commit(job, job.agents[0].saves[-1].step)
+    assert isinstance(job.answers[late], Reply)
+
+
+def test_a_checkpoint_is_refused_once_the_replica_that_saves_is_lost() -> None:
+    """The next first one began in the same round, and was told of no step."""
+    job = replicated(3)
+    number = job.ask(ASK)
+    job.run(0.2)
+    job.agents[0].crash_worker()
+    job.run(10.0)
+    answer = job.answers[number]
+    assert isinstance(answer, Refuse)
+    assert answer.reason == "ROUND_ENDED"
+    assert job.agents[1].saves == []
+    job.ask(ASK)
+    job.run(0.5)
+    assert len(job.agents[1].saves) == 1
 
 
 @pytest.mark.parametrize("late", [False, True])
