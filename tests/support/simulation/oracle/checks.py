@@ -98,12 +98,13 @@ class Checks:
             invariants.lost_rightly(f"node {rank} ({agent_id})", watch.now - at, limit)
 
     def schedule_confirmed(self, fact: ScheduleConfirmed, world: WorldDecided | None) -> None:
-        """A master confirms a schedule: it was offered to the ranks of every node of the world."""
+        """A master confirms a schedule: it was offered to the ranks of every node that saves."""
+        savers = (world.replicas or (world,))[0].world_hash if world is not None else ""
         for agent in self.job.agents.values():
             current = agent.workers.current
             if current is None or current.dead or current.exits or world is None:
                 continue
-            same = current.assignment.world_hash == world.world_hash
+            same = current.assignment.world_hash == savers
             if same and current.physics and current.follower:
                 text = f"node {agent.rank} was not offered schedule {fact.schedule_id}"
                 known = fact.schedule_id in current.follower.offers
