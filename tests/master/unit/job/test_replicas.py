@@ -11,6 +11,7 @@ from holdfast_wire.messages import (
     CheckpointVersion,
     CommitGrant,
     CommitResult,
+    DrainNodeRequest,
     HangPolicy,
     HealthMode,
     HealthPolicy,
@@ -177,6 +178,14 @@ def test_a_drained_node_leaves_without_a_barrier() -> None:
     assert 2 not in roster(job).replicas
     job.run(20.0)
     assert [rounds_of(job)[rank] for rank in (0, 2)] == [before[0], before[2]]
+
+
+def test_who_drains_a_node_is_told_that_no_barrier_is_waited_for() -> None:
+    """The answer names the replica, which leaves with the node."""
+    job = replicated(3)
+    answer = job.answers[job.ask(DrainNodeRequest(node_rank=1))]
+    assert isinstance(answer, Reply)
+    assert "node 1 leaves with its replica, without a barrier; then" in str(answer.response)
 
 
 def test_a_roster_whose_members_could_not_meet_is_made_anew_in_another_store() -> None:
