@@ -21,8 +21,8 @@ from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World, Worlds
 from holdfast_master.job.takeover import adoption
 from holdfast_master.job.worlds import digests, roster, rounds, stores
-from holdfast_master.policies.counts import counted
 from holdfast_master.policies.failure import EvidenceKind
+from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import JobPhase
 
 _MOST_TURNS = 16

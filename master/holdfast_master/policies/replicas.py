@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from holdfast_master.policies.counts import counted
 from holdfast_master.policies.hang import HangKind, HangVerdict
+from holdfast_master.policies.quantities import counted
 from holdfast_master.policies.rendezvous import Candidate
 
 

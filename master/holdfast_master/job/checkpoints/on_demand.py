@@ -24,7 +24,7 @@ from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import barrier as barrier_policy
-from holdfast_master.policies.counts import counted
+from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import (
     BarrierAck,
     CheckpointCommitted,

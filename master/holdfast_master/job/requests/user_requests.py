@@ -27,8 +27,8 @@ from holdfast_master.job.state.waiting_requests import ScaleWish, StackCall
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush
-from holdfast_master.policies.counts import counted, verb
 from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import (
     CommandDone,
     DrainNodeRequest,

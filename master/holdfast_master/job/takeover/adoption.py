@@ -26,8 +26,8 @@ from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import digests, rounds, start
-from holdfast_master.policies.counts import counted, verb
 from holdfast_master.policies.goodput import from_class_seconds
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import (
     Hello,
     JobPhase,
