@@ -44,7 +44,7 @@ def _settle_checkpoints(job: JobContext) -> None:
     book = job.checkpoints.tracker
     if book.pending or job.timers.running(Timer.COMMIT):
         commits.grant(job)
-    if (book.asked and book.origin is None) or job.checkpoints.starts:
+    if book.waits or any(one.waits for one in job.checkpoints.starts.values()):
         restore.choose(job)
     if job.checkpoints.order is not None:
         on_demand.settle(job, job.checkpoints.order)

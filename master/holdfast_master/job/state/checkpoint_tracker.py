@@ -112,6 +112,11 @@ class CheckpointTracker:
     """The newest that was said to be lost."""
 
     @property
+    def waits(self) -> bool:
+        """Return whether ranks wait to be told what to start from, and no plan is made yet."""
+        return bool(self.asked) and self.origin is None
+
+    @property
     def memory(self) -> Copy | None:
         """The newest that every node of its world has, or had, in memory."""
         if self.complete is None:

@@ -4,68 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_master.instructions import Refuse, Reply
-from holdfast_master.policies.hang import HangKind
-from holdfast_wire.messages import (
-    AssignmentMode,
-    CheckpointVersion,
-    CommitGrant,
-    CommitResult,
-    DrainNodeRequest,
-    HangPolicy,
-    HealthMode,
-    HealthPolicy,
-    OuterRoster,
-    RestorePlan,
-    RestoreRequest,
-    RosterFailed,
-    ShardsPersisted,
-    TriggerCheckpointRequest,
-    WorldAssignment,
-)
+from holdfast_master.instructions import Reply
+from holdfast_wire.messages import AssignmentMode, DrainNodeRequest, RosterFailed, WorldAssignment
 from simulation.steered.job import SteeredJob, job_spec
-
-
-def say(job: SteeredJob, rank: int, message: object) -> None:
-    """An agent says something about the round of its processes."""
-    agent = job.agents[rank]
-    agent.report(message, agent.round)
-
-
-def replicated(nodes: int, replica_nodes: int = 1, **changes: object) -> SteeredJob:
-    """A job of replicas that all train and are in one roster."""
-    values = {"replicas": nodes, "min_replicas": replica_nodes, "max_replicas": 2 * nodes}
-    spec = job_spec(replica_nodes=replica_nodes, **(values | changes))
-    job = SteeredJob(spec)
-    job.add_agents(nodes)
-    job.run_until("TRAINING")
-    job.run(1.0)
-    return job
-
-
-def roster(job: SteeredJob) -> OuterRoster:
-    """The newest roster."""
-    found = job.core.inspect().state.roster
-    assert found is not None
-    return found
-
-
-def seats(job: SteeredJob) -> dict[int, list[int]]:
-    """Replica to its node ranks, of the running world."""
-    world = job.core.inspect().worlds.running()
-    assert world is not None, job.tale()
-    return {one.number: list(world.members_of(one)) for one in world.replicas}
-
-
-def rounds_of(job: SteeredJob) -> dict[int, int]:
-    """Node rank to the round of its processes."""
-    return {rank: agent.round for rank, agent in job.agents.items() if agent.alive}
-
-
-def newest_told(job: SteeredJob, rank: int) -> OuterRoster | None:
-    """The newest roster that a node's agent was told."""
-    told = job.agents[rank].rosters
-    return told[-1].roster if told else None
+from simulation.steered.replicas import (
+    hold_store,
+    newest_told,
+    replicated,
+    roster,
+    rounds_of,
+    say,
+    seats,
+    until_broken,
+)
 
 
 def test_replicas_begin_together_in_worlds_of_their_own() -> None:
@@ -202,110 +153,6 @@ def test_a_roster_whose_members_could_not_meet_is_made_anew_in_another_store() -
     assert roster(job).epoch == known.epoch + 1
 
 
-def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
-    """Its steps stand still behind those of the others, which wait for it in a sync."""
-    job = replicated(3, health=HealthPolicy(hang=HangPolicy(mode=HealthMode.ACT, min_seconds=300)))
-    before = rounds_of(job)
-    _stands(job, 1)
-    job.run(3.0)
-    for rank in (0, 2):
-        _stands(job, rank)
-    job.run(45.0)
-    assert "ReplicaFrozen" in job.reasons()
-    assert [rounds_of(job)[rank] for rank in (0, 2)] == [before[0], before[2]]
-    assert rounds_of(job)[1] != before[1]
-
-
-def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
-    """Where hangs are only reported, nobody is restarted; the others go on without it meanwhile."""
-    job = replicated(3)
-    before = rounds_of(job)
-    _stands(job, 1)
-    job.run(3.0)
-    for rank in (0, 2):
-        _stands(job, rank)
-    job.run(35.0)
-    assert roster(job).replicas == (1, 3)
-    for rank in range(3):
-        _stands(job, rank, stuck=False)
-    job.run(5.0)
-    assert roster(job).replicas == (1, 2, 3)
-    assert rounds_of(job) == before
-
-
-def starting(job: SteeredJob, rank: int) -> None:
-    """A replica of one node begins anew, is in the roster, and completes no first step."""
-    agent = job.agents[rank]
-    before = agent.round
-    agent.crash_worker()
-    for _ in range(3000):
-        job.run(0.01)
-        current = agent.workers.current
-        if agent.round > before and current is not None and current.physics is not None:
-            _stands(job, rank)
-            job.run(0.3)
-            assert len(roster(job).replicas) == len(job.agents), job.tale()
-            return
-    raise AssertionError(job.tale())
-
-
-def test_a_replica_without_a_first_step_hides_no_frozen_one() -> None:
-    """It may start yet, so it is not blamed; another one that is behind the others is."""
-    job = replicated(3)
-    starting(job, 2)
-    _stands(job, 1)
-    job.run(3.0)
-    _stands(job, 0)
-    job.run(45.0)
-    assert roster(job).replicas == (1, 4)
-    (text,) = [one.text for one in job.core.events_after(0, 999) if one.reason == "ReplicaFrozen"]
-    assert text.startswith("replica 2 has stood still"), text
-
-
-def test_a_replica_that_was_stopped_before_its_first_step_is_found_by_its_ranks() -> None:
-    """The evidence tells it from one that still starts."""
-    job = replicated(3)
-    starting(job, 2)
-    _stands(job, 2, stuck=False)
-    assert job.agents[2].sampling.hang(HangKind.STOPPED, 0) is not None
-    for rank in (0, 1):
-        _stands(job, rank)
-    job.run(45.0)
-    assert roster(job).replicas == (1, 2)
-    _stands(job, 2, stuck=False)
-    job.run(5.0)
-    assert roster(job).replicas == (1, 2, 4), "it steps"
-
-
-def test_a_replica_that_never_completes_a_first_step_is_restarted() -> None:
-    """The others have waited for as long as a first step may take, and then go on."""
-    settings = HangPolicy(mode=HealthMode.ACT, min_seconds=40, first_step_seconds=120)
-    job = replicated(3, health=HealthPolicy(hang=settings))
-    starting(job, 2)
-    before = rounds_of(job)
-    for rank in (0, 1):
-        _stands(job, rank)
-    job.run(110.0)
-    assert "ReplicaFrozen" not in job.reasons()
-    assert rounds_of(job) == before
-    job.run(25.0)
-    assert "ReplicaFrozen" in job.reasons()
-    assert {rank for rank in before if before[rank] != rounds_of(job)[rank]} == {2}, job.tale()
-    for rank in (0, 1):
-        _stands(job, rank, stuck=False)
-    job.run(60.0)
-    assert job.reasons().count("ReplicaFrozen") == 1
-    assert roster(job).replicas == (1, 2, 5)
-
-
-def _stands(job: SteeredJob, rank: int, *, stuck: bool = True) -> None:
-    """The processes of a node complete no further step, or go on."""
-    current = job.agents[rank].workers.current
-    assert current is not None
-    assert current.physics is not None
-    job.training.hang(current.physics, current.assignment.group_rank, stuck=stuck)
-
-
 def test_the_end_of_all_replicas_ends_the_job_well() -> None:
     """Each replica's processes end with exit code 0; the last ones need no other roster."""
     job = replicated(3)
@@ -360,22 +207,6 @@ def test_no_roster_is_told_where_there_are_no_replicas(replica_nodes: int) -> No
     assert (AssignmentMode.RECONFIGURE in modes) is (replica_nodes > 0)
 
 
-def until_broken(job: SteeredJob) -> None:
-    """Let time pass until no world runs: one is decided, or about to be."""
-    for _ in range(3000):
-        job.run(0.001)
-        if job.core.inspect().worlds.running() is None:
-            return
-    raise AssertionError(job.tale())
-
-
-def hold_store(job: SteeredJob, rank: int) -> None:
-    """Have a node take three seconds for its next store, so that a world stays undecided."""
-    agent = job.agents[rank]
-    agent.waiting, ready = None, agent._store_ready
-    agent._store_ready = lambda name: agent.later(3.0, ready, name)  # type: ignore[assignment, method-assign]
-
-
 def test_a_replica_that_ends_well_while_no_world_runs_counts() -> None:
     """Its exit comes between the loss of another and the next world."""
     job = replicated(3)
@@ -414,78 +245,3 @@ def test_a_finished_replica_that_reconnects_is_not_started_again() -> None:
     job.run(20.0)
     assert set(seats(job)) == {1, 2, 4}
     assert job.core.inspect().state.finished == {0}, "the journal knows of it in the next world"
-
-
-ASK = TriggerCheckpointRequest(reason="before the upgrade")
-
-
-def commit(job: SteeredJob, step: int) -> None:
-    """The first replica, of one node, has a step on storage and commits it."""
-    version = CheckpointVersion(lineage=1, step=step)
-    part = ShardsPersisted(
-        version=version, world_size=1, ranks=(0,), root="/r/", attempt="a", bytes=1
-    )
-    say(job, 0, part)
-    job.run(0.2)
-    grant = next(one for _, one in reversed(job.sent) if isinstance(one, CommitGrant))
-    say(job, 0, CommitResult(version=version, own=grant.own))
-    job.run(0.2)
-
-
-def test_a_checkpoint_that_somebody_waits_for_outlives_the_loss_of_another_replica() -> None:
-    """The first one saves, and it goes on: while no world runs, and in the next one."""
-    job = replicated(3)
-    job.agents[2].crash_worker()
-    until_broken(job)
-    early = job.ask(ASK)
-    job.run(0.5)
-    step = job.agents[0].saves[-1].step
-    hold_store(job, 1)
-    job.agents[1].crash_worker()
-    until_broken(job)
-    job.run(2.5)
-    assert not job.is_in("TRAINING")
-    late = job.ask(ASK)
-    job.run(6.0)
-    assert {early, late}.isdisjoint(job.answers), job.answers
-    assert job.is_in("TRAINING")
-    commit(job, step)
-    assert isinstance(job.answers[early], Reply)
-    assert late not in job.answers
-    commit(job, job.agents[0].saves[-1].step)
-    assert isinstance(job.answers[late], Reply)
-
-
-def test_a_checkpoint_is_refused_once_the_replica_that_saves_is_lost() -> None:
-    """The next first one began in the same round, and was told of no step."""
-    job = replicated(3)
-    number = job.ask(ASK)
-    job.run(0.2)
-    job.agents[0].crash_worker()
-    job.run(10.0)
-    answer = job.answers[number]
-    assert isinstance(answer, Refuse)
-    assert answer.reason == "ROUND_ENDED"
-    assert job.agents[1].saves == []
-    job.ask(ASK)
-    job.run(0.5)
-    assert len(job.agents[1].saves) == 1
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_replicas_that_start_are_given_plans_of_their_own(late: bool) -> None:  # noqa: FBT001
-    """One that fails meanwhile takes no other's plan away; who asks meanwhile is heard."""
-    job = SteeredJob(job_spec(replicas=3, replica_nodes=1, min_replicas=1))
-    job.add_agents(3)
-    job.run_until("STARTING")
-    job.run(0.2)
-    rounds = rounds_of(job)
-    job.agents[2].crash_worker()
-    if not late:
-        until_broken(job)
-    for rank in (0, 1):
-        job.agents[rank].report(RestoreRequest(), rounds[rank])
-    job.run(5.0)
-    say(job, 2, RestoreRequest())
-    job.run(2.0)
-    assert {rank for rank, one in job.sent if isinstance(one, RestorePlan) and one.go} == {0, 1, 2}
