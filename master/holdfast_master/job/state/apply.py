@@ -303,6 +303,8 @@ def _schedule_confirmed(state: JobState, fact: ScheduleConfirmed, _: JournalReco
 
 def _outer_roster(state: JobState, fact: OuterRoster, _: JournalRecord) -> None:
     state.roster = fact
+    # A new master may find replicas that its journal does not know.
+    state.last_replica = max([state.last_replica, *fact.replicas])
 
 
 def _job_folded(state: JobState, fact: JobFolded, _: JournalRecord) -> None:
