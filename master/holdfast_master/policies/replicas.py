@@ -106,7 +106,7 @@ def roster(
     *,
     ready_since: float | None,
     window: float,
-    again: bool = False,
+    again: str = "",
 ) -> NewRoster | SameRoster:
     """Decide whether other replicas are to synchronise.
 
@@ -117,7 +117,7 @@ def roster(
         ready_since: Time since which a replica has been ready while none goes on, s.
         window: How long the first waits for the others, s: replicas that begin together begin from
             the same weights, and a later one has to be given them.
-        again: The members of the newest roster could not meet.
+        again: Reason why the members of the newest roster are to meet anew; empty: there is none.
 
     A replica that is lost is out at once, since others may wait for it in a sync.
     """
@@ -130,11 +130,11 @@ def roster(
         until = (now if ready_since is None else ready_since) + window
         if now < until:
             return SameRoster(until)
-    return NewRoster(tuple(fit), _why(fit, now_in))
+    return NewRoster(tuple(fit), _why(fit, now_in, again))
 
 
 def memberships(
-    replicas: Sequence[int], known: Mapping[int, int], epoch: int, *, again: bool = False
+    replicas: Sequence[int], known: Mapping[int, int], epoch: int, *, anew: bool = False
 ) -> tuple[int, ...]:
     """Return the epoch since which each replica is in all rosters, in their order.
 
@@ -142,12 +142,12 @@ def memberships(
         replicas: Members of the roster of `epoch`.
         known: Members of the roster before, to their epochs.
         epoch: Of the roster.
-        again: The members before could not meet: all of them leave the groups that they have.
+        anew: All of them leave the groups that they have, and meet in another one.
     """
-    return tuple(epoch if again else known.get(number, epoch) for number in replicas)
+    return tuple(epoch if anew else known.get(number, epoch) for number in replicas)
 
 
-def _why(fit: Sequence[int], now_in: Sequence[int]) -> str:
+def _why(fit: Sequence[int], now_in: Sequence[int], again: str) -> str:
     lost = [number for number in now_in if number not in fit]
     come = [number for number in fit if number not in now_in]
     parts = []
@@ -155,7 +155,7 @@ def _why(fit: Sequence[int], now_in: Sequence[int]) -> str:
         parts.append(f"{_named(lost)} {'is' if len(lost) == 1 else 'are'} out")
     if come:
         parts.append(f"{_named(come)} {'comes' if len(come) == 1 else 'come'} in")
-    what = " and ".join(parts) or "its members could not meet"
+    what = " and ".join(parts) or again
     return f"{what}: {counted(len(fit), 'replica')}"
 
 

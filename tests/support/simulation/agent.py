@@ -255,6 +255,7 @@ class Agent(Line):
 
     def _assigned(self, assignment: WorldAssignment, own_round: int) -> None:
         if assignment.mode is AssignmentMode.RECONFIGURE:
+            self.job.checks.roster_told(self, assignment)
             self.rosters.append(assignment)
             return
         verdict = master_messages.on_assignment(

@@ -364,6 +364,8 @@ class Worlds:
     """Newest round that any agent has named."""
     rescale_cost: float = 0.0
     """Measured pause of a rescale, s."""
+    newest_epoch_seen: int = 0
+    """Newest epoch of a roster that any agent's ranks were told."""
     unmet_epoch: int = 0
     """The newest epoch whose replicas could not meet; 0: none."""
     ready_since: float | None = None

@@ -47,8 +47,11 @@ def settle(job: JobContext) -> None:
         return
     last = job.state.roster
     known = last.replicas if last is not None else ()
-    again = last is not None and job.worlds.unmet_epoch == last.epoch
-    if again:
+    unmet = last is not None and job.worlds.unmet_epoch == last.epoch
+    again = "its members could not meet" if unmet else ""
+    if _is_behind(job):
+        again = f"epoch {job.worlds.newest_epoch_seen} was told and is not in the journal"
+    if unmet:
         job.worlds.parted = dict.fromkeys(job.worlds.parted, -math.inf)
     standings = list(_standings(job, world))
     verdict = policy.roster(
@@ -63,13 +66,13 @@ def settle(job: JobContext) -> None:
         if verdict.until is not None:
             job.timers.set(Timer.ROSTER, verdict.until)
         return
-    _publish(job, world, verdict, again=again)
+    _publish(job, world, verdict, anew=bool(again))
 
 
-def _publish(job: JobContext, world: World, verdict: NewRoster, *, again: bool) -> None:
+def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -> None:
     """Write the next epoch down, and tell its members."""
     last = job.state.roster
-    epoch = 1 if last is None else last.epoch + 1
+    epoch = max(job.worlds.newest_epoch_seen, last.epoch if last is not None else 0) + 1
     since = dict(zip(last.replicas, last.since, strict=True)) if last is not None else {}
     chosen = [one for one in world.replicas if one.number in verdict.replicas]
     # Another epoch meets in another store: the last one may be what kept the members apart.
@@ -79,7 +82,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, again: bool) 
         replicas=verdict.replicas,
         store_host=place.store_host,
         store_port=place.store_port,
-        since=policy.memberships(verdict.replicas, since, epoch, again=again),
+        since=policy.memberships(verdict.replicas, since, epoch, anew=anew),
     )
     job.out.record(fact, durable=True)
     job.worlds.ready_since = None
@@ -157,10 +160,26 @@ def send(job: JobContext, node: Node) -> None:
     world, last = job.worlds.assigned, job.state.roster
     if world is None or last is None or not world.replicas or node.rank not in world.places:
         return
+    if _is_behind(job):
+        return  # a newer one is on its way to all
     replica = world.places[node.rank].replica
     if replica.number in last.replicas:
         message = _message(replica, last, "the node was away")
         job.out.send(node, message, replica.round)
+
+
+def heard(job: JobContext, assignment: WorldAssignment | None) -> None:
+    """Note the newest epoch that an agent's ranks were told: the journal may have lost it."""
+    told = assignment.roster if assignment is not None else None
+    if told is not None and told.epoch > job.worlds.newest_epoch_seen:
+        job.worlds.newest_epoch_seen = told.epoch
+        job.touch(Change.REPLICA_READY)
+
+
+def _is_behind(job: JobContext) -> bool:
+    """Return whether ranks were told a roster that the journal has not: they take newer ones."""
+    last = job.state.roster
+    return last is not None and job.worlds.newest_epoch_seen > last.epoch
 
 
 def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> None:

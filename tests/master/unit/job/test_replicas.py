@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from holdfast_master.instructions import Reply
@@ -93,6 +95,21 @@ def test_a_master_that_dies_leaves_replicas_alone() -> None:
     assert rounds_of(job) == before
     assert roster(job) == known
     assert job.is_in("TRAINING")
+
+
+def test_a_master_whose_journal_lost_a_roster_makes_a_newer_one() -> None:
+    """Ranks take no roster that is older than theirs; they leave their groups and meet anew."""
+    job = replicated(3)
+    known = roster(job)
+    job.kill_master()
+    for rank in range(3):
+        told = job.agents[rank].rosters
+        told.append(dataclasses.replace(told[-1], roster=dataclasses.replace(known, epoch=7)))
+    job.run(1.0)
+    job.start_master()
+    job.run(5.0)
+    assert (roster(job).epoch, roster(job).replicas, roster(job).since) == (8, (1, 2, 3), (8, 8, 8))
+    assert newest_told(job, 0) == roster(job)
 
 
 def test_a_replica_that_is_lost_while_no_master_lives_is_replaced_by_the_next() -> None:

@@ -140,11 +140,12 @@ def test_a_roster_follows_from_who_is_lost_and_who_is_ready(
 
 def test_members_that_could_not_meet_are_in_anew() -> None:
     """Another epoch with the same members, each of which leaves the groups that it has."""
-    found = roster(standings("1r 2r"), (1, 2), 0.0, ready_since=None, window=5.0, again=True)
+    why = "its members could not meet"
+    found = roster(standings("1r 2r"), (1, 2), 0.0, ready_since=None, window=5.0, again=why)
     assert isinstance(found, NewRoster)
     assert found.replicas == (1, 2)
     assert "could not meet" in found.reason
-    assert memberships((1, 2), {1: 1, 2: 3}, 4, again=True) == (4, 4)
+    assert memberships((1, 2), {1: 1, 2: 3}, 4, anew=True) == (4, 4)
 
 
 def test_a_member_that_was_out_is_in_since_it_came_back() -> None:

@@ -97,6 +97,13 @@ class Checks:
             limit = settings.lease_seconds + 2 * settings.heartbeat_seconds
             invariants.lost_rightly(f"node {rank} ({agent_id})", watch.now - at, limit)
 
+    def roster_told(self, agent: Agent, message: WorldAssignment) -> None:
+        """A node hears of a roster: the one before was of these processes, and an older one."""
+        number = message.assignment_id
+        known = [one.roster for one in agent.rosters if one.assignment_id == number]
+        if known and known[-1] is not None and message.roster is not None:
+            invariants.roster_follows(known[-1], message.roster)
+
     def schedule_confirmed(self, fact: ScheduleConfirmed, world: WorldDecided | None) -> None:
         """A master confirms a schedule: it was offered to the ranks of every node that saves."""
         savers = (world.replicas or (world,))[0].world_hash if world is not None else ""
