@@ -17,6 +17,7 @@ from typing import Final
 from holdfast_master.policies.hang import HangKind, HangVerdict
 from holdfast_master.policies.quantities import counted
 from holdfast_master.policies.rendezvous import Candidate
+from holdfast_wire.messages import OuterRoster
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,6 +146,20 @@ def memberships(
         anew: All of them leave the groups that they have, and meet in another one.
     """
     return tuple(epoch if anew else known.get(number, epoch) for number in replicas)
+
+
+def follows(before: OuterRoster, after: OuterRoster) -> bool:
+    """Return whether ranks that were told one roster can be told another one, or the same again.
+
+    A newer one, and who is in since no later epoch than theirs is in theirs, too.
+    """
+    return after == before or (
+        after.epoch > before.epoch
+        and all(
+            since > before.epoch or number in before.replicas
+            for number, since in zip(after.replicas, after.since, strict=True)
+        )
+    )
 
 
 def _why(fit: Sequence[int], now_in: Sequence[int], again: str) -> str:

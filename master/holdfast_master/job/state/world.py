@@ -17,7 +17,12 @@ from holdfast_master.job.state.barrier import Barrier
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_wire.messages import RankEvidence, WorldDecided, WorldMember, WorldReplica
+from holdfast_wire.messages import (
+    RankEvidence,
+    WorldDecided,
+    WorldMember,
+    WorldReplica,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -366,6 +371,8 @@ class Worlds:
     """Measured pause of a rescale, s."""
     newest_epoch_seen: int = 0
     """Newest epoch of a roster that any agent's ranks were told."""
+    strange_roster: bool = False
+    """Ranks were told a roster that the newest one of this master does not follow."""
     unmet_epoch: int = 0
     """The newest epoch whose replicas could not meet; 0: none."""
     ready_since: float | None = None

@@ -36,6 +36,7 @@ from holdfast_wire.messages import (
     Hello,
     JobPhase,
     OuterRoster,
+    WorldAssignment,
     WorldDecided,
 )
 from holdfast_wire.reasons import EventReason, PhaseReason
@@ -55,7 +56,7 @@ def claim(job: JobContext, hello: Hello) -> int:
     # A world that lacks a rank cannot go on: what that rank's end meant, only its master knew.
     if hello.assignment is None or not hello.round or known < hello.local_world_size:
         return 0
-    if hello.assignment.replica and hello.assignment.roster is None:
+    if hello.assignment.replica and not _is_named(hello.assignment):
         return 0  # it has synchronised with nobody, and nobody knows it
     if job.state.phase is not JobPhase.WAITING:
         return 0
@@ -65,6 +66,13 @@ def claim(job: JobContext, hello: Hello) -> int:
     job.timers.set(Timer.ADOPT, job.now + job.settings.adopt_seconds)
     job.touch(Change.WORLD_CLAIMED)
     return hello.round
+
+
+def _is_named(place: WorldAssignment) -> bool:
+    """Return whether a replica is in the roster that its node knows."""
+    roster = place.roster
+    whole = roster is not None and len(roster.replicas) == len(roster.since)
+    return roster is not None and whole and place.replica in roster.replicas
 
 
 def pending(job: JobContext) -> str:

@@ -49,8 +49,8 @@ def settle(job: JobContext) -> None:
     known = last.replicas if last is not None else ()
     unmet = last is not None and job.worlds.unmet_epoch == last.epoch
     again = "its members could not meet" if unmet else ""
-    if _is_behind(job):
-        again = f"epoch {job.worlds.newest_epoch_seen} was told and is not in the journal"
+    if job.worlds.strange_roster:
+        again = "ranks were told a roster that is not in the journal"
     if unmet:
         job.worlds.parted = dict.fromkeys(job.worlds.parted, -math.inf)
     standings = list(_standings(job, world))
@@ -85,7 +85,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
         since=policy.memberships(verdict.replicas, since, epoch, anew=anew),
     )
     job.out.record(fact, durable=True)
-    job.worlds.ready_since = None
+    job.worlds.ready_since, job.worlds.strange_roster = None, False
     job.timers.cancel(Timer.ROSTER)
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:
@@ -160,7 +160,7 @@ def send(job: JobContext, node: Node) -> None:
     world, last = job.worlds.assigned, job.state.roster
     if world is None or last is None or not world.replicas or node.rank not in world.places:
         return
-    if _is_behind(job):
+    if job.worlds.strange_roster:
         return  # a newer one is on its way to all
     replica = world.places[node.rank].replica
     if replica.number in last.replicas:
@@ -169,17 +169,17 @@ def send(job: JobContext, node: Node) -> None:
 
 
 def heard(job: JobContext, assignment: WorldAssignment | None) -> None:
-    """Note the newest epoch that an agent's ranks were told: the journal may have lost it."""
-    told = assignment.roster if assignment is not None else None
-    if told is not None and told.epoch > job.worlds.newest_epoch_seen:
-        job.worlds.newest_epoch_seen = told.epoch
+    """Note the roster that an agent's ranks were told, and whether it is of another history.
+
+    The journal has lost its end, or an earlier master that lives has made epochs, too.
+    """
+    told, last = assignment.roster if assignment is not None else None, job.state.roster
+    if told is None:
+        return
+    job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, told.epoch)
+    if last is not None and not policy.follows(told, last):
+        job.worlds.strange_roster = True
         job.touch(Change.REPLICA_READY)
-
-
-def _is_behind(job: JobContext) -> bool:
-    """Return whether ranks were told a roster that the journal has not: they take newer ones."""
-    last = job.state.roster
-    return last is not None and job.worlds.newest_epoch_seen > last.epoch
 
 
 def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> None:

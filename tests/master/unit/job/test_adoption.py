@@ -417,3 +417,17 @@ def test_too_few_replicas_begin_anew_together() -> None:
     assert job.is_in("TRAINING")
     assert _rounds(job)[0] != before[0]
     assert len(roster(job).replicas) == 3
+
+
+@pytest.mark.parametrize("change", [{"since": (1,)}, {"replicas": (2, 3, 9)}, {"replicas": ()}])
+def test_an_odd_roster_claims_nothing(change: dict[str, tuple[int, ...]]) -> None:
+    """The replica begins anew, and the others go on."""
+    job = replicated(3)
+    before = _rounds(job)
+    told = job.agents[0].rosters
+    odd = dataclasses.replace(roster(job), **change)  # type: ignore[arg-type]
+    told[-1] = dataclasses.replace(told[-1], roster=odd)
+    lose_the_journal(job)
+    job.run(15.0)
+    assert {rank for rank in before if before[rank] != _rounds(job)[rank]} == {0}
+    assert roster(job).replicas == (2, 3, 4)

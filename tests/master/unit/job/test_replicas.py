@@ -112,6 +112,22 @@ def test_a_master_whose_journal_lost_a_roster_makes_a_newer_one() -> None:
     assert newest_told(job, 0) == roster(job)
 
 
+def test_an_epoch_that_two_masters_have_made_is_made_anew() -> None:
+    """A rank that was told the other one's would not take this master's of the same number."""
+    job = replicated(3)
+    known = roster(job)
+    job.kill_master()
+    told = job.agents[1].rosters
+    other = dataclasses.replace(known, replicas=(1, 2), since=(1, 1))
+    told.append(dataclasses.replace(told[-1], roster=other))
+    job.run(1.0)
+    job.start_master()
+    job.run(5.0)
+    assert (roster(job).epoch, roster(job).replicas) == (known.epoch + 1, (1, 2, 3))
+    for rank in range(3):
+        assert newest_told(job, rank) == roster(job)
+
+
 def test_a_replica_that_is_lost_while_no_master_lives_is_replaced_by_the_next() -> None:
     """Only its processes are started anew, and its number is not given again."""
     job = replicated(4)

@@ -16,6 +16,7 @@ from holdfast_master.policies.replicas import (
     SeatedReplica,
     Standing,
     all_still,
+    follows,
     frozen,
     memberships,
     never_started,
@@ -23,6 +24,7 @@ from holdfast_master.policies.replicas import (
     seat,
     stuck_by_itself,
 )
+from holdfast_wire.messages import OuterRoster
 
 
 def nodes(*ranks: int, rack: str = "") -> tuple[Candidate, ...]:
@@ -151,6 +153,30 @@ def test_members_that_could_not_meet_are_in_anew() -> None:
 def test_a_member_that_was_out_is_in_since_it_came_back() -> None:
     """A rank that saw neither roster between knows by it that a member has left its group."""
     assert memberships((1, 2, 3), {1: 1, 3: 2}, 5) == (1, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "since", "then"),
+    [
+        (4, {1: 1, 3: 2}, True),
+        (4, {1: 1, 2: 4}, True),
+        (4, {1: 1, 2: 3}, False),
+        (3, {1: 1, 3: 2}, True),
+        (3, {1: 1, 3: 1}, False),
+        (2, {1: 1}, False),
+        (4, {1: 1, 5: 4}, True),
+        (4, {1: 1, 5: 3}, False),
+    ],
+)
+def test_a_roster_of_another_history_does_not_follow(
+    epoch: int,
+    since: dict[int, int],
+    then: bool,  # noqa: FBT001
+) -> None:
+    """It is not newer, or has a member since an epoch in which the ranks knew of none."""
+    before = OuterRoster(epoch=3, replicas=(1, 3), since=(1, 2))
+    after = OuterRoster(epoch=epoch, replicas=tuple(since), since=tuple(since.values()))
+    assert follows(before, after) is then
 
 
 PACES = [
