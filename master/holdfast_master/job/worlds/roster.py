@@ -205,6 +205,10 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
         if frozen is not None and message.epoch >= frozen.epoch:
             del job.worlds.frozen[number]
             job.touch(Change.REPLICA_READY)
+    if last is not None and message.epoch > last.epoch:
+        job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, message.epoch)
+        job.worlds.strange_roster = True
+        job.touch(Change.ROSTER_FAILED)
     if last is None or message.epoch != last.epoch or job.worlds.unmet_epoch == last.epoch:
         return
     job.worlds.unmet_epoch = last.epoch

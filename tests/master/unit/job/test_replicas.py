@@ -112,6 +112,20 @@ def test_a_master_whose_journal_lost_a_roster_makes_a_newer_one() -> None:
     assert newest_told(job, 0) == roster(job)
 
 
+def test_who_could_not_meet_in_an_epoch_that_is_not_known_is_told_a_newer_one() -> None:
+    """Another master had told it of that epoch after its hello."""
+    job = replicated(3)
+    say(job, 1, RosterFailed(epoch=9))
+    job.run(0.2)
+    assert (roster(job).epoch, roster(job).replicas, roster(job).since) == (
+        10,
+        (1, 2, 3),
+        (10, 10, 10),
+    )
+    job.run(5.0)
+    assert roster(job).epoch == 10
+
+
 def test_an_epoch_that_two_masters_have_made_is_made_anew() -> None:
     """A rank that was told the other one's would not take this master's of the same number."""
     job = replicated(3)
