@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from holdfast_cli import render
 from holdfast_cli.render import counted
 from holdfast_cli.terminal_text import clean
@@ -10,6 +12,8 @@ from holdfast_wire.reasons import Cause
 
 _AT_A_BARRIER = frozenset({Cause.RESCALED, Cause.DRAINED, Cause.NODE_REMOVED, Cause.RESTART_ASKED})
 """Causes of an interruption that waits for a barrier where the ranks use the SDK."""
+_OF_ALL = frozenset({Cause.RESTART_ASKED})
+"""Those of them that stop replicas, too, which otherwise come and go while the others train."""
 
 
 def summary(status: JobStatus, goodput: GetGoodputResponse) -> str:
@@ -17,7 +21,8 @@ def summary(status: JobStatus, goodput: GetGoodputResponse) -> str:
     parts = [_headline(status), _restarts(status), render.goodput_table(_without(goodput))]
     if goodput.incidents:
         parts.append("Incidents, and the time to the next step:")
-        parts += [_incident(incident) for incident in goodput.incidents]
+        barriers = _OF_ALL if status.outer_epoch else _AT_A_BARRIER
+        parts += [_incident(incident, barriers) for incident in goodput.incidents]
     return clean("\n".join(parts), lines=True)
 
 
@@ -48,7 +53,7 @@ def _without(goodput: GetGoodputResponse) -> GetGoodputResponse:
     )
 
 
-def _incident(incident: Incident) -> str:
+def _incident(incident: Incident, barriers: Collection[str]) -> str:
     culprit = f" node {incident.culprit_node}" if incident.culprit_node else ""
     rank = f" rank {incident.culprit_rank}" if incident.culprit_rank else ""
     charged = incident.charged.name.lower().replace("_", " ") if incident.charged else "none"
@@ -57,20 +62,20 @@ def _incident(incident: Incident) -> str:
     return (
         f"  {render.clock(incident.opened_unix)}  round {incident.from_round} -> {to}  "
         f"{incident.cause}{culprit}{rank}: {incident.text}\n"
-        f"    {_course(incident)}; {redone} redone; budget: {charged}"
+        f"    {_course(incident, barriers)}; {redone} redone; budget: {charged}"
     )
 
 
-def _had_barrier(incident: Incident) -> bool:
+def _had_barrier(incident: Incident, barriers: Collection[str]) -> bool:
     """Return whether the ranks trained on until all of them had saved, before the next world."""
     lost = incident.steps_redone > 0 or incident.first_step_unseen
-    return incident.cause in _AT_A_BARRIER and not lost
+    return incident.cause in barriers and not lost
 
 
-def _course(incident: Incident) -> str:
+def _course(incident: Incident, barriers: Collection[str]) -> str:
     """Describe an incident's course; a phase of 0 s did not happen."""
     started, stepped = incident.respawned_seconds, incident.first_step_seconds
-    decided = "trained on to the barrier" if _had_barrier(incident) else "decided"
+    decided = "trained on to the barrier" if _had_barrier(incident, barriers) else "decided"
     pieces = [("detected", incident.detection_seconds), (decided, incident.decided_seconds)]
     if started:
         pieces.append(("respawned", started - incident.decided_seconds))

@@ -316,6 +316,7 @@ _DEADLINES: dict[Timer, Callable[[JobContext, Any], None]] = {
     Timer.SCHEDULE_SEEN: lambda job, _: interval.seen_due(job),
     Timer.BARRIER: lambda job, _: barrier.barrier_due(job),
     Timer.ROSTER: _touch(Change.ROSTER_DUE),
+    Timer.PARTING: _touch(Change.ROSTER_DUE),
     Timer.TERMINAL: incidents.end_terminal,
     Timer.EVIDENCE: incidents.end_evidence,
     Timer.STRAGGLER_SLICE: lambda job, _: samples.slice_due(job),

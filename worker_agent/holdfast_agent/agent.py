@@ -230,6 +230,7 @@ class Agent:
             goodput=self._ledger.entries(),
             digest=self._digest,
             store=self.stores.prepared,
+            roster=self.runner.rosters.newest(self.accepted.round),
         )
         message = hello(self._tools.settings, self._own, memory, current, self._tools.page)
         return SessionRequest(fence=self.accepted.fence(), message=message)

@@ -21,8 +21,8 @@ from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World, Worlds
 from holdfast_master.job.takeover import adoption
 from holdfast_master.job.worlds import digests, roster, rounds, stores
-from holdfast_master.policies.counts import counted
 from holdfast_master.policies.failure import EvidenceKind
+from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import JobPhase
 
 _MOST_TURNS = 16
@@ -44,7 +44,7 @@ def _settle_checkpoints(job: JobContext) -> None:
     book = job.checkpoints.tracker
     if book.pending or job.timers.running(Timer.COMMIT):
         commits.grant(job)
-    if (book.asked and book.origin is None) or job.checkpoints.starts:
+    if book.waits or any(one.waits for one in job.checkpoints.starts.values()):
         restore.choose(job)
     if job.checkpoints.order is not None:
         on_demand.settle(job, job.checkpoints.order)

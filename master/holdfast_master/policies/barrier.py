@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-from holdfast_master.policies.counts import counted
+from holdfast_master.policies.quantities import counted
 
 UNKNOWN_PACE = 0.05
 """s: assumed of a step where no rank has reported one; short, so that the margin is large."""

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Sequence
 
-from holdfast_master.policies.durations import period
+from holdfast_master.policies.quantities import period
 from holdfast_wire.messages import Budget, BudgetCharge, BudgetKind, FailureAction, FailureRule
 from holdfast_wire.reasons import Cause, EndReason
 

@@ -10,8 +10,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from holdfast_master.policies.durations import in_words
 from holdfast_master.policies.failure import PLANNED, EvidenceKind
+from holdfast_master.policies.quantities import in_words
 from holdfast_wire.messages import Tier
 from holdfast_wire.tiers import TIERS
 

@@ -12,7 +12,7 @@ import enum
 import math
 from collections.abc import Iterable
 
-from holdfast_master.policies.durations import in_words
+from holdfast_master.policies.quantities import in_words
 from holdfast_wire.messages import HangPolicy, RankSection
 
 GROWTH = 1.1

@@ -10,8 +10,8 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from holdfast_master.policies.counts import verb
 from holdfast_master.policies.hang import HangVerdict, Remedy, remedy_of
+from holdfast_master.policies.quantities import verb
 
 
 class HangAction(enum.Enum):

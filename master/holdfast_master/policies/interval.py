@@ -26,8 +26,8 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 
-from holdfast_master.policies.durations import in_words
 from holdfast_master.policies.failure_rate import ROWS, Rates
+from holdfast_master.policies.quantities import in_words
 from holdfast_wire.messages import MasterSpec, Tier
 from holdfast_wire.tiers import by_tier, word
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from holdfast_master.policies.counts import counted, verb
+from holdfast_master.policies.quantities import counted, verb
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,10 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from holdfast_master.policies.counts import counted
 from holdfast_master.policies.hang import HangKind, HangVerdict
+from holdfast_master.policies.quantities import counted
 from holdfast_master.policies.rendezvous import Candidate
+from holdfast_wire.messages import OuterRoster
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def roster(
     *,
     ready_since: float | None,
     window: float,
-    again: bool = False,
+    again: str = "",
 ) -> NewRoster | SameRoster:
     """Decide whether other replicas are to synchronise.
 
@@ -117,7 +118,7 @@ def roster(
         ready_since: Time since which a replica has been ready while none goes on, s.
         window: How long the first waits for the others, s: replicas that begin together begin from
             the same weights, and a later one has to be given them.
-        again: The members of the newest roster could not meet.
+        again: Reason why the members of the newest roster are to meet anew; empty: there is none.
 
     A replica that is lost is out at once, since others may wait for it in a sync.
     """
@@ -130,11 +131,11 @@ def roster(
         until = (now if ready_since is None else ready_since) + window
         if now < until:
             return SameRoster(until)
-    return NewRoster(tuple(fit), _why(fit, now_in))
+    return NewRoster(tuple(fit), _why(fit, now_in, again))
 
 
 def memberships(
-    replicas: Sequence[int], known: Mapping[int, int], epoch: int, *, again: bool = False
+    replicas: Sequence[int], known: Mapping[int, int], epoch: int, *, anew: bool = False
 ) -> tuple[int, ...]:
     """Return the epoch since which each replica is in all rosters, in their order.
 
@@ -142,12 +143,26 @@ def memberships(
         replicas: Members of the roster of `epoch`.
         known: Members of the roster before, to their epochs.
         epoch: Of the roster.
-        again: The members before could not meet: all of them leave the groups that they have.
+        anew: All of them leave the groups that they have, and meet in another one.
     """
-    return tuple(epoch if again else known.get(number, epoch) for number in replicas)
+    return tuple(epoch if anew else known.get(number, epoch) for number in replicas)
 
 
-def _why(fit: Sequence[int], now_in: Sequence[int]) -> str:
+def follows(before: OuterRoster, after: OuterRoster) -> bool:
+    """Return whether ranks that were told one roster can be told another one, or the same again.
+
+    A newer one, and who is in since no later epoch than theirs is in theirs, too.
+    """
+    return after == before or (
+        after.epoch > before.epoch
+        and all(
+            since > before.epoch or number in before.replicas
+            for number, since in zip(after.replicas, after.since, strict=True)
+        )
+    )
+
+
+def _why(fit: Sequence[int], now_in: Sequence[int], again: str) -> str:
     lost = [number for number in now_in if number not in fit]
     come = [number for number in fit if number not in now_in]
     parts = []
@@ -155,7 +170,7 @@ def _why(fit: Sequence[int], now_in: Sequence[int]) -> str:
         parts.append(f"{_named(lost)} {'is' if len(lost) == 1 else 'are'} out")
     if come:
         parts.append(f"{_named(come)} {'comes' if len(come) == 1 else 'come'} in")
-    what = " and ".join(parts) or "its members could not meet"
+    what = " and ".join(parts) or again
     return f"{what}: {counted(len(fit), 'replica')}"
 
 
@@ -218,20 +233,44 @@ _BY_ITSELF: Final = frozenset(
     }
 )
 """Causes that lie within a replica: who waits for another one in a sync shows none of them."""
+_NO_START: Final = frozenset({HangKind.PROCESS_GONE, HangKind.STOPPED})
+"""Those that no start has: until its first step a replica reads data, imports and compiles."""
 
 
-def stuck_by_itself(verdicts: Mapping[int, HangVerdict]) -> list[FrozenReplica]:
+def stuck_by_itself(
+    verdicts: Mapping[int, HangVerdict], starting: Collection[int] = ()
+) -> list[FrozenReplica]:
     """Return the replicas whose ranks show why they stand still, by number; not all of them.
 
-    verdicts: What the ranks of each replica do, by its number. Where all would be out, nobody is:
-    then the cause is not one replica's, such as a storage that all wait for.
+    Args:
+        verdicts: What the ranks of each replica do, by its number. Where all would be out, nobody
+            is: then the cause is not one replica's, such as a storage that all wait for.
+        starting: Replicas that have not completed a first step.
     """
     found = [
         FrozenReplica(number, f"replica {number} keeps the others waiting: {one.reason}")
         for number, one in sorted(verdicts.items())
-        if one.kind in _BY_ITSELF
+        if one.kind in (_NO_START if number in starting else _BY_ITSELF)
     ]
     return found if len(found) < len(verdicts) else []
+
+
+def never_started(
+    paces: Sequence[Pace], starting: Sequence[int], limit: float
+) -> list[FrozenReplica]:
+    """Return the replicas without a first step for which all others have waited too long.
+
+    Args:
+        paces: Of the replicas that have completed a step.
+        starting: Replicas that have not.
+        limit: Allowed time until a first step, s. The wait counts, since a replica that begins
+            meanwhile keeps nobody waiting.
+    """
+    if not paces or any(one.still < limit or one.working for one in paces):
+        return []
+    still = min(one.still for one in paces)
+    text = f"has completed no first step, and the others have stood still for {still:.0f} s"
+    return [FrozenReplica(number, f"replica {number} {text}") for number in starting]
 
 
 def all_still(paces: Sequence[Pace], limit: float) -> FrozenReplica | None:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import math
 
-from holdfast_master.policies.counts import counted, verb
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_master.policies.rendezvous import Bounds
 
 

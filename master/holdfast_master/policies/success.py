@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.policies.counts import counted, verb
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import SuccessPolicy
 
 

@@ -211,7 +211,8 @@ class Hello:
     store: StorePrepared | None = None
     """A store process that waits for a round."""
     assignment: WorldAssignment | None = None
-    """The assignment that the agent runs, so that a blank master can adopt the world."""
+    """The assignment that the agent runs, with the newest roster of its replica, so that a blank
+    master can adopt the world or the replicas."""
     peer_address: str = ""
     """Address of the agent's PeerService, host:port."""
     unmanaged: bool = False

@@ -505,7 +505,9 @@ class Hello(google.protobuf.message.Message):
 
     @property
     def assignment(self) -> Global___WorldAssignment:
-        """The assignment that the agent runs, so that a blank master can adopt the world."""
+        """The assignment that the agent runs, with the newest roster of its replica, so that a blank master can adopt the
+        world or the replicas.
+        """
 
     def __init__(
         self,

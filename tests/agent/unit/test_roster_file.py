@@ -30,6 +30,17 @@ def told(epoch: int, *replicas: int, host: str = "10.0.0.1") -> WorldAssignment:
     return WorldAssignment(mode=AssignmentMode.RECONFIGURE, replica=7, roster=roster)
 
 
+async def test_a_hello_names_the_newest_roster_of_the_round_that_it_shows(tmp_path: Path) -> None:
+    """A master without a journal finds by it who synchronises; another round has no roster yet."""
+    rosters = RosterFile(lambda: tmp_path, lambda *_: None)
+    assert rosters.newest(0) is None
+    rosters.begin(3, PLACE)
+    assert rosters.newest(3) is None
+    rosters.take(told(4, 6, 7), 3)
+    assert rosters.newest(3) == told(4, 6, 7).roster
+    assert rosters.newest(2) is None
+
+
 class Node:
     """The rosters of a node, and what its agent says to the master."""
 

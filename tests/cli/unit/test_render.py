@@ -188,6 +188,23 @@ def test_a_rescale_trains_on_until_its_barrier() -> None:
     assert "1 step redone" in text
 
 
+@pytest.mark.parametrize(
+    ("cause", "course"),
+    [
+        ("Rescaled", "decided 2.0 s"),
+        ("Drained", "decided 2.0 s"),
+        ("RestartAsked", "barrier 2.0 s"),
+    ],
+)
+def test_replicas_come_and_go_without_a_barrier(cause: str, course: str) -> None:
+    """Only a restart of all waits for one."""
+    incident = Incident(cause=cause, from_round=1, to_round=2, decided_seconds=2.0)
+    status = dataclasses.replace(STATUS, outer_replicas=(1, 2), outer_epoch=3)
+    text = summary(status, GetGoodputResponse(incidents=(incident,)))
+    assert course in text
+    assert ("trained on to the barrier" in text) is (cause == "RestartAsked")
+
+
 def test_summary_does_not_invent_a_step_that_never_came() -> None:
     """The job's last incident says how far it came."""
     incident = Incident(cause="WorkerCrashed", from_round=7, decided_seconds=0.002)

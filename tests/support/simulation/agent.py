@@ -7,6 +7,7 @@ has.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,7 @@ class Agent(Line):
             goodput=self.ledger.entries(),
             digest=self.digest,
             store=self.waiting,
-            assignment=shown.assignment if shown else None,
+            assignment=self._with_roster(shown) if shown else None,
             peer_address=str(self.rank),
             ended_at_barrier=rank_progress.ended_at_barrier(seen),
             keeps_checkpoints=True,
@@ -145,6 +146,12 @@ class Agent(Line):
             gathers=True,
             barrier_id=shown.armed if shown else 0,
         )
+
+    def _with_roster(self, current: LocalRound) -> WorldAssignment:
+        """Return what this node runs, with the newest roster that names it."""
+        assignment, number = current.assignment, current.number
+        told = [one.roster for one in self.rosters if one.assignment_id == number]
+        return dataclasses.replace(assignment, roster=told[-1]) if told else assignment
 
     def _account(self) -> None:
         name = class_of(self.workers.phase, saving=False)
@@ -248,6 +255,7 @@ class Agent(Line):
 
     def _assigned(self, assignment: WorldAssignment, own_round: int) -> None:
         if assignment.mode is AssignmentMode.RECONFIGURE:
+            self.job.checks.roster_told(self, assignment)
             self.rosters.append(assignment)
             return
         verdict = master_messages.on_assignment(

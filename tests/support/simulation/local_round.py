@@ -42,11 +42,13 @@ class Slot:
     saving: SavingSample | None = None
 
     def write(self, step: int, base: int, now_ns: int) -> None:
-        """Write the completed steps of processes that began after step `base`."""
-        if step != self.step or not self.step_ns:
+        """Write the completed steps of processes that began after `base`, once there is one."""
+        if step <= base and not self.first_step:
+            return
+        if step != self.step:
             self.step_ns = now_ns
         self.step, self.samples = step, step * 8
-        if step > base and not self.first_step:
+        if not self.first_step:
             self.first_step, self.first_step_ns = base + 1, now_ns
 
 

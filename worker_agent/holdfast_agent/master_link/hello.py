@@ -12,7 +12,7 @@ from holdfast_agent.config.settings import Settings
 from holdfast_agent.policies import exit_rules, rank_progress
 from holdfast_agent.workers.rounds import Round
 from holdfast_wire import __version__
-from holdfast_wire.messages import ClassSeconds, Hello, StateDigest, StorePrepared
+from holdfast_wire.messages import ClassSeconds, Hello, OuterRoster, StateDigest, StorePrepared
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class Memory:
     goodput: tuple[ClassSeconds, ...]
     digest: StateDigest | None
     store: StorePrepared | None
+    roster: OuterRoster | None
+    """The newest that the ranks were told; None: no replica of a roster runs here."""
 
 
 def hello(
@@ -67,7 +69,7 @@ def hello(
         goodput=memory.goodput,
         digest=memory.digest,
         store=memory.store,
-        assignment=shown.assignment if shown else None,
+        assignment=dataclasses.replace(shown.assignment, roster=memory.roster) if shown else None,
         peer_address=own.peer_address,
         unmanaged=own.unmanaged,
         max_restarts=settings.launch.max_restarts,

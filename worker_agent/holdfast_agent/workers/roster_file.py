@@ -54,6 +54,10 @@ class RosterFile:
         """
         return self._folder() / f"roster-{self._round}-{self._assignment.replica}"
 
+    def newest(self, round_number: int) -> OuterRoster | None:
+        """Return the roster that the ranks of a round are told; None: there is none."""
+        return self._roster if round_number == self._round else None
+
     def begin(self, round_number: int, assignment: WorldAssignment) -> dict[str, str]:
         """Follow the replica of a new round; return the variables that its ranks find rosters by.
 

@@ -9,6 +9,9 @@ for. Once every node has said that its ranks heard of it before that step, the c
 down and confirmed, and whoever hears that does without the old one. So at each step there is a
 schedule by which all ranks save, whatever is late or lost. A rank that had passed the step makes it
 a later one. How ranks stand is told by every heartbeat, so nothing of this waits for an answer.
+
+A schedule is of the ranks that save. Of replicas those are the first one's, which may go on in many
+worlds; where another one comes to be the first, its ranks have heard of no change so far.
 """
 
 from __future__ import annotations
@@ -69,17 +72,20 @@ def heard(job: JobContext, node: Node, world: World, report: SavingReport | None
 
 
 def _book(job: JobContext, world: World) -> SaveSchedule:
-    """The book of this world."""
-    if job.checkpoints.schedule.round == world.round:
+    """The book of the ranks that save in this world."""
+    if job.checkpoints.schedule.is_of(world):
         return job.checkpoints.schedule
     fact, told = world.fact, job.state.schedule
     now = by_tier(fact.intervals)
-    confirmed = told is not None and told.round == world.round
+    confirmed = told is not None and told.round == world.saver_round
+    # Of a world that an earlier master made, only a journal would tell what was confirmed; of a
+    # replica that went on before it saved, nobody knows what it began with.
+    known = world.bounds is not None and world.saver_round == world.round
     job.checkpoints.schedule = SaveSchedule(
-        round=world.round,
+        round=world.saver_round,
+        replica=world.saver_replica,
         now=by_tier(told.intervals) if confirmed and told is not None else now,
-        # Of a world that an earlier master made, only a journal would tell what was confirmed.
-        unsure=world.bounds is None and not confirmed,
+        unsure=not (known or confirmed),
     )
     return job.checkpoints.schedule
 
@@ -196,13 +202,13 @@ def _again(job: JobContext, world: World, offer: Offered) -> None:
 def seen_due(job: JobContext) -> None:
     """Not every node has said in time that its ranks know the offer."""
     world, offer = job.worlds.running(), job.checkpoints.schedule.offer
-    if world is not None and offer is not None and job.checkpoints.schedule.round == world.round:
+    if world is not None and offer is not None and job.checkpoints.schedule.is_of(world):
         _again(job, world, offer)
 
 
 def _confirm(job: JobContext, world: World, offer: Offered) -> None:
     fact = ScheduleConfirmed(
-        round=world.round,
+        round=world.saver_round,
         schedule_id=offer.number,
         step=offer.step,
         intervals=to_intervals(offer.every),
@@ -219,18 +225,18 @@ def _confirm(job: JobContext, world: World, offer: Offered) -> None:
 
 def send(job: JobContext, node: Node) -> None:
     """Tell a member that was away what holds, and what is offered."""
-    world = job.worlds.running()
+    world = job.worlds.saving()
     if world is None or not world.saves(node.rank):
         return
     _send_confirmed(job.state, job.out, node, world)
     book = job.checkpoints.schedule
-    if book.offer is not None and book.round == world.round:
+    if book.offer is not None and book.is_of(world):
         _send_offer(job.out, node, world, book.offer)
 
 
 def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: World) -> None:
     fact = state.schedule
-    if fact is not None and fact.round == world.round:
+    if fact is not None and fact.round == world.saver_round:
         message = SetSchedule(
             schedule_id=fact.schedule_id,
             step=fact.step,
@@ -255,9 +261,7 @@ def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: Offered) ->
 def intervals(job: JobContext) -> tuple[CheckpointInterval, ...]:
     """Return the interval in force of each tier; empty: no rank follows a schedule."""
     world, book = job.worlds.running(), job.checkpoints.schedule
-    reports = (
-        _reports(job.membership, world) if world is not None and world.round == book.round else []
-    )
+    reports = _reports(job.membership, world) if world is not None and book.is_of(world) else []
     if not reports or book.now is None:
         return ()
     pins, verdict = reports[0], book.verdict

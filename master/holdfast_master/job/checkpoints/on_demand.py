@@ -4,6 +4,8 @@ Belongs here: setting the barrier, the nodes' reports of it, the answer to the u
 not belong here: the choice of the step (`policies.barrier`), the commit (`commits`), a save after
 which ranks stop (`rescale.barrier`). Nothing of it is in the journal: a user who waits asks the
 next master again.
+
+Of replicas one saves. What becomes of the others meanwhile is nothing to it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import barrier as barrier_policy
-from holdfast_master.policies.counts import counted
+from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import (
     BarrierAck,
     CheckpointCommitted,
@@ -42,16 +44,19 @@ SIGN_SECONDS = 10.0
 """After the step, until something shows that ranks save it: a copy that training does not wait for
 is in memory by then."""
 
+_OTHERS_START = frozenset({JobPhase.FORMING, JobPhase.STARTING})
+"""Phases in which some replicas may train while others are made."""
+
 
 def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -> None:
     """A user wants a checkpoint of now."""
     seconds = request.timeout_seconds or PATIENCE_SECONDS
-    world, number = job.worlds.running(), event.request_id
+    world, number = job.worlds.saving(), event.request_id
     if not 0 < seconds <= LONGEST_SECONDS:
         text = f"timeout_seconds is {seconds:g}; it must be above 0 and at most {LONGEST_SECONDS:g}"
         job.out.put(Refuse(number, RefusalCode.INVALID_ARGUMENT, "TIMEOUT_OUT_OF_BOUNDS", text))
         return
-    if world is None or job.state.phase is not JobPhase.TRAINING:
+    if world is None or not _trains(job, world):
         phase = job.state.phase.name.lower()
         text = f"no round trains now ({phase}): {job.state.text}; ask again once one does"
         job.out.put(Refuse(number, RefusalCode.FAILED_PRECONDITION, "NOT_TRAINING", text))
@@ -66,10 +71,19 @@ def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -
     job.timers.set(Timer.REQUEST, job.now + seconds, number)
     order = job.checkpoints.order
     if order is None:
-        order = job.checkpoints.order = SaveOrder(round=world.saver_round, reason=reason)
+        order = job.checkpoints.order = SaveOrder(
+            round=world.saver_round, replica=world.saver_replica, reason=reason
+        )
     if world.reached >= order.step:  # of a new order that is 0
         _barrier(job, world, order)
     order.requests[number] = world.reached
+
+
+def _trains(job: JobContext, world: World) -> bool:
+    """Return whether the savers train; other replicas may be lost, or start."""
+    if not world.replicas or job.state.phase not in _OTHERS_START:
+        return job.state.phase is JobPhase.TRAINING
+    return world.stepped.issuperset(world.savers)
 
 
 def _problem(membership: Membership, world: World, book: CheckpointTracker) -> str:
@@ -112,7 +126,7 @@ def _barrier(job: JobContext, world: World, order: SaveOrder) -> None:
 
 def send(job: JobContext, node: Node) -> None:
     """Send the order's step to a member, again after it was away."""
-    world, order = job.worlds.running(), job.checkpoints.order
+    world, order = job.worlds.saving(), job.checkpoints.order
     if world is None or order is None or job.worlds.barrier is not None or node.rank in order.acked:
         return
     if not world.saves(node.rank):
@@ -125,7 +139,7 @@ def send(job: JobContext, node: Node) -> None:
 
 def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
     """A member's ranks have seen a barrier at which they go on; an earlier one does not count."""
-    world, order = job.worlds.running(), job.checkpoints.order
+    world, order = job.worlds.saving(), job.checkpoints.order
     if world is None or order is None or message.barrier_id != order.barrier_id:
         return
     order.acked.add(node.rank)
@@ -139,7 +153,7 @@ def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
 
 def ack_due(job: JobContext) -> None:
     """Not every member has seen the order in time."""
-    world, order = job.worlds.running(), job.checkpoints.order
+    world, order = job.worlds.saving(), job.checkpoints.order
     if world is not None and order is not None and job.worlds.barrier is None:
         _again(job, world, order, "not every node saw it in time")
 
@@ -157,7 +171,7 @@ def _again(job: JobContext, world: World, order: SaveOrder, late: str) -> None:
 
 def sign_due(job: JobContext) -> None:
     """Whoever asks is told at once where no rank has begun to save."""
-    world, order = job.worlds.running(), job.checkpoints.order
+    world, order = job.worlds.saving(), job.checkpoints.order
     if world is None or order is None or job.worlds.barrier is not None:
         return
     nodes = [node for node in map(job.membership.nodes.get, world.savers) if node is not None]
@@ -202,12 +216,17 @@ def failed(job: JobContext, order: SaveOrder, version: CheckpointVersion, error:
 
 
 def settle(job: JobContext, order: SaveOrder) -> None:
-    """An order ends with its world at the latest."""
-    world = job.worlds.running()
-    if world is not None and world.saver_round == order.round:
+    """An order ends with the processes that it was given to at the latest."""
+    world = job.worlds.saving()
+    if world is not None and _is_of(order, world):
         return
     text = f"round {order.round} ended before step {order.step} was on storage; ask again"
     _refuse_all(job, order, "ROUND_ENDED", text)
+
+
+def _is_of(order: SaveOrder, world: World) -> bool:
+    """Return whether the savers of a world are those that were told."""
+    return (order.replica, order.round) == (world.saver_replica, world.saver_round)
 
 
 def request_due(job: JobContext, request_id: int) -> None:

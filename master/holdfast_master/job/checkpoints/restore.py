@@ -57,8 +57,11 @@ def _start_of(job: JobContext, world: World, rank: int) -> _Start:
     """
     if not world.replicas:
         return _Start(job.checkpoints.tracker, world.starting, world.round, world)
-    replica = world.places[rank].replica
-    book = job.checkpoints.starts.setdefault(replica.number, CheckpointTracker())
+    replica, kept = world.places[rank].replica, job.checkpoints.starts
+    if replica.number not in kept:
+        for number in kept.keys() - world.by_replica.keys():
+            del kept[number]
+    book = kept.setdefault(replica.number, CheckpointTracker())
     return _Start(book, world.members_of(replica), replica.round, world)
 
 
@@ -96,11 +99,8 @@ def choose(job: JobContext) -> None:
             _consider(job, _start_of(job, world, world.starting[0]))
         return
     last, kept = job.worlds.assigned, job.checkpoints.starts
-    replicas = last.replicas if last is not None else ()
-    for number in kept.keys() - {one.number for one in replicas}:
-        del kept[number]
-    for one in replicas:
-        if last is not None and one.number in kept:
+    for one in last.replicas if last is not None else ():
+        if last is not None and one.number in kept and kept[one.number].waits:
             _consider(job, _start_of(job, last, last.members_of(one)[0]))
 
 

@@ -25,9 +25,9 @@ from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies import preflight as policy
-from holdfast_master.policies.counts import verb
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.preflight import BAD, NodeFinding, NodeVerdict, Outcome
+from holdfast_master.policies.quantities import verb
 from holdfast_wire.messages import HealthMode, NodeJudged
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.strikes import StrikeCause

@@ -7,7 +7,6 @@ worlds of their own, so their collectives cannot be compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from holdfast_master.job.incidents import incidents
@@ -17,7 +16,7 @@ from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import FrozenAt, Inquiry, World
-from holdfast_master.policies import hang
+from holdfast_master.policies import hang, hang_limit
 from holdfast_master.policies import replicas as policy
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.replicas import FrozenReplica, Pace
@@ -42,20 +41,22 @@ _WORK: Final = frozenset({RankSection.EVAL, RankSection.CHECKPOINT})
 
 
 def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
-    """Look whether a replica of the newest roster keeps the others waiting, or all stand still."""
+    """Look whether a replica of the newest roster keeps the others waiting, or all stand still.
+
+    One that has not completed a first step may yet: it is no measure of the others.
+    """
     _take_in(job, world)
-    roster = job.state.roster
-    known = roster.replicas if roster is not None else ()
-    members = [one for one in world.replicas if one.number in known]
-    members = [one for one in members if not world.finished.issuperset(world.members_of(one))]
-    paces = [pace for one in members if (pace := _pace(job, world, one)) is not None]
-    if not paces or len(paces) < len(members) or job.worlds.barrier is not None:
+    members = _members(job, world)
+    if job.worlds.barrier is not None or not all(_heard(job, world, one) for one in members):
         return
+    paces = [pace for one in members if (pace := _pace(job, world, one)) is not None]
     limit = max(LEAST_SECONDS, STEPS * world.step_seconds)
     asked = job.worlds.inquiry
+    if not paces:
+        return
     if policy.all_still(paces, limit) is None:
         job.worlds.inquiry = None
-    elif asked is None and len(paces) > 1:
+    elif asked is None and len(members) > 1:
         _ask(job, world, members)
     elif asked is not None and asked.judged and not asked.blamed:
         # Where replicas have steps of their own, who is behind may be one that waits.
@@ -64,18 +65,49 @@ def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
             asked.blamed = True
             _put_out(job, world, settings, found)
     if settings is not None:
-        longest = max(settings.min_seconds, settings.step_time_factor * world.step_seconds)
+        stepped = {one.number for one in paces}
+        starting = [one.number for one in members if one.number not in stepped]
+        _look_longer(job, world, settings, paces, starting)
+
+
+def _members(job: JobContext, world: World) -> list[WorldReplica]:
+    """Return the replicas of the newest roster that have not ended."""
+    roster = job.state.roster
+    known = roster.replicas if roster is not None else ()
+    members = [one for one in world.replicas if one.number in known]
+    return [one for one in members if not world.finished.issuperset(world.members_of(one))]
+
+
+def _look_longer(
+    job: JobContext,
+    world: World,
+    settings: HangPolicy,
+    paces: list[Pace],
+    starting: list[int],
+) -> None:
+    """Look for what needs a longer wait: a start that never ends, and that all stand still.
+
+    Whoever waited for a replica that was put out has as long again to go on.
+    """
+    longest = max(settings.min_seconds, settings.step_time_factor * world.step_seconds)
+    if starting:
+        longest = max(longest, hang_limit.longest_work(settings).seconds)
+    if job.now - job.worlds.put_out_at < longest:
+        return
+    if not starting:
         _look_at_all(job, world, settings, policy.all_still(paces, longest))
+    for found in policy.never_started(paces, starting, longest):
+        _put_out(job, world, settings, found)
 
 
 def _put_out(
     job: JobContext, world: World, settings: HangPolicy | None, found: FrozenReplica
 ) -> None:
-    ranks = [rank for rank, one in world.places.items() if one.replica.number == found.number]
-    nodes = [node for rank in ranks if (node := job.membership.nodes.get(rank)) is not None]
-    last = job.state.roster
+    one = next(one for one in world.replicas if one.number == found.number)
+    pace, last = _pace(job, world, one), job.state.roster
+    job.worlds.put_out_at = job.now
     job.worlds.frozen[found.number] = FrozenAt(
-        step=min([node.step for node in nodes], default=0), epoch=last.epoch if last else 0
+        step=pace.step if pace is not None else 0, epoch=last.epoch if last else 0
     )
     _respond(job, world, settings, found)
 
@@ -123,7 +155,9 @@ def judge(job: JobContext, world: World) -> None:
         if number in sizes
     }
     asked.evidence.clear()
-    for found in policy.stuck_by_itself(verdicts):
+    members = _members(job, world)
+    starting = {one.number for one in members if _pace(job, world, one) is None}
+    for found in policy.stuck_by_itself(verdicts, starting):
         asked.blamed = True
         _put_out(job, world, job.hang_policy, found)
 
@@ -152,30 +186,25 @@ def _look_at_all(
 
 
 def _pace(job: JobContext, world: World, replica: WorldReplica) -> Pace | None:
-    """Return the progress of a replica; None: a rank of it has not told any, or it has ended."""
-    items = list(_ranks(job, world, replica))
-    if not items or any(not item[0] for item in items):
+    """Return the progress of a replica; None: a rank of it has completed no step, or is unheard."""
+    nodes = _heard(job, world, replica)
+    ranks = [(item, job.now - node.ranks_at) for node in nodes for item in node.ranks]
+    if not ranks or any(not item.step for item, _ in ranks):
         return None
     return Pace(
         number=replica.number,
-        step=min(step for step, _, _ in items),
-        still=min(still for _, still, _ in items),
-        working=any(works for _, _, works in items),
+        step=min(item.step for item, _ in ranks),
+        still=min(item.since_step_seconds + age for item, age in ranks),
+        working=any(item.section in _WORK for item, _ in ranks),
     )
 
 
-def _ranks(
-    job: JobContext, world: World, replica: WorldReplica
-) -> Iterator[tuple[int, float, bool]]:
-    """Yield step, time since it, and whether a rank does other work, of each rank."""
-    for rank in world.members_of(replica):
-        node = job.membership.nodes.get(rank)
-        ranks = node.ranks if node is not None and rank not in world.finished else ()
-        if node is None or len(ranks) < node.local_world_size:
-            yield 0, 0.0, False
-        for item in ranks:
-            age = job.now - node.ranks_at if node is not None else 0.0
-            yield item.step, item.since_step_seconds + age, item.section in _WORK
+def _heard(job: JobContext, world: World, replica: WorldReplica) -> list[Node]:
+    """Return the nodes whose ranks run; empty: one of them has not told what its ranks do."""
+    ranks = [rank for rank in world.members_of(replica) if rank not in world.finished]
+    nodes = [node for rank in ranks if (node := job.membership.nodes.get(rank)) is not None]
+    told = all(len(node.ranks) >= node.local_world_size for node in nodes)
+    return nodes if told and len(nodes) == len(ranks) else []
 
 
 def _respond(

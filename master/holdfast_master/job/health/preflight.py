@@ -24,7 +24,6 @@ from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, Prefligh
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies import preflight as policy
-from holdfast_master.policies.counts import verb
 from holdfast_master.policies.preflight import (
     CheckStanding,
     Figure,
@@ -32,6 +31,7 @@ from holdfast_master.policies.preflight import (
     Participant,
     RoundId,
 )
+from holdfast_master.policies.quantities import verb
 from holdfast_wire.messages import (
     CheckFigure,
     CheckListening,

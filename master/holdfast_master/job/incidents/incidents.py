@@ -24,9 +24,9 @@ from holdfast_master.policies import backoff, failure, guessed_steps, node_histo
 from holdfast_master.policies import barrier as barrier_policy
 from holdfast_master.policies.backoff import BackoffSchedule
 from holdfast_master.policies.barrier import Sighting
-from holdfast_master.policies.counts import counted
 from holdfast_master.policies.failure import Evidence
 from holdfast_master.policies.goodput import micros
+from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import (
     BudgetCharge,
     BudgetKind,

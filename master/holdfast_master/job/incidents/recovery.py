@@ -12,8 +12,8 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
-from holdfast_master.policies.counts import counted, verb
 from holdfast_master.policies.goodput import micros
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import GoodputClass, WorldTraining
 from holdfast_wire.reasons import EventReason
 

@@ -13,7 +13,7 @@ from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.operator_view import OperatorView, is_over
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.wording import nodes_named
-from holdfast_master.policies.counts import verb
+from holdfast_master.policies.quantities import verb
 from holdfast_wire.messages import (
     CommandFinished,
     ExcludeDecision,

@@ -320,11 +320,10 @@ def _barrier(job: JobContext, node: Node, number: int, message: BarrierReached) 
 
 
 def _ack(job: JobContext, node: Node, number: int, message: BarrierAck) -> None:
-    if job.worlds.running_with(node, number) is None:
-        return  # the one of the round before is said again
-    if message.goes_on:
+    runs = job.worlds.running_with(node, number) is not None  # else it is said again
+    if message.goes_on and (runs or job.worlds.in_replica(node.rank, node.agent_id, number)):
         on_demand.acked(job, node, message)
-    else:
+    elif runs and not message.goes_on:
         barrier.acked(job, node, message)
 
 

@@ -36,6 +36,7 @@ def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
     """Note what the ranks of a member do."""
     world = job.worlds.member(node)
     if world is None or not message.ranks:
+        _note_saver(job, node, message)
         return
     number = world.round_of(node.rank)
     ranks = tuple([item for item in message.ranks if item.round == number and _is_sane(item)])
@@ -60,6 +61,16 @@ def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
     _note_progress(job.state, job.out, world)
     if world.training and job.ledger.kind(node.rank) in _COUNTED:
         _classify(job, node, world)
+
+
+def _note_saver(job: JobContext, node: Node, message: Heartbeat) -> None:
+    """Note the steps of the replica that saves while other replicas are made: users ask for one."""
+    world = job.worlds.saving()
+    if world is None or not world.holds(node.rank, node.agent_id) or not world.saves(node.rank):
+        return
+    own = [item for item in message.ranks if item.round == world.round_of(node.rank)]
+    steps = [guessed_steps.reported_step(item) for item in own if _is_sane(item)]
+    world.reached = max([world.reached, *steps])
 
 
 def _is_sane(item: RankProgress) -> bool:

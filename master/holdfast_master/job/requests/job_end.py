@@ -18,8 +18,8 @@ from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.worlds import flush
-from holdfast_master.policies.counts import counted, verb
 from holdfast_master.policies.failure import EvidenceKind
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import (
     EventSeverity,
     FinishDecision,

@@ -16,7 +16,7 @@ from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.worlds import flush
-from holdfast_master.policies.counts import counted, verb
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import ClusterStrikes, MasterSpec, SpecAccepted, StopRequest
 from holdfast_wire.reasons import EndReason, EventReason
 

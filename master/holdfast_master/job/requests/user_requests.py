@@ -27,8 +27,8 @@ from holdfast_master.job.state.waiting_requests import ScaleWish, StackCall
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush
-from holdfast_master.policies.counts import counted, verb
 from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import (
     CommandDone,
     DrainNodeRequest,
@@ -286,7 +286,7 @@ def _drain(job: JobContext, event: UserCall, request: DrainNodeRequest) -> None:
         f"{event.who} drains node {rank}{_because(request.reason)}",
     )
     inside = world is not None and not job.worlds.broken and world.holds(rank, node.agent_id)
-    if not inside:
+    if world is None or not inside:
         text = f"node {rank} is in no world and leaves at once{_BACK}"
     else:
         others = len(job.membership.candidates - {rank})
@@ -294,7 +294,9 @@ def _drain(job: JobContext, event: UserCall, request: DrainNodeRequest) -> None:
         after = (
             f"a world of {size}{_BACK}" if size else "waiting for another node, too few are left"
         )
-        text = f"node {rank} leaves after a checkpoint barrier; then {after}"
+        alone = "with its replica, without a barrier"
+        how = alone if world.replicas else "after a checkpoint barrier"
+        text = f"node {rank} leaves {how}; then {after}"
     job.out.put(Reply(event.request_id, DrainNodeResponse(text=text)))
 
 

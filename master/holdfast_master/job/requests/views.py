@@ -18,9 +18,9 @@ from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush, sync_choice
 from holdfast_master.policies import failure
-from holdfast_master.policies.durations import in_words
 from holdfast_master.policies.goodput import entries, ratio, summed
 from holdfast_master.policies.guessed_steps import is_guess
+from holdfast_master.policies.quantities import in_words
 from holdfast_wire.messages import (
     BudgetState,
     GetGoodputResponse,

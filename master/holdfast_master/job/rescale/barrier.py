@@ -17,7 +17,7 @@ from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import barrier as barrier_policy
-from holdfast_master.policies.counts import counted
+from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import BarrierAck, BarrierReached, GoodputClass, JobPhase, SetBarrier
 from holdfast_wire.reasons import EventReason, PhaseReason
 

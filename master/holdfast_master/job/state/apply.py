@@ -6,6 +6,7 @@ that is applied again after a restart must change the same fields in the same wa
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any, Final
@@ -146,6 +147,9 @@ def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> Non
         return
     state.assigned_replicas = state.spec.replicas if state.spec else 0
     _count_change(state, state.assigned, fact)
+    if state.schedule is not None and _saves_now(fact) != _saves_now(state.assigned):
+        # Another replica saves, which may have begun in the same round.
+        state.schedule = dataclasses.replace(state.schedule, round=0)
     state.assigned = fact
     state.training, state.ended = False, False
     state.finished &= _going_on(fact)
@@ -156,6 +160,11 @@ def _going_on(fact: WorldDecided) -> set[int]:
     members = iter(fact.members)
     own = [(one, list(itertools.islice(members, one.nodes))) for one in fact.replicas]
     return {m.node_rank for one, nodes in own if one.round < fact.round for m in nodes}
+
+
+def _saves_now(world: WorldDecided | None) -> int:
+    """Return the number of the replica whose checkpoints are the job's; 0: there is none."""
+    return world.replicas[0].number if world is not None and world.replicas else 0
 
 
 def _count_change(state: JobState, before: WorldDecided | None, after: WorldDecided) -> None:
@@ -295,6 +304,8 @@ def _schedule_confirmed(state: JobState, fact: ScheduleConfirmed, _: JournalReco
 
 def _outer_roster(state: JobState, fact: OuterRoster, _: JournalRecord) -> None:
     state.roster = fact
+    # A new master may find replicas that its journal does not know.
+    state.last_replica = max([state.last_replica, *fact.replicas])
 
 
 def _sync_chosen(state: JobState, fact: SyncChosen, _: JournalRecord) -> None:

@@ -38,7 +38,9 @@ class SaveOrder:
     """All ranks are on their way to save after the same step, and to go on."""
 
     round: int
-    """The world that is to save."""
+    """In which the processes that are to save were started."""
+    replica: int
+    """Number of their replica; 0: the world has none."""
     reason: str
     barrier_id: int = 0
     step: int = 0

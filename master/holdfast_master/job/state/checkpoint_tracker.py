@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from holdfast_master.job.state.world import World
 from holdfast_master.policies.flush import Copy, Holder
 from holdfast_master.policies.interval import Every, IntervalVerdict
 from holdfast_wire.messages import CheckpointVersion as Version
@@ -109,6 +110,11 @@ class CheckpointTracker:
     """(round, for the job's end) whose rescue is over, whatever came of it."""
     lost: Version | None = None
     """The newest that was said to be lost."""
+
+    @property
+    def waits(self) -> bool:
+        """Return whether ranks wait to be told what to start from, and no plan is made yet."""
+        return bool(self.asked) and self.origin is None
 
     @property
     def memory(self) -> Copy | None:
@@ -232,9 +238,12 @@ class Offered:
 
 @dataclasses.dataclass(slots=True)
 class SaveSchedule:
-    """The schedule of one round."""
+    """The schedule of the processes that save."""
 
     round: int = 0
+    """In which they were started."""
+    replica: int = 0
+    """Number of their replica; 0: there are none."""
     now: Every | None = None
     """Intervals that every rank follows."""
     unsure: bool = False
@@ -242,3 +251,7 @@ class SaveSchedule:
     offer: Offered | None = None
     verdict: IntervalVerdict | None = None
     """The newest, of this round."""
+
+    def is_of(self, world: World) -> bool:
+        """Return whether it is the schedule of those that save in a world."""
+        return (self.replica, self.round) == (world.saver_replica, world.saver_round)

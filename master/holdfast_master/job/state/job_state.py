@@ -139,7 +139,8 @@ class JobState:
     checkpoint: CheckpointCommitted | None = None
     """The newest version that was announced durable."""
     schedule: ScheduleConfirmed | None = None
-    """The newest distance between checkpoints that all ranks of a world took up."""
+    """The newest distance between checkpoints that all ranks which save took up; of round 0 once
+    another replica saves."""
     tier_failures: dict[Tier, int] = dataclasses.field(default_factory=dict)
     """Failures by the tier that the job went back to."""
     trained_seconds: float = 0.0

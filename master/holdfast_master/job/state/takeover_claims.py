@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_master.inputs import AgentMessage
-from holdfast_wire.messages import Fence, Hello, StateDigest, WorldAssignment
+from holdfast_wire.messages import Fence, Hello, OuterRoster, StateDigest, WorldAssignment
 
+Claimed = list[tuple[Hello, WorldAssignment]]
+"""Nodes of a world or a replica in rank order, each with its place."""
 _HELD_LIMIT = 10_000
 """More reports than this are not of agents in their senses."""
 
@@ -41,6 +43,10 @@ class Claims:
     """Node rank to the epoch of the newest master that its agent has accepted."""
     newest_followed: int = 0
     """The newest such epoch of a claimant of the world."""
+    roster: OuterRoster | None = None
+    """The newest that claimants know; None: none of them is of a replica."""
+    roster_followed: int = 0
+    """The newest epoch of a master that they follow."""
     digest: StateDigest | None = None
     """The newest that any agent brought."""
     event_floor: int = 0
@@ -68,6 +74,9 @@ class Claims:
         """Keep a claim; the node's earlier one does not count any more."""
         before = self.hellos.get(hello.node_rank)
         self.hellos[hello.node_rank] = hello
+        if hello.assignment is not None and hello.assignment.replica:
+            self._follow(hello, hello.assignment)
+            return
         if before is None or _claimed(before) == _claimed(hello):
             self._rise(hello)
             return
@@ -89,6 +98,27 @@ class Claims:
             self.top, self.size, self.epoch = claimed, hello.assignment.group_world_size, epoch
             self.newest_followed = followed
 
+    def _follow(self, hello: Hello, place: WorldAssignment) -> None:
+        """Keep the newest roster, of the newest master: one without memory counts anew."""
+        roster, followed = place.roster, self.followed.get(hello.node_rank, 0)
+        known = self.roster.epoch if self.roster is not None else 0
+        if roster is not None and (followed, roster.epoch) > (self.roster_followed, known):
+            self.roster, self.roster_followed, self.size = roster, followed, place.group_world_size
+
+    def members_of(self, roster: OuterRoster) -> dict[int, Claimed]:
+        """Return the replicas of a roster of which all nodes are back and know it, by number."""
+        found: dict[tuple[int, int, str], dict[int, tuple[Hello, WorldAssignment]]] = {}
+        for hello, place in self._places():
+            if place.roster == roster and place.replica in roster.replicas:
+                key = (place.replica, hello.round, place.world_hash)
+                found.setdefault(key, {})[place.group_rank] = (hello, place)
+        return {
+            number: [nodes[rank] for rank in range(len(nodes))]
+            for (number, _, _), nodes in sorted(found.items(), key=lambda one: one[0])
+            if all(len(nodes) == place.group_world_size for _, place in nodes.values())
+            and sorted(nodes) == list(range(len(nodes)))
+        }
+
     def _is_newer(self, claimed: tuple[int, str], followed: int) -> bool:
         """Return whether a world is the newer one by its number.
 
@@ -97,7 +127,7 @@ class Claims:
         (number, world), (top, other) = claimed, self.top
         return (number, followed, world) > (top, self.newest_followed, other)
 
-    def whole(self) -> list[tuple[Hello, WorldAssignment]] | None:
+    def whole(self) -> Claimed | None:
         """The newest claimed world's members in rank order; None: some have not said hello."""
         # Asked at every hello: those of ten thousand are looked through once they may be all.
         if len(self.hellos) < self.size:
@@ -112,7 +142,7 @@ class Claims:
             return None
         return [members[rank] for rank in range(size)]
 
-    def _places(self) -> list[tuple[Hello, WorldAssignment]]:
+    def _places(self) -> Claimed:
         return [(hello, hello.assignment) for hello in self.hellos.values() if hello.assignment]
 
 

@@ -17,7 +17,12 @@ from holdfast_master.job.state.barrier import Barrier
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_wire.messages import RankEvidence, WorldDecided, WorldMember, WorldReplica
+from holdfast_wire.messages import (
+    RankEvidence,
+    WorldDecided,
+    WorldMember,
+    WorldReplica,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,6 +197,11 @@ class World:
         """Round in which the savers were started."""
         return self.round_of(self.savers[0]) if self.places else self.round
 
+    @property
+    def saver_replica(self) -> int:
+        """Number of the savers' replica; 0: there are none. Replicas may begin in one round."""
+        return self.places[self.savers[0]].replica.number if self.places else 0
+
     def undisturbed(self) -> set[int]:
         """Return the node ranks of replicas of which nothing has failed: they train on."""
         lost = {self.places[rank].replica.number for rank in self.disturbed & self.places.keys()}
@@ -359,6 +369,10 @@ class Worlds:
     """Newest round that any agent has named."""
     rescale_cost: float = 0.0
     """Measured pause of a rescale, s."""
+    newest_epoch_seen: int = 0
+    """Newest epoch of a roster that any agent's ranks were told."""
+    strange_roster: bool = False
+    """Ranks were told a roster that the newest one of this master does not follow."""
     unmet_epoch: int = 0
     """The newest epoch whose replicas could not meet; 0: none."""
     ready_since: float | None = None
@@ -368,13 +382,28 @@ class Worlds:
     """What ranks of replicas were asked since they stand still; None: nothing."""
     frozen: dict[int, FrozenAt] = dataclasses.field(default_factory=dict)
     """By number, the replicas that keep others waiting; 0: all stand still."""
+    put_out_at: float = -math.inf
+    """Time at which one of them was put out of the roster last: the others may go on since."""
     parted: dict[int, float] = dataclasses.field(default_factory=dict)
-    """Number of a replica to the time at which all its ranks had ended well."""
+    """Number of a replica to the time at which all its ranks had ended well; minus infinity: others
+    could not meet since."""
 
     def running(self) -> World | None:
         """Return the world whose processes run and may go on; None: there is none."""
         world = self.newest
         return world if world is not None and world.assigned and not self.broken else None
+
+    def saving(self) -> World | None:
+        """Return the world whose savers run and go on.
+
+        The running one; of replicas also the last one while the next one is made, since other
+        replicas are lost.
+        """
+        world, last = self.running(), self.assigned
+        if world is not None or last is None or not last.replicas:
+            return world
+        stopped = self.broken and not self.recovering
+        return last if not stopped and last.undisturbed().issuperset(last.savers) else None
 
     def member(self, node: Node) -> World | None:
         """Return the running world, if this agent is in it."""

@@ -5,6 +5,9 @@ from a journal (`from_journal`).
 
 Members of one world say so by the round and hash of their assignment. If all of them are back in
 time, the world goes on and nobody is restarted; otherwise one fresh round follows.
+
+Of replicas those go on that come back whole and name the newest roster. A replica that is away, was
+still to be named, or missed the newest roster begins anew, as after any loss.
 """
 
 from __future__ import annotations
@@ -21,19 +24,20 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
-from holdfast_master.job.state.takeover_claims import Claims
+from holdfast_master.job.state.takeover_claims import Claimed, Claims
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World
+from holdfast_master.job.takeover import claimed
 from holdfast_master.job.worlds import digests, rounds, start
-from holdfast_master.policies.counts import counted, verb
 from holdfast_master.policies.goodput import from_class_seconds
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import (
     Hello,
     JobPhase,
+    OuterRoster,
     WorldAssignment,
     WorldDecided,
-    WorldMember,
 )
 from holdfast_wire.reasons import EventReason, PhaseReason
 
@@ -52,8 +56,8 @@ def claim(job: JobContext, hello: Hello) -> int:
     # A world that lacks a rank cannot go on: what that rank's end meant, only its master knew.
     if hello.assignment is None or not hello.round or known < hello.local_world_size:
         return 0
-    if hello.assignment.replica:
-        return 0  # no agent knows the other replicas: they begin afresh
+    if hello.assignment.replica and not _is_named(hello.assignment):
+        return 0  # it has synchronised with nobody, and nobody knows it
     if job.state.phase is not JobPhase.WAITING:
         return 0
     claims.keep(hello)
@@ -64,6 +68,13 @@ def claim(job: JobContext, hello: Hello) -> int:
     return hello.round
 
 
+def _is_named(place: WorldAssignment) -> bool:
+    """Return whether a replica is in the roster that its node knows."""
+    roster = place.roster
+    whole = roster is not None and len(roster.replicas) == len(roster.since)
+    return roster is not None and whole and place.replica in roster.replicas
+
+
 def pending(job: JobContext) -> str:
     """Return why no world may be formed yet; empty: it may. Adopt a claimed world that is whole."""
     claims = job.claims
@@ -71,6 +82,8 @@ def pending(job: JobContext) -> str:
         return ""
     if not claims.hellos:
         return _maybe_more(job)
+    if claims.roster is not None:
+        return _pending_replicas(job, claims.roster)
     members = claims.whole()
     number, _ = claims.top
     if members is None:
@@ -90,11 +103,44 @@ def pending(job: JobContext) -> str:
     elif left is not None:
         _end(job, f"node {left} has left round {number} since; a fresh round follows")
     else:
-        _adopt(job, members)
+        _adopt(job, members, claimed.world(claims.top, members))
     return ""
 
 
-def _left(membership: Membership, members: list[tuple[Hello, WorldAssignment]]) -> int | None:
+def _pending_replicas(job: JobContext, roster: OuterRoster) -> str:
+    """Return why no world may be formed yet; adopt replicas once no other one is to be expected."""
+    claims, there = job.claims, len(job.claims.hellos)
+    known = job.state.spec is not None or (claims.digest is not None and claims.digest.spec)
+    back = _all_back(job)
+    if known and (back or there >= len(roster.replicas) * claims.size):
+        found = _replicas_back(job, roster)
+        if back or len(found) == len(roster.replicas):
+            _adopt_replicas(job, roster, found)
+            return ""
+    runs = f"{counted(there, 'node')} {verb(there, 'runs', 'run')} replicas of epoch {roster.epoch}"
+    return f"{runs}, in which there were {len(roster.replicas)}; waits for the others"
+
+
+def _replicas_back(job: JobContext, roster: OuterRoster) -> dict[int, Claimed]:
+    found = job.claims.members_of(roster)
+    nodes = job.membership
+    return {number: one for number, one in found.items() if _left(nodes, one) is None}
+
+
+def _adopt_replicas(job: JobContext, roster: OuterRoster, found: dict[int, Claimed]) -> None:
+    """Adopt replicas of a roster; the next epoch is without those that are not back."""
+    digests.take(job)  # it may bring the spec
+    sizes = {len(members) for members in found.values()}
+    members = [one for members in found.values() for one in members]
+    if sizes != {job.spec.replica_nodes} or not job.bounds.fit(len(members)):
+        back = f"{len(found)} of {counted(len(roster.replicas), 'replica')}"
+        _end(job, f"{back} of epoch {roster.epoch} came back, too few; a fresh round follows")
+        return
+    job.out.record(roster, durable=True)
+    _adopt(job, members, claimed.replicas(found))
+
+
+def _left(membership: Membership, members: Claimed) -> int | None:
     """A member that said hello and was lost before all had; None: there is none."""
     for hello, _ in members:
         node = membership.nodes.get(hello.node_rank)
@@ -160,6 +206,9 @@ def give_up(job: JobContext) -> None:
     if job.worlds.newest is None and not job.membership.connected():
         expect(job)
         return
+    if job.claims.roster is not None:
+        _adopt_replicas(job, job.claims.roster, _replicas_back(job, job.claims.roster))
+        return
     number, _ = job.claims.top
     _end(job, f"not every member of round {number} came back; a fresh round follows")
 
@@ -192,16 +241,15 @@ def _stop_claimants(job: JobContext, text: str, but: Collection[int] = ()) -> No
             stop_round(job.out, node, hello.round, text)
 
 
-def _adopt(job: JobContext, members: list[tuple[Hello, WorldAssignment]]) -> None:
+def _adopt(job: JobContext, members: Claimed, fact: WorldDecided) -> None:
     digests.take(job)
-    fact = _claimed_world(job.claims, members)
     job.out.record(fact, durable=True)
     text = f"round {fact.round} runs on {counted(len(members), 'node')} and goes on as it is"
     job.out.event(EventReason.WORLD_ADOPTED, text)
     job.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, text)
     job.move(Trigger.ASSIGNED, PhaseReason.WORLD_ASSIGNED, text)
     world = World(fact, assigned=True)
-    world.reached = max(hello.step for hello, _ in members)
+    world.reached = max(hello.step for hello, _ in members if world.saves(hello.node_rank))
     job.worlds.adopt(world)
     _take_up_members(job, world, members)
     _stop_claimants(job, text, but=world.places)  # the others run older worlds
@@ -210,47 +258,21 @@ def _adopt(job: JobContext, members: list[tuple[Hello, WorldAssignment]]) -> Non
         eligibility.refresh(job, node)
     for timer in (Timer.BELOW_MIN, Timer.JOIN_WINDOW):
         job.timers.cancel(timer)
-    if all(hello.step for hello, _ in members):
-        world.stepped.update(world.places)
+    stepped = {hello.node_rank for hello, _ in members if hello.step}
+    if world.replicas or len(stepped) == len(world.places):
+        world.stepped.update(stepped)
         world.first_step = world.reached
-        start.trains(job, world)
-    if any(hello.barrier_id for hello, _ in members):
+        start.settle(job, world)
+    if any(hello.barrier_id for hello, _ in members if world.saves(hello.node_rank)):
         barrier.take_up(job, world)
     job.touch(Change.WORLD_ADOPTED)
 
 
-def _claimed_world(claims: Claims, members: list[tuple[Hello, WorldAssignment]]) -> WorldDecided:
-    """Return the decision of the earlier master, from what its members were assigned."""
-    _, place = members[0]
-    number, digest_hash = claims.top
-    return WorldDecided(
-        group=0,
-        round=number,
-        members=tuple(
-            WorldMember(
-                node_rank=hello.node_rank,
-                agent_id=hello.agent_id,
-                local_world_size=hello.local_world_size,
-            )
-            for hello, _ in members
-        ),
-        restart_count=place.restart_count,
-        reason=place.reason,
-        world_hash=digest_hash,
-        store_host=place.store_host,
-        keeps_checkpoints=place.keeps_checkpoints,
-        intervals=place.intervals,
-        store_port=place.store_port,
-    )
-
-
-def _take_up_members(
-    job: JobContext, world: World, members: list[tuple[Hello, WorldAssignment]]
-) -> None:
+def _take_up_members(job: JobContext, world: World, members: Claimed) -> None:
     for hello, _ in members:
         start.started(job, world, hello.node_rank)
         # Some ended at a barrier; that they saved is said by messages of its own.
-        gone = agent_messages.absent(hello.local_world_size, hello, world.round)
+        gone = agent_messages.absent(hello.local_world_size, hello, hello.round)
         agent_messages.miss_soon(job, job.membership.nodes[hello.node_rank], gone)
 
 

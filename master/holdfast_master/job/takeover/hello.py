@@ -21,7 +21,7 @@ from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.takeover import adoption, returning
-from holdfast_master.job.worlds import digests, flush, stores
+from holdfast_master.job.worlds import digests, flush, roster, stores
 from holdfast_master.policies import liveness, succession
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.succession import Claim, Knowledge, Standing
@@ -59,6 +59,7 @@ def connected(job: JobContext, event: Connected) -> None:
         _send_away(job.state, job.out, event.session, hello, verdict.reason)
         return
     job.worlds.newest_round_seen = max(job.worlds.newest_round_seen, hello.round)
+    roster.heard(job, hello.assignment)
     job.membership.cap(hello.max_restarts)
     if verdict.standing is Standing.RETURNED and node is not None:
         _returned(job, node, event.session, hello)

@@ -46,6 +46,8 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
         if gone - _ended_well(job, node):
             text = f"node {node.rank} is back without processes of round {number}"
             incidents.note_gone(job, node, text)
+        elif world.replicas and hello.round == number:
+            _tell(job, node)  # its replica goes on
         return
     if _is_anothers(world, node, hello):
         _renumber(job, node, world, hello)
@@ -106,6 +108,11 @@ def _go_on(job: JobContext, node: Node, world: World, hello: Hello) -> None:
     if world.training:
         world.stepped.add(node.rank)
     barrier.send_barrier(job, node)
+    _tell(job, node)
+
+
+def _tell(job: JobContext, node: Node) -> None:
+    """Tell a member what it may have missed."""
     on_demand.send(job, node)
     interval.send(job, node)
     roster.send(job, node)

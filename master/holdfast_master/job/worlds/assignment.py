@@ -21,8 +21,8 @@ from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import start, stores
-from holdfast_master.policies.counts import counted
 from holdfast_master.policies.interval import Every, wished
+from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import (
     AssignmentMode,
     GoodputClass,

@@ -8,6 +8,7 @@ of replicas (`replicas`, `rounds`), what units are given to whom (the ranks plan
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,7 +33,8 @@ from holdfast_wire.reasons import EventReason
 
 PARTING_SECONDS: Final = 10.0
 """How long a replica whose ranks have all ended well stays in the roster, s: the others may still
-be in the sync that was its last, and a roster without it would have them do that sync again."""
+be in the sync that was its last, and a roster without it would have them do that sync again. Who
+could not meet in an epoch is in no sync with it: then it is out at once."""
 
 _MOST_NAMED: Final = 20
 """Replicas that an event names."""
@@ -43,10 +45,15 @@ def settle(job: JobContext) -> None:
     world = job.worlds.assigned
     if world is None or not world.replicas:
         return
-    standings = list(_standings(job, world))
     last = job.state.roster
     known = last.replicas if last is not None else ()
-    again = last is not None and job.worlds.unmet_epoch == last.epoch
+    unmet = last is not None and job.worlds.unmet_epoch == last.epoch
+    again = "its members could not meet" if unmet else ""
+    if job.worlds.strange_roster:
+        again = "ranks were told a roster that is not in the journal"
+    if unmet:
+        job.worlds.parted = dict.fromkeys(job.worlds.parted, -math.inf)
+    standings = list(_standings(job, world))
     verdict = policy.roster(
         standings,
         known,
@@ -59,13 +66,13 @@ def settle(job: JobContext) -> None:
         if verdict.until is not None:
             job.timers.set(Timer.ROSTER, verdict.until)
         return
-    _publish(job, world, verdict, again=again)
+    _publish(job, world, verdict, anew=bool(again))
 
 
-def _publish(job: JobContext, world: World, verdict: NewRoster, *, again: bool) -> None:
+def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -> None:
     """Write the next epoch down, and tell its members."""
     last = job.state.roster
-    epoch = 1 if last is None else last.epoch + 1
+    epoch = max(job.worlds.newest_epoch_seen, last.epoch if last is not None else 0) + 1
     since = dict(zip(last.replicas, last.since, strict=True)) if last is not None else {}
     chosen = [one for one in world.replicas if one.number in verdict.replicas]
     # Another epoch meets in another store: the last one may be what kept the members apart.
@@ -75,10 +82,11 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, again: bool) 
         replicas=verdict.replicas,
         store_host=place.store_host,
         store_port=place.store_port,
-        since=policy.memberships(verdict.replicas, since, epoch, again=again),
+        since=policy.memberships(verdict.replicas, since, epoch, anew=anew),
     )
     job.out.record(fact, durable=True)
-    job.worlds.ready_since = None
+    job.worlds.ready_since, job.worlds.strange_roster = None, False
+    job.timers.cancel(Timer.ROSTER)
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:
         _tell(job, world, replica, fact, verdict.reason)
@@ -115,7 +123,7 @@ def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
     until = job.worlds.parted.setdefault(replica.number, job.now) + PARTING_SECONDS
     if job.now >= until:
         return True
-    job.timers.ensure(Timer.ROSTER, until)
+    job.timers.set(Timer.PARTING, until, replica.number)
     return False
 
 
@@ -152,10 +160,26 @@ def send(job: JobContext, node: Node) -> None:
     world, last = job.worlds.assigned, job.state.roster
     if world is None or last is None or not world.replicas or node.rank not in world.places:
         return
+    if job.worlds.strange_roster:
+        return  # a newer one is on its way to all
     replica = world.places[node.rank].replica
     if replica.number in last.replicas:
         message = _message(replica, last, "the node was away")
         job.out.send(node, message, replica.round)
+
+
+def heard(job: JobContext, assignment: WorldAssignment | None) -> None:
+    """Note the roster that an agent's ranks were told, and whether it is of another history.
+
+    The journal has lost its end, or an earlier master that lives has made epochs, too.
+    """
+    told, last = assignment.roster if assignment is not None else None, job.state.roster
+    if told is None:
+        return
+    job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, told.epoch)
+    if last is not None and not policy.follows(told, last):
+        job.worlds.strange_roster = True
+        job.touch(Change.REPLICA_READY)
 
 
 def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> None:
@@ -181,6 +205,10 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
         if frozen is not None and message.epoch >= frozen.epoch:
             del job.worlds.frozen[number]
             job.touch(Change.REPLICA_READY)
+    if last is not None and message.epoch > last.epoch:
+        job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, message.epoch)
+        job.worlds.strange_roster = True
+        job.touch(Change.ROSTER_FAILED)
     if last is None or message.epoch != last.epoch or job.worlds.unmet_epoch == last.epoch:
         return
     job.worlds.unmet_epoch = last.epoch

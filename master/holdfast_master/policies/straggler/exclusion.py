@@ -12,8 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from holdfast_master.policies.counts import counted
-from holdfast_master.policies.durations import in_words
+from holdfast_master.policies.quantities import counted, in_words
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_master.policies.straggler.verdict import StragglerVerdict, Subject
 

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast_master.policies.counts import counted
+from holdfast_master.policies.quantities import counted
 from holdfast_master.policies.straggler.slices import SLICE_RANKS, Slices, finished
 from holdfast_master.policies.straggler.usual import middle
 from holdfast_master.policies.straggler.votes import Vote, VoteRecord, VoteTally

@@ -26,7 +26,7 @@ from holdfast_master.inputs import (
     UserCall,
 )
 from holdfast_master.instructions import Instruction, Refuse, Reply, Send, Tell
-from holdfast_master.policies.counts import counted, verb
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import (
     BudgetCharge,
     CheckpointCommitted,

@@ -19,6 +19,7 @@ from holdfast_wire.messages import (
     WorldAssignment,
 )
 from simulation.steered.job import SteeredJob, job_spec
+from simulation.steered.replicas import replicated, roster
 
 Start = Callable[..., SteeredJob]
 
@@ -346,3 +347,87 @@ def test_what_was_lost_with_the_master_is_not_waited_for_as_at_a_beginning(train
     job.run(6.0)
     assert job.is_in("TRAINING")
     assert job.assignments[-1][3].group_world_size == 2
+
+
+def _rounds(job: SteeredJob) -> dict[int, int]:
+    return {rank: agent.round for rank, agent in job.agents.items() if agent.alive}
+
+
+def test_replicas_go_on_and_so_does_their_roster() -> None:
+    """Nobody is restarted, though replicas began in different rounds; epochs and numbers go on."""
+    job = replicated(6, 2)
+    job.agents[3].crash_worker()
+    job.run(10.0)
+    known, before = roster(job), _rounds(job)
+    assert known.replicas == (1, 3, 4)
+    assert len(set(before.values())) == 2
+    lose_the_journal(job)
+    job.run(5.0)
+    assert _rounds(job) == before
+    assert roster(job) == known
+    assert job.is_in("TRAINING")
+    assert "WorldAdopted" in job.reasons()
+    job.agents[0].crash_worker()
+    job.run(10.0)
+    assert roster(job).replicas == (3, 4, 5)
+    assert roster(job).epoch > known.epoch
+    assert [_rounds(job)[rank] for rank in (2, 3, 4, 5)] == [before[rank] for rank in (2, 3, 4, 5)]
+    assert job.refold() == job.core.inspect().state
+
+
+def test_a_replica_that_was_lost_with_the_journal_begins_anew() -> None:
+    """All its nodes are back, so nobody waits for more; its number is not given again."""
+    job = replicated(3)
+    known, before = roster(job), _rounds(job)
+    job.kill_master()
+    job.agents[2].crash_worker()
+    job.run(1.0)
+    job.start_master(journal=False)
+    job.run(10.0)
+    assert roster(job).replicas == (1, 2, 4)
+    assert roster(job).epoch > known.epoch
+    assert {rank for rank in before if before[rank] != _rounds(job)[rank]} == {2}
+
+
+def test_a_replica_whose_node_never_comes_back_holds_the_others_up_no_longer_than_a_world() -> None:
+    """After the time for all to come back the others are adopted, and the next epoch says so."""
+    job = replicated(3)
+    before, job.replaces = _rounds(job), False
+    job.kill_master()
+    job.agents[2].crash()
+    job.run(1.0)
+    job.start_master(journal=False)
+    job.run(job.settings.adopt_seconds + 5.0)
+    assert [_rounds(job)[rank] for rank in (0, 1)] == [before[rank] for rank in (0, 1)]
+    assert {1, 2} <= set(roster(job).replicas)
+    assert 3 not in roster(job).replicas
+
+
+def test_too_few_replicas_begin_anew_together() -> None:
+    """A world is at least as large as the spec says."""
+    job = replicated(3, min_replicas=2)
+    before = _rounds(job)
+    job.kill_master()
+    for rank in (1, 2):
+        job.agents[rank].crash_worker()
+    job.run(1.0)
+    job.start_master(journal=False)
+    job.run(15.0)
+    assert "WorldNotAdopted" in job.reasons()
+    assert job.is_in("TRAINING")
+    assert _rounds(job)[0] != before[0]
+    assert len(roster(job).replicas) == 3
+
+
+@pytest.mark.parametrize("change", [{"since": (1,)}, {"replicas": (2, 3, 9)}, {"replicas": ()}])
+def test_an_odd_roster_claims_nothing(change: dict[str, tuple[int, ...]]) -> None:
+    """The replica begins anew, and the others go on."""
+    job = replicated(3)
+    before = _rounds(job)
+    told = job.agents[0].rosters
+    odd = dataclasses.replace(roster(job), **change)  # type: ignore[arg-type]
+    told[-1] = dataclasses.replace(told[-1], roster=odd)
+    lose_the_journal(job)
+    job.run(15.0)
+    assert {rank for rank in before if before[rank] != _rounds(job)[rank]} == {0}
+    assert roster(job).replicas == (2, 3, 4)

@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from holdfast_master.instructions import Reply
 from holdfast_wire.messages import (
     AssignmentMode,
     BudgetKind,
-    HangPolicy,
-    HealthMode,
-    HealthPolicy,
-    OuterRoster,
-    RestorePlan,
-    RestoreRequest,
+    DrainNodeRequest,
     RosterFailed,
     WorldAssignment,
 )
 from simulation.steered.job import SteeredJob, job_spec
-
-
-def say(job: SteeredJob, rank: int, message: object) -> None:
-    """An agent says something about the round of its processes."""
-    agent = job.agents[rank]
-    agent.report(message, agent.round)
-
-
-def replicated(nodes: int, replica_nodes: int = 1, **changes: object) -> SteeredJob:
-    """A job of replicas that all train and are in one roster."""
-    values = {"replicas": nodes, "min_replicas": replica_nodes, "max_replicas": 2 * nodes}
-    spec = job_spec(replica_nodes=replica_nodes, **(values | changes))
-    job = SteeredJob(spec)
-    job.add_agents(nodes)
-    job.run_until("TRAINING")
-    job.run(1.0)
-    return job
-
-
-def roster(job: SteeredJob) -> OuterRoster:
-    """The newest roster."""
-    found = job.core.inspect().state.roster
-    assert found is not None
-    return found
-
-
-def seats(job: SteeredJob) -> dict[int, list[int]]:
-    """Replica to its node ranks, of the running world."""
-    world = job.core.inspect().worlds.running()
-    assert world is not None, job.tale()
-    return {one.number: list(world.members_of(one)) for one in world.replicas}
-
-
-def rounds_of(job: SteeredJob) -> dict[int, int]:
-    """Node rank to the round of its processes."""
-    return {rank: agent.round for rank, agent in job.agents.items() if agent.alive}
-
-
-def newest_told(job: SteeredJob, rank: int) -> OuterRoster | None:
-    """The newest roster that a node's agent was told."""
-    told = job.agents[rank].rosters
-    return told[-1].roster if told else None
+from simulation.steered.replicas import (
+    hold_store,
+    newest_told,
+    replicated,
+    roster,
+    rounds_of,
+    say,
+    seats,
+    until_broken,
+)
 
 
 def test_replicas_begin_together_in_worlds_of_their_own() -> None:
@@ -141,6 +107,51 @@ def test_a_master_that_dies_leaves_replicas_alone() -> None:
     assert job.is_in("TRAINING")
 
 
+def test_a_master_whose_journal_lost_a_roster_makes_a_newer_one() -> None:
+    """Ranks take no roster that is older than theirs; they leave their groups and meet anew."""
+    job = replicated(3)
+    known = roster(job)
+    job.kill_master()
+    for rank in range(3):
+        told = job.agents[rank].rosters
+        told.append(dataclasses.replace(told[-1], roster=dataclasses.replace(known, epoch=7)))
+    job.run(1.0)
+    job.start_master()
+    job.run(5.0)
+    assert (roster(job).epoch, roster(job).replicas, roster(job).since) == (8, (1, 2, 3), (8, 8, 8))
+    assert newest_told(job, 0) == roster(job)
+
+
+def test_who_could_not_meet_in_an_epoch_that_is_not_known_is_told_a_newer_one() -> None:
+    """Another master had told it of that epoch after its hello."""
+    job = replicated(3)
+    say(job, 1, RosterFailed(epoch=9))
+    job.run(0.2)
+    assert (roster(job).epoch, roster(job).replicas, roster(job).since) == (
+        10,
+        (1, 2, 3),
+        (10, 10, 10),
+    )
+    job.run(5.0)
+    assert roster(job).epoch == 10
+
+
+def test_an_epoch_that_two_masters_have_made_is_made_anew() -> None:
+    """A rank that was told the other one's would not take this master's of the same number."""
+    job = replicated(3)
+    known = roster(job)
+    job.kill_master()
+    told = job.agents[1].rosters
+    other = dataclasses.replace(known, replicas=(1, 2), since=(1, 1))
+    told.append(dataclasses.replace(told[-1], roster=other))
+    job.run(1.0)
+    job.start_master()
+    job.run(5.0)
+    assert (roster(job).epoch, roster(job).replicas) == (known.epoch + 1, (1, 2, 3))
+    for rank in range(3):
+        assert newest_told(job, rank) == roster(job)
+
+
 def test_a_replica_that_is_lost_while_no_master_lives_is_replaced_by_the_next() -> None:
     """Only its processes are started anew, and its number is not given again."""
     job = replicated(4)
@@ -177,6 +188,14 @@ def test_a_drained_node_leaves_without_a_barrier() -> None:
     assert [rounds_of(job)[rank] for rank in (0, 2)] == [before[0], before[2]]
 
 
+def test_who_drains_a_node_is_told_that_no_barrier_is_waited_for() -> None:
+    """The answer names the replica, which leaves with the node."""
+    job = replicated(3)
+    answer = job.answers[job.ask(DrainNodeRequest(node_rank=1))]
+    assert isinstance(answer, Reply)
+    assert "node 1 leaves with its replica, without a barrier; then" in str(answer.response)
+
+
 def test_a_roster_whose_members_could_not_meet_is_made_anew_in_another_store() -> None:
     """A group that fails to form is tried again only in another epoch."""
     job = replicated(3)
@@ -191,45 +210,6 @@ def test_a_roster_whose_members_could_not_meet_is_made_anew_in_another_store() -
     assert roster(job).epoch == known.epoch + 1
 
 
-def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
-    """Its steps stand still behind those of the others, which wait for it in a sync."""
-    job = replicated(3, health=HealthPolicy(hang=HangPolicy(mode=HealthMode.ACT, min_seconds=300)))
-    before = rounds_of(job)
-    _stands(job, 1)
-    job.run(3.0)
-    for rank in (0, 2):
-        _stands(job, rank)
-    job.run(45.0)
-    assert "ReplicaFrozen" in job.reasons()
-    assert [rounds_of(job)[rank] for rank in (0, 2)] == [before[0], before[2]]
-    assert rounds_of(job)[1] != before[1]
-
-
-def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
-    """Where hangs are only reported, nobody is restarted; the others go on without it meanwhile."""
-    job = replicated(3)
-    before = rounds_of(job)
-    _stands(job, 1)
-    job.run(3.0)
-    for rank in (0, 2):
-        _stands(job, rank)
-    job.run(35.0)
-    assert roster(job).replicas == (1, 3)
-    for rank in range(3):
-        _stands(job, rank, stuck=False)
-    job.run(5.0)
-    assert roster(job).replicas == (1, 2, 3)
-    assert rounds_of(job) == before
-
-
-def _stands(job: SteeredJob, rank: int, *, stuck: bool = True) -> None:
-    """The processes of a node complete no further step, or go on."""
-    current = job.agents[rank].workers.current
-    assert current is not None
-    assert current.physics is not None
-    job.training.hang(current.physics, current.assignment.group_rank, stuck=stuck)
-
-
 def test_the_end_of_all_replicas_ends_the_job_well() -> None:
     """Each replica's processes end with exit code 0; the last ones need no other roster."""
     job = replicated(3)
@@ -237,6 +217,29 @@ def test_the_end_of_all_replicas_ends_the_job_well() -> None:
     job.training.retarget(job.training.best + 20)
     job.run_until("SUCCEEDED")
     assert roster(job).epoch == epoch
+
+
+def test_a_replica_that_has_ended_leaves_the_roster_in_time() -> None:
+    """However long replicas may wait for each other at their start."""
+    job = replicated(3, join_window_seconds=300.0)
+    job.agents[0].workers.exit(0, 0)
+    job.run(9.0)
+    assert roster(job).replicas == (1, 2, 3)
+    job.run(2.0)
+    assert roster(job).replicas == (2, 3)
+
+
+def test_a_replica_that_has_ended_is_out_once_others_cannot_meet() -> None:
+    """None of its ranks will come, so the next epoch is without it, and so is each later one."""
+    job = replicated(3)
+    job.agents[0].workers.exit(0, 0)
+    job.run(0.5)
+    known = roster(job)
+    say(job, 1, RosterFailed(epoch=known.epoch))
+    job.run(0.2)
+    assert roster(job).replicas == (2, 3)
+    job.run(12.0)
+    assert (roster(job).epoch, roster(job).replicas) == (known.epoch + 1, (2, 3))
 
 
 def test_a_script_that_asks_for_no_roster_is_told_of() -> None:
@@ -259,22 +262,6 @@ def test_no_roster_is_told_where_there_are_no_replicas(replica_nodes: int) -> No
     job.run(2.0)
     modes = [m.mode for _, m in job.sent if isinstance(m, WorldAssignment)]
     assert (AssignmentMode.RECONFIGURE in modes) is (replica_nodes > 0)
-
-
-def until_broken(job: SteeredJob) -> None:
-    """Let time pass until no world runs: one is decided, or about to be."""
-    for _ in range(3000):
-        job.run(0.001)
-        if job.core.inspect().worlds.running() is None:
-            return
-    raise AssertionError(job.tale())
-
-
-def hold_store(job: SteeredJob, rank: int) -> None:
-    """Have a node take three seconds for its next store, so that a world stays undecided."""
-    agent = job.agents[rank]
-    agent.waiting, ready = None, agent._store_ready
-    agent._store_ready = lambda name: agent.later(3.0, ready, name)  # type: ignore[assignment, method-assign]
 
 
 def test_a_replica_that_ends_well_while_no_world_runs_counts() -> None:
@@ -315,22 +302,3 @@ def test_a_finished_replica_that_reconnects_is_not_started_again() -> None:
     job.run(20.0)
     assert set(seats(job)) == {1, 2, 4}
     assert job.core.inspect().state.finished == {0}, "the journal knows of it in the next world"
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_replicas_that_start_are_given_plans_of_their_own(late: bool) -> None:  # noqa: FBT001
-    """One that fails meanwhile takes no other's plan away; who asks meanwhile is heard."""
-    job = SteeredJob(job_spec(replicas=3, replica_nodes=1, min_replicas=1))
-    job.add_agents(3)
-    job.run_until("STARTING")
-    job.run(0.2)
-    rounds = rounds_of(job)
-    job.agents[2].crash_worker()
-    if not late:
-        until_broken(job)
-    for rank in (0, 1):
-        job.agents[rank].report(RestoreRequest(), rounds[rank])
-    job.run(5.0)
-    say(job, 2, RestoreRequest())
-    job.run(2.0)
-    assert {rank for rank, one in job.sent if isinstance(one, RestorePlan) and one.go} == {0, 1, 2}

@@ -344,3 +344,60 @@ def test_the_base_of_a_job_is_its_spec_s(followed: Start) -> None:
     job.change(checkpoint=_policy(memory=9))
     job.run(1.0)
     assert assignment.first_intervals(context.spec, context.state.schedule)[Tier.MEMORY] == 9
+
+
+def _of_replicas(nodes: int = 3) -> SteeredJob:
+    """A job of replicas that train, whose first one has confirmed a schedule."""
+    job = SteeredJob(job_spec(replicas=nodes, replica_nodes=1, min_replicas=1))
+    job.add_agents(nodes, costs=COSTS)
+    job.run_until("TRAINING")
+    job.run(60.0)
+    assert [len(told) for told in _told(job)] == [2, *[0] * (nodes - 1)]
+    return job
+
+
+def test_a_schedule_outlives_the_loss_of_a_replica_that_does_not_save() -> None:
+    """The first replica goes on with it, and hears it again when it was away."""
+    job = _of_replicas()
+    fact, shown = _fact(job), _shown(job)
+    job.agents[2].crash_worker()
+    job.run(8.0)
+    assert job.core.inspect().state.round == 2
+    assert (_fact(job), _shown(job)) == (fact, shown)
+    assert len(_told(job)[0]) == 2
+    job.agents[0].blip()
+    job.run(5.0)
+    assert [one.schedule_id for one in _told(job)[0][2:]] == [fact.schedule_id]
+    assert _told(job)[0][-1].confirmed
+
+
+def test_a_schedule_is_heard_while_another_replica_is_made() -> None:
+    """The first replica was away when it was confirmed, and comes back while no world runs."""
+    job = _of_replicas()
+    hold = job.agents[2]
+    hold.waiting, ready = None, hold._store_ready
+    hold._store_ready = lambda name: hold.later(5.0, ready, name)  # type: ignore[assignment, method-assign]
+    hold.crash_worker()
+    job.run(0.5)
+    assert job.core.inspect().worlds.running() is None
+    job.agents[0].blip()
+    job.run(2.0)
+    assert job.core.inspect().worlds.running() is None
+    assert _told(job)[0][-1].confirmed
+    assert len(_told(job)[0]) == 3
+    assert job.agents[0].rosters[-1].roster == job.core.inspect().state.roster
+
+
+def test_a_replica_that_comes_to_save_is_told_a_schedule_of_its_own() -> None:
+    """It began in the same round as the first one, and has heard of nothing."""
+    job = _of_replicas()
+    fact = _fact(job)
+    job.agents[0].crash_worker()
+    job.run(10.0)
+    assert _fact(job).round == 0
+    job.run(60.0)
+    offer, confirmed = _told(job)[1]
+    assert (offer.confirmed, confirmed.confirmed) == (False, True)
+    assert confirmed.schedule_id > fact.schedule_id
+    assert (_fact(job).schedule_id, _fact(job).round) == (confirmed.schedule_id, 1)
+    assert job.refold().schedule == _fact(job)

@@ -16,12 +16,15 @@ from holdfast_master.policies.replicas import (
     SeatedReplica,
     Standing,
     all_still,
+    follows,
     frozen,
     memberships,
+    never_started,
     roster,
     seat,
     stuck_by_itself,
 )
+from holdfast_wire.messages import OuterRoster
 
 
 def nodes(*ranks: int, rack: str = "") -> tuple[Candidate, ...]:
@@ -139,16 +142,41 @@ def test_a_roster_follows_from_who_is_lost_and_who_is_ready(
 
 def test_members_that_could_not_meet_are_in_anew() -> None:
     """Another epoch with the same members, each of which leaves the groups that it has."""
-    found = roster(standings("1r 2r"), (1, 2), 0.0, ready_since=None, window=5.0, again=True)
+    why = "its members could not meet"
+    found = roster(standings("1r 2r"), (1, 2), 0.0, ready_since=None, window=5.0, again=why)
     assert isinstance(found, NewRoster)
     assert found.replicas == (1, 2)
     assert "could not meet" in found.reason
-    assert memberships((1, 2), {1: 1, 2: 3}, 4, again=True) == (4, 4)
+    assert memberships((1, 2), {1: 1, 2: 3}, 4, anew=True) == (4, 4)
 
 
 def test_a_member_that_was_out_is_in_since_it_came_back() -> None:
     """A rank that saw neither roster between knows by it that a member has left its group."""
     assert memberships((1, 2, 3), {1: 1, 3: 2}, 5) == (1, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "since", "then"),
+    [
+        (4, {1: 1, 3: 2}, True),
+        (4, {1: 1, 2: 4}, True),
+        (4, {1: 1, 2: 3}, False),
+        (3, {1: 1, 3: 2}, True),
+        (3, {1: 1, 3: 1}, False),
+        (2, {1: 1}, False),
+        (4, {1: 1, 5: 4}, True),
+        (4, {1: 1, 5: 3}, False),
+    ],
+)
+def test_a_roster_of_another_history_does_not_follow(
+    epoch: int,
+    since: dict[int, int],
+    then: bool,  # noqa: FBT001
+) -> None:
+    """It is not newer, or has a member since an epoch in which the ranks knew of none."""
+    before = OuterRoster(epoch=3, replicas=(1, 3), since=(1, 2))
+    after = OuterRoster(epoch=epoch, replicas=tuple(since), since=tuple(since.values()))
+    assert follows(before, after) is then
 
 
 PACES = [
@@ -201,3 +229,34 @@ def test_a_replica_whose_ranks_show_why_keeps_the_others_waiting(
     """Who waits in a sync shows nothing; what all show is no one's fault."""
     stuck = stuck_by_itself({number: verdict(kind) for number, kind in kinds.items()})
     assert [one.number for one in stuck] == found
+
+
+def test_a_replica_that_starts_shows_less_by_its_ranks() -> None:
+    """It may read data or hold a lock before its first step; a stopped process starts nothing."""
+    stuck = stuck_by_itself(
+        {
+            1: verdict(HangKind.DATA_LOADER),
+            2: verdict(HangKind.DATA_LOADER),
+            3: verdict(HangKind.STOPPED),
+        },
+        starting={2, 3},
+    )
+    assert [one.number for one in stuck] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ([Pace(1, 20, 601.0), Pace(2, 20, 600.0)], [3, 4]),
+        ([Pace(1, 20, 700.0), Pace(2, 20, 599.0)], []),
+        ([Pace(1, 20, 700.0), Pace(2, 20, 700.0, working=True)], []),
+        ([], []),
+    ],
+)
+def test_a_first_step_that_never_comes_keeps_the_others_waiting(
+    others: list[Pace], found: list[int]
+) -> None:
+    """While one of the others steps or works nobody waits for it, nor where none has begun."""
+    out = never_started(others, [3, 4], 600.0)
+    assert [one.number for one in out] == found
+    assert all("has completed no first step, and the others have" in one.reason for one in out)

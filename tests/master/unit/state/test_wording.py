@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_master.job.state.wording import nodes_named, pod_end, worker_end
-from holdfast_master.policies.counts import counted
-from holdfast_master.policies.durations import period
+from holdfast_master.policies.quantities import counted, period
 from holdfast_wire.messages import PodObservation, PodPhase, WorkerExited
 
 

@@ -97,13 +97,26 @@ class Checks:
             limit = settings.lease_seconds + 2 * settings.heartbeat_seconds
             invariants.lost_rightly(f"node {rank} ({agent_id})", watch.now - at, limit)
 
+    def roster_told(self, agent: Agent, message: WorldAssignment) -> None:
+        """A node hears of a roster that follows the one that its processes were told before.
+
+        Two masters of one epoch may each tell a node of theirs, as with `two_rounds`.
+        """
+        if any(fault.what == "twin_master" for fault in self.job.scenario.faults):
+            return
+        number = message.assignment_id
+        known = [one.roster for one in agent.rosters if one.assignment_id == number]
+        if known and known[-1] is not None and message.roster is not None:
+            invariants.roster_follows(known[-1], message.roster)
+
     def schedule_confirmed(self, fact: ScheduleConfirmed, world: WorldDecided | None) -> None:
-        """A master confirms a schedule: it was offered to the ranks of every node of the world."""
+        """A master confirms a schedule: it was offered to the ranks of every node that saves."""
+        savers = (world.replicas or (world,))[0].world_hash if world is not None else ""
         for agent in self.job.agents.values():
             current = agent.workers.current
             if current is None or current.dead or current.exits or world is None:
                 continue
-            same = current.assignment.world_hash == world.world_hash
+            same = current.assignment.world_hash == savers
             if same and current.physics and current.follower:
                 text = f"node {agent.rank} was not offered schedule {fact.schedule_id}"
                 known = fact.schedule_id in current.follower.offers

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from holdfast_master.instructions import Record
 from holdfast_master.job.state.job_state import DRAINING, RELEASED, RENEW, REPLACED
 from holdfast_wire.messages import (
+    AssignmentMode,
     CheckpointCommitted,
     CommandIssued,
     CommitAnnounced,
@@ -25,6 +26,7 @@ from holdfast_wire.messages import (
     Leave,
     NodeExcluded,
     NodeMarked,
+    OuterRoster,
     ReleaseDecision,
     RestartWorkerResponse,
     ScaleResponse,
@@ -49,6 +51,7 @@ _STOP, _ENDED = (StopRequested, ""), (WorldEnded, "")
 _RESTART = (Incident, Cause.RESTART_ASKED)
 """Another one's incident may follow: a node's own loss is no part of what was granted."""
 _DRAINING, _RELEASED = (NodeMarked, DRAINING), (NodeMarked, RELEASED)
+_ROSTER = ((OuterRoster, ""),)
 NEEDED: Mapping[type, tuple[Key, ...]] = {
     WorldAssignment: ((WorldDecided, ""),),
     StopRound: (_ENDED,),
@@ -84,6 +87,9 @@ class Unsynced:
 
     def said(self, message: object) -> None:
         """A message, an answer or a decision goes out."""
-        early = self._keys.intersection(NEEDED.get(type(message), ()))
+        needed = NEEDED.get(type(message), ())
+        if isinstance(message, WorldAssignment) and message.mode is AssignmentMode.RECONFIGURE:
+            needed = _ROSTER  # the next world may be on its way to the disk
+        early = self._keys.intersection(needed)
         text = f"{type(message).__name__} went out before {sorted(map(str, early))} was durable"
         require(not early, "effect_after_record", text)

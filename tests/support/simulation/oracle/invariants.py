@@ -166,6 +166,14 @@ class Rosters:
         require(ordered and roster.store_port, "rosters_agree", text)
 
 
+def roster_follows(before: OuterRoster, roster: OuterRoster) -> None:
+    """Processes that were told a roster are told a newer one, whichever master it is of."""
+    name, text = "roster_follows", f"{roster} follows {before}"
+    require(roster.epoch > before.epoch or roster == before, name, text)
+    for number, since in zip(roster.replicas, roster.since, strict=True):
+        require(since > before.epoch or number in before.replicas, name, text)
+
+
 def replicas_stable(before: WorldDecided | None, fact: WorldDecided) -> None:
     """Who goes on goes on as it was; a new replica has a new number and begins with the round."""
     name, known = "replicas_stable", _by_replica(before) if before is not None else {}

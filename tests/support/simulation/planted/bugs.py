@@ -22,6 +22,7 @@ from holdfast_master.job.state.world import World
 from holdfast_master.job.takeover import from_journal
 from holdfast_master.job.takeover import hello as takeover_hello
 from holdfast_master.job.worlds import digests, rounds
+from holdfast_master.job.worlds import roster as outer_roster
 from holdfast_master.policies import failure, rendezvous, success
 from holdfast_master.policies import replicas as replica_policy
 from holdfast_master.policies.failure import Charge
@@ -284,6 +285,11 @@ def _roster_late() -> list[Patch]:
     return [(replica_policy, "roster", roster)]
 
 
+def _epoch_again() -> list[Patch]:
+    """What agents were told of rosters that the journal has lost is nothing to a new master."""
+    return [(outer_roster, "heard", lambda *_: None)]
+
+
 def _digest_ignored() -> list[Patch]:
     """A master without a journal counts rounds from one, whatever agents say."""
     right = takeover_hello.connected
@@ -329,6 +335,7 @@ _OF_REPLICAS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
     ("kept dead", "a replica goes on whose process has failed", _kept_dead),
     ("number again", "a new replica has an earlier one's number", _number_again),
     ("roster late", "a lost replica stays in the roster", _roster_late),
+    ("epoch again", "a master counts epochs on from its journal alone", _epoch_again),
 )
 BUGS: Mapping[str, Bug] = {
     name: Bug(name, what, make, turned)

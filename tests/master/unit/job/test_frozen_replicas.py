@@ -1,0 +1,112 @@
+"""Replicas that keep others waiting: who is found, when, and what becomes of it."""
+
+from __future__ import annotations
+
+from holdfast_master.policies.hang import HangKind
+from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy
+from simulation.steered.job import SteeredJob
+from simulation.steered.replicas import replicated, roster, rounds_of
+
+
+def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
+    """Its steps stand still behind those of the others, which wait for it in a sync."""
+    job = replicated(3, health=HealthPolicy(hang=HangPolicy(mode=HealthMode.ACT, min_seconds=300)))
+    before = rounds_of(job)
+    _stands(job, 1)
+    job.run(3.0)
+    for rank in (0, 2):
+        _stands(job, rank)
+    job.run(45.0)
+    assert "ReplicaFrozen" in job.reasons()
+    assert [rounds_of(job)[rank] for rank in (0, 2)] == [before[0], before[2]]
+    assert rounds_of(job)[1] != before[1]
+
+
+def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
+    """Where hangs are only reported, nobody is restarted; the others go on without it meanwhile."""
+    job = replicated(3)
+    before = rounds_of(job)
+    _stands(job, 1)
+    job.run(3.0)
+    for rank in (0, 2):
+        _stands(job, rank)
+    job.run(35.0)
+    assert roster(job).replicas == (1, 3)
+    for rank in range(3):
+        _stands(job, rank, stuck=False)
+    job.run(5.0)
+    assert roster(job).replicas == (1, 2, 3)
+    assert rounds_of(job) == before
+
+
+def starting(job: SteeredJob, rank: int) -> None:
+    """A replica of one node begins anew, is in the roster, and completes no first step."""
+    agent = job.agents[rank]
+    before = agent.round
+    agent.crash_worker()
+    for _ in range(3000):
+        job.run(0.01)
+        current = agent.workers.current
+        if agent.round > before and current is not None and current.physics is not None:
+            _stands(job, rank)
+            job.run(0.3)
+            assert len(roster(job).replicas) == len(job.agents), job.tale()
+            return
+    raise AssertionError(job.tale())
+
+
+def test_a_replica_without_a_first_step_hides_no_frozen_one() -> None:
+    """It may start yet, so it is not blamed; another one that is behind the others is."""
+    job = replicated(3)
+    starting(job, 2)
+    _stands(job, 1)
+    job.run(3.0)
+    _stands(job, 0)
+    job.run(45.0)
+    assert roster(job).replicas == (1, 4)
+    (text,) = [one.text for one in job.core.events_after(0, 999) if one.reason == "ReplicaFrozen"]
+    assert text.startswith("replica 2 has stood still"), text
+
+
+def test_a_replica_that_was_stopped_before_its_first_step_is_found_by_its_ranks() -> None:
+    """The evidence tells it from one that still starts."""
+    job = replicated(3)
+    starting(job, 2)
+    _stands(job, 2, stuck=False)
+    assert job.agents[2].sampling.hang(HangKind.STOPPED, 0) is not None
+    for rank in (0, 1):
+        _stands(job, rank)
+    job.run(45.0)
+    assert roster(job).replicas == (1, 2)
+    _stands(job, 2, stuck=False)
+    job.run(5.0)
+    assert roster(job).replicas == (1, 2, 4), "it steps"
+
+
+def test_a_replica_that_never_completes_a_first_step_is_restarted() -> None:
+    """The others have waited for as long as a first step may take, and then go on."""
+    settings = HangPolicy(mode=HealthMode.ACT, min_seconds=40, first_step_seconds=120)
+    job = replicated(3, health=HealthPolicy(hang=settings))
+    starting(job, 2)
+    before = rounds_of(job)
+    for rank in (0, 1):
+        _stands(job, rank)
+    job.run(110.0)
+    assert "ReplicaFrozen" not in job.reasons()
+    assert rounds_of(job) == before
+    job.run(25.0)
+    assert "ReplicaFrozen" in job.reasons()
+    assert {rank for rank in before if before[rank] != rounds_of(job)[rank]} == {2}, job.tale()
+    for rank in (0, 1):
+        _stands(job, rank, stuck=False)
+    job.run(60.0)
+    assert job.reasons().count("ReplicaFrozen") == 1
+    assert roster(job).replicas == (1, 2, 5)
+
+
+def _stands(job: SteeredJob, rank: int, *, stuck: bool = True) -> None:
+    """The processes of a node complete no further step, or go on."""
+    current = job.agents[rank].workers.current
+    assert current is not None
+    assert current.physics is not None
+    job.training.hang(current.physics, current.assignment.group_rank, stuck=stuck)
