@@ -35,17 +35,17 @@ from holdfast.integrations.megatron.weights import end_gathers, write_weights
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.megatron.elastic import check_members, members_of, start
+from holdfast.local_sgd.megatron.elastic import members_of, replicas_of, start
 from holdfast.local_sgd.megatron.groups import (
     all_names,
     check_groups,
     own_data_parallel,
     own_ranks,
-    own_sync_group,
 )
 from holdfast.local_sgd.megatron.parts import Part, parts_of, put_together
 from holdfast.local_sgd.megatron.refusals import check_model, check_settings, check_tensor_parallel
 from holdfast.local_sgd.megatron.shards import MegatronRoundShards
+from holdfast.local_sgd.megatron.warm_up import average_gradients
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
@@ -133,7 +133,7 @@ class MegatronLocalSGD:
         self.config, self.optimizer = config, optimizer
         self._data_parallel = own_data_parallel()
         self.shard_group = Group(own_ranks(), timeout=timeout)
-        members, self.replicas = _replicas_of(sync_ranks, self.shard_group, timeout)
+        members, self.replicas = replicas_of(sync_ranks, self.shard_group, timeout)
         self.parts = _by_name(parts_of(self.chunks, optimizer, self._data_parallel))
         self.units = [self._unit(name, outer) for name in self._names()]
         self._sync = unit_sync_of(
@@ -284,12 +284,7 @@ class MegatronLocalSGD:
         result = finish(*args, **kwargs)
         if self.is_warming_up and self.replicas.size > 1:
             whole = bool(kwargs.get("force_all_reduce", args[0] if args else False))
-            works = []
-            for gradients in _reduced(chunk, self._data_parallel, whole=whole):
-                gradients.mul_(1 / self.replicas.size)
-                works.append(self.replicas.begin_sum(gradients))
-            for work in works:
-                work.wait()
+            average_gradients(chunk, self._data_parallel, self.replicas, whole=whole)
         return result
 
     def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -402,40 +397,11 @@ def _one(part: Part) -> Sequence[torch.Tensor]:
     return (part.values(),)
 
 
-def _replicas_of(
-    given: dist.ProcessGroup | Members | None, own: Group, timeout: float
-) -> tuple[Members | None, Group]:
-    """Return the members, if they are given, and the replicas that are there at the start."""
-    import torch.distributed as dist
-
-    if given is None or isinstance(given, dist.ProcessGroup):
-        found = own_sync_group() if given is None else given
-        return None, _group_of(found, timeout)
-    check_members(given, own)
-    return given, Group.of_one()
-
-
-def _group_of(ranks: dist.ProcessGroup | None, timeout: float) -> Group:
-    return Group.of_one() if ranks is None else Group(ranks, timeout=timeout)
-
-
 def _override(holder: Any, name: str, call: Callable[..., Any]) -> Callable[[], None]:
     """Put a call around one of an object's methods; return what takes it away."""
     original = getattr(holder, name)
     setattr(holder, name, functools.wraps(original)(functools.partial(call, original)))
     return lambda: vars(holder).pop(name, None)
-
-
-def _reduced(chunk: Any, own: dist.ProcessGroup, *, whole: bool) -> list[torch.Tensor]:
-    """Return the gradients that are right on this rank after a reduction inside the replica."""
-    found = []
-    for buffer in chunk.buffers:
-        for bucket in buffer.buckets:
-            gradients: torch.Tensor = bucket.grad_data
-            if chunk.ddp_config.use_distributed_optimizer and not whole:
-                gradients = gradients.chunk(own.size())[own.rank()]
-            found.append(gradients)
-    return found
 
 
 def _refuse_second(optimizer: Any) -> None:
