@@ -158,10 +158,13 @@ def test_a_step_that_a_loss_scaler_leaves_out_weighs_nothing(worlds: Worlds) -> 
     assert [one["rounds"][0]["weights"] for one in alone] == [[[1.0, 0.0]]] * 4
 
 
-def test_replicas_save_together_after_a_round(worlds: Worlds, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drop_in", [False, True])
+def test_replicas_save_together_after_a_round(
+    worlds: Worlds, tmp_path: Path, *, drop_in: bool
+) -> None:
     """The checkpoint counts rounds; each replica has its own state, steps and schedule again."""
-    saved = _run(worlds, steps=[30, 6], root=str(tmp_path), saves=2)
-    again = _run(worlds, steps=[31, 7], root=str(tmp_path))
+    saved = _run(worlds, steps=[30, 6], root=str(tmp_path), saves=2, drop_in=drop_in)
+    again = _run(worlds, steps=[31, 7], root=str(tmp_path), drop_in=drop_in)
     for before, after in zip(saved, again, strict=True):
         assert after["start"] == before["saved clock"]["rounds"] == 2
         assert after["loaded"] == before["saved"]
@@ -196,5 +199,6 @@ def test_what_replicas_at_unlike_steps_cannot_do_is_refused(worlds: Worlds) -> N
             "sync": "sync",
             "regroup": "regroup",
             "members": "use_async=True",
+            "worlds of their own": "use_async=True",
         }
         assert "averages the loss over all replicas" in one["refused"]["train_step"]

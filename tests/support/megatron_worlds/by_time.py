@@ -30,11 +30,8 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
 
     `saves` is a number of rounds, or, where rounds end with the data alone, each replica's steps.
     """
-    from holdfast import Checkpointer
-
     training, local = patched(world)
-    objects = {"opt_param_scheduler": training.scheduler}
-    flash = Checkpointer(world.get("root"), shards=local.shards(objects))
+    flash = (_MegatronsCalls if world.get("drop_in") else _flash)(world, training, local)
     replica, rounds = local.replicas.rank, list[dict[str, Any]]()
     pipe.send({"start": flash.load(), "loaded": digests(local), "clock": local.clock()})
     pipe.send({"loaded schedule": training.scheduler.num_steps})
@@ -59,6 +56,41 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     local.sync()
     pipe.send({"rounds": rounds, "units": len(local.units), "end": digests(local)})
     pipe.send({"weights": weights_of(training), "steps": local.steps})
+
+
+def _flash(world: Mapping[str, Any], training: Training, local: Any) -> Any:
+    from holdfast import Checkpointer
+
+    objects = {"opt_param_scheduler": training.scheduler}
+    return Checkpointer(world.get("root"), shards=local.shards(objects))
+
+
+class _MegatronsCalls:
+    """Megatron's own two calls, by the names of a `Checkpointer`."""
+
+    def __init__(self, world: Mapping[str, Any], training: Training, _: Any) -> None:
+        from megatron_worlds.jobs import use_arguments
+
+        use_arguments(save=world["root"], num_layers=world["setup"]["layers"])
+        self._state = training.chunks, training.optimizer, training.scheduler
+
+    def load(self) -> int:
+        from holdfast.integrations.megatron import load_checkpoint
+
+        return load_checkpoint(*self._state)[0]
+
+    def save(self, iteration: int) -> None:
+        from holdfast.integrations.megatron import save_checkpoint
+
+        save_checkpoint(iteration, *self._state)
+
+    def wait(self) -> None:
+        """Wait for nothing: a load waits for what is on its way."""
+
+    def close(self) -> None:
+        from holdfast.integrations.megatron import checkpointing
+
+        checkpointing.finish()
 
 
 def _is_to_save(saves: Any, local: Any) -> bool:
@@ -147,8 +179,11 @@ def _parameters(training: Training) -> list[Any]:
 
 def refuse(world: Mapping[str, Any], pipe: Any) -> None:
     """Tell what a script's calls raise that rounds by time cannot have: `call`s by name."""
+    import torch.distributed as dist
+
     from holdfast.local_sgd.errors import LocalSGDError
     from holdfast.local_sgd.megatron import MegatronLocalSGD
+    from holdfast.local_sgd.megatron.by_time import turns_of
     from holdfast.local_sgd.members import StaticMembers
 
     module: Any = types.ModuleType("megatron.training.training")
@@ -156,10 +191,12 @@ def refuse(world: Mapping[str, Any], pipe: Any) -> None:
     sys.modules[module.__name__] = module
     training, local = patched(world)
     _step(training, 0, is_spoiled=False)
+    others: Any = types.SimpleNamespace(size=dist.get_world_size())
     calls: dict[str, Callable[[], Any]] = {
         "train_step": module.train_step,
         "sync": local.sync,
         "regroup": lambda: local.regroup(None),
+        "worlds of their own": lambda: turns_of(local.config, None, others, local.shard_group),
     }
     told = {}
     for name, call in calls.items():
