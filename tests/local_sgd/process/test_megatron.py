@@ -178,7 +178,20 @@ def test_megatron_s_own_training_takes_its_flags(worlds: Worlds, tmp_path: Path)
             {"setup": {"tensor": 2}, "config": {"codec": "int8"}},
             "codec='int8': with tensor_model_parallel_size=2",
         ),
-        ({"config": {"use_async": True}}, "use_async=True: with Megatron rounds end by steps"),
+        (
+            {"config": {"use_async": True, "quorum": 0.5}},
+            "quorum=0.5: rounds wait for all replicas of their group",
+        ),
+        (
+            {
+                "config": {
+                    "use_async": True,
+                    "use_step_weight": True,
+                    "step_weight_by": "tokens",
+                }
+            },
+            "step_weight_by='tokens': with Megatron nobody tells the tokens",
+        ),
         (
             {"unpatched": True, "setup": {"instances": 2}},
             "model chunk 0 reduces its gradients among ranks [0, 1, 2, 3]",

@@ -227,6 +227,13 @@ def _replicas(world: Mapping[str, Any], pipe: Any) -> None:
     replicas.CALLS[world["call"]](world, pipe)
 
 
+def _by_time(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train with local SGD, with rounds by time."""
+    from megatron_worlds import by_time
+
+    by_time.CALLS[world["call"]](world, pipe)
+
+
 JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": _train,
     "alone": _alone,
@@ -234,4 +241,5 @@ JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "drop-in": _drop_in,
     "script": _script,
     "replicas": _replicas,
+    "by time": _by_time,
 }

@@ -29,7 +29,7 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
         for buffer in chunk.buffers
         for bucket in buffer.buckets
     ]
-    pipe.send({"weights": _weights(training), "outcomes": told, "sums": sums})
+    pipe.send({"weights": weights_of(training), "outcomes": told, "sums": sums})
     pipe.send({"factors": factors, "units": [one.name for one in local.units]})
 
 
@@ -52,10 +52,9 @@ def _run(training: Training, number: int, replica: int, spoiled: Sequence[int] |
 
 def patched(world: Mapping[str, Any]) -> tuple[Training, Any]:
     """Return a training that was built behind the patch, and what the patch has attached."""
-    from holdfast.local_sgd.megatron import patch_megatron_for_local_sgd
-    from holdfast.local_sgd.megatron.training import local_sgd_of
+    from holdfast.local_sgd.megatron import local_sgd_of, patch_megatron_for_local_sgd
 
-    patch_megatron_for_local_sgd(*_configs(world), replicas=world["replicas"])
+    patch_megatron_for_local_sgd(*configs(world), replicas=world["replicas"])
     training = build(Setup(**world.get("setup", {})), world.get("seed", 1))
     return training, local_sgd_of(training.optimizer)
 
@@ -140,7 +139,7 @@ def by_hand(world: Mapping[str, Any], pipe: Any) -> None:
     from holdfast.local_sgd.megatron import MegatronLocalSGD
 
     training = build(Setup(**world.get("setup", {}), replicas=world["replicas"]), 1)
-    local = MegatronLocalSGD(training.chunks, training.optimizer, *_configs(world))
+    local = MegatronLocalSGD(training.chunks, training.optimizer, *configs(world))
     for number in range(world["steps"]):
         step(training, number)
     parted = _sum(training)
@@ -211,7 +210,7 @@ def refuse(world: Mapping[str, Any], pipe: Any) -> None:
     try:
         if world.get("unpatched"):
             training = build(Setup(**world.get("setup", {})), 1)
-            MegatronLocalSGD(training.chunks, training.optimizer, *_configs(world))
+            MegatronLocalSGD(training.chunks, training.optimizer, *configs(world))
         patched(world)
     except LocalSGDError as error:
         pipe.send({"refused": str(error)})
@@ -221,29 +220,29 @@ def reference(world: Mapping[str, Any], pipe: Any) -> None:
     """Train all replicas in this rank, by the formulas; tell the weights of each."""
     import torch
 
-    config, outer, _ = _configs(world)
+    config, outer, _ = configs(world)
     first = build(Setup(**world.get("setup", {}), distributed=False), world.get("seed", 1))
     trainings = [first, *(fresh(first) for _ in range(world["replicas"] - 1))]
     with torch.no_grad():
         for other in trainings[1:]:
             for own, one in zip(_parameters(first), _parameters(other), strict=True):
                 one.copy_(own)
-    judge = _Rounds(trainings, config, outer)
+    judge = ReferenceRounds(trainings, config, outer)
     for number in range(world["steps"]):
         samples = batch(number)
         share = len(samples) // len(trainings)
         for place, training in enumerate(trainings):
             backward(training, samples[place * share : (place + 1) * share])
         if number < config.local_sgd_warmup_steps:
-            _average_gradients(trainings)
+            average_gradients(trainings)
         for training in trainings:
             training.optimizer.step()
             training.scheduler.step(increment=4)
         judge.after(number + 1)
-    pipe.send({"replicas": [_weights(training) for training in trainings]})
+    pipe.send({"replicas": [weights_of(training) for training in trainings]})
 
 
-class _Rounds:
+class ReferenceRounds:
     """EDiT with norm weights, one norm for the clipping, and Nesterov."""
 
     def __init__(self, trainings: Sequence[Training], config: Any, outer: Any) -> None:
@@ -251,6 +250,8 @@ class _Rounds:
         self._config, self._outer = config, dict(outer.outer_optim_kwargs) if outer else {}
         self._anchors = [one.detach().clone() for one in self._all[0]]
         self._momentum: list[Any] = [None] * len(self._anchors)
+        self.shares: list[float] = [1 / len(self._all)] * len(self._all)
+        """Weights of the replicas, where norms have none."""
 
     def after(self, steps: int) -> None:
         """Take anchors at the end of the warm-up; make a round each H steps after it."""
@@ -258,9 +259,10 @@ class _Rounds:
         if lone == 0:
             self._anchors = [one.detach().clone() for one in self._all[0]]
         elif lone > 0 and lone % self._config.local_sgd_sync_interval == 0:
-            self._round()
+            self.make()
 
-    def _round(self) -> None:
+    def make(self) -> None:
+        """Make a round."""
         import torch
 
         with torch.no_grad():
@@ -277,7 +279,7 @@ class _Rounds:
         import torch
 
         deltas = [self._anchors[number] - parameters[number] for parameters in self._all]
-        weights = [1 / len(deltas)] * len(deltas)
+        weights = self.shares
         if self._config.temperature is not None:
             norms = [self._norm(number, delta) for delta in deltas]
             scores = [math.exp(-(one - min(norms)) / self._config.temperature) for one in norms]
@@ -319,7 +321,8 @@ class _Rounds:
         self._anchors[number] -= lr * along
 
 
-def _configs(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def configs(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return the configurations that a world names: `config`, `outer`, `gta`."""
     import torch
 
     from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
@@ -336,7 +339,8 @@ def _parameters(training: Training) -> list[Any]:
     return [one for chunk in training.chunks for one in chunk.parameters()]
 
 
-def _average_gradients(trainings: Sequence[Training]) -> None:
+def average_gradients(trainings: Sequence[Training]) -> None:
+    """Give all replicas the mean of their gradients."""
     import torch
 
     for several in zip(*map(_parameters, trainings), strict=True):
@@ -345,7 +349,7 @@ def _average_gradients(trainings: Sequence[Training]) -> None:
             one.main_grad.copy_(mean)
 
 
-def _weights(training: Training) -> dict[str, list[float]]:
+def weights_of(training: Training) -> dict[str, list[float]]:
     """Return this rank's parameters by name, whole as far as data parallelism goes."""
     for chunk in training.chunks if training.setup.late_gather else ():
         chunk.start_param_sync(force_sync=True)

@@ -160,13 +160,17 @@ class Turns:
         self.turn = Turn(round=rounds, started=started, steps=steps, exhausted=exhausted)
         self._counted &= store is None
 
-    def stepped(self) -> Entry:
+    def stepped(self, *, is_made: bool = True) -> Entry:
         """Count a step; return what follows it, `SKIP` for nothing.
+
+        Args:
+            is_made: False for a step that a loss scaler has left out, which is not counted.
 
         Raises:
             SyncError: a rank is gone, or the members have changed.
         """
-        self.turn = stepped(self.turn)
+        if is_made:
+            self.turn = stepped(self.turn)
         return self._enter() if self._all_see(self._looks) else Entry.SKIP
 
     def exhausted(self) -> Entry:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _EXTRA: Final = ("megatron", "extra_state")
 SCALERS: Final = ("megatron", "grad_scaler")
-_OBJECTS: Final = ("megatron", "objects")
+OBJECTS: Final = ("megatron", "objects")
 _CONSTANTS: Final = ("megatron", "constants")
 
 
@@ -130,7 +130,7 @@ class MegatronShards:
         for number, scaler in self._scalers():
             leaves.add_value((*SCALERS, number), scaler.state_dict)
         for name, thing in self._objects.items():
-            leaves.add_value((*_OBJECTS, name), thing.state_dict)
+            leaves.add_value((*OBJECTS, name), thing.state_dict)
         if self._constants:
             leaves.add_value(_CONSTANTS, lambda: self._constants)
 
@@ -159,9 +159,9 @@ class MegatronShards:
             if name in saved and saved[name] != value
         ]
         filling.wrong += [
-            f"{'.'.join((*_OBJECTS, name))}: {refusal}"
+            f"{'.'.join((*OBJECTS, name))}: {refusal}"
             for name, thing in self._objects.items()
-            if (refusal := refusal_of(thing, filling.values.get(".".join((*_OBJECTS, name)))))
+            if (refusal := refusal_of(thing, filling.values.get(".".join((*OBJECTS, name)))))
         ]
         keys = {piece.key for one in view.model.tensors.values() for piece in one.pieces}
         filling.missing_or_new({f"model.{key}" for key in keys}, "model")
@@ -227,7 +227,7 @@ class MegatronShards:
         for number, scaler in self._scalers():
             self._restore((*SCALERS, number), scaler.load_state_dict)
         for name, thing in self._objects.items():
-            self._restore((*_OBJECTS, name), loader_of(thing))
+            self._restore((*OBJECTS, name), loader_of(thing))
 
     def _restore(self, path: tuple[str | int, ...], load: Any) -> None:
         name = ".".join(map(str, path))

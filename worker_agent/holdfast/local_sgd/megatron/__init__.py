@@ -1,4 +1,4 @@
-"""EDiT for Megatron-core: flags, groups, hooks, and one call that patches Megatron-LM.
+"""EDiT and A-EDiT for Megatron-core: flags, groups, hooks, and one call that patches Megatron-LM.
 
 ```python
 from holdfast.local_sgd.megatron import local_sgd_args_provider, patch_megatron_for_local_sgd
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from holdfast.local_sgd.megatron.arguments import local_sgd_args_provider
     from holdfast.local_sgd.megatron.groups import replica_groups
     from holdfast.local_sgd.megatron.patch import patch_megatron_for_local_sgd
-    from holdfast.local_sgd.megatron.training import MegatronLocalSGD
+    from holdfast.local_sgd.megatron.training import MegatronLocalSGD, local_sgd_of
 
 __all__ = [
     "MegatronLocalSGD",
     "local_sgd_args_provider",
+    "local_sgd_of",
     "patch_megatron_for_local_sgd",
     "replica_groups",
 ]
 _MODULES = {
     "MegatronLocalSGD": "training",
     "local_sgd_args_provider": "arguments",
+    "local_sgd_of": "training",
     "patch_megatron_for_local_sgd": "patch",
     "replica_groups": "groups",
 }

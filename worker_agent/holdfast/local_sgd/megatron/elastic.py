@@ -10,18 +10,22 @@ know no other. So rounds end with a step, as under DDP, and the same code follow
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.integrations.megatron.owned_ranges import owned
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.ddp_members import DDPMembers
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.inner_state import TorchInnerState
+from holdfast.local_sgd.megatron.groups import own_sync_group
 from holdfast.local_sgd.megatron.parts import Part
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.unit_sync import UnitSync
 from holdfast.local_sgd.sync.units import Unit
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 class Local(Protocol):
@@ -97,6 +101,23 @@ def _inner_of(local: Local) -> TorchInnerState:
         return [] if part is None else [part.owned.slot]
 
     return TorchInnerState(slots, lambda: len(local.units))
+
+
+def replicas_of(
+    given: dist.ProcessGroup | Members | None, own: Group, timeout: float
+) -> tuple[Members | None, Group]:
+    """Return the members, if they are given, and the replicas that are there at the start."""
+    import torch.distributed as dist
+
+    if given is None or isinstance(given, dist.ProcessGroup):
+        found = own_sync_group() if given is None else given
+        return None, _group_of(found, timeout)
+    check_members(given, own)
+    return given, Group.of_one()
+
+
+def _group_of(ranks: dist.ProcessGroup | None, timeout: float) -> Group:
+    return Group.of_one() if ranks is None else Group(ranks, timeout=timeout)
 
 
 def check_members(members: Members, own: Group) -> None:

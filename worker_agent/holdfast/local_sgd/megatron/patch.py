@@ -25,6 +25,7 @@ from holdfast.integrations.megatron.arguments import megatron_args
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.megatron.arguments import Flags, replicas_of, settings_of
+from holdfast.local_sgd.megatron.by_time import refuse_own_loop
 from holdfast.local_sgd.megatron.groups import replica_groups
 from holdfast.local_sgd.members import are_named, members_if_named
 
@@ -165,6 +166,8 @@ def _patch_optimizer(given: _Given) -> None:
 
         optimizer, flags = original(*args, **kwargs), _flags(given)
         if flags is not None:
+            if flags.config.use_async:
+                refuse_own_loop()
             chunks = signature.bind(*args, **kwargs).arguments["model_chunks"]
             MegatronLocalSGD(
                 chunks,

@@ -25,15 +25,10 @@ def check_settings(
         LocalSGDConfigError: names the field, its value, and what to do.
     """
     check_together(config, outer, gta)
-    if config.use_async:
-        raise LocalSGDConfigError(
-            "use_async=True: with Megatron rounds end by steps; set use_async=False and "
-            "local_sgd_sync_interval, or use FSDP2"
-        )
     if config.step_weight_by != "steps":
         raise LocalSGDConfigError(
-            f"step_weight_by={config.step_weight_by!r}: with Megatron nobody tells the tokens, and "
-            "all replicas make the same steps; leave it at its default"
+            f"step_weight_by={config.step_weight_by!r}: with Megatron nobody tells the "
+            'tokens of a step; set step_weight_by="steps"'
         )
 
 

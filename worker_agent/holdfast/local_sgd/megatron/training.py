@@ -1,4 +1,4 @@
-"""EDiT for a model and an optimizer of Megatron-core, with and without the distributed optimizer.
+"""EDiT and A-EDiT for Megatron-core, with and without its distributed optimizer.
 
 ```python
 parallel_state.initialize_model_parallel(..., num_distributed_optimizer_instances=replicas)
@@ -16,6 +16,9 @@ replicas. Afterwards it does nothing more, so gradients are the mean of one repl
 A *round* runs in the hook that torch calls after the inner optimizer's step: on the masters, before
 Megatron rounds these into the weights and gathers the weights. So both happen once, as ever. Where
 a loss scaler leaves the step out, or a rank trains no parameter, it runs after `optimizer.step()`.
+
+With A-EDiT (`by_time`) the first rank of a replica looks at the store there, and all its ranks
+enter at one step. A step that a loss scaler has left out is none of the replica's steps then.
 """
 
 from __future__ import annotations
@@ -29,29 +32,38 @@ from holdfast.flash.trainer.leaves import Stateful
 from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.shards import Shards, Together
 from holdfast.integrations.megatron.owned_ranges import optimizers_of, owned
-from holdfast.integrations.megatron.shards import SCALERS, MegatronShards
+from holdfast.integrations.megatron.shards import OBJECTS, SCALERS, MegatronShards
 from holdfast.integrations.megatron.state_owner import OWNER, owner_of
 from holdfast.integrations.megatron.weights import end_gathers, write_weights
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.megatron.elastic import check_members, members_of, start
+from holdfast.local_sgd.megatron.by_time import check_regroup, check_sync, turns_of
+from holdfast.local_sgd.megatron.elastic import members_of, replicas_of, start
 from holdfast.local_sgd.megatron.groups import (
     all_names,
     check_groups,
     own_data_parallel,
     own_ranks,
-    own_sync_group,
 )
 from holdfast.local_sgd.megatron.parts import Part, parts_of, put_together
 from holdfast.local_sgd.megatron.refusals import check_model, check_settings, check_tensor_parallel
 from holdfast.local_sgd.megatron.shards import MegatronRoundShards
+from holdfast.local_sgd.megatron.warm_up import average_gradients
 from holdfast.local_sgd.members import Members
-from holdfast.local_sgd.policies.schedule import Boundary, Phase, boundary, phase
+from holdfast.local_sgd.policies.schedule import (
+    Boundary,
+    Entry,
+    Phase,
+    boundary,
+    is_due,
+    phase,
+)
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
 from holdfast.local_sgd.sync.units import Unit, check_equal
+from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +100,11 @@ class MegatronLocalSGD:
     steps: int
     """Calls of `optimizer.step` so far, those that a loss scaler left out too."""
     alone: int
-    """Steps since the last round."""
+    """Steps since the last round; with A-EDiT without those that a loss scaler left out."""
+    together: bool
+    """All replicas are at the end of one round here: a checkpoint has all of them."""
+    turns: Turns | None
+    """Rounds by time; None: rounds end by steps."""
     outcomes: list[Outcome]
     """Of the newest round, by parameter."""
     joined: bool
@@ -133,14 +149,15 @@ class MegatronLocalSGD:
         self.config, self.optimizer = config, optimizer
         self._data_parallel = own_data_parallel()
         self.shard_group = Group(own_ranks(), timeout=timeout)
-        members, self.replicas = _replicas_of(sync_ranks, self.shard_group, timeout)
+        members, self.replicas = replicas_of(sync_ranks, self.shard_group, timeout)
         self.parts = _by_name(parts_of(self.chunks, optimizer, self._data_parallel))
         self.units = [self._unit(name, outer) for name in self._names()]
         self._sync = unit_sync_of(
             config, gta, (self.replicas, self.shard_group), clip_scope="batch"
         )
         self.steps, self.alone, self._stepped = 0, 0, False
-        self.outcomes, self.joined = [], False
+        self.outcomes, self.joined, self.together = [], False, False
+        self.turns = turns_of(config, members, self.replicas, self.shard_group)
         self._members = None if members is None else members_of(self, members, self._sync)
         self._meet()
         self._undo = self._hook()
@@ -157,7 +174,12 @@ class MegatronLocalSGD:
 
     @property
     def rounds(self) -> int:
-        """Rounds that the steps so far have ended."""
+        """Rounds so far, on all replicas alike; with A-EDiT the number to save under.
+
+        Its replicas make unlike numbers of steps, so they save where `together` is true.
+        """
+        if self.turns is not None:
+            return self.turns.turn.round
         lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
         return lone // self.config.local_sgd_sync_interval
 
@@ -165,9 +187,12 @@ class MegatronLocalSGD:
         """Synchronise now, such as before an export of the weights; all ranks call it.
 
         Raises:
+            LocalSGDError: with A-EDiT, where replicas are apart: another may wait in a round.
             SyncError: a rank is gone.
         """
-        if self._members is not None:
+        if self.turns is not None:
+            check_sync(is_apart=self._has_anchors and not self.together)
+        elif self._members is not None:
             end_gathers(self.optimizer)
             self._end_round(self._members.sync_now())
             self._follow()
@@ -175,6 +200,35 @@ class MegatronLocalSGD:
             end_gathers(self.optimizer)
             self._round()
             self._follow()
+
+    def finish(self, entered: Callable[[], None] | None = None) -> None:
+        """End the training of this replica, which has no more data; its weights are the anchors.
+
+        With A-EDiT it joins the others' rounds, without a weight, until no replica has data. With
+        EDiT all replicas call it after the same step.
+
+        Args:
+            entered: Called after each of these rounds, where `together` is true and the others may
+                save: a checkpoint needs all ranks. Does what the script's loop does there.
+
+        Raises:
+            SyncError: a rank is gone.
+        """
+        if self.turns is None:
+            self.sync()
+            return
+        if self.is_warming_up:
+            return
+        end_gathers(self.optimizer)
+        if not self._has_anchors:  # it has made no step, and the others take theirs with it
+            self._take_anchors()
+        entry = Entry.SKIP
+        while entry is not Entry.LAST:
+            entry = self.turns.exhausted()
+            self._round()
+            self._follow()
+            if entered is not None:
+                entered()
 
     def carry(self, name: str, one: Carried) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.
@@ -195,7 +249,8 @@ class MegatronLocalSGD:
         """Return the whole training state for a `Checkpointer`: `shards=local.shards()`.
 
         Args:
-            objects: As `MegatronShards` takes them, equal on all ranks.
+            objects: As `MegatronShards` takes them, equal on all ranks; with A-EDiT on those of a
+                replica, each of which has its own.
             constants: The same.
         """
         whole = MegatronShards(self.chunks, self.optimizer, objects, constants)
@@ -203,7 +258,8 @@ class MegatronLocalSGD:
         number, count = self.replicas.rank, self.replicas.size
         if self._members is not None:  # this replica's is whole by itself, whoever is there
             number, count = 0, 1
-        replica = ReplicaShards(whole, number, shard=shard, more=(SCALERS,))
+        more = (SCALERS,) if self.turns is None else (SCALERS, OBJECTS)
+        replica = ReplicaShards(whole, number, shard=shard, more=more)
         return Together(replica, MegatronRoundShards(self, replica, (number, count)))
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
@@ -215,7 +271,11 @@ class MegatronLocalSGD:
 
         Args:
             sync_ranks: The ranks at this one's place in every replica that is there.
+
+        Raises:
+            LocalSGDError: with A-EDiT, whose replicas do not know which round the others enter.
         """
+        check_regroup(self.config)
         self.replicas = Group(sync_ranks, timeout=self.replicas.timeout)
         self._sync.regroup(self.units, self.replicas, self.shard_group)
 
@@ -233,6 +293,9 @@ class MegatronLocalSGD:
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters of a checkpoint."""
         self.steps, self.alone = clock["steps"], clock["alone"]
+        self.together = not self.alone
+        if self.turns is not None:
+            self.turns.restart(self.alone, clock["rounds"])
         if self._members is not None:
             self._members.go_on_from(self.steps)
 
@@ -284,23 +347,18 @@ class MegatronLocalSGD:
         result = finish(*args, **kwargs)
         if self.is_warming_up and self.replicas.size > 1:
             whole = bool(kwargs.get("force_all_reduce", args[0] if args else False))
-            works = []
-            for gradients in _reduced(chunk, self._data_parallel, whole=whole):
-                gradients.mul_(1 / self.replicas.size)
-                works.append(self.replicas.begin_sum(gradients))
-            for work in works:
-                work.wait()
+            average_gradients(chunk, self._data_parallel, self.replicas, whole=whole)
         return result
 
     def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make a step, and what follows it in the hook of the inner one."""
         if not self.is_warming_up and not self._has_anchors:
             self._take_anchors()
-        self._stepped = False
+        self._stepped = self.together = False
         result = step(*args, **kwargs)
         if not self._stepped:
             end_gathers(self.optimizer)
-            if self._after_step() is not Boundary.NOTHING:
+            if self._after_step(is_made=bool(result[0])) is not Boundary.NOTHING:
                 self._follow()
         return result
 
@@ -308,8 +366,8 @@ class MegatronLocalSGD:
         self._stepped = True
         self._after_step()
 
-    def _after_step(self) -> Boundary:
-        """Count a step, and do what it ends; return that."""
+    def _after_step(self, *, is_made: bool = True) -> Boundary:
+        """Count a step, which a loss scaler may have left out; do what it ends, and return that."""
         follows = Boundary.NOTHING
         self.steps += 1
         if self._members is not None:
@@ -321,11 +379,17 @@ class MegatronLocalSGD:
             follows = Boundary.ANCHORS
             self._take_anchors()
         elif phase(self.steps - 1, self.config) is Phase.LOCAL:
-            self.alone += 1
-            if boundary(self.steps, self.config) is Boundary.ROUND:
+            self.alone += is_made or self.turns is None
+            if self._ends_round(is_made=is_made):
                 follows = Boundary.ROUND
                 self._round()
         return follows
+
+    def _ends_round(self, *, is_made: bool) -> bool:
+        """Tell if a round follows this step, on all ranks of the replica alike."""
+        if self.turns is None:
+            return is_due(self.steps, self.config)
+        return self.turns.stepped(is_made=is_made) is not Entry.SKIP
 
     @property
     def _has_anchors(self) -> bool:
@@ -335,7 +399,7 @@ class MegatronLocalSGD:
         self._end_round(self._sync.run(self.units, steps=float(self.alone)))
 
     def _end_round(self, outcomes: list[Outcome]) -> None:
-        self.outcomes, self.alone = outcomes, 0
+        self.outcomes, self.alone, self.together = outcomes, 0, True
         put_together(list(self.parts.values()), self._data_parallel)
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
             _tell(self.outcomes)
@@ -347,6 +411,8 @@ class MegatronLocalSGD:
         for unit in self.units:
             unit.take_anchors()
         check_equal(self.units, self.replicas)
+        if self.turns is not None:
+            self.turns.restart()  # the time begins with the first lone step
 
     def _broadcast(self) -> None:
         """Give all replicas the first one's weights."""
@@ -402,40 +468,11 @@ def _one(part: Part) -> Sequence[torch.Tensor]:
     return (part.values(),)
 
 
-def _replicas_of(
-    given: dist.ProcessGroup | Members | None, own: Group, timeout: float
-) -> tuple[Members | None, Group]:
-    """Return the members, if they are given, and the replicas that are there at the start."""
-    import torch.distributed as dist
-
-    if given is None or isinstance(given, dist.ProcessGroup):
-        found = own_sync_group() if given is None else given
-        return None, _group_of(found, timeout)
-    check_members(given, own)
-    return given, Group.of_one()
-
-
-def _group_of(ranks: dist.ProcessGroup | None, timeout: float) -> Group:
-    return Group.of_one() if ranks is None else Group(ranks, timeout=timeout)
-
-
 def _override(holder: Any, name: str, call: Callable[..., Any]) -> Callable[[], None]:
     """Put a call around one of an object's methods; return what takes it away."""
     original = getattr(holder, name)
     setattr(holder, name, functools.wraps(original)(functools.partial(call, original)))
     return lambda: vars(holder).pop(name, None)
-
-
-def _reduced(chunk: Any, own: dist.ProcessGroup, *, whole: bool) -> list[torch.Tensor]:
-    """Return the gradients that are right on this rank after a reduction inside the replica."""
-    found = []
-    for buffer in chunk.buffers:
-        for bucket in buffer.buckets:
-            gradients: torch.Tensor = bucket.grad_data
-            if chunk.ddp_config.use_distributed_optimizer and not whole:
-                gradients = gradients.chunk(own.size())[own.rank()]
-            found.append(gradients)
-    return found
 
 
 def _refuse_second(optimizer: Any) -> None:
