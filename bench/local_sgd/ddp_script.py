@@ -1,4 +1,4 @@
-"""The training script that `ddp_kills` kills: DDP on gloo, restarted from a checkpoint in memory.
+"""The training script that `job_kills` kills: DDP on gloo, restarted from a checkpoint in memory.
 
 Model, steps and log are `bench.recovery`'s. A checkpoint follows each step, so a restart repeats
 none: no other interval would be better for DDP here.

@@ -6,7 +6,8 @@ ranks wrote down. Does not belong here: the scenarios (`local_sgd.elastic_jobs` 
 
 Compute is a sleep. The control plane is the tests' own: it knows of a death when the process is
 gone, and writes the next roster at once. A replacement is forked from a process that has imported
-torch, so a real one takes some seconds more. DDP runs under `holdfast run` (`ddp_kills`).
+torch, so a real one takes some seconds more. `job_kills` has kills under `holdfast run`: of such
+replicas, and of DDP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.local_sgd import ddp_kills
+from bench.local_sgd import job_kills
 
 INTERVAL: Final = 10
 """Steps between two rounds, where a replica is killed again and again."""
@@ -135,7 +136,8 @@ def kills(seed: int, seconds: float = 600.0, each: float = 10.0) -> Iterator[tup
             "validation loss": statistics.fmean(_ends(told)),
         },
     )
-    yield "DDP, restarted", ddp_kills.measure(seed, seconds, each, _PACE)
+    yield "kills, under a job master", job_kills.measure(seed, seconds, each, _PACE, replicas=True)
+    yield "DDP, restarted", job_kills.measure(seed, seconds, each, _PACE)
 
 
 def _calm_rounds(told: Told) -> Iterator[float]:

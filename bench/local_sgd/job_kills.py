@@ -1,8 +1,9 @@
-"""DDP under `holdfast run` while a worker is killed again and again: what remains of its steps.
+"""Jobs under `holdfast run` while a worker is killed again and again: what remains of its steps.
 
-`measure` starts a trial in a sandbox; as a module, `python -m bench.local_sgd.ddp_kills REQUEST`,
-this is that trial. Belongs here: the job, the kills and the figures. Does not belong here: elastic
-replicas beside which it is put (`elastic`).
+DDP is one world, which restarts; replicas of EDiT are worlds of their own, under the same master
+and agents. `measure` starts a trial in a sandbox; as a module, `python -m
+bench.local_sgd.job_kills REQUEST`, this is that trial. Belongs here: the jobs, the kills and the
+figures. Does not belong here: replicas under the tests' control plane (`elastic`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bench.local_sgd.replica_script import INTERVAL
 from bench.recovery import processes, sandbox
 from bench.recovery.measure import completed_steps
 from bench.recovery.steplog import Event, Follower
@@ -35,10 +38,13 @@ _SETTLED: Final = 20
 """Steps before the first kill."""
 
 
-def measure(seed: int, seconds: float, each: float, pace: float) -> dict[str, float]:
+def measure(
+    seed: int, seconds: float, each: float, pace: float, *, replicas: bool = False
+) -> dict[str, float]:
     """Return the figures of one run.
 
     Args:
+        replicas: Of EDiT; else DDP.
         seed: Draws the ranks that are killed.
         seconds: The window of kills.
         each: Seconds from one kill to the next.
@@ -52,7 +58,8 @@ def measure(seed: int, seconds: float, each: float, pace: float) -> dict[str, fl
     shared = Path("/dev/shm")  # noqa: S108 - a directory of its own in it
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
         request = {"folder": name, "seed": seed, "seconds": seconds, "each": each, "pace": pace}
-        command = [sys.executable, "-m", "bench.local_sgd.ddp_kills", json.dumps(request)]
+        request["replicas"] = replicas
+        command = [sys.executable, "-m", "bench.local_sgd.job_kills", json.dumps(request)]
         trial = subprocess.Popen(
             sandbox.enter(command),
             stdin=subprocess.PIPE,  # its end ends the sandbox
@@ -67,7 +74,7 @@ def measure(seed: int, seconds: float, each: float, pace: float) -> dict[str, fl
         if trial.returncode:
             log = Path(name) / "runner.log"
             words = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            raise RuntimeError(f"DDP under kills ended with {trial.returncode}: {words}")
+            raise RuntimeError(f"{request}: it ended with {trial.returncode}: {words}")
     found: dict[str, float] = json.loads(said.splitlines()[-1])
     return found
 
@@ -75,10 +82,15 @@ def measure(seed: int, seconds: float, each: float, pace: float) -> dict[str, fl
 class _FourWorkers(Holdfast):
     """`holdfast run` of four nodes with a worker each, whose deaths never use the budgets up."""
 
+    are_replicas = False
+    """Each worker is a replica; else they are one world."""
+
     def _job(self) -> dict[str, Any]:
         job = super()._job()
         budgets = {"failures": {"limit": 10_000}, "noProgressRestarts": {"limit": 1_000}}
         job["spec"] |= {"replicas": RANKS, "failurePolicy": {"budgets": budgets}}
+        if self.are_replicas:
+            job["spec"]["localSGD"] = {"replicaNodes": 1}
         container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
         command = [one for one in container["command"] if one != "--sdk"]
         container["command"] = [*command, f"--step-ms={self.setting.variant}"]
@@ -87,18 +99,21 @@ class _FourWorkers(Holdfast):
 
 def _trial(request: dict[str, Any]) -> dict[str, float]:
     """Kill a worker each `each` seconds for `seconds`."""
+    replicas = bool(request["replicas"])
     setting = Setting(
         python=sys.executable,
-        script=Path(__file__).with_name("ddp_script.py"),
+        script=Path(__file__).with_name("replica_script.py" if replicas else "ddp_script.py"),
         directory=Path(request["folder"]),
         variant=str(1000 * request["pace"]),
         restore="torch",
         collective_timeout_s=None,
     )
     system = _FourWorkers(setting)
+    system.are_replicas = replicas
     system.start()
     follower = Follower(setting.log_directory)
-    if not follower.wait(_is_settled, time.monotonic() + _START_SECONDS):
+    is_settled = _are_settled if replicas else _is_settled
+    if not follower.wait(is_settled, time.monotonic() + _START_SECONDS):
         raise RuntimeError(f"no {RANKS} ranks train: {system.ended() or 'the runner is there'}")
     draw, kills = random.Random(request["seed"]), 0
     begin = time.monotonic()
@@ -107,15 +122,23 @@ def _trial(request: dict[str, Any]) -> dict[str, float]:
         time.sleep(max(0.0, due - time.monotonic()))
         if due >= begin + request["seconds"]:
             break
-        alive = [pid for pid in _newest(follower.events()) if processes.alive(pid)]
+        events = follower.events()
+        pids = {one.pid for one in events} if replicas else set(_newest(events))
+        alive = [pid for pid in sorted(pids) if processes.alive(pid)]
         processes.send([draw.choice(alive)] if alive else [], signal.SIGKILL)
         kills += bool(alive)
-    return figures(follower.events(), begin, time.monotonic()) | {"kills": float(kills)}
+    count = figures_of_replicas if replicas else figures
+    return count(follower.events(), begin, time.monotonic()) | {"kills": float(kills)}
 
 
 def _is_settled(events: list[Event]) -> bool | None:
     done = completed_steps(events)
     return True if sum(one.world == RANKS for one in done) >= _SETTLED else None
+
+
+def _are_settled(events: list[Event]) -> bool | None:
+    made = Counter(one.pid for one in events if one.event == "step")
+    return True if sum(count >= _SETTLED for count in made.values()) == RANKS else None
 
 
 def _newest(events: Sequence[Event]) -> list[int]:
@@ -146,6 +169,33 @@ def figures(events: Sequence[Event], begin: float, end: float) -> dict[str, floa
         "seconds": end - begin,
         "steps made again": float(sum(begin < one.t <= end for one in done) - fresh),
         "processes begun again": float(len({event.pid for event in events}) - RANKS),
+        "steps/s of all replicas": gained / (end - begin),
+        "seconds a step without a change": pace,
+        "goodput": gained * pace / (RANKS * (end - begin)),
+    }
+
+
+def figures_of_replicas(events: Sequence[Event], begin: float, end: float) -> dict[str, float]:
+    """Return what replicas made in a window; each of their steps counts once.
+
+    Goodput: those, as a share of what all make at the pace of rounds without a change, the median
+    of this run. What a killed replica had not yet brought to the others counts too: it is at most a
+    round's steps. Processes begun again: more than one for each kill is a survivor's.
+    """
+    steps = [one for one in events if one.event == "step"]
+    gained = sum(begin < one.t <= end for one in steps)
+    by_process: dict[int, list[Event]] = {}
+    for one in steps:
+        by_process.setdefault(one.pid, []).append(one)
+    pace = statistics.median(
+        (last.t - first.t) / INTERVAL
+        for made in by_process.values()
+        for first, last in zip(made, made[INTERVAL:], strict=False)
+        if first.round == last.round and first.world == RANKS
+    )
+    return {
+        "seconds": end - begin,
+        "processes begun again": float(len(by_process) - RANKS),
         "steps/s of all replicas": gained / (end - begin),
         "seconds a step without a change": pace,
         "goodput": gained * pace / (RANKS * (end - begin)),

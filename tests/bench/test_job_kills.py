@@ -1,10 +1,10 @@
-"""Goodput of DDP under kills counts each step once, by the ranks that made it."""
+"""Goodput under kills counts each step once, by the ranks that made it."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.local_sgd.ddp_kills import RANKS, figures
+from bench.local_sgd.job_kills import RANKS, figures, figures_of_replicas
 from bench.recovery.steplog import Event
 
 
@@ -25,3 +25,17 @@ def test_a_step_that_is_made_again_is_no_gain() -> None:
     assert found["steps made again"] == 1
     assert found["seconds a step without a change"] == 1.0
     assert found["goodput"] == pytest.approx((4 * RANKS + 2) / (RANKS * 12))
+
+
+def test_steps_of_replicas_count_once_each_and_a_killed_one_is_missed() -> None:
+    """One of four is away for half of the window; the pace is that of rounds of all four."""
+    events = [
+        Event(t=step / 2, event="step", rank=0, pid=pid, round=1 + (step > 40), world=RANKS,
+              step=step)
+        for pid in range(RANKS) for step in range(1, 81) if pid or step <= 40
+    ]  # fmt: skip
+    events += [Event(t=0.0, event="joined", rank=0, pid=9)]
+    found = figures_of_replicas(sorted(events, key=lambda one: one.t), 0.0, 40.0)
+    assert found["seconds a step without a change"] == 0.5
+    assert found["processes begun again"] == 0
+    assert found["goodput"] == pytest.approx(1 - 0.5 / RANKS)
