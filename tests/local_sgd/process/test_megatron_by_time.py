@@ -198,7 +198,6 @@ def test_what_replicas_at_unlike_steps_cannot_do_is_refused(worlds: Worlds) -> N
             "train_step": "use_async=True",
             "sync": "sync",
             "regroup": "regroup",
-            "members": "use_async=True",
             "worlds of their own": "use_async=True",
         }
         assert "averages the loss over all replicas" in one["refused"]["train_step"]

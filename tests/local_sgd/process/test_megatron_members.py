@@ -42,6 +42,39 @@ def test_one_is_killed_and_one_joins() -> None:
     told = run(scenario="campaign", replicas=3, events=["kill", "join"], every=2, seed=seed,
                **SCENARIO)  # fmt: skip
     why = f"seed {seed}: {told['done']}"
+    _check_kept(told, why)
+    _check_joiner(told, why)
+
+
+def test_one_is_frozen_while_the_others_train_on() -> None:
+    """The roster leaves it out, and the others do not wait for its connections."""
+    seed = random.randrange(10_000)
+    told = run(scenario="campaign", replicas=3, events=["freeze", "join"], every=2, seed=seed,
+               **SCENARIO)  # fmt: skip
+    why = f"seed {seed}: {told['done']}"
+    _check_kept(told, why)
+    assert len(told["members"]) == 3, why
+
+
+@pytest.mark.parametrize(
+    "setup", [{}, {"tensor": 2}], ids=["distributed optimizer", "tensor parallel"]
+)
+def test_by_time_members_come_and_go(setup: dict[str, Any]) -> None:
+    """A-EDiT: one is slow, one is killed, one comes and one is frozen; nobody is restarted."""
+    seed = random.randrange(10_000)
+    config = {"use_async": True, "local_sgd_sync_time": 0.2, "use_step_weight": True}
+    events = ["kill", "join", "freeze"]
+    told = run(scenario="campaign", replicas=3, events=events, every=2, seed=seed, slow=0,
+               config=config, **{**SCENARIO, "setup": setup})  # fmt: skip
+    why = f"seed {seed}: {told['done']}"
+    _check_kept(told, why, split="tensor" in setup)
+
+
+def _check_kept(told: dict[str, Any], why: str, *, split: bool = False) -> None:
+    """Hold all to one process and all steps in a row, and replicas to equal anchors and ends.
+
+    split: the two ranks of a replica have different weights.
+    """
     digests = defaultdict[tuple[int, str], set[str]](set)
     for name, lines in told["ranks"].items():
         steps = [line for line in lines if "own" in line]
@@ -56,8 +89,8 @@ def test_one_is_killed_and_one_joins() -> None:
         for one in told["members"]
         for shard in (0, 1)
     ]
-    assert all(one == ends[0] for one in ends), why
-    _check_joiner(told, why)
+    apart = 2 if split else 1
+    assert all(one == ends[number % apart] for number, one in enumerate(ends)), why
 
 
 def _check_joiner(told: dict[str, Any], why: str) -> None:

@@ -182,9 +182,7 @@ def refuse(world: Mapping[str, Any], pipe: Any) -> None:
     import torch.distributed as dist
 
     from holdfast.local_sgd.errors import LocalSGDError
-    from holdfast.local_sgd.megatron import MegatronLocalSGD
     from holdfast.local_sgd.megatron.by_time import turns_of
-    from holdfast.local_sgd.members import StaticMembers
 
     module: Any = types.ModuleType("megatron.training.training")
     module.train_step = lambda: None
@@ -204,12 +202,6 @@ def refuse(world: Mapping[str, Any], pipe: Any) -> None:
             call()
         except LocalSGDError as error:
             told[name] = str(error)
-    local.detach()
-    members = StaticMembers(local.shard_group.size)
-    try:
-        MegatronLocalSGD(training.chunks, training.optimizer, *configs(world), sync_ranks=members)
-    except LocalSGDError as error:
-        told["members"] = str(error)
     pipe.send({"refused": told})
 
 

@@ -25,7 +25,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
 
     members = members_of(folder, replica, shard, scenario)
     training = build(Setup(layers=1, hidden=16, **scenario["setup"]), 1)
-    config = LocalSGDConfig(local_sgd_sync_interval=scenario["interval"])
+    by_steps = {"local_sgd_sync_interval": scenario["interval"]}
+    config = LocalSGDConfig(**scenario.get("config", by_steps))
     outer = OuterOptimizerConfig(torch.optim.SGD, {"lr": 0.7, "momentum": 0.8, "nesterov": True})
     local = MegatronLocalSGD(training.chunks, training.optimizer, config, outer, None,
                              sync_ranks=members)  # fmt: skip
@@ -36,13 +37,16 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
         own = 0
         while not is_over(scenario, folder, rounds := local.units[0].round):
             own += 1
-            time.sleep(scenario["pace"])
+            time.sleep(scenario["pace"] * (1 + 3 * (replica == scenario.get("slow"))))
             samples = batch(local.steps)
-            place = (replica * scenario["shards"] + shard) % len(samples)
+            own_data = shard // scenario["setup"].get("tensor", 1)
+            place = (replica * scenario["shards"] + own_data) % len(samples)
             backward(training, samples[place : place + 1])
             training.optimizer.step()
             training.scheduler.step(increment=4)
             log.write(json.dumps({"own": own, "pid": os.getpid(), **_told(local, rounds)}) + "\n")
+        if config.use_async:
+            local.finish()
         log.write(json.dumps({"weights": _weights(training)}) + "\n")
 
 

@@ -10,6 +10,7 @@ old number of ranks, and hang: it is refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -143,7 +144,7 @@ class DDPMembers:
         """
         self.alone += is_step
         if self._turns is not None:
-            return self._take_turn(self._turns.stepped)[1]
+            return self._take_turn(functools.partial(self._turns.stepped, is_made=is_step))[1]
         return self.make_round() if ends_round else None
 
     def make_round(self) -> list[Outcome]:

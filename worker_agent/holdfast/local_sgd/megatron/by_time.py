@@ -5,7 +5,8 @@ step (`training`), the clock itself (`turns`).
 
 Between two rounds no rank may wait for another replica. One that has entered a round waits in it
 for all others. One of these that waited for the first, in a collective of the script's own, would
-never come. Megatron-LM's own `train_step` averages the loss over all replicas, so it is refused.
+never come. Megatron-LM's own `train_step` averages the loss over the default group: it is refused
+where this has all replicas, and runs where each replica has a world of its own (members).
 """
 
 from __future__ import annotations
@@ -30,22 +31,20 @@ def turns_of(
 
     Args:
         config: The settings.
-        members: In the place of Megatron's groups; None: replicas are blocks of one world.
+        members: In the place of Megatron's groups, who meet in their rosters' stores; None:
+            replicas are blocks of one world.
         replicas: The ranks at this one's place in every replica.
         own: All ranks of this replica, of every kind of parallelism.
 
     Raises:
-        LocalSGDConfigError: replicas have no store in common, or members may change.
+        LocalSGDConfigError: replicas have no store in common.
     """
     import torch.distributed as dist
 
     if not config.use_async:
         return None
     if members is not None:
-        raise LocalSGDConfigError(
-            "use_async=True: with Megatron members end their rounds by steps; leave sync_ranks at "
-            "None, for replicas of one world, set use_async=False, or use FSDP2"
-        )
+        return Turns(config, replicas, own, has_changed=members.has_changed)
     world, needed = dist.get_world_size(), replicas.size * own.size
     if world < needed:
         raise LocalSGDConfigError(

@@ -23,6 +23,7 @@ from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.unit_sync import UnitSync
 from holdfast.local_sgd.sync.units import Unit
+from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -38,6 +39,7 @@ class Local(Protocol):
     replicas: Group
     steps: int
     joined: bool
+    turns: Turns | None
 
     @property
     def trained(self) -> Sequence[Part | None]:
@@ -84,7 +86,7 @@ def members_of(local: Local, members: Members, sync: UnitSync) -> DDPMembers:
     Raises:
         LocalSGDConfigError: the settings want what such replicas have not.
     """
-    made = DDPMembers(_Averager(local), members, sync, inner=_inner_of(local))
+    made = DDPMembers(_Averager(local), members, sync, inner=_inner_of(local), turns=local.turns)
     made.inner.add_buffers(*local.chunks)
     return made
 

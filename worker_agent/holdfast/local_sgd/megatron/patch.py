@@ -166,7 +166,8 @@ def _patch_optimizer(given: _Given) -> None:
 
         optimizer, flags = original(*args, **kwargs), _flags(given)
         if flags is not None:
-            if flags.config.use_async:
+            members = members_if_named()
+            if flags.config.use_async and members is None:
                 refuse_own_loop()
             chunks = signature.bind(*args, **kwargs).arguments["model_chunks"]
             MegatronLocalSGD(
@@ -175,7 +176,7 @@ def _patch_optimizer(given: _Given) -> None:
                 flags.config,
                 flags.outer,
                 flags.gta,
-                sync_ranks=members_if_named(),
+                sync_ranks=members,
             )
         return optimizer
 

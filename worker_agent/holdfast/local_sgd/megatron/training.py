@@ -220,15 +220,23 @@ class MegatronLocalSGD:
         if self.is_warming_up:
             return
         end_gathers(self.optimizer)
+        if self._members is not None:
+            self._members.finish(lambda outcomes: self._end_with(outcomes, entered))
+            return
         if not self._has_anchors:  # it has made no step, and the others take theirs with it
             self._take_anchors()
         entry = Entry.SKIP
         while entry is not Entry.LAST:
             entry = self.turns.exhausted()
-            self._round()
-            self._follow()
-            if entered is not None:
-                entered()
+            made = self._sync.run(self.units, steps=float(self.alone))
+            self._end_with(made, entered)
+
+    def _end_with(self, outcomes: list[Outcome], entered: Callable[[], None] | None) -> None:
+        """End a round behind the last step."""
+        self._end_round(outcomes)
+        self._follow()
+        if entered is not None:
+            entered()
 
     def carry(self, name: str, one: Carried) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.
@@ -288,7 +296,8 @@ class MegatronLocalSGD:
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters, for a checkpoint."""
-        return {"steps": self.steps, "alone": self.alone, "rounds": self.rounds}
+        alone = self.alone if self._members is None else self._members.alone
+        return {"steps": self.steps, "alone": alone, "rounds": self.rounds}
 
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters of a checkpoint."""
@@ -297,7 +306,7 @@ class MegatronLocalSGD:
         if self.turns is not None:
             self.turns.restart(self.alone, clock["rounds"])
         if self._members is not None:
-            self._members.go_on_from(self.steps)
+            self._members.go_on_from(self.steps, None if self.turns is None else self.alone)
 
     def _meet(self) -> None:
         """Give all fixed replicas the first one's weights, or meet members and take theirs."""
@@ -372,7 +381,8 @@ class MegatronLocalSGD:
         self.steps += 1
         if self._members is not None:
             ends = boundary(self.steps, self.config) is Boundary.ROUND
-            if (made := self._members.stepped(ends_round=ends)) is not None:
+            counts = is_made or self.turns is None
+            if (made := self._members.stepped(ends_round=ends, is_step=counts)) is not None:
                 follows = Boundary.ROUND
                 self._end_round(made)
         elif boundary(self.steps, self.config) is Boundary.ANCHORS:
@@ -399,7 +409,7 @@ class MegatronLocalSGD:
         self._end_round(self._sync.run(self.units, steps=float(self.alone)))
 
     def _end_round(self, outcomes: list[Outcome]) -> None:
-        self.outcomes, self.alone, self.together = outcomes, 0, True
+        self.outcomes, self.alone, self.together = outcomes, 0, bool(outcomes)
         put_together(list(self.parts.values()), self._data_parallel)
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
             _tell(self.outcomes)
