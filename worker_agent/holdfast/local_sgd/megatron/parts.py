@@ -106,3 +106,16 @@ def _share(one: OwnedRange, own: dist.ProcessGroup) -> tuple[int, int]:
 
 def _name(piece: Piece) -> str:
     return ".".join([piece.key, *map(str, piece.layer)])
+
+
+def by_name(parts: Sequence[Part]) -> dict[str, Part]:
+    """Return parts by their names; raises LocalSGDError if two have one name."""
+    found: dict[str, Part] = {}
+    for part in parts:
+        if part.name in found:
+            raise LocalSGDError(
+                f"parameter {part.name}: two parameters have this name in sharded_state_dict(), so "
+                "a replica could not tell them apart: give each module a prefix of its own"
+            )
+        found[part.name] = part
+    return found

@@ -46,7 +46,7 @@ from holdfast.local_sgd.megatron.groups import (
     own_data_parallel,
     own_ranks,
 )
-from holdfast.local_sgd.megatron.parts import Part, parts_of, put_together
+from holdfast.local_sgd.megatron.parts import Part, by_name, parts_of, put_together
 from holdfast.local_sgd.megatron.refusals import check_model, check_settings, check_tensor_parallel
 from holdfast.local_sgd.megatron.shards import MegatronRoundShards
 from holdfast.local_sgd.megatron.warm_up import average_gradients
@@ -150,7 +150,7 @@ class MegatronLocalSGD:
         self._data_parallel = own_data_parallel()
         self.shard_group = Group(own_ranks(), timeout=timeout)
         members, self.replicas = replicas_of(sync_ranks, self.shard_group, timeout)
-        self.parts = _by_name(parts_of(self.chunks, optimizer, self._data_parallel))
+        self.parts = by_name(parts_of(self.chunks, optimizer, self._data_parallel))
         self.units = [self._unit(name, outer) for name in self._names()]
         self._sync = unit_sync_of(
             config, gta, (self.replicas, self.shard_group), clip_scope="batch"
@@ -459,19 +459,6 @@ class MegatronLocalSGD:
         """Have the weights follow masters that a checkpoint's anchors were written to."""
         put_together(list(self.parts.values()), self._data_parallel)
         self._follow()
-
-
-def _by_name(parts: Sequence[Part]) -> dict[str, Part]:
-    """Return parts by their names; raises LocalSGDError if two have one name."""
-    found: dict[str, Part] = {}
-    for part in parts:
-        if part.name in found:
-            raise LocalSGDError(
-                f"parameter {part.name}: two parameters have this name in sharded_state_dict(), so "
-                "a replica could not tell them apart: give each module a prefix of its own"
-            )
-        found[part.name] = part
-    return found
 
 
 def _one(part: Part) -> Sequence[torch.Tensor]:
