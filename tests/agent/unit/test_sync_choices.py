@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.local_sgd.sync_choices import teller
+from holdfast_agent.policies.master_messages import REPEATED_LIMIT, Accepted, Statements
 from holdfast_agent.workers.sync_choices import SyncChoices
 from holdfast_wire import keys
-from holdfast_wire.messages import SyncChosen
+from holdfast_wire.messages import ReplicaReady, SyncChosen
 
 FIRST = SyncChosen(step=24, interval=4, interval_before=1, made=True, reason="it costs 40 %")
 NEXT = SyncChosen(step=90, interval=1, interval_before=4, made=True, reason="it costs 2 %")
@@ -95,3 +97,25 @@ def test_without_an_agent_or_a_disk_nobody_is_told_and_training_goes_on(
     teller({})(FIRST)
     teller({keys.ENV_SYNC_CHOICES: str(tmp_path / "gone" / "file")})(FIRST)
     assert "the agent is not told of a choice" in caplog.text
+
+
+async def test_a_file_that_cannot_be_read_ends_no_agent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training needs nobody to know of a choice."""
+    node = Node(tmp_path)
+    os.mkdir(node.choices.begin(1)[keys.ENV_SYNC_CHOICES])  # noqa: PTH102 - as a rank would
+    with caplog.at_level(logging.WARNING):
+        await node.choices.look()
+    assert node.said == []
+    assert "choices of syncs cannot be read" in caplog.text
+
+
+def test_many_choices_push_nothing_else_out_of_what_a_new_master_is_told() -> None:
+    """Only the newest is repeated."""
+    kept = Statements()
+    kept.note(ReplicaReady(replica=3), 1, 0.0)
+    for step in range(2 * REPEATED_LIMIT):
+        kept.note(SyncChosen(step=step), 1, float(step))
+    told = [request.message for request in kept.again(Accepted(), now=0.0)]
+    assert told == [ReplicaReady(replica=3), SyncChosen(step=2 * REPEATED_LIMIT - 1)]

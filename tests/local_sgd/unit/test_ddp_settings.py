@@ -77,3 +77,21 @@ def test_a_model_without_the_optimizer_s_parameters_has_no_shards() -> None:
     optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=0.1), averager)
     with pytest.raises(LocalSGDError, match=r"1 parameters .* such as one of shape \(3,\)"):
         optim.shards(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("call", ["finish", "step"])
+def test_a_round_that_a_checkpoint_had_before_it_is_made_first(call: str) -> None:
+    """Before the next step, or at the end of the data where there is none."""
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    averager = OuterOptimPeriodicModelAverager(
+        local_sgd_config=LocalSGDConfig(local_sgd_sync_interval=2),
+        outer_optim_config=OuterOptimizerConfig(torch.optim.SGD, {"lr": 0.5}),
+    )
+    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=0.1), averager)
+    averager.before_step(optim.param_groups)
+    weight.data.fill_(0.0)
+    averager.set_clock({"steps": 2, "alone": 2, "tokens": 0, "due": True, "rounds": 1})
+    weight.grad = torch.zeros(1)
+    getattr(averager if call == "finish" else optim, call)()
+    assert weight.item() == pytest.approx(0.5)
+    assert averager.rounds == 1

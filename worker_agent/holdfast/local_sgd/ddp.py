@@ -92,6 +92,7 @@ class OuterOptimPeriodicModelAverager:
         self.step = 0
         """Steps of the optimizer so far."""
         self._alone, self._due = 0, False
+        self._params: list[Any] = []
         self.outcomes: list[Outcome] = []
         """Of the last round, by parameter."""
         _check(self.config, outer_optim_config, gta_config)
@@ -135,6 +136,7 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             MembersError, SyncError: none came, or a rank of this replica is gone.
         """
+        self._params = params = list(params)
         if self._members is not None and not self._members.is_started:
             self._members.start(params, *(() if inner is None else (inner,)))
 
@@ -207,6 +209,8 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             SyncError: a replica is gone.
         """
+        if phase(self.step, self.config) is Phase.LOCAL and self._params:
+            self.before_step(self._params)  # what would have come before a further step
         if not self.units or not self.units[0].has_anchors:
             return
         if self._members is not None:
@@ -226,8 +230,8 @@ class OuterOptimPeriodicModelAverager:
         self._made(self.outcomes, entered)
 
     def _made(self, outcomes: list[Outcome], entered: Callable[[], None] | None) -> None:
-        self.outcomes = outcomes
-        if entered is not None:
+        self.outcomes = outcomes or self.outcomes
+        if outcomes and entered is not None:
             entered()
 
     def state_dict(self) -> dict[str, Any]:
@@ -284,7 +288,7 @@ class OuterOptimPeriodicModelAverager:
 
     def _go_on(self, rounds: int) -> None:
         if self.turns is not None:
-            self.turns.restart(self._alone, rounds)
+            self.turns.restart(0 if self._due else self._alone, rounds)
         if self._members is not None:
             self._members.go_on_from(self.step, self._alone)
 
@@ -342,7 +346,8 @@ class OuterOptimPeriodicModelAverager:
         self.units += more
 
     def _unit(self, number: int, param: torch.Tensor) -> Unit:
-        return Unit(str(number), lambda: (_local(param),), self._outer)
+        # No module has such a name, which FSDP2 would give a unit.
+        return Unit(f"parameter {number}", lambda: (_local(param),), self._outer)
 
 
 class StatefulPostLocalSGDOptimizer:

@@ -80,8 +80,8 @@ class DDPMembers:
         self.alone = 0
         """Steps of this replica since the last round."""
         self._due, self._begun = False, False
-        self._changes = 0
-        """Changes of members so far."""
+        self.changes = 0
+        """Changes of members so far; each may have written units."""
         self.is_started = False
         """Members have been met."""
 
@@ -164,7 +164,7 @@ class DDPMembers:
         it was the last one.
 
         Args:
-            made: Called after each round.
+            made: Called after each round, and without outcomes after a change that made none.
 
         Raises:
             MembersError, SyncError: see `Elastic.refresh`.
@@ -174,11 +174,11 @@ class DDPMembers:
             return
         is_over = False
         while not is_over:
-            changes = self._changes
+            changes = self.changes
             entry, outcomes = self._take_turn(self._turns.exhausted)
-            if outcomes:
-                made(outcomes)
-            is_over = entry is Entry.LAST and changes == self._changes
+            if outcomes or changes != self.changes:
+                made(outcomes or [])
+            is_over = entry is Entry.LAST and changes == self.changes
 
     def go_on_from(self, step: int, alone: int | None = None) -> None:
         """Take the counts of a state that was loaded.
@@ -237,7 +237,7 @@ class DDPMembers:
         """Bring counters to where the plan has brought the units."""
         averager = self._averager
         averager.group = self._elastic.group
-        self._changes += 1
+        self.changes += 1
         self._begun = False
         if found.joined:
             averager.joined, averager.step = True, found.steps

@@ -132,7 +132,7 @@ class LocalSGD(FSDP2Rounds):
         self.turns = self.quorum = None
         if config.quorum is not None:
             self.quorum = QuorumRounds(
-                config, self._sync, self.units, self._drop_gathered, has_changed_of(mesh)
+                config, self._sync, self.units, self._drop_gathered, has_changed_of(mesh) or _never
             )
         elif config.use_async:
             self.turns = Turns(
@@ -184,6 +184,8 @@ class LocalSGD(FSDP2Rounds):
             self.sync()
             return
         self._complete()
+        if self.units and not self.units[0].has_anchors and not self.is_warming_up:
+            self.take_anchors()  # it has made no step, and the others take theirs with it
         if not self.units or not self.units[0].has_anchors:
             return
         if self.quorum is not None:
@@ -219,7 +221,7 @@ class LocalSGD(FSDP2Rounds):
         self.under_way = None
         turns = self.quorum.turns if self.quorum is not None else self.turns
         if turns is not None:
-            turns.restart(self.alone, clock["rounds"])
+            turns.restart(0 if self.due else self.alone, clock["rounds"])
         if self.switch is not None and "switch" in clock:
             self.switch.load(clock["switch"])
 
@@ -298,6 +300,11 @@ class LocalSGD(FSDP2Rounds):
     def _hook_optimizers(self) -> list[Any]:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
         return [*before, self.optimizers[-1].register_step_post_hook(self._after_step)]
+
+
+def _never() -> bool:
+    """Return that fixed replicas have not changed."""
+    return False
 
 
 def _refuse_second(model: nn.Module) -> None:

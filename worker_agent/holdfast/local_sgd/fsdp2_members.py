@@ -227,9 +227,9 @@ def groups_of(mesh: DeviceMesh | Members | None, timeout: float) -> tuple[Group,
     return Group.like(mesh.get_group(0), timeout=timeout), Group(mesh.get_group(1), timeout=timeout)
 
 
-def has_changed_of(mesh: DeviceMesh | Members | None) -> Callable[[], bool]:
-    """Return what tells of a newer roster; fixed replicas have none."""
-    found: Callable[[], bool] = getattr(mesh, "has_changed", lambda: False)
+def has_changed_of(mesh: DeviceMesh | Members | None) -> Callable[[], bool] | None:
+    """Return what tells of a newer roster; None: fixed replicas have none."""
+    found: Callable[[], bool] | None = getattr(mesh, "has_changed", None)
     return found
 
 

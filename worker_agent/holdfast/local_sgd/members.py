@@ -222,6 +222,7 @@ class RosterMembers:
             newest = self._agreed(roster.epoch)
             if newest > -self._agreed(-roster.epoch):
                 at_least = newest  # all ranks look again: none may go on alone
+                self._check(deadline, roster, at_least)
                 continue
             met = self._meet(roster, deadline)
             failed = self._agreed(0 if met else 1)
@@ -242,13 +243,17 @@ class RosterMembers:
             if self._signals and at_least > 1 and time.monotonic() > complaint:
                 complaint = math.inf
                 self._signals.unmet(at_least - 1)
-            if time.monotonic() > deadline:
-                raise MembersError(
-                    f"replica {self._replica} found no roster from epoch {at_least} on that has "
-                    f"it, in {self._patience:g} s; the newest is {roster}. Look why the control "
-                    "plane made none, and restart this replica"
-                )
+            self._check(deadline, roster, at_least)
             time.sleep(POLL)
+
+    def _check(self, deadline: float, roster: OuterRoster | None, at_least: int) -> None:
+        """Raise MembersError after the deadline."""
+        if time.monotonic() > deadline:
+            raise MembersError(
+                f"replica {self._replica} found no roster from epoch {at_least} on that has "
+                f"it, in {self._patience:g} s; the newest is {roster}. Look why the control "
+                "plane made none, and restart this replica"
+            )
 
     def _meet(self, roster: OuterRoster, deadline: float) -> tuple[Group, dist.Store] | None:
         """Return group and store of a roster; None: not all came, or a newer roster is there."""

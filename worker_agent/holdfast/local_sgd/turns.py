@@ -31,6 +31,7 @@ from holdfast.local_sgd.policies.schedule import (
     stepped,
 )
 from holdfast.local_sgd.sync.group import Group, SyncError
+from holdfast.local_sgd.sync.unit_sync import all_or_none
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -99,7 +100,7 @@ class Turns:
         *,
         store: dist.Store | None = None,
         clock: Callable[[], float] = time.monotonic,
-        has_changed: Callable[[], bool] = lambda: False,
+        has_changed: Callable[[], bool] | None = None,
     ) -> None:
         """Start the clock.
 
@@ -109,10 +110,11 @@ class Turns:
             own: The ranks of this replica.
             store: A store of all replicas; None: that of the default process group.
             clock: Seconds that never go back.
-            has_changed: Tells of a newer roster, where members come and go.
+            has_changed: Tells of a newer roster, where members come and go; None: they are fixed.
         """
         self._config, self._own, self._clock = config, own, clock
-        self._has_changed = has_changed
+        self._has_changed = has_changed or (lambda: False)
+        self._voters = own if has_changed is not None else None
         self._store = rounds_store("local_sgd", store, next(_numbers))
         self.replicas = replicas
         """The ranks that hold this rank's shards."""
@@ -216,7 +218,8 @@ class Turns:
 
     def _enter(self) -> Entry:
         mine = [float(self.turn.steps), float(self.turn.exhausted)]
-        told = self.replicas.gather_scalars(mine)
+        # A replica's ranks enter together or not at all: its shards meet others' one by one.
+        told = all_or_none(self._voters, lambda: self.replicas.gather_scalars(mine))
         progress = [Progress(int(steps), bool(exhausted)) for steps, exhausted in told]
         entry = enter(progress, self._config).entry
         self.turn = after(self.turn, entry, self._clock())

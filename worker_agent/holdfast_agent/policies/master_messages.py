@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from holdfast_wire.messages import (
@@ -278,11 +278,16 @@ class Statements:
         if isinstance(message, NoticeReceived):
             self._notices[message.source] = UnconfirmedReport(round_number, message, now)
         elif isinstance(message, REPEATED):
+            if isinstance(message, SyncChosen):  # the newest says it all, and there may be many
+                self._drop(lambda entry: isinstance(entry.message, SyncChosen))
             self._kept.append(UnconfirmedReport(round_number, message, now))
 
     def forget_before(self, round_number: int) -> None:
         """Drop the reports about rounds before `round_number`: the master does not need them."""
-        kept = [entry for entry in self._kept if entry.round >= round_number]
+        self._drop(lambda entry: entry.round < round_number)
+
+    def _drop(self, drops: Callable[[UnconfirmedReport], bool]) -> None:
+        kept = [entry for entry in self._kept if not drops(entry)]
         self._kept = collections.deque(kept, maxlen=REPEATED_LIMIT)
 
     def withdraw(self, source: str) -> None:

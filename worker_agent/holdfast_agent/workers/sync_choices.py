@@ -78,4 +78,7 @@ def _appended(path: Path, begin: int) -> bytes:
             text = file.read(MOST_BYTES)
     except FileNotFoundError:
         return b""
+    except OSError as error:  # people read of a choice later, and training needs nobody to
+        log.warning("choices of syncs cannot be read: %s", error)
+        return b""
     return text[: text.rfind(b"\n") + 1]

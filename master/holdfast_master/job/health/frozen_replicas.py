@@ -59,8 +59,9 @@ def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
     elif asked is None and len(members) > 1:
         _ask(job, world, members)
     elif asked is not None and asked.judged and not asked.blamed:
-        # Where replicas have steps of their own, who is behind may be one that waits.
-        found = policy.frozen(paces, limit)
+        # Where replicas have steps of their own, who is behind may be one that waits, such as for
+        # one that starts.
+        found = policy.frozen(paces, limit) if len(paces) == len(members) else None
         if found is not None:
             asked.blamed = True
             _put_out(job, world, settings, found)

@@ -184,7 +184,7 @@ def _growth_asked(job: JobContext, more: int) -> bool:
     """Return whether a person wanted the growth, or it undoes a loss that was charged already."""
     if job.spec.replicas != job.state.assigned_replicas:
         return True
-    newcomers = sorted(job.membership.spares)[:more]
-    back = sum(rank in job.state.departed for rank in newcomers)
+    newcomers, unit = sorted(job.membership.spares)[:more], job.bounds.unit
     # A loss takes a whole unit out of the world: the others of it have waited for the successor.
-    return back * job.bounds.unit >= more
+    units = (newcomers[at : at + unit] for at in range(0, len(newcomers), unit))
+    return all(any(rank in job.state.departed for rank in one) for one in units)

@@ -199,7 +199,8 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
     One that was put out since it stood still, and says so, is there again.
     """
     last, world = job.state.roster, job.worlds.assigned
-    if world is not None and world.holds(node.rank, node.agent_id):
+    is_member = world is not None and world.holds(node.rank, node.agent_id)
+    if world is not None and is_member:
         number = world.places[node.rank].replica.number
         frozen = job.worlds.frozen.get(number)
         if frozen is not None and message.epoch >= frozen.epoch:
@@ -207,8 +208,9 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
             job.touch(Change.REPLICA_READY)
     if last is not None and message.epoch > last.epoch:
         job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, message.epoch)
-        job.worlds.strange_roster = True
-        job.touch(Change.ROSTER_FAILED)
+        if is_member:
+            job.worlds.strange_roster = True
+            job.touch(Change.ROSTER_FAILED)
     if last is None or message.epoch != last.epoch or job.worlds.unmet_epoch == last.epoch:
         return
     job.worlds.unmet_epoch = last.epoch

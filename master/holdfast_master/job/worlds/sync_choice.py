@@ -19,9 +19,9 @@ def chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> Non
     world, last = job.worlds.assigned, job.state.sync
     if world is None or number != world.round or not world.holds(node.rank, node.agent_id):
         return
-    if last is not None and (number, message.step) <= (last.round, last.step):
-        return
     fact = dataclasses.replace(message, round=number)
+    if fact == last:
+        return
     job.out.record(fact)
     reason = EventReason.SYNC_SWITCHED if fact.made else EventReason.SYNC_PROPOSED
     job.out.event(reason, _text(fact), node=node.rank)

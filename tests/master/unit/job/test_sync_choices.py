@@ -91,3 +91,14 @@ def test_ranks_of_an_ended_world_say_nothing_of_the_next(training: Start) -> Non
     assert len(told(job)) == 1
     say(job, SLOW)
     assert len(told(job)) == 2
+
+
+def test_a_choice_after_a_rollback_counts_though_its_step_is_lower(training: Start) -> None:
+    """A script may load an older checkpoint in its processes."""
+    job = training(2)
+    say(job, FAST)
+    say(job, SLOW)
+    assert len(told(job)) == 2
+    found = now(job)
+    assert found is not None
+    assert found.step == SLOW.step

@@ -235,7 +235,7 @@ class MegatronLocalSGD:
         """End a round behind the last step."""
         self._end_round(outcomes)
         self._follow()
-        if entered is not None:
+        if outcomes and entered is not None:
             entered()
 
     def carry(self, name: str, one: Carried) -> None:
@@ -381,10 +381,11 @@ class MegatronLocalSGD:
         self.steps += 1
         if self._members is not None:
             ends = boundary(self.steps, self.config) is Boundary.ROUND
-            counts = is_made or self.turns is None
-            if (made := self._members.stepped(ends_round=ends, is_step=counts)) is not None:
+            counts, changes = is_made or self.turns is None, self._members.changes
+            made = self._members.stepped(ends_round=ends, is_step=counts)
+            if made is not None or changes != self._members.changes:
                 follows = Boundary.ROUND
-                self._end_round(made)
+                self._end_round(made or [])
         elif boundary(self.steps, self.config) is Boundary.ANCHORS:
             follows = Boundary.ANCHORS
             self._take_anchors()
