@@ -43,6 +43,7 @@ DIFFERENT = {
     "HOLDFAST_PAGE",
     "HOLDFAST_ROUND",
     "HOLDFAST_SCHEDULE",
+    "HOLDFAST_SYNC_CHOICES",
     # What an agent keeps from its workers, and what its operator told it.
     "HOLDFAST_JOB",
     "HOLDFAST_JOB_UID",

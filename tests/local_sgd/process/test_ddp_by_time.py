@@ -37,7 +37,9 @@ def test_all_enter_a_round_together_and_weigh_by_their_steps(worlds: ReplicaWorl
     ]
     assert told[0] == told[1] == told[2]
     assert len(told[0]) >= 2
-    assert all(weights[0] > weights[2] > 0 for _, weights, _ in told[0][:-1])
+    shares = [weights for _, weights, _ in told[0]]
+    assert all(one > 0 for one in shares[0])
+    assert sum(one[0] for one in shares) > sum(one[2] for one in shares)
     assert [rank["step"] for rank in ranks] == [150, 150, 6]
     assert len({rank["equal"] for rank in ranks}) == 1
 

@@ -17,7 +17,7 @@ from simulation.planted.agent import Patch
 def _never_adopted() -> list[Patch]:
     """A master that finds a whole world ends it, and a fresh round follows."""
 
-    def adopt(context: JobContext, _: Any) -> None:
+    def adopt(context: JobContext, *_: Any) -> None:
         adoption._end(context, "a fresh round follows")
 
     return [(adoption, "_adopt", adopt)]
