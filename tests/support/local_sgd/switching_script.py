@@ -46,14 +46,36 @@ def main() -> None:
         job.step(step)
 
 
+class _SlowWork:
+    """A reduction on its way, which takes longer than a step until a file is there."""
+
+    def __init__(self, work: Any, seconds: float) -> None:
+        self._work, self._seconds = work, seconds
+
+    def is_completed(self) -> bool:
+        """Tell if nobody would wait for it."""
+        return bool(self._work.is_completed())
+
+    def wait(self, *limit: Any) -> Any:
+        """Return when the result is there, on the slow link."""
+        time.sleep(self._seconds)
+        return self._work.wait(*limit)
+
+
 def _slow_down(dist: Any, fast: Path) -> None:
-    """Let each reduction of a unit take longer than a step, until a file is there."""
+    """Let each reduction of a unit take longer than a step, until a file is there.
+
+    Where it is only begun, the time passes when it is waited for, as on a slow network.
+    """
     plain = dist.all_reduce
 
     def slow(tensor: Any, *given: Any, **named: Any) -> Any:
-        if tensor.numel() > 64 and not fast.exists():
-            time.sleep(_SLOW_SECONDS)
-        return plain(tensor, *given, **named)
+        seconds = 0.0 if tensor.numel() <= 64 or fast.exists() else _SLOW_SECONDS
+        work = plain(tensor, *given, **named)
+        if work is not None:
+            return _SlowWork(work, seconds)
+        time.sleep(seconds)
+        return None
 
     dist.all_reduce = slow
 

@@ -161,7 +161,8 @@ class FSDP2Rounds:
 
     def _reach(self, number: int) -> None:
         """Finish a round's units up to this one, with whoever is there."""
-        with self._reducing():
+        # Where no round is under way, a switch would take the look for a fast reduction.
+        with nullcontext() if self.under_way is None else self._reducing():
             while self.under_way is not None and not self._attempt(self.under_way.reach, number):
                 pass  # the members have changed, and the round with them
         self._settle()
