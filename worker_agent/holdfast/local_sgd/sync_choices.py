@@ -1,4 +1,4 @@
-"""How this job's replicas have chosen to agree, told to the agent of this rank.
+"""Choices of this job's replicas how to agree, told to the agent of this rank.
 
 Belongs here: the file that an agent names, to which a rank appends a line for each choice. Does not
 belong here: the choice (`switch`), and what becomes of it: an event of the job.

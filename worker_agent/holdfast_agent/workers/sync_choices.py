@@ -1,4 +1,4 @@
-"""How replicas have chosen to agree, as a rank of this node says (local SGD with switching).
+"""Choices of replicas how to agree, as a rank of this node tells them (local SGD with switching).
 
 Belongs here: the file to which it appends, and what the master is told of it. Does not belong here:
 the choice, which all ranks make alike (`holdfast.local_sgd.switch`).

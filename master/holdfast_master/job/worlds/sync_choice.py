@@ -1,4 +1,4 @@
-"""How replicas of one world have chosen to agree (local SGD with switching): written down and told.
+"""Choices of replicas of one world how to agree (local SGD with switching), written down and told.
 
 Belongs here: the newest choice, and the event with its reason. Does not belong here: the choice.
 The ranks make it, all alike after the same step, and so need no answer of a master to go on.
