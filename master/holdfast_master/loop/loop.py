@@ -280,10 +280,12 @@ class MasterLoop:
         before = journal.trouble
         if durable:
             self._on_disk.clear()
+        write = asyncio.get_running_loop().run_in_executor(
+            self._writer, lambda: journal.commit(encoded, durable=durable)
+        )
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._writer, lambda: journal.commit(encoded, durable=durable)
-            )
+            # Shielded: a cancelled write that has not begun would lose what is decided.
+            await asyncio.shield(write)
         finally:
             self._on_disk.set()
         if journal.trouble != before:

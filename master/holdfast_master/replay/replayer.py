@@ -20,7 +20,13 @@ from holdfast_master.instructions import Instruction, Record
 from holdfast_master.replay.codec import from_message
 from holdfast_master.replay.typed_json import TypedJsonError, read_dataclass
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_wire.messages import InputRecorded, JobFolded, JournalRecord, RecordingOpened
+from holdfast_wire.messages import (
+    InputRecorded,
+    JobFolded,
+    JournalRecord,
+    RecordingOpened,
+    SegmentOpened,
+)
 
 
 class ReplayError(Exception):
@@ -179,13 +185,28 @@ def compare(today: Sequence[JournalRecord], then: Sequence[JournalRecord]) -> st
 
 
 def split(
-    records: Sequence[JournalRecord], sequence: int
+    records: Sequence[JournalRecord], sequence: int, epoch: int
 ) -> tuple[list[JournalRecord], dict[int, JournalRecord]]:
-    """Return the part of a history that leads to `sequence`, and the facts after it."""
+    """Return the part of a history that leads to `sequence`, and the facts of `epoch` after it.
+
+    A successor counts on from the newest record that it finds. A master that was killed may have
+    recorded an input whose facts it no longer wrote: the successor's own facts have their numbers.
+    """
     before = [record for record in records if record.sequence <= sequence]
+    ends = (record.sequence for record in records if _epoch_begun(record) > epoch)
+    end = min((number for number in ends if number > sequence), default=None)
     after = {
         record.sequence: record
         for record in records
-        if record.sequence > sequence and not isinstance(record.fact, JobFolded)
+        if record.sequence > sequence
+        and (end is None or record.sequence < end)
+        and not isinstance(record.fact, JobFolded)
     }
     return before, after
+
+
+def _epoch_begun(record: JournalRecord) -> int:
+    """Return the epoch that a record begins; 0: it begins none."""
+    fact = record.fact
+    begins = isinstance(fact, SegmentOpened) and not (fact.part or fact.base)
+    return fact.epoch if begins else 0

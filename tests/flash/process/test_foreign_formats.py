@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -178,6 +179,25 @@ def test_a_missing_or_overwritten_file_of_torch_is_named(tmp_path: Path, capsys:
     _refused(capsys, source, out, f"{file} is missing", f"{source}/.metadata says that")
 
 
+def test_an_item_whose_length_covers_others_is_refused(tmp_path: Path, capsys: Print) -> None:
+    """An archive is found from its end: the last value would be read under the first one's name."""
+    import torch.distributed.checkpoint as dcp
+
+    source = tmp_path / "dcp"
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(_state(), checkpoint_id=source, no_dist=True)
+    (file,) = source.glob("*.distcp")
+    metadata = pickle.loads((source / ".metadata").read_bytes())  # noqa: S301 - made above
+    values = [key for key in metadata.storage_data if key.fqn.startswith("optimizer.param_groups")]
+    first = metadata.storage_data[values[0]]
+    last = max(
+        metadata.storage_data[key].offset + metadata.storage_data[key].length for key in values
+    )
+    first.length = last - first.offset
+    (source / ".metadata").write_bytes(pickle.dumps(metadata))
+    _refused(capsys, source, tmp_path / "out", values[0].fqn, f"share bytes of {file}")
+
+
 def test_an_unknown_or_ambiguous_path_lists_what_was_looked_for(
     tmp_path: Path, capsys: Print
 ) -> None:
@@ -215,8 +235,6 @@ class _Evil:
 @pytest.mark.parametrize("call", [os.system, eval, getattr, __import__, shutil.rmtree])
 def test_no_name_of_a_pickle_is_run(tmp_path: Path, capsys: Print, call: Any) -> None:
     """In a file of torch.save, and in a `.metadata`; the error names it."""
-    import pickle
-
     import torch
 
     torch.save({"w": _Evil(call, f"touch {tmp_path}/run")}, tmp_path / "evil.pt")

@@ -81,8 +81,9 @@ class Player:
         if not unknown:
             return "all as they were"
         return (
-            f"{self.compared} as they were, and {unknown} that the journal does not hold (any "
-            "more): `holdfast journal verify` says why"
+            f"{self.compared} as they were, and {unknown} that the journal does not hold: `holdfast"
+            " journal verify` says why; where it finds nothing, the master was killed before it "
+            "wrote them"
         )
 
     def _chosen(self) -> list[tuple[Path, RecordingOpened]]:
@@ -120,7 +121,7 @@ class Player:
         if recording is None or recording.newest < self._span.first:
             return newest
         history = read_history(self._directory, opened.job_uid, upto=newest)
-        before, facts = split(history.records, newest)
+        before, facts = split(history.records, newest, opened.epoch)
         self._say(f"== {path.name}: epoch {opened.epoch}, after record {newest}")
         try:
             for step in redecide(opened, recording.inputs(), before, facts):

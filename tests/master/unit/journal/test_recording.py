@@ -73,7 +73,7 @@ class Recorded:
         recording = read_recording(path)
         assert recording is not None
         opened = recording.opened
-        before, facts = replayer.split(self.job.records, opened.sequence)
+        before, facts = replayer.split(self.job.records, opened.sequence, opened.epoch)
         return list(redecide(opened, recording.inputs(), before, facts))
 
 

@@ -67,7 +67,7 @@ class RecordedJob(SteeredJob):
 
     def facts(self, sequence: int) -> tuple[list[JournalRecord], Mapping[int, JournalRecord]]:
         """Return the journal up to a record and after it."""
-        return replayer.split(self.records, sequence)
+        return replayer.split(self.records, sequence, HEAD.epoch + bool(sequence))
 
 
 def troubled(seed: int, **more: Any) -> RecordedJob:
@@ -146,6 +146,27 @@ def test_a_successor_s_recording_is_decided_the_same(seed: int) -> None:
     steps = list(redecide(opened, job.told[first:], before, facts))
     assert [step.difference for step in steps if step.difference] == [], f"seed {seed}"
     assert [record for step in steps for record in step.records] == job.records[begun:]
+
+
+def test_facts_that_a_killed_master_did_not_write_are_not_compared_with_its_successor_s() -> None:
+    """The successor's facts have the numbers of those; the others are compared."""
+    job = troubled(5)
+    recorded, decided = list(job.told), len(job.records)
+    lost = next(at for at, one in enumerate(recorded) if one.sequence == decided)
+    written = recorded[lost - 1].sequence
+    assert written < decided
+    job.kill_master()
+    job.start_master()
+    job.run(5.0)
+    journal = job.records[:written] + [
+        dataclasses.replace(record, sequence=record.sequence - decided + written)
+        for record in job.records[decided:]
+    ]
+    assert len(journal) > written
+    before, facts = replayer.split(journal, 0, HEAD.epoch)
+    steps = list(redecide(job.head, recorded, before, facts))
+    assert [step.difference for step in steps if step.difference] == []
+    assert sum(len(step.recorded) for step in steps) == written
 
 
 def test_changed_code_shows_at_its_first_other_decision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -130,6 +131,36 @@ async def test_who_asks_waits_for_what_is_durable(*, durable: bool) -> None:
         await loop.on_disk()
         assert time.monotonic() - begin < 2 * loop_module.WRITTEN_SECONDS
         disk.gate.set()
+
+
+async def test_what_is_decided_is_written_though_the_loop_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop is cancelled before the thread has begun the write; nothing acts on it any more."""
+    story: list[str] = []
+    gate = threading.Event()
+
+    class Busy(ThreadPoolExecutor):
+        """A thread that has something else to do first."""
+
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            if story:
+                super().submit(gate.wait, 10)
+            return super().submit(fn, *args, **kwargs)
+
+    def react(event: Input, _now: Any) -> list[Instruction]:
+        if not isinstance(event, PeerRefused):
+            return []
+        story.append("decided")
+        return [TELL, core.event("x")]
+
+    monkeypatch.setattr(loop_module, "ThreadPoolExecutor", Busy)
+    core = ScriptedCore(react)
+    async with running(core, Disk(story), story) as loop:
+        loop.push(refused("a"))
+        await until(lambda: story)
+        threading.Timer(0.1, gate.set).start()
+    assert story == ["decided", "1 records, durable False"]
 
 
 async def test_what_arrives_during_a_write_shares_the_next_one() -> None:

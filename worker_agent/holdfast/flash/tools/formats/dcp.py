@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ class Directory:
                 f"{self._file} is damaged, or of an unknown torch ({error!r}): copy it again"
             ) from error
         self._compare()
+        self._refuse_overlaps()
 
     def _kinds(self, found: Mapping[Any, Any]) -> None:
         for name, one in found.items():
@@ -121,6 +123,18 @@ class Directory:
             raise ForeignError(
                 f"{self._file}: {name} at {at} is not in all of its lists: copy it again"
             )
+
+    def _refuse_overlaps(self) -> None:
+        """Refuse two items that share bytes: torch writes each behind the one before.
+
+        An archive is found from its end, so a damaged length leads to another item's state.
+        """
+        placed = sorted(self._places.items(), key=lambda item: (item[1].file, item[1].begin))
+        for ((name, _), one), ((other, _), behind) in pairwise(placed):
+            if one.file == behind.file and behind.begin < one.begin + one.length:
+                raise ForeignError(
+                    f"{self._file}: {name} and {other} share bytes of {one.file}: copy it again"
+                )
 
     def path(self, name: str) -> Path:
         """Return an item's keys in the nested state."""
