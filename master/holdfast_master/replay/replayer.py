@@ -208,5 +208,6 @@ def split(
 def _epoch_begun(record: JournalRecord) -> int:
     """Return the epoch that a record begins; 0: it begins none."""
     fact = record.fact
-    begins = isinstance(fact, SegmentOpened) and not (fact.part or fact.base)
-    return fact.epoch if begins else 0
+    if isinstance(fact, SegmentOpened) and not (fact.part or fact.base):
+        return fact.epoch
+    return 0
