@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -30,4 +32,29 @@ def test_each_switch_is_an_event_with_what_was_measured(
     fast.touch()
     back = job.wait_event("SyncSwitched", text="and would cost at most", after=slow.sequence)
     assert "agreement costs" in back.text
+    assert job.finish() == 0, job.evidence()
+
+
+def test_a_choice_of_replicas_outlives_a_lost_one(start_job: StartJob, tmp_path: Path) -> None:
+    """Replica 1 tells the agent; it is killed, comes back, and the status has the choice still."""
+    fast = tmp_path / "fast"
+    job = start_job(
+        script=[switching_script.__file__, str(fast), "elastic"],
+        replicas=3,
+        minReplicas=1,
+        localSGD={"replicaNodes": 1},
+    )
+    slow = job.wait_event("SyncSwitched")
+    assert "not after each 2 steps: agreement costs" in slow.text
+    (rank,) = job.nodes()[0].ranks
+    epoch = job.status().outer_epoch
+    os.kill(rank.pid, signal.SIGKILL)
+    job.wait_for(
+        "the replica that comes back",
+        lambda: job.status().outer_epoch > epoch + 1 and len(job.status().outer_replicas) == 3,
+    )
+    sync = job.status().sync
+    assert sync is not None
+    assert sync.interval >= 4
+    fast.touch()
     assert job.finish() == 0, job.evidence()

@@ -6,38 +6,13 @@ Each test draws its seed, and names it where it fails.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from typing import Any
 
 import pytest
 
-from local_sgd.elastic_runs import run, start
+from local_sgd.elastic_runs import check_kept, run, start, steps_of
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-
-Lines = list[dict[str, Any]]
-
-
-def steps_of(lines: Lines) -> Lines:
-    """Return a rank's steps."""
-    return [line for line in lines if "own" in line]
-
-
-def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
-    """Hold all ranks to one process and all steps in a row, and replicas to equal anchors.
-
-    least: rounds that there were.
-    """
-    digests: dict[tuple[int, str], set[str]] = defaultdict(set)
-    for name, lines in told["ranks"].items():
-        steps = steps_of(lines)
-        assert [line["own"] for line in steps] == list(range(1, len(steps) + 1)), why
-        assert len({line["pid"] for line in steps}) <= 1, why
-        for line in steps:
-            if "round" in line:
-                digests[line["round"], name.split()[1]].add(line["digest"])
-    assert len(digests) >= least
-    assert {at: len(found) for at, found in digests.items() if len(found) > 1} == {}, why
 
 
 def check_own_state(told: dict[str, Any], joiner: int, why: str, *, buffers: bool = True) -> None:

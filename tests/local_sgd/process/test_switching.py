@@ -80,10 +80,14 @@ def test_reductions_are_made_where_the_mode_says(switched: list[dict[str, Any]])
 
 
 def test_after_the_way_back_the_replicas_are_equal(switched: list[dict[str, Any]]) -> None:
-    """Weights and AdamW's state, also after more steps: equal gradients move all alike."""
+    """Weights and AdamW's state, also after more steps: equal gradients move all alike.
+
+    The old anchors are gone: a job that loads this with local steps alone must not start from them.
+    """
     one, other = (rank["end"] for rank in switched)
     assert one["weights"] == other["weights"]
     assert one["inner"] == other["inner"]
+    assert [any(rank["anchors"]) for rank in switched] == [False, False]
 
 
 def test_the_agent_is_told_of_each_switch_by_one_rank(

@@ -288,6 +288,14 @@ def early(plane: ControlPlane) -> None:
     plane.until(2)
 
 
+def missed(plane: ControlPlane) -> None:
+    """A replica misses what the others choose; one more comes while they wait for it."""
+    plane.publish(come=plane.start(plane.scenario["replicas"]))
+    plane.wait((plane.folder / "missed").exists, "a change that was missed")
+    plane.join(1)
+    plane.until(max(plane.rounds_of(one) for one in plane.members) + plane.scenario["every"])
+
+
 def shrink_and_grow(plane: ControlPlane) -> None:
     """4 replicas; two are killed at one time; `back` others come."""
     plane.publish(come=plane.start(4))
@@ -335,6 +343,7 @@ SCENARIOS: Final = {
     "early": early,
     "static": static,
     "campaign": campaign,
+    "missed": missed,
     "shrink and grow": shrink_and_grow,
     "kills": kills,
 }

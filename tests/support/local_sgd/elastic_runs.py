@@ -1,4 +1,7 @@
-"""Scenarios of elastic replicas (`elastic_jobs`), run by a test in a process of their own."""
+"""Scenarios of elastic replicas (`elastic_jobs`), run by a test in a process of their own.
+
+Belongs here: what every scenario must show. Does not belong here: what one of them shows.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from typing import Any
 
 from local_sgd import elastic_jobs
+
+Lines = list[dict[str, Any]]
 
 
 def start(**scenario: Any) -> subprocess.CompletedProcess[str]:
@@ -36,3 +42,25 @@ def run(**scenario: Any) -> dict[str, Any]:
     assert ended.returncode == 0, f"{scenario}: {ended.stderr[-5000:]}"
     told: dict[str, Any] = json.loads(ended.stdout)
     return told
+
+
+def steps_of(lines: Lines) -> Lines:
+    """Return a rank's steps."""
+    return [line for line in lines if "own" in line]
+
+
+def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
+    """Hold all ranks to one process and all steps in a row, and replicas to equal anchors.
+
+    least: rounds that there were.
+    """
+    digests: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for name, lines in told["ranks"].items():
+        steps = steps_of(lines)
+        assert [line["own"] for line in steps] == list(range(1, len(steps) + 1)), why
+        assert len({line["pid"] for line in steps}) <= 1, why
+        for line in steps:
+            if "round" in line:
+                digests[line["round"], name.split()[1]].add(line["digest"])
+    assert len(digests) >= least
+    assert {at: len(found) for at, found in digests.items() if len(found) > 1} == {}, why

@@ -149,6 +149,18 @@ class Job:
         from holdfast.local_sgd import LocalSGD
 
         self._local: Any = LocalSGD(self.model, self.optimizer, members, config, outer)
+        if "slow" in self.scenario:
+            self._slow_down(self._local._sync, self.scenario["slow"])
+
+    def _slow_down(self, sync: Any, seconds: float) -> None:
+        """Let each unit's reduction take longer, as on a slow link."""
+        finish = sync.finish
+
+        def finish_late(pending: Any) -> Any:
+            time.sleep(seconds)
+            return finish(pending)
+
+        sync.finish = finish_late
 
     def _begin_ddp(self, members: Any, config: Any, outer: Any) -> None:
         from torch.nn.parallel import DistributedDataParallel
@@ -177,6 +189,35 @@ class Job:
     def steps(self) -> int:
         """Of the inner optimizer, with those that a joiner was given."""
         return int(self._local.steps if self.is_fsdp else self._local.step)
+
+    @property
+    def agreed(self) -> list[int]:
+        """Interval, the step that it counts from, and rounds, where replicas choose."""
+        switch = self._local.switch if self.is_fsdp else None
+        if switch is None:
+            return []
+        return [switch.agreed.interval, switch.agreed.origin, switch.rounds]
+
+    def miss_a_change(self, path: Path) -> None:
+        """Lose the first change of the interval, which the others make; tell by a file.
+
+        A look of members ends on all, or is cut short on some: a connection of this rank breaks
+        between what it has sent and what it would have received.
+        """
+        from holdfast.local_sgd.sync.group import SyncError
+
+        switch, choose = self._local.switch, self._local.switch.choose
+
+        def cut_short(steps: int) -> Any:
+            before = dict(vars(switch))
+            found = choose(steps)
+            if found is not None and not path.exists():
+                vars(switch).update(before)
+                path.touch()
+                raise SyncError("a connection broke")
+            return found
+
+        switch.choose = cut_short
 
     def digest(self) -> str:
         """Return a hash of this rank's anchors and momentum."""
@@ -247,6 +288,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
     members = members_of(folder, replica, shard, scenario)
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
         job = Job(scenario, members)
+        if scenario.get("misses") == replica:
+            job.miss_a_change(folder / "missed")
         saves = scenario.get("saves")
         flash = job.checkpointer(str(folder / f"flash-{replica}")) if saves else None
         _train(job, lambda: is_over(scenario, folder, job.rounds), (replica, shard), log)
@@ -311,6 +354,8 @@ def _train(job: Job, is_over: Callable[[], bool], me: tuple[int, int], log: Any)
             "epoch": job.members.epoch, "off": off,
             "begun": begun, "arrived": arrived, "left": left,
         }  # fmt: skip
+        if agreed := job.agreed:
+            line["agreed"] = agreed
         if job.scenario.get("states"):
             line["state"] = job.own_state()
         if job.rounds != rounds:

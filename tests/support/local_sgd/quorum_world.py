@@ -122,7 +122,6 @@ def refused(world: Mapping[str, Any], pipe: Any) -> None:
     from holdfast.local_sgd.config import LocalSGDConfig
     from holdfast.local_sgd.errors import LocalSGDError
     from holdfast.local_sgd.fsdp2 import LocalSGD
-    from holdfast.local_sgd.members import StaticMembers
 
     mesh, said = mesh_of(world), {}
     model = sharded(tiny_model({}), mesh["shard"], {})
@@ -131,10 +130,6 @@ def refused(world: Mapping[str, Any], pipe: Any) -> None:
         LocalSGD(model, optimizer, mesh, LocalSGDConfig(quorum=0.5))
     except LocalSGDError as error:
         said["by steps"] = str(error)
-    try:
-        LocalSGD(model, optimizer, StaticMembers(), LocalSGDConfig(switching="act"))
-    except LocalSGDError as error:
-        said["members, act"] = str(error)
     config = LocalSGDConfig(quorum=0.5, use_async=True)
     local = LocalSGD(model, optimizer, mesh, config)
     try:

@@ -69,7 +69,14 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
                 left = world["after"]
     local.sync()
     pipe.send({"way": way, "reductions": reductions, "rounds": local.rounds})
-    pipe.send({"end": digests(local), "reason": switch.reason, "clock": local.clock()})
+    pipe.send(
+        {
+            "end": digests(local),
+            "reason": switch.reason,
+            "clock": local.clock(),
+            "anchors": [unit.has_anchors for unit in local.units],
+        }
+    )
 
 
 def _now(switch: Any) -> list[Any]:

@@ -1,7 +1,8 @@
 """A script under an agent whose replicas choose how they agree: two, each of one rank.
 
 Compute is slept, and each reduction of a unit takes longer than that. The command line names a
-file: once it is there, the link is fast.
+file: once it is there, the link is fast. With `elastic` behind it replicas come and go, and train
+until the file is there.
 """
 
 from __future__ import annotations
@@ -26,24 +27,32 @@ def main() -> None:
     import holdfast
     from holdfast.local_sgd.config import LocalSGDConfig
     from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.members import members_of_environment, mesh_of
 
     job = holdfast.init()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    _slow_down(dist, Path(sys.argv[1]))
-    shape = (dist.get_world_size(), 1)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    fast, is_elastic = Path(sys.argv[1]), "elastic" in sys.argv
+    _slow_down(dist, fast)
+    replicas: Any = members_of_environment() if is_elastic else None
+    if replicas is None:
+        shape = (dist.get_world_size(), 1)
+        replicas = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     model: Any = torch.nn.Linear(64, 64)
-    fully_shard(model, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh_of(replicas, "cpu") if is_elastic else replicas["shard"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    config = LocalSGDConfig(local_sgd_sync_interval=1, switching="act", switching_tolerated=0.5)
-    LocalSGD(model, optimizer, mesh, config)
-    for step in range(1, _STEPS + 1):
+    config = LocalSGDConfig(
+        local_sgd_sync_interval=2 if is_elastic else 1,
+        switching="act",
+        switching_tolerated=0.5,
+    )
+    local = LocalSGD(model, optimizer, replicas, config)
+    while not (fast.exists() if is_elastic else local.steps >= _STEPS):
         time.sleep(_STEP_SECONDS)
         model(torch.ones(2, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        job.step(step)
+        job.step(local.steps)
 
 
 class _SlowWork:

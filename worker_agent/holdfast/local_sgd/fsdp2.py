@@ -44,7 +44,7 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.fsdp2_hooks import hook_modules, unhook_gradients
-from holdfast.local_sgd.fsdp2_members import groups_of, has_changed_of, is_mesh, members_of
+from holdfast.local_sgd.fsdp2_members import groups_of, has_changed_of, members_of
 from holdfast.local_sgd.fsdp2_rounds import FSDP2Rounds
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
 from holdfast.local_sgd.members import Members
@@ -123,10 +123,10 @@ class LocalSGD(FSDP2Rounds):
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
         groups = self.replicas, self.shard_group
-        self._sync = unit_sync_of(
-            config, gta, groups, whole=is_mesh(mesh), has_quorum=mesh is not None
-        )
-        self.switch = switch_of(config, self.replicas, self.shard_group)
+        is_whole = mesh is not None  # FSDP1 gives none
+        self._sync = unit_sync_of(config, gta, groups, whole=is_whole, has_quorum=is_whole)
+        changes = has_changed_of(mesh) is not None
+        self.switch = switch_of(config, *groups, changes=changes)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
         self.under_way, self.joined, self.written, self.outcomes = None, False, set(), []
         self.turns = self.quorum = None

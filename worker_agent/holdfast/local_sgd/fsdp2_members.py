@@ -21,7 +21,9 @@ from holdfast.local_sgd.inner_state import TorchInnerState
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.pipelined_round import PipelinedRound
 from holdfast.local_sgd.policies.roster import Plan
+from holdfast.local_sgd.policies.switching import NOTHING_AGREED
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
+from holdfast.local_sgd.switch import Switch
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import UnitSync
@@ -52,6 +54,7 @@ class Local(Protocol):
     under_way: PipelinedRound | None
     turns: Turns | None
     quorum: QuorumRounds | None
+    switch: Switch | None
 
     def share_weights(self, source: int = 0) -> None:
         """Give all replicas the weights of one."""
@@ -100,6 +103,7 @@ class FSDP2Members:
             due=local.due or self.again,
             steps=local.steps,
             begun=self._begun(),
+            agreed=NOTHING_AGREED if local.switch is None else local.switch.agreed,
         )
 
     def _begun(self) -> frozenset[int]:
@@ -156,6 +160,8 @@ class FSDP2Members:
             self._apply_plan(found, found.plan)
         if local.turns is not None:
             self._move(local.turns, found)
+        if local.switch is not None:
+            local.switch.move(local.replicas, found.agreed, joined=found.joined)
         if local.quorum is not None:
             local.due = False
             local.quorum.move(local.replicas, self._elastic.epoch, found.plan, local.alone)
@@ -231,13 +237,6 @@ def has_changed_of(mesh: DeviceMesh | Members | None) -> Callable[[], bool] | No
     """Return what tells of a newer roster; None: fixed replicas have none."""
     found: Callable[[], bool] | None = getattr(mesh, "has_changed", None)
     return found
-
-
-def is_mesh(mesh: object) -> bool:
-    """Tell a mesh of fixed replicas under FSDP2 from members, and from what FSDP1 has."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    return isinstance(mesh, DeviceMesh)
 
 
 def members_of(

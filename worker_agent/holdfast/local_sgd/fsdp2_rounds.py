@@ -245,8 +245,7 @@ class FSDP2Rounds:
         elif self.turns is not None:
             self._take_turn(self.turns.stepped)
         elif self.switch is not None:
-            self.due = self.switch.stepped(self.steps)
-            self._change(self.switch, self.switch.choose(self.steps))
+            self._stepped(self.switch)
         else:
             self.due = is_due(self.steps, self.config)
         self.due |= self._members is not None and self._members.after_step()
@@ -329,6 +328,13 @@ class FSDP2Rounds:
     def _reducing(self) -> AbstractContextManager[None]:
         return nullcontext() if self.switch is None else self.switch.reducing()
 
+    def _stepped(self, switch: Switch) -> None:
+        """Count a step, and choose how replicas agree from now on where it is time for a look."""
+        self.due = switch.stepped(self.steps)
+        found: list[Running | None] = []
+        if self._attempt(lambda: found.append(switch.choose(self.steps))):
+            self._change(switch, found[0])
+
     def _change(self, switch: Switch, to: Running | None) -> None:
         """Agree from now on as all replicas have chosen; None: as before."""
         if to is None:
@@ -336,6 +342,8 @@ class FSDP2Rounds:
         if to.mode is Mode.SYNC:
             self.sync()
             self.due = False
+            for unit in self.units:
+                unit.drop_anchors()
             share_inner_state(self.optimizers, self.replicas)
         elif not self.due:  # gradients were averaged so far: all are equal
             refuse_new_parameters(self.trained, self.optimizers)

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.policies.switching import (
+    Agreed,
     Measured,
     Mode,
     Running,
@@ -27,6 +28,7 @@ from holdfast.local_sgd.policies.switching import (
     propose,
 )
 from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.unit_sync import all_or_none
 from holdfast.local_sgd.sync_choices import Tell, teller
 from holdfast_wire.messages.job import SyncChosen
 
@@ -45,6 +47,7 @@ class Switch:
         replicas: Group,
         own: Group,
         *,
+        changes: bool = False,
         tell: Tell = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -54,23 +57,30 @@ class Switch:
             config: The interval, and whether to act.
             replicas: The ranks that hold this rank's shards.
             own: The ranks of this replica.
+            changes: Replicas come and go: there is no sync in each step.
             tell: Called on one rank of the job with each choice that is news.
             clock: Seconds that never go back.
         """
         self.replicas = replicas
         """The ranks that hold this rank's shards."""
-        self.settings = SwitchSettings(tolerated=config.switching_tolerated)
+        self.settings = SwitchSettings(
+            tolerated=config.switching_tolerated, shortest=2 if changes else 1
+        )
         """Borders of the choice."""
         self._config, self._own, self._clock = config, own, clock
+        self._voters = own if changes else None
         self._tell_others, self._proposed = tell, 0
+        self._newest: SyncChosen | None = None
+        self._is_told = True
         interval = config.local_sgd_sync_interval
-        self.running = Running(Mode.LOCAL if interval > 1 else Mode.SYNC, interval)
+        is_sync = interval == self.settings.shortest == 1
+        self.running = Running(Mode.SYNC if is_sync else Mode.LOCAL, interval)
         """What runs now."""
         self.rounds = 0
         """Rounds that steps have ended so far."""
         self.reason = ""
         """Of the newest proposal."""
-        self._origin = config.local_sgd_warmup_steps
+        self._origin, self._looked = config.local_sgd_warmup_steps, 0
         self._steps = list[float]()
         self._reductions = list[float]()
         self._at, self._reduced = self._now(), 0.0
@@ -87,7 +97,7 @@ class Switch:
         try:
             yield
         finally:
-            self._reduced += self._now() - begun
+            self._reduced += self._now() - max(begun, self._at)  # without a change of members
 
     def stepped(self, steps: int) -> bool:
         """Take the time of a step; return whether it ends a round.
@@ -114,6 +124,7 @@ class Switch:
         if not self._is_turn(steps, LOOK if self.is_sync else self.running.interval):
             return None
         measured = self._measured()
+        self._looked = steps
         if measured is None:
             return None
         proposal = propose(measured, self.running, self.settings)
@@ -131,6 +142,37 @@ class Switch:
         """Begin a step anew, after a change whose time is no part of it."""
         self._at, self._reduced = self._now(), 0.0
 
+    @property
+    def agreed(self) -> Agreed:
+        """What others need to go on as this replica does."""
+        return Agreed(
+            looked=self._looked,
+            interval=self.running.interval,
+            votes=self.running.votes,
+            origin=self._origin,
+            rounds=self.rounds,
+        )
+
+    def move(self, replicas: Group, newest: Agreed, *, joined: bool) -> None:
+        """Go on with other members, as those do who have ended the newest look.
+
+        A look that a lost replica cut short has ended on some of the others, and not on all.
+
+        Args:
+            replicas: Who holds this rank's shards now.
+            newest: Of those who were members before.
+            joined: This replica was none, and has ended no look.
+        """
+        self.replicas = replicas
+        if newest.interval and (joined or newest.looked > self._looked):
+            self.running = Running(self.running.mode, newest.interval, newest.votes)
+            self._looked, self._origin = newest.looked, newest.origin
+            self._steps, self._reductions = [], []
+        if joined:
+            self.rounds = newest.rounds
+        self._tell_newest()
+        self.went_on()
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of it."""
         return {
@@ -138,16 +180,19 @@ class Switch:
             "interval": self.running.interval,
             "votes": self.running.votes,
             "origin": self._origin,
+            "looked": self._looked,
             "rounds": self.rounds,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        mode = Mode(state["mode"])
+        begun, mode = self._config.local_sgd_sync_interval, Mode(state["mode"])
         self.running = Running(mode, int(state["interval"]), int(state["votes"]))
+        if self.is_sync and self.settings.shortest > 1:
+            self.running = Running(Mode.LOCAL, begun)
         self._origin, self.rounds = int(state["origin"]), int(state["rounds"])
+        self._looked = int(state.get("looked", self._origin))
         self._steps, self._reductions = [], []
-        begun = self._config.local_sgd_sync_interval
         if self.running.interval != begun:
             reason = "the checkpoint was saved so"
             self._announce(self._origin, (begun, self.running.interval), reason, made=True)
@@ -162,7 +207,9 @@ class Switch:
         mine.append(statistics.median(self._reductions) if self._reductions else -1.0)
         self._steps, self._reductions = [], []
         step, reduction = self._own.max_scalars(mine)
-        step, longest = self.replicas.max_scalars([step, -reduction])
+        step, longest = all_or_none(
+            self._voters, lambda: self.replicas.max_scalars([step, -reduction])
+        )
         if step <= 0 or longest > 0:
             return None
         return Measured(members=self.replicas.size, step_seconds=step, sync_seconds=-longest)
@@ -178,14 +225,21 @@ class Switch:
         self._proposed = interval
 
     def _announce(self, step: int, intervals: tuple[int, int], reason: str, *, made: bool) -> None:
-        if self.replicas.rank == 0 and self._own.rank == 0:
-            verb, (before, after) = "switches" if made else "would switch", intervals
-            log.info("local SGD %s after step %d: %s", verb, step, reason)
-            self._tell_others(
-                SyncChosen(
-                    step=step, interval=after, interval_before=before, made=made, reason=reason
-                )
-            )
+        before, after = intervals
+        self._newest = SyncChosen(
+            step=step, interval=after, interval_before=before, made=made, reason=reason
+        )
+        self._is_told = False
+        self._tell_newest()
+
+    def _tell_newest(self) -> None:
+        """Tell on one rank; on another one where that is lost, which may have told or not."""
+        if self._newest is None or self._is_told or self.replicas.rank or self._own.rank:
+            return
+        self._is_told = True
+        verb = "switches" if self._newest.made else "would switch"
+        log.info("local SGD %s after step %d: %s", verb, self._newest.step, self._newest.reason)
+        self._tell_others(self._newest)
 
     def _now(self) -> float:
         """Return the time, when the device has done its work."""
@@ -196,6 +250,10 @@ class Switch:
         return self._clock()
 
 
-def switch_of(config: LocalSGDConfig, replicas: Group, own: Group) -> Switch | None:
-    """Return the switch that the settings ask for."""
-    return None if config.switching == "off" else Switch(config, replicas, own, tell=teller())
+def switch_of(
+    config: LocalSGDConfig, replicas: Group, own: Group, *, changes: bool
+) -> Switch | None:
+    """Return the switch that the settings ask for; `changes`: replicas come and go."""
+    if config.switching == "off":
+        return None
+    return Switch(config, replicas, own, changes=changes, tell=teller())

@@ -143,6 +143,8 @@ def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> Non
     state.round = fact.round
     state.world = fact
     state.last_replica = max([state.last_replica, *(one.number for one in fact.replicas)])
+    if not _going_on(fact):
+        state.sync = None  # all ranks begin with their script's settings
     if fact.store_port == 0:
         return
     state.assigned_replicas = state.spec.replicas if state.spec else 0

@@ -103,7 +103,7 @@ class JobState:
     roster: OuterRoster | None = None
     """The newest roster of replicas; None: there has been none."""
     sync: SyncChosen | None = None
-    """The newest choice of replicas that switch; None: there has been none."""
+    """The newest choice of replicas that switch; None: those of the newest world made none."""
     last_replica: int = 0
     """The greatest number that a replica was given; 0: none was."""
     assigned_replicas: int = 0

@@ -1,4 +1,4 @@
-"""Choices of replicas of one world how to agree (local SGD with switching), written down and told.
+"""Choices of replicas how to agree (local SGD with switching), written down and told.
 
 Belongs here: the newest choice, and the event with its reason. Does not belong here: the choice.
 The ranks make it, all alike after the same step, and so need no answer of a master to go on.
@@ -10,6 +10,7 @@ import dataclasses
 
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.world import World
 from holdfast_wire.messages import SyncChosen
 from holdfast_wire.reasons import EventReason
 
@@ -17,11 +18,11 @@ from holdfast_wire.reasons import EventReason
 def chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> None:
     """Ranks of a node have chosen; a report that is made again changes nothing."""
     world, last = job.worlds.assigned, job.state.sync
-    if world is None or number != world.round or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.holds(node.rank, node.agent_id):
+        return
+    if not world.is_about(node.rank, number) or (last and _is_known(message, last, world)):
         return
     fact = dataclasses.replace(message, round=number)
-    if fact == last:
-        return
     job.out.record(fact)
     reason = EventReason.SYNC_SWITCHED if fact.made else EventReason.SYNC_PROPOSED
     job.out.event(reason, _text(fact), node=node.rank)
@@ -29,8 +30,18 @@ def chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> Non
 
 def newest(job: JobContext) -> SyncChosen | None:
     """Return what the ranks of the newest world have chosen; None: nothing."""
-    sync = job.state.sync
-    return sync if sync is not None and sync.round == job.state.round else None
+    return job.state.sync
+
+
+def _is_known(message: SyncChosen, last: SyncChosen, world: World) -> bool:
+    """Return whether a choice is no news.
+
+    Replicas that come and go tell it again where the one is lost that has told it. A lower step is
+    an older choice of theirs; in a world of one it may be a script that has gone back.
+    """
+    if world.replicas and message.step <= last.step:
+        return True
+    return dataclasses.replace(message, round=last.round) == last
 
 
 def _text(fact: SyncChosen) -> str:

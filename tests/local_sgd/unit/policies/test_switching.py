@@ -113,6 +113,20 @@ def test_one_replica_needs_no_agreement() -> None:
     assert (proposal.running, proposal.changes) == (Running(), True)
 
 
+@pytest.mark.parametrize(
+    ("sync", "before", "interval"), [(0.0, 8, 2), (0.02, 2, 2), (0.03, 2, 4), (0.0, 1, 1)]
+)
+def test_replicas_that_come_and_go_never_average_gradients(
+    sync: float, before: int, interval: int
+) -> None:
+    """A replica that is lost would stop a step of all others. One that is left alone waits on."""
+    settings = replace(NOW, shortest=2)
+    measured, running = replace(STEP, sync_seconds=sync), Running(Mode.LOCAL, before)
+    assert propose(measured, running, settings).running == Running(Mode.LOCAL, interval)
+    alone = propose(replace(measured, members=1), running, settings)
+    assert (alone.running, alone.changes) == (running, False)
+
+
 def test_what_nobody_has_measured_changes_nothing() -> None:
     """Votes start again."""
     proposal = propose(STEP, Running(Mode.LOCAL, 32, votes=2), SwitchSettings())

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast_wire.messages import JobEvent, SyncChosen
+from holdfast_wire.messages import JobEvent, RestartWorkerRequest, SyncChosen
 from simulation.steered.job import SteeredJob
+from simulation.steered.replicas import replicated, rounds_of
 
 Start = Callable[..., SteeredJob]
 SLOW = SyncChosen(step=24, interval=4, interval_before=1, made=True, reason="it costs 40 %")
 FAST = SyncChosen(step=90, interval=1, interval_before=4, made=True, reason="it costs 2 %")
 
 
-def say(job: SteeredJob, message: SyncChosen, round_number: int | None = None) -> None:
-    """The agent of node 0 tells a choice of its ranks."""
-    agent = job.agents[0]
+def say(
+    job: SteeredJob, message: SyncChosen, round_number: int | None = None, *, rank: int = 0
+) -> None:
+    """The agent of a node tells a choice of its ranks."""
+    agent = job.agents[rank]
     agent.report(message, agent.round if round_number is None else round_number)
     job.run(0.2)
 
@@ -102,3 +105,35 @@ def test_a_choice_after_a_rollback_counts_though_its_step_is_lower(training: Sta
     found = now(job)
     assert found is not None
     assert found.step == SLOW.step
+
+
+def test_a_choice_of_replicas_outlives_the_one_that_has_told_it() -> None:
+    """Another tells it again, and a later one; what comes late of an older choice is dropped."""
+    job = replicated(4)
+    say(job, SLOW)
+    before = rounds_of(job)
+    job.agents[0].crash_worker()
+    job.run(10.0)
+    assert {rank for rank, one in rounds_of(job).items() if one != before[rank]} == {0}
+    say(job, SLOW, rank=1)
+    say(job, FAST, rank=1)
+    say(job, SLOW, rank=2)
+    say(job, FAST, rank=0)
+    assert [one.text.split(" from")[0] for one in told(job)] == [
+        "replicas agree after each 4 steps",
+        "replicas agree in each step",
+    ]
+    found = now(job)
+    assert found is not None
+    assert found.step == FAST.step
+
+
+def test_replicas_that_all_begin_again_have_made_no_choice() -> None:
+    """A restart of the job: its ranks begin with what their script says."""
+    job = replicated(2)
+    say(job, SLOW)
+    job.ask(RestartWorkerRequest(reason="test"))
+    job.run(10.0)
+    assert now(job) is None
+    say(job, SLOW)
+    assert len(told(job)) == 2

@@ -44,6 +44,9 @@ class SwitchSettings:
     returns: float = 0.5
     """Share of `tolerated` that a shorter interval, or a sync in each step, may cost to be taken
     again. Default 0.5: a measurement may waver by a third without a way back and forth."""
+    shortest: int = 1
+    """Least interval. Default 1: a sync in each step. 2 where replicas come and go: a sync in each
+    step stops all of them with a lost one."""
     longest: int = 128
     """Greatest interval, a power of two. Default 128, the longest that the authors of EDiT use;
     beyond it replicas part too far."""
@@ -59,6 +62,7 @@ class SwitchSettings:
 _VALUES: Final = (
     Value("tolerated", real(lambda value: value > 0), "a share of a step, above 0"),
     Value("returns", real(lambda value: 0 <= value < 1), "a share, from 0 to below 1"),
+    Value("shortest", lambda value: type(value) is int and value in (1, 2), "1 or 2"),
     Value(
         "longest",
         lambda value: whole(_SHORTEST)(value) and isinstance(value, int) and value.bit_count() == 1,
@@ -96,6 +100,25 @@ class Running:
     """Measurements in a row for a change."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What a replica knows of the choice, for others that may have missed the newest look."""
+
+    looked: int = 0
+    """Steps at the newest look that it has ended."""
+    interval: int = 0
+    """0: it knows of none."""
+    votes: int = 0
+    origin: int = 0
+    """Steps from which on the interval counts."""
+    rounds: int = 0
+    """That steps have ended."""
+
+
+NOTHING_AGREED: Final = Agreed()
+"""Of a replica whose interval is not chosen, or that comes to others."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proposal:
     """What runs next."""
@@ -114,7 +137,8 @@ def propose(measured: Measured, running: Running, settings: SwitchSettings) -> P
     """
     _check(measured)
     if measured.members == 1:
-        return _settled(running, Running(), "one replica has nobody to agree with")
+        after = Running() if settings.shortest == 1 else dataclasses.replace(running, votes=0)
+        return _settled(running, after, "one replica has nobody to agree with")
     cost = sync_seconds(measured)
     if cost is None:
         return Proposal(
@@ -125,10 +149,10 @@ def propose(measured: Measured, running: Running, settings: SwitchSettings) -> P
     share = cost / measured.step_seconds
     per_step = share / running.interval
     costs = f"agreement costs {per_step:.1%} of a step of {measured.step_seconds:.3g} s"
-    shorter = _interval(share, settings.tolerated * settings.returns, settings.longest)
+    shorter = _interval(share, settings.tolerated * settings.returns, settings)
     wanted, border = running.interval, "within the borders"
     if per_step > settings.tolerated:
-        wanted = _interval(share, settings.tolerated, settings.longest)
+        wanted = _interval(share, settings.tolerated, settings)
         border = f"above {settings.tolerated:.1%}"
     elif shorter < running.interval:
         wanted = shorter
@@ -150,12 +174,12 @@ def sync_seconds(measured: Measured) -> float | None:
     return 2 * measured.bytes * others / measured.bandwidth
 
 
-def _interval(share: float, tolerated: float, longest: int) -> int:
+def _interval(share: float, tolerated: float, settings: SwitchSettings) -> int:
     """Return the least power of two that brings a share within the border, or the longest."""
     if share <= tolerated:
-        return 1
+        return settings.shortest
     exact = max(_SHORTEST, math.ceil(share / tolerated - 1e-9))
-    return min(longest, 1 << (exact - 1).bit_length())
+    return min(settings.longest, 1 << (exact - 1).bit_length())
 
 
 def _voted(running: Running, wanted: int, costs: str, settings: SwitchSettings) -> Proposal:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.local_sgd.errors import RosterError
 from holdfast.local_sgd.policies.quorum import QuorumSettings, carry
 from holdfast.local_sgd.policies.roster import Plan, Standing, Transfer, regroup_shards, torn
+from holdfast.local_sgd.policies.switching import NOTHING_AGREED, Agreed
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.parcels import InnerState, pack, unpack
 from holdfast.local_sgd.sync.unit_bytes import bytes_of, count_of, fill, form_of, has_outer_state
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
 BATCH: Final = 64 << 20
 """Bytes of weights that are on their way at one time."""
-_HEAD: Final = 5
-"""Numbers of a row that are not of a unit: new, with anchors, due, steps, form."""
+_HEAD: Final = 10
+"""Numbers of a row that are not of a unit: new, with anchors, due, steps, form, `Agreed`."""
+_AGREED: Final = tuple(one.name for one in dataclasses.fields(Agreed))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ class Situation:
     """Of its inner optimizer."""
     begun: frozenset[int] = frozenset()
     """Units whose next round it has begun and not finished."""
+    agreed: Agreed = NOTHING_AGREED
+    """What it knows of the interval that replicas have chosen, where they do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,8 @@ class Regrouped:
     """Of the replica that gave its position."""
     due: bool = False
     """That replica stands at a round's start."""
+    agreed: Agreed = NOTHING_AGREED
+    """The newest of the interval that replicas have chosen; its rounds are that replica's."""
     position: str = ""
     """What that replica's script carries: inner learning rates, scheduler, place in the data."""
     passed: bool = False
@@ -138,7 +144,12 @@ class Regroup:
         told = self._give_position(giver, rows, position) if old else ""
         giving = rows[giver].situation
         found = Regrouped(
-            joined=joins, source=giver, steps=giving.steps, due=giving.due, position=told
+            joined=joins,
+            source=giver,
+            steps=giving.steps,
+            due=giving.due,
+            agreed=_newest_agreed([rows[at].situation for at in old], giving.agreed.rounds),
+            position=told,
         )
         if not any(row.situation.has_anchors for row in rows):
             self._give_inner(giver, rows, ())
@@ -156,6 +167,7 @@ class Regroup:
         units = self._units
         sent: list[float] = [
             *(mine.is_new, mine.has_anchors, mine.due, mine.steps, form_of(units)),
+            *dataclasses.astuple(mine.agreed),
             *(unit.round for unit in units),
             *(number in mine.begun for number in range(len(units))),
             *(has_outer_state(unit) for unit in units),
@@ -340,11 +352,18 @@ def _row(told: Sequence[float], units: int) -> Row:
             due=bool(told[2]),
             steps=int(told[3]),
             begun=frozenset(number for number, one in enumerate(begun) if one),
+            agreed=Agreed(**dict(zip(_AGREED, map(int, told[5:_HEAD]), strict=True))),
         ),
         int(told[4]),
         tuple(map(int, rounds)),
         tuple(map(bool, outer)),
     )
+
+
+def _newest_agreed(old: Sequence[Situation], rounds: int) -> Agreed:
+    """Return what the replica knows that has ended the newest look."""
+    newest = max((one.agreed for one in old), key=lambda one: one.looked, default=NOTHING_AGREED)
+    return dataclasses.replace(newest, rounds=rounds)
 
 
 def _newest(rows: Sequence[Row]) -> list[tuple[int, bool]]:

@@ -89,6 +89,10 @@ class Unit:
         self._anchors = Anchors(self.tensors(), self.outer.factory, offload=self.outer.offload)
         self.lost = None
 
+    def drop_anchors(self) -> None:
+        """Forget A and v, where gradients are averaged from now on: nothing starts from them."""
+        self._anchors = self.lost = None
+
     def adopt(self, other: Unit) -> None:
         """Take over anchors, momentum and what the codec lost, as they are in another unit.
 
