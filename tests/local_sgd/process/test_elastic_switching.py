@@ -10,13 +10,10 @@ import pytest
 from local_sgd.elastic_runs import check_kept, run, steps_of
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-SWITCHING = {
-    "interval": 2,
-    "slow": 0.05,
-    "config": {"switching": "act", "switching_tolerated": 0.5},
-}
-"""A reduction of the five units takes 0.25 s, also on a busy machine many times what a step takes:
-two steps a round are too few."""
+SWITCHING = {"interval": 2, "config": {"switching": "act", "switching_tolerated": 0.5}}
+SLOW = {"fsdp": 0.05, "ddp": 0.25}
+"""Seconds of a transfer: five units in turn, or all parameters at one time. A round takes 0.25 s,
+also on a busy machine many times what a step takes: two steps a round are too few."""
 
 
 def check_alike(told: dict[str, Any], why: str) -> list[int]:
@@ -35,11 +32,14 @@ def check_alike(told: dict[str, Any], why: str) -> list[int]:
     return intervals
 
 
-def test_survivors_and_joiners_go_on_with_the_interval_that_was_chosen() -> None:
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_survivors_and_joiners_go_on_with_the_interval_that_was_chosen(kind: str) -> None:
     """One is killed and one comes, with two shards each; nobody restarts, and no look is lost."""
     seed = random.randrange(10_000)
     told = run(
         scenario="campaign",
+        kind=kind,
+        slow=SLOW[kind],
         replicas=3,
         shards=2,
         events=["kill", "join"],
@@ -55,9 +55,10 @@ def test_survivors_and_joiners_go_on_with_the_interval_that_was_chosen() -> None
     assert min(intervals) == 2, "no sync in each step"
 
 
-def test_a_replica_that_has_missed_a_choice_takes_it_from_the_others() -> None:
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_a_replica_that_has_missed_a_choice_takes_it_from_the_others(kind: str) -> None:
     """A look that was cut short has ended on two of three; one more comes, and takes it too."""
-    told = run(scenario="missed", replicas=3, misses=1, **SWITCHING)
+    told = run(scenario="missed", kind=kind, slow=SLOW[kind], replicas=3, misses=1, **SWITCHING)
     why = str(told["done"])
     check_kept(told, why, least=5)
     assert len(check_alike(told, why)) > 1, why

@@ -101,6 +101,35 @@ def test_the_agent_is_told_of_each_switch_by_one_rank(
     assert all(one.made and "agreement costs" in one.reason for one in told)
 
 
+def test_ddp_chooses_the_interval_alone(training: Training) -> None:
+    """Its gradients are torch's: there is no sync in each step. A state has the choice."""
+    config = {
+        "switching": "act",
+        "switching_tolerated": 0.2,
+        "local_sgd_sync_interval": 2,
+        "local_sgd_warmup_steps": 3,
+    }
+    one, other = training.run(
+        job="train ddp",
+        world=2,
+        seconds=0.01,
+        patience=2,
+        delay=0.1,
+        steps=60,
+        lr=0.1,
+        config=config,
+    )
+    assert one["way"] == other["way"]
+    assert one["weights"] == other["weights"]
+    (_, *begun), (changed, _, interval), *back = one["way"]
+    assert begun == ["local", 2]
+    assert interval > 2
+    assert [mode for _, mode, _ in back] == ["local"] * len(back)
+    assert changed == 3 + 3 * 2  # the first look has no round behind it, two vote
+    assert one["rounds"][:4] == [5, 7, 9, 9 + interval]
+    assert one["kept"] == [True, True]
+
+
 def test_a_proposal_changes_nothing(training: Training) -> None:
     """It says what it would do, and goes on in the steps and the interval of the settings."""
     interval = {"local_sgd_sync_interval": 2}

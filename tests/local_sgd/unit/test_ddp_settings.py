@@ -15,7 +15,6 @@ from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
     [
         (LocalSGDConfig(quorum=0.5), "quorum=0.5: rounds wait for all replicas"),
         (LocalSGDConfig(use_async=True, quorum=0.5), "quorum=0.5: "),
-        (LocalSGDConfig(switching="act"), 'switching="act": only under FSDP2'),
         (
             LocalSGDConfig(use_step_weight=True, step_weight_by="tokens"),
             "step_weight_by='tokens': with DDP nobody tells the tokens",

@@ -27,7 +27,7 @@ class Clock:
 def switch(*, changes: bool = True, clock: Clock | None = None) -> Switch:
     """Return one of a replica that is alone."""
     alone = Group.of_one()
-    return Switch(CONFIG, alone, alone, changes=changes, clock=clock or Clock())
+    return Switch(CONFIG, alone, alone, local_only=changes, clock=clock or Clock())
 
 
 NEWEST = Agreed(looked=40, interval=16, votes=1, origin=40, rounds=9)
@@ -98,4 +98,4 @@ def test_an_interval_of_one_step_is_a_sync_of_gradients_of_fixed_replicas_alone(
     config = LocalSGDConfig(
         local_sgd_warmup_steps=0, local_sgd_sync_interval=1, switching="propose"
     )
-    assert Switch(config, alone, alone, changes=changes).running == Running(mode, 1)
+    assert Switch(config, alone, alone, local_only=changes).running == Running(mode, 1)

@@ -125,6 +125,8 @@ class Job:
             self._begin_fsdp(members, config, outer)
         else:
             self._begin_ddp(members, config, outer)
+        if "slow" in scenario:
+            self._slow_down(self._local._sync, scenario["slow"])
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.inner, _warm_up)
         self._local.carry("schedule", self.schedule)
         self._local.carry("place", self.place)
@@ -149,8 +151,6 @@ class Job:
         from holdfast.local_sgd import LocalSGD
 
         self._local: Any = LocalSGD(self.model, self.optimizer, members, config, outer)
-        if "slow" in self.scenario:
-            self._slow_down(self._local._sync, self.scenario["slow"])
 
     def _slow_down(self, sync: Any, seconds: float) -> None:
         """Let each unit's reduction take longer, as on a slow link."""
@@ -193,7 +193,7 @@ class Job:
     @property
     def agreed(self) -> list[int]:
         """Interval, the step that it counts from, and rounds, where replicas choose."""
-        switch = self._local.switch if self.is_fsdp else None
+        switch = self._local.switch
         if switch is None:
             return []
         return [switch.agreed.interval, switch.agreed.origin, switch.rounds]

@@ -1,4 +1,4 @@
-"""Training under FSDP2 with reductions that are slow for a while, and a switch that measures them.
+"""Training with reductions that are slow for a while, and a switch that measures them.
 
 Belongs here: what the ranks of a world do and write down. Does not belong here: what is expected
 (tests/local_sgd/process).
@@ -14,6 +14,7 @@ from typing import Any
 
 from checkpoints.forked_worlds import Jobs, serve
 from holdfast_wire.keys import ENV_SYNC_CHOICES
+from local_sgd.digests import digest
 from local_sgd.fsdp2_facts import mesh_of
 from local_sgd.fsdp2_training import configs_of, digests, optimizer_of, run_step
 from local_sgd.tiny_model import sharded, tiny_model
@@ -79,11 +80,37 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     )
 
 
+def train_ddp(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train for `steps`; tell the way, the steps with a round, and how a copy would go on."""
+    from local_sgd.ddp_replicas import Training
+
+    training, link = Training(world), _Link()
+    averager, optim = training.averager, training.optim
+    switch, link.delay = averager.switch, world["delay"]
+    assert switch is not None
+    switch.settings = dataclasses.replace(switch.settings, patience=world["patience"])
+    way, rounds, equal = [[0, *_now(switch)]], list[int](), list[str]()
+    for step in range(1, world["steps"] + 1):
+        time.sleep(world["seconds"])
+        before = averager.rounds
+        training.step(step)
+        if averager.rounds > before:
+            rounds.append(step)
+            equal.append(digest(training.weights(), {}))
+        if _now(switch) != way[-1][1:]:
+            way.append([step, *_now(switch)])
+            link.delay = 0.0
+    begun = switch.agreed
+    optim.load_state_dict(optim.state_dict())
+    kept = [begun == switch.agreed, averager.clock()["switch"] == switch.state()]
+    pipe.send({"way": way, "rounds": rounds, "weights": equal, "kept": kept})
+
+
 def _now(switch: Any) -> list[Any]:
     return [switch.running.mode.value, switch.running.interval]
 
 
-_JOBS: Jobs = {"train": train}
+_JOBS: Jobs = {"train": train, "train ddp": train_ddp}
 
 if __name__ == "__main__":
     serve(_JOBS)

@@ -132,8 +132,9 @@ class LocalSGDConfig:
 
     switching: Literal["off", "propose", "act"] = "off"
     """Choose between a sync of gradients in each step and local steps, and the interval, from what
-    steps and reductions take; FSDP2 and EDiT only. With members that come and go the interval is 2
-    or longer. Default "off"; "propose" logs the choice, "act" makes it."""
+    steps and reductions take; EDiT under FSDP2 and DDP only. Under DDP, and with members that come
+    and go, the interval is 2 or longer. Default "off"; "propose" logs the choice, "act" makes
+    it."""
     switching_tolerated: float = 0.1
     """Share of a step's time that agreement of the replicas may cost, above 0. Default 0.1."""
 

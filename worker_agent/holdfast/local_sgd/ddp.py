@@ -35,14 +35,19 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.ddp_members import DDPMembers, refuse_more
+from holdfast.local_sgd.ddp_members import (
+    DDPMembers,
+    check_settings,
+    members_and_group,
+    refuse_more,
+    turns_of,
+)
 from holdfast.local_sgd.ddp_shards import shards_of
 from holdfast.local_sgd.elastic import Carried
-from holdfast.local_sgd.errors import LocalSGDConfigError
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, boundary, phase
+from holdfast.local_sgd.switch import load, reducing, saved, switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
@@ -95,26 +100,30 @@ class OuterOptimPeriodicModelAverager:
         self._params: list[Any] = []
         self.outcomes: list[Outcome] = []
         """Of the last round, by parameter."""
-        _check(self.config, outer_optim_config, gta_config)
+        check_settings(self.config, outer_optim_config, gta_config)
         self._outer = outer_of(self.config, outer_optim_config)
         self.joined = False
         """This replica came to others that train, and has their state: load no checkpoint."""
-        members, self.group = _members_and_group(process_group, timeout)
+        members, self.group = members_and_group(process_group, timeout)
         self.own = Group.of_one() if members is None else members.shard_group
         """The ranks of this replica."""
         self.are_fixed = members is None or not members.changes
         """Replicas neither come nor go, and one checkpoint has all of them."""
         groups = (self.group, Group.of_one())
-        self._sync = unit_sync_of(self.config, gta_config, groups, clip_scope="batch")
+        self._sync = unit_sync_of(self.config, gta_config, groups, clip_scope="batch", whole=True)
+        self.switch = switch_of(self.config, self.group, self.own, local_only=True)
+        """The choice of the interval, where the settings ask for it."""
         self.units: list[Unit] = []
         """In the order of the optimizer's parameters; those without anchors are not here."""
         self.turns: Turns | None = None
         """Rounds by time that all replicas enter."""
         if self.config.use_async:
-            self.turns = _turns_of(self.config, self.group, members)
+            self.turns = turns_of(self.config, self.group, members)
         self._members = None
         if members is not None:
-            self._members = DDPMembers(self, members, self._sync, turns=self.turns)
+            self._members = DDPMembers(
+                self, members, self._sync, turns=self.turns, switch=self.switch
+            )
 
     @property
     def alone(self) -> int:
@@ -187,14 +196,28 @@ class OuterOptimPeriodicModelAverager:
         in_warm_up = phase(self.step, self.config) is Phase.WARM_UP
         self.step += 1
         self._alone += not in_warm_up
-        follows = boundary(self.step, self.config)
+        follows = self._follows(in_warm_up=in_warm_up)
         if self._members is not None:
             made = self._members.stepped(ends_round=follows is Boundary.ROUND)
             self.outcomes = self.outcomes if made is None else made
         elif follows is Boundary.ROUND or (not in_warm_up and self._has_entered()):
-            self._round(len(_flat(params)))
+            with reducing(self.switch):
+                self._round(len(_flat(params)))
         if follows is Boundary.ANCHORS:
             self._take_anchors(params)
+
+    def _follows(self, *, in_warm_up: bool) -> Boundary:
+        """Return what follows the step that was counted last; by time nothing does."""
+        if self.switch is None:
+            return boundary(self.step, self.config)
+        if in_warm_up:
+            self.switch.went_on()
+            return boundary(self.step, self.config)
+        if not self.switch.stepped(self.step):
+            return Boundary.NOTHING
+        if self._members is None:
+            self.switch.choose(self.step)
+        return Boundary.ROUND
 
     def finish(self, entered: Callable[[], None] | None = None) -> None:
         """End the training of this replica, which has no more data; its weights are the anchors.
@@ -237,6 +260,7 @@ class OuterOptimPeriodicModelAverager:
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, momentum, detectors of every replica, counters: what this rank has."""
         return {
+            **saved(self.switch),
             "step": self.step,
             "alone": self.alone,
             "replica": self.group.rank,
@@ -268,6 +292,7 @@ class OuterOptimPeriodicModelAverager:
             unit.load_state_dict(one, own=own)
         lone = max(0, self.step - self.config.local_sgd_warmup_steps)
         self._alone = int(state.get("alone", lone % self.config.local_sgd_sync_interval))
+        load(self.switch, state)
         self._go_on(self.units[0].round if self.units else 0)
 
     def clock(self) -> dict[str, Any]:
@@ -278,12 +303,14 @@ class OuterOptimPeriodicModelAverager:
             "tokens": 0,
             "due": self._due,
             "rounds": self.rounds + self._due,
+            **saved(self.switch),
         }
 
     def set_clock(self, clock: Mapping[str, Any]) -> None:
         """Go on from counters; a round that the checkpoint had before it runs before a step."""
         self.step, self._alone = int(clock["steps"]), int(clock["alone"])
         self._due = bool(clock["due"])
+        load(self.switch, clock)
         self._go_on(int(clock["rounds"]))
 
     def _go_on(self, rounds: int) -> None:
@@ -452,36 +479,6 @@ def _with_torch(cls: Any) -> Any:
     if issubclass(cls, torch.optim.Optimizer):
         return cls
     return type(cls.__name__, (cls, torch.optim.Optimizer), {"__module__": cls.__module__})
-
-
-def _check(
-    config: LocalSGDConfig, outer: OuterOptimizerConfig | None, gta: GTAConfig | None
-) -> None:
-    """Refuse settings that contradict each other, or ask for what DDP has not."""
-    check_together(config, outer, gta)
-    if config.step_weight_by != "steps":
-        raise LocalSGDConfigError(
-            f"step_weight_by={config.step_weight_by!r}: with DDP nobody tells the tokens; leave it "
-            "at its default"
-        )
-
-
-def _members_and_group(
-    given: dist.ProcessGroup | Members | None, timeout: float
-) -> tuple[Members | None, Group]:
-    """Return the members, if they are given, and the replicas that are there at the start."""
-    import torch.distributed as dist
-
-    if given is None or isinstance(given, dist.ProcessGroup):
-        return None, Group(given, timeout=timeout)
-    return given, Group.of_one()
-
-
-def _turns_of(config: LocalSGDConfig, group: Group, members: Members | None) -> Turns:
-    """Return the turns of this replica: of one rank, or of all that its members have in common."""
-    if members is None:
-        return Turns(config, group, Group.of_one())
-    return Turns(config, group, members.shard_group, has_changed=members.has_changed)
 
 
 def _flat(params: Iterable[Any]) -> list[torch.Tensor]:

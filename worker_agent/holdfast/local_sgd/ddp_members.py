@@ -12,19 +12,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.combinations import check_together
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.elastic import Elastic, attempt
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 from holdfast.local_sgd.inner_state import TorchInnerState
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.policies.schedule import Entry
+from holdfast.local_sgd.policies.switching import NOTHING_AGREED
+from holdfast.local_sgd.switch import Switch, reducing
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
 from holdfast.local_sgd.sync.units import Unit, check_equal
 from holdfast.local_sgd.turns import Turns
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 class Averager(Protocol):
@@ -50,6 +56,7 @@ class DDPMembers:
         sync: UnitSync,
         inner: TorchInnerState | None = None,
         turns: Turns | None = None,
+        switch: Switch | None = None,
     ) -> None:
         """Take the parts; nobody is met before `start`.
 
@@ -59,6 +66,7 @@ class DDPMembers:
             sync: Of its units.
             inner: What joiners get beside them; None: each unit is a parameter of the optimizer.
             turns: Of rounds by time; None: rounds end by steps.
+            switch: Chooses after how many; None: the settings say so.
 
         Raises:
             LocalSGDConfigError: the settings want what such replicas have not.
@@ -68,6 +76,7 @@ class DDPMembers:
             _refuse_spanning(members)
             _refuse_warm_up(self.config.local_sgd_warmup_steps)
         self._averager, self._sync, self._turns = averager, sync, turns
+        self._switch = switch
         sync.voters = members.shard_group if members.changes else None
         self._params: list[Any] = []
         self.inner = inner or TorchInnerState(
@@ -99,6 +108,7 @@ class DDPMembers:
             due=self._due,
             steps=self._averager.step,
             begun=frozenset(range(len(units))) if self._begun else frozenset(),
+            agreed=NOTHING_AGREED if self._switch is None else self._switch.agreed,
         )
 
     def before_write(self, number: int) -> None:
@@ -145,13 +155,17 @@ class DDPMembers:
         self.alone += is_step
         if self._turns is not None:
             return self._take_turn(functools.partial(self._turns.stepped, is_made=is_step))[1]
-        return self.make_round() if ends_round else None
+        return self.make_round(looks=is_step) if ends_round else None
 
-    def make_round(self) -> list[Outcome]:
-        """Make a round now, which all replicas ask for."""
+    def make_round(self, *, looks: bool = False) -> list[Outcome]:
+        """Make a round now, which all replicas ask for; looks: after a choice of the next ones."""
         self._due = True
-        self._follow()
-        return self._settle()
+        switch = self._switch
+        if switch is not None and looks:
+            self._attempt(lambda: switch.choose(self._averager.step))
+        with reducing(switch):
+            self._follow()
+            return self._settle()
 
     def sync_now(self) -> list[Outcome]:
         """Make a round now, which all replicas ask for; none where no step was made since."""
@@ -247,6 +261,8 @@ class DDPMembers:
         is_left_over = found.plan is not None and bool(found.plan.again)
         if self._turns is not None:
             self._move(self._turns, found, is_left_over=is_left_over)
+        if self._switch is not None:
+            self._switch.move(averager.group, found.agreed, joined=found.joined)
         self._due |= is_left_over
 
     def _move(self, turns: Turns, found: Regrouped, *, is_left_over: bool) -> None:
@@ -266,6 +282,36 @@ class DDPMembers:
             starts=found.joined or is_left_over,
             is_due=entered and not found.joined,
         )
+
+
+def check_settings(
+    config: LocalSGDConfig, outer: OuterOptimizerConfig | None, gta: GTAConfig | None
+) -> None:
+    """Refuse settings that contradict each other, or ask for what DDP has not."""
+    check_together(config, outer, gta)
+    if config.step_weight_by != "steps":
+        raise LocalSGDConfigError(
+            f"step_weight_by={config.step_weight_by!r}: with DDP nobody tells the tokens; leave it "
+            "at its default"
+        )
+
+
+def members_and_group(
+    given: dist.ProcessGroup | Members | None, timeout: float
+) -> tuple[Members | None, Group]:
+    """Return the members, if they are given, and the replicas that are there at the start."""
+    import torch.distributed as dist
+
+    if given is None or isinstance(given, dist.ProcessGroup):
+        return None, Group(given, timeout=timeout)
+    return given, Group.of_one()
+
+
+def turns_of(config: LocalSGDConfig, group: Group, members: Members | None) -> Turns:
+    """Return the turns of this replica: of one rank, or of all that its members have in common."""
+    if members is None:
+        return Turns(config, group, Group.of_one())
+    return Turns(config, group, members.shard_group, has_changed=members.has_changed)
 
 
 def _refuse_spanning(members: Members) -> None:

@@ -50,7 +50,7 @@ from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import shards_of
-from holdfast.local_sgd.switch import switch_of
+from holdfast.local_sgd.switch import load, saved, switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.units import Unit
@@ -125,8 +125,8 @@ class LocalSGD(FSDP2Rounds):
         groups = self.replicas, self.shard_group
         is_whole = mesh is not None  # FSDP1 gives none
         self._sync = unit_sync_of(config, gta, groups, whole=is_whole, has_quorum=is_whole)
-        changes = has_changed_of(mesh) is not None
-        self.switch = switch_of(config, *groups, changes=changes)
+        has_members = has_changed_of(mesh) is not None
+        self.switch = switch_of(config, *groups, local_only=has_members)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
         self.under_way, self.joined, self.written, self.outcomes = None, False, set(), []
         self.turns = self.quorum = None
@@ -211,7 +211,7 @@ class LocalSGD(FSDP2Rounds):
             "tokens": self.tokens,
             "due": self.due,
             "rounds": self.rounds,
-            **({"switch": self.switch.state()} if self.switch is not None else {}),
+            **saved(self.switch),
         }
 
     def set_clock(self, clock: Mapping[str, Any]) -> None:
@@ -222,8 +222,7 @@ class LocalSGD(FSDP2Rounds):
         turns = self.quorum.turns if self.quorum is not None else self.turns
         if turns is not None:
             turns.restart(0 if self.due else self.alone, clock["rounds"])
-        if self.switch is not None and "switch" in clock:
-            self.switch.load(clock["switch"])
+        load(self.switch, clock)
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.

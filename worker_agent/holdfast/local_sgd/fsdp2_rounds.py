@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from holdfast.local_sgd.config import LocalSGDConfig
@@ -18,7 +17,7 @@ from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
 from holdfast.local_sgd.policies.switching import Mode, Running
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
-from holdfast.local_sgd.switch import Switch
+from holdfast.local_sgd.switch import Switch, reducing
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
 from holdfast.local_sgd.sync.units import Unit, check_equal
@@ -124,7 +123,7 @@ class FSDP2Rounds:
         if self._members is not None:
             average(gradient, self)
             return
-        with self._reducing():
+        with reducing(self.switch):
             dist.all_reduce(gradient, group=self.replicas.ranks)
             gradient.div_(self.replicas.size)
 
@@ -162,7 +161,7 @@ class FSDP2Rounds:
     def _reach(self, number: int) -> None:
         """Finish a round's units up to this one, with whoever is there."""
         # Where no round is under way, a switch would take the look for a fast reduction.
-        with nullcontext() if self.under_way is None else self._reducing():
+        with reducing(None if self.under_way is None else self.switch):
             while self.under_way is not None and not self._attempt(self.under_way.reach, number):
                 pass  # the members have changed, and the round with them
         self._settle()
@@ -237,6 +236,8 @@ class FSDP2Rounds:
             turns = self.quorum.turns if self.quorum is not None else self.turns
             if turns is not None:
                 turns.restart()  # the time begins with the first lone step
+            if self.switch is not None:
+                self.switch.went_on()
             return
         self.alone += self.switch is None or not self.switch.is_sync
         if self.quorum is not None:
@@ -324,9 +325,6 @@ class FSDP2Rounds:
     def _changes(self) -> int:
         """Changes of members so far."""
         return 0 if self._members is None else self._members.changed
-
-    def _reducing(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.switch is None else self.switch.reducing()
 
     def _stepped(self, switch: Switch) -> None:
         """Count a step, and choose how replicas agree from now on where it is time for a look."""

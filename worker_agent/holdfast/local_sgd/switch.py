@@ -15,7 +15,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from holdfast.local_sgd.config import LocalSGDConfig
@@ -47,7 +47,7 @@ class Switch:
         replicas: Group,
         own: Group,
         *,
-        changes: bool = False,
+        local_only: bool = False,
         tell: Tell = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -57,18 +57,19 @@ class Switch:
             config: The interval, and whether to act.
             replicas: The ranks that hold this rank's shards.
             own: The ranks of this replica.
-            changes: Replicas come and go: there is no sync in each step.
+            local_only: There is no sync in each step: replicas come and go, or the framework has
+                no hook for it.
             tell: Called on one rank of the job with each choice that is news.
             clock: Seconds that never go back.
         """
         self.replicas = replicas
         """The ranks that hold this rank's shards."""
         self.settings = SwitchSettings(
-            tolerated=config.switching_tolerated, shortest=2 if changes else 1
+            tolerated=config.switching_tolerated, shortest=2 if local_only else 1
         )
         """Borders of the choice."""
         self._config, self._own, self._clock = config, own, clock
-        self._voters = own if changes else None
+        self._voters = own if local_only else None
         self._tell_others, self._proposed = tell, 0
         self._newest: SyncChosen | None = None
         self._is_told = True
@@ -250,10 +251,26 @@ class Switch:
         return self._clock()
 
 
+def reducing(switch: Switch | None) -> AbstractContextManager[None]:
+    """Measure a reduction, where something chooses by it."""
+    return nullcontext() if switch is None else switch.reducing()
+
+
+def saved(switch: Switch | None) -> dict[str, Any]:
+    """Return what a checkpoint has of a choice, under its name there."""
+    return {} if switch is None else {"switch": switch.state()}
+
+
+def load(switch: Switch | None, state: Mapping[str, Any]) -> None:
+    """Go on from a checkpoint, which may have no choice."""
+    if switch is not None and "switch" in state:
+        switch.load(state["switch"])
+
+
 def switch_of(
-    config: LocalSGDConfig, replicas: Group, own: Group, *, changes: bool
+    config: LocalSGDConfig, replicas: Group, own: Group, *, local_only: bool
 ) -> Switch | None:
-    """Return the switch that the settings ask for; `changes`: replicas come and go."""
+    """Return the switch that the settings ask for; see `Switch`."""
     if config.switching == "off":
         return None
-    return Switch(config, replicas, own, changes=changes, tell=teller())
+    return Switch(config, replicas, own, local_only=local_only, tell=teller())

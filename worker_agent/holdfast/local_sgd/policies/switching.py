@@ -45,8 +45,8 @@ class SwitchSettings:
     """Share of `tolerated` that a shorter interval, or a sync in each step, may cost to be taken
     again. Default 0.5: a measurement may waver by a third without a way back and forth."""
     shortest: int = 1
-    """Least interval. Default 1: a sync in each step. 2 where replicas come and go: a sync in each
-    step stops all of them with a lost one."""
+    """Least interval. Default 1: a sync in each step. 2 where replicas come and go, since a lost
+    one would stop the step of all others, or where nothing averages gradients (DDP)."""
     longest: int = 128
     """Greatest interval, a power of two. Default 128, the longest that the authors of EDiT use;
     beyond it replicas part too far."""

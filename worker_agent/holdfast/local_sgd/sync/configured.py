@@ -46,8 +46,8 @@ def unit_sync_of(
     """
     if not whole and config.switching != "off":
         raise LocalSGDConfigError(
-            f'switching="{config.switching}": only under FSDP2 the interval is chosen by what was '
-            'measured; leave it at "off"'
+            f'switching="{config.switching}": under FSDP1 and Megatron nobody measures what a '
+            'round costs; leave it at "off"'
         )
     if not has_quorum and config.quorum is not None:
         raise LocalSGDConfigError(
