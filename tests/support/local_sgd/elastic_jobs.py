@@ -296,6 +296,26 @@ def missed(plane: ControlPlane) -> None:
     plane.until(max(plane.rounds_of(one) for one in plane.members) + plane.scenario["every"])
 
 
+def thawed(plane: ControlPlane) -> None:
+    """A replica is stopped and put out, and taken in again far behind; then one more comes."""
+    plane.publish(come=plane.start(plane.scenario["replicas"]))
+    plane.until(2)
+    pids = plane.pids.pop(1)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.3)
+    plane.publish(1)
+    more = plane.scenario["every"]
+    plane.until(plane.rounds_of(0) + 2 * more)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    plane.pids[1] = pids
+    plane.publish(come=(1,))
+    plane.until(plane.rounds_of(0) + more)
+    plane.join(1)
+    plane.until(plane.rounds_of(0) + more)
+
+
 def shrink_and_grow(plane: ControlPlane) -> None:
     """4 replicas; two are killed at one time; `back` others come."""
     plane.publish(come=plane.start(4))
@@ -344,6 +364,7 @@ SCENARIOS: Final = {
     "static": static,
     "campaign": campaign,
     "missed": missed,
+    "thawed": thawed,
     "shrink and grow": shrink_and_grow,
     "kills": kills,
 }

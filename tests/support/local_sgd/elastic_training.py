@@ -9,6 +9,7 @@ Replicas end together, after a number of outer rounds that they count alike.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -192,32 +193,35 @@ class Job:
 
     @property
     def agreed(self) -> list[int]:
-        """Interval, the step that it counts from, and rounds, where replicas choose."""
+        """Interval, votes, round and step of the choice, where replicas choose."""
         switch = self._local.switch
         if switch is None:
             return []
-        return [switch.agreed.interval, switch.agreed.origin, switch.rounds]
+        found = switch.agreed
+        return [found.interval, found.votes, found.round, found.step]
 
     def miss_a_change(self, path: Path) -> None:
-        """Lose the first change of the interval, which the others make; tell by a file.
+        """Lose the round of the first change, whose first unit the others finish; tell by a file.
 
-        A look of members ends on all, or is cut short on some: a connection of this rank breaks
-        between what it has sent and what it would have received.
+        So it is where a connection of this rank breaks when it has sent all that others wait for.
         """
         from holdfast.local_sgd.sync.group import SyncError
 
-        switch, choose = self._local.switch, self._local.switch.choose
+        sync, switch = self._local._sync, self._local.switch
+        finish = sync.finish
 
-        def cut_short(steps: int) -> Any:
-            before = dict(vars(switch))
-            found = choose(steps)
-            if found is not None and not path.exists():
-                vars(switch).update(before)
+        def cut_short(pending: Any) -> Any:
+            ahead = copy.copy(switch)
+            ahead._tell_others = lambda _: None
+            if pending.beside[0]:
+                ahead.hears(pending.beside, pending.units[0].round + 1)
+            if ahead.running.interval != switch.running.interval and not path.exists():
+                pending.reduction.wait()
                 path.touch()
                 raise SyncError("a connection broke")
-            return found
+            return finish(pending)
 
-        switch.choose = cut_short
+        sync.finish = cut_short
 
     def digest(self) -> str:
         """Return a hash of this rank's anchors and momentum."""

@@ -47,7 +47,7 @@ from holdfast.local_sgd.ddp_shards import shards_of
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, boundary, phase
-from holdfast.local_sgd.switch import load, reducing, saved, switch_of
+from holdfast.local_sgd.switch import load, reducing, round_switch_of, saved
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
@@ -111,7 +111,7 @@ class OuterOptimPeriodicModelAverager:
         """Replicas neither come nor go, and one checkpoint has all of them."""
         groups = (self.group, Group.of_one())
         self._sync = unit_sync_of(self.config, gta_config, groups, clip_scope="batch", whole=True)
-        self.switch = switch_of(self.config, self.group, self.own, local_only=True)
+        self.switch = round_switch_of(self.config, self._sync, self.own, _name(0))
         """The choice of the interval, where the settings ask for it."""
         self.units: list[Unit] = []
         """In the order of the optimizer's parameters; those without anchors are not here."""
@@ -213,11 +213,7 @@ class OuterOptimPeriodicModelAverager:
         if in_warm_up:
             self.switch.went_on()
             return boundary(self.step, self.config)
-        if not self.switch.stepped(self.step):
-            return Boundary.NOTHING
-        if self._members is None:
-            self.switch.choose(self.step)
-        return Boundary.ROUND
+        return Boundary.ROUND if self.switch.stepped(self.step) else Boundary.NOTHING
 
     def finish(self, entered: Callable[[], None] | None = None) -> None:
         """End the training of this replica, which has no more data; its weights are the anchors.
@@ -292,7 +288,7 @@ class OuterOptimPeriodicModelAverager:
             unit.load_state_dict(one, own=own)
         lone = max(0, self.step - self.config.local_sgd_warmup_steps)
         self._alone = int(state.get("alone", lone % self.config.local_sgd_sync_interval))
-        load(self.switch, state)
+        load(self.switch, {**state, "alone": self._alone})
         self._go_on(self.units[0].round if self.units else 0)
 
     def clock(self) -> dict[str, Any]:
@@ -373,8 +369,7 @@ class OuterOptimPeriodicModelAverager:
         self.units += more
 
     def _unit(self, number: int, param: torch.Tensor) -> Unit:
-        # No module has such a name, which FSDP2 would give a unit.
-        return Unit(f"parameter {number}", lambda: (_local(param),), self._outer)
+        return Unit(_name(number), lambda: (_local(param),), self._outer)
 
 
 class StatefulPostLocalSGDOptimizer:
@@ -479,6 +474,11 @@ def _with_torch(cls: Any) -> Any:
     if issubclass(cls, torch.optim.Optimizer):
         return cls
     return type(cls.__name__, (cls, torch.optim.Optimizer), {"__module__": cls.__module__})
+
+
+def _name(number: int) -> str:
+    """Return a parameter's name as a unit: no module has such a one, which FSDP2 would give it."""
+    return f"parameter {number}"
 
 
 def _flat(params: Iterable[Any]) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from holdfast.local_sgd.inner_state import TorchInnerState
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.policies.schedule import Entry
 from holdfast.local_sgd.policies.switching import NOTHING_AGREED
-from holdfast.local_sgd.switch import Switch, reducing
+from holdfast.local_sgd.switch import RoundSwitch, reducing
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
@@ -56,7 +56,7 @@ class DDPMembers:
         sync: UnitSync,
         inner: TorchInnerState | None = None,
         turns: Turns | None = None,
-        switch: Switch | None = None,
+        switch: RoundSwitch | None = None,
     ) -> None:
         """Take the parts; nobody is met before `start`.
 
@@ -155,15 +155,12 @@ class DDPMembers:
         self.alone += is_step
         if self._turns is not None:
             return self._take_turn(functools.partial(self._turns.stepped, is_made=is_step))[1]
-        return self.make_round(looks=is_step) if ends_round else None
+        return self.make_round() if ends_round else None
 
-    def make_round(self, *, looks: bool = False) -> list[Outcome]:
-        """Make a round now, which all replicas ask for; looks: after a choice of the next ones."""
+    def make_round(self) -> list[Outcome]:
+        """Make a round now, which all replicas ask for."""
         self._due = True
-        switch = self._switch
-        if switch is not None and looks:
-            self._attempt(lambda: switch.choose(self._averager.step))
-        with reducing(switch):
+        with reducing(self._switch):
             self._follow()
             return self._settle()
 

@@ -50,7 +50,7 @@ from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import shards_of
-from holdfast.local_sgd.switch import load, saved, switch_of
+from holdfast.local_sgd.switch import RoundSwitch, Switch, load, round_switch_of, saved, switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.units import Unit
@@ -125,8 +125,7 @@ class LocalSGD(FSDP2Rounds):
         groups = self.replicas, self.shard_group
         is_whole = mesh is not None  # FSDP1 gives none
         self._sync = unit_sync_of(config, gta, groups, whole=is_whole, has_quorum=is_whole)
-        has_members = has_changed_of(mesh) is not None
-        self.switch = switch_of(config, *groups, local_only=has_members)
+        self.switch = self._switch_of(mesh)
         self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
         self.under_way, self.joined, self.written, self.outcomes = None, False, set(), []
         self.turns = self.quorum = None
@@ -154,6 +153,9 @@ class LocalSGD(FSDP2Rounds):
         turns = self.quorum.turns if self.quorum is not None else self.turns
         if turns is not None:
             return turns.turn.round
+        if isinstance(self.switch, RoundSwitch):
+            is_ended = self.due or self.under_way is not None
+            return min((unit.round for unit in self.units), default=0) + is_ended
         if self.switch is not None:
             return self.switch.rounds
         lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
@@ -295,6 +297,12 @@ class LocalSGD(FSDP2Rounds):
 
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return units_of(model, self.own_ranks)
+
+    def _switch_of(self, mesh: DeviceMesh | Members | None) -> Switch | None:
+        if has_changed_of(mesh) is None:
+            return switch_of(self.config, self.replicas, self.shard_group)
+        first = self.units[0].name if self.units else ""
+        return round_switch_of(self.config, self._sync, self.shard_group, first)
 
     def _hook_optimizers(self) -> list[Any]:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]

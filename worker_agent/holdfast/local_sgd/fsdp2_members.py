@@ -23,7 +23,7 @@ from holdfast.local_sgd.pipelined_round import PipelinedRound
 from holdfast.local_sgd.policies.roster import Plan
 from holdfast.local_sgd.policies.switching import NOTHING_AGREED
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
-from holdfast.local_sgd.switch import Switch
+from holdfast.local_sgd.switch import RoundSwitch, Switch
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.regroup import Regrouped, Situation
 from holdfast.local_sgd.sync.unit_sync import UnitSync
@@ -103,8 +103,13 @@ class FSDP2Members:
             due=local.due or self.again,
             steps=local.steps,
             begun=self._begun(),
-            agreed=NOTHING_AGREED if local.switch is None else local.switch.agreed,
+            agreed=self._switch.agreed if self._switch is not None else NOTHING_AGREED,
         )
+
+    @property
+    def _switch(self) -> RoundSwitch | None:
+        switch = self._local.switch
+        return switch if isinstance(switch, RoundSwitch) else None
 
     def _begun(self) -> frozenset[int]:
         local = self._local
@@ -160,8 +165,8 @@ class FSDP2Members:
             self._apply_plan(found, found.plan)
         if local.turns is not None:
             self._move(local.turns, found)
-        if local.switch is not None:
-            local.switch.move(local.replicas, found.agreed, joined=found.joined)
+        if self._switch is not None:
+            self._switch.move(local.replicas, found.agreed, joined=found.joined)
         if local.quorum is not None:
             local.due = False
             local.quorum.move(local.replicas, self._elastic.epoch, found.plan, local.alone)

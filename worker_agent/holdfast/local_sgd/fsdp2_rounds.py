@@ -246,7 +246,8 @@ class FSDP2Rounds:
         elif self.turns is not None:
             self._take_turn(self.turns.stepped)
         elif self.switch is not None:
-            self._stepped(self.switch)
+            self.due = self.switch.stepped(self.steps)
+            self._change(self.switch, self.switch.choose(self.steps))
         else:
             self.due = is_due(self.steps, self.config)
         self.due |= self._members is not None and self._members.after_step()
@@ -325,13 +326,6 @@ class FSDP2Rounds:
     def _changes(self) -> int:
         """Changes of members so far."""
         return 0 if self._members is None else self._members.changed
-
-    def _stepped(self, switch: Switch) -> None:
-        """Count a step, and choose how replicas agree from now on where it is time for a look."""
-        self.due = switch.stepped(self.steps)
-        found: list[Running | None] = []
-        if self._attempt(lambda: found.append(switch.choose(self.steps))):
-            self._change(switch, found[0])
 
     def _change(self, switch: Switch, to: Running | None) -> None:
         """Agree from now on as all replicas have chosen; None: as before."""

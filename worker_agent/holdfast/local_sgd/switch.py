@@ -6,6 +6,10 @@ Does not belong here: the choice (`policies.switching`), and carrying it out in 
 The slowest replica's step counts, as it is without any reduction. Of a reduction the time counts
 that it takes the replica which comes to it last: what the others take besides is their wait for a
 slow one, which no interval makes shorter.
+
+Fixed replicas under FSDP2 compare in a collective of its own after a step (`Switch`): a sync in
+each step has no rounds. Members that come and go have no collective but those of a round, and send
+the figures with the reports of its first unit (`RoundSwitch`).
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ import dataclasses
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.policies.switching import (
+    NOTHING_AGREED,
     Agreed,
     Measured,
     Mode,
@@ -28,7 +33,8 @@ from holdfast.local_sgd.policies.switching import (
     propose,
 )
 from holdfast.local_sgd.sync.group import Group
-from holdfast.local_sgd.sync.unit_sync import all_or_none
+from holdfast.local_sgd.sync.unit_sync import UnitSync
+from holdfast.local_sgd.sync.units import Unit
 from holdfast.local_sgd.sync_choices import Tell, teller
 from holdfast_wire.messages.job import SyncChosen
 
@@ -47,7 +53,6 @@ class Switch:
         replicas: Group,
         own: Group,
         *,
-        local_only: bool = False,
         tell: Tell = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -57,34 +62,27 @@ class Switch:
             config: The interval, and whether to act.
             replicas: The ranks that hold this rank's shards.
             own: The ranks of this replica.
-            local_only: There is no sync in each step: replicas come and go, or the framework has
-                no hook for it.
             tell: Called on one rank of the job with each choice that is news.
             clock: Seconds that never go back.
         """
         self.replicas = replicas
         """The ranks that hold this rank's shards."""
-        self.settings = SwitchSettings(
-            tolerated=config.switching_tolerated, shortest=2 if local_only else 1
-        )
+        self.settings = SwitchSettings(tolerated=config.switching_tolerated)
         """Borders of the choice."""
         self._config, self._own, self._clock = config, own, clock
-        self._voters = own if local_only else None
         self._tell_others, self._proposed = tell, 0
-        self._newest: SyncChosen | None = None
-        self._is_told = True
-        interval = config.local_sgd_sync_interval
-        is_sync = interval == self.settings.shortest == 1
-        self.running = Running(Mode.SYNC if is_sync else Mode.LOCAL, interval)
+        self.running = self._begun = self._first(config.local_sgd_sync_interval)
         """What runs now."""
         self.rounds = 0
         """Rounds that steps have ended so far."""
         self.reason = ""
         """Of the newest proposal."""
-        self._origin, self._looked = config.local_sgd_warmup_steps, 0
+        self._origin = config.local_sgd_warmup_steps
         self._steps = list[float]()
         self._reductions = list[float]()
         self._at, self._reduced = self._now(), 0.0
+        self._changes = 0
+        """Of members, so far."""
 
     @property
     def is_sync(self) -> bool:
@@ -93,12 +91,13 @@ class Switch:
 
     @contextmanager
     def reducing(self) -> Iterator[None]:
-        """Measure a reduction, as far as it stops training."""
-        begun = self._now()
+        """Measure a reduction, as far as it stops training; not one in which members change."""
+        begun, changes = self._now(), self._changes
         try:
             yield
         finally:
-            self._reduced += self._now() - max(begun, self._at)  # without a change of members
+            if changes == self._changes:
+                self._reduced += self._now() - begun
 
     def stepped(self, steps: int) -> bool:
         """Take the time of a step; return whether it ends a round.
@@ -124,55 +123,21 @@ class Switch:
         """
         if not self._is_turn(steps, LOOK if self.is_sync else self.running.interval):
             return None
-        measured = self._measured()
-        self._looked = steps
-        if measured is None:
+        step, reduction = self._figures()
+        self._steps, self._reductions = [], []
+        step, longest = self.replicas.max_scalars([step, -reduction])
+        self.went_on()  # the wait for a slow one is no step
+        if step <= 0 or longest > 0:
             return None
-        proposal = propose(measured, self.running, self.settings)
-        self.reason = proposal.reason
-        if proposal.changes:
-            self._tell(steps, proposal.running.interval, proposal.reason)
-        if not self._acts or not proposal.changes:
-            votes = 0 if proposal.changes else proposal.running.votes
-            self.running = dataclasses.replace(self.running, votes=votes)
+        measured = Measured(members=self.replicas.size, step_seconds=step, sync_seconds=-longest)
+        if not self._proposes(measured, steps):
             return None
-        self.running, self._origin = proposal.running, steps
+        self._origin = steps
         return self.running
 
     def went_on(self) -> None:
         """Begin a step anew, after a change whose time is no part of it."""
         self._at, self._reduced = self._now(), 0.0
-
-    @property
-    def agreed(self) -> Agreed:
-        """What others need to go on as this replica does."""
-        return Agreed(
-            looked=self._looked,
-            interval=self.running.interval,
-            votes=self.running.votes,
-            origin=self._origin,
-            rounds=self.rounds,
-        )
-
-    def move(self, replicas: Group, newest: Agreed, *, joined: bool) -> None:
-        """Go on with other members, as those do who have ended the newest look.
-
-        A look that a lost replica cut short has ended on some of the others, and not on all.
-
-        Args:
-            replicas: Who holds this rank's shards now.
-            newest: Of those who were members before.
-            joined: This replica was none, and has ended no look.
-        """
-        self.replicas = replicas
-        if newest.interval and (joined or newest.looked > self._looked):
-            self.running = Running(self.running.mode, newest.interval, newest.votes)
-            self._looked, self._origin = newest.looked, newest.origin
-            self._steps, self._reductions = [], []
-        if joined:
-            self.rounds = newest.rounds
-        self._tell_newest()
-        self.went_on()
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of it."""
@@ -181,66 +146,71 @@ class Switch:
             "interval": self.running.interval,
             "votes": self.running.votes,
             "origin": self._origin,
-            "looked": self._looked,
             "rounds": self.rounds,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        begun, mode = self._config.local_sgd_sync_interval, Mode(state["mode"])
-        self.running = Running(mode, int(state["interval"]), int(state["votes"]))
-        if self.is_sync and self.settings.shortest > 1:
-            self.running = Running(Mode.LOCAL, begun)
+    def load(self, state: Mapping[str, Any], alone: int) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+            state: What `state` has returned, of either kind of switch.
+            alone: Steps since the last round.
+        """
+        self.running = self._first(int(state["interval"]), int(state["votes"]))
         self._origin, self.rounds = int(state["origin"]), int(state["rounds"])
-        self._looked = int(state.get("looked", self._origin))
         self._steps, self._reductions = [], []
-        if self.running.interval != begun:
-            reason = "the checkpoint was saved so"
-            self._announce(self._origin, (begun, self.running.interval), reason, made=True)
+        begun, now = self._begun.interval, self.running.interval
+        if now != begun:
+            self._announce(self._origin, (begun, now), "the checkpoint was saved so", made=True)
         self.went_on()
+
+    def _first(self, interval: int, votes: int = 0) -> Running:
+        return Running(Mode.LOCAL if interval > 1 else Mode.SYNC, interval, votes)
 
     def _is_turn(self, steps: int, interval: int) -> bool:
         return steps > self._origin and (steps - self._origin) % interval == 0
 
-    def _measured(self) -> Measured | None:
-        """Return what all have measured; None: somebody has no reduction yet."""
+    def _figures(self) -> tuple[float, float]:
+        """Return seconds of a step and of a reduction of this replica, below 0: of none yet."""
         mine = [statistics.median(self._steps) if self._steps else 0.0]
         mine.append(statistics.median(self._reductions) if self._reductions else -1.0)
-        self._steps, self._reductions = [], []
         step, reduction = self._own.max_scalars(mine)
-        step, longest = all_or_none(
-            self._voters, lambda: self.replicas.max_scalars([step, -reduction])
-        )
-        if step <= 0 or longest > 0:
-            return None
-        return Measured(members=self.replicas.size, step_seconds=step, sync_seconds=-longest)
+        return step, reduction
+
+    def _proposes(self, measured: Measured, step: int) -> bool:
+        """Take what all have measured, and tell what is news; return whether another runs now."""
+        before = self.running.interval
+        proposal = propose(measured, self.running, self.settings)
+        self.reason = proposal.reason
+        after = proposal.running.interval
+        if proposal.changes:
+            if self._acts or after != self._proposed:
+                self._announce(step, (before, after), proposal.reason, made=self._acts)
+            self._proposed = after
+        if not self._acts or not proposal.changes:
+            votes = 0 if proposal.changes else proposal.running.votes
+            self.running = dataclasses.replace(self.running, votes=votes)
+            return False
+        self.running = proposal.running
+        return True
 
     @property
     def _acts(self) -> bool:
         return self._config.switching == "act"
 
-    def _tell(self, steps: int, interval: int, reason: str) -> None:
-        """Tell of a change that is made, or of one that is proposed and was not the last time."""
-        if self._acts or interval != self._proposed:
-            self._announce(steps, (self.running.interval, interval), reason, made=self._acts)
-        self._proposed = interval
-
     def _announce(self, step: int, intervals: tuple[int, int], reason: str, *, made: bool) -> None:
         before, after = intervals
-        self._newest = SyncChosen(
+        chosen = SyncChosen(
             step=step, interval=after, interval_before=before, made=made, reason=reason
         )
-        self._is_told = False
-        self._tell_newest()
+        self._tell(chosen)
 
-    def _tell_newest(self) -> None:
-        """Tell on one rank; on another one where that is lost, which may have told or not."""
-        if self._newest is None or self._is_told or self.replicas.rank or self._own.rank:
-            return
-        self._is_told = True
-        verb = "switches" if self._newest.made else "would switch"
-        log.info("local SGD %s after step %d: %s", verb, self._newest.step, self._newest.reason)
-        self._tell_others(self._newest)
+    def _tell(self, chosen: SyncChosen) -> None:
+        """Tell of a choice, on one rank of the job."""
+        if self.replicas.rank == 0 and self._own.rank == 0:
+            verb = "switches" if chosen.made else "would switch"
+            log.info("local SGD %s after step %d: %s", verb, chosen.step, chosen.reason)
+            self._tell_others(chosen)
 
     def _now(self) -> float:
         """Return the time, when the device has done its work."""
@@ -249,6 +219,149 @@ class Switch:
 
             torch.cuda.synchronize()
         return self._clock()
+
+
+class RoundSwitch(Switch):
+    """A choice of the interval alone, made in each round with its first unit.
+
+    Who has finished that unit has heard what all others have, and chosen as they have. So a round
+    that a lost replica cuts short leaves the choice as it leaves the unit: some have it, or nobody.
+    Those that have not take both when members change. The interval counts from the round: step
+    counts of replicas part where one was out for a while.
+    """
+
+    def __init__(
+        self,
+        config: LocalSGDConfig,
+        replicas: Group,
+        own: Group,
+        *,
+        first: str,
+        tell: Tell = lambda _: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Begin with the interval of the settings.
+
+        Args:
+            config: The interval, and whether to act.
+            replicas: The ranks that hold this rank's shards.
+            own: The ranks of this replica.
+            first: Name of the first unit of a round.
+            tell: Called on one rank of the job with each choice that is news.
+            clock: Seconds that never go back.
+        """
+        super().__init__(config, replicas, own, tell=tell, clock=clock)
+        self.settings = dataclasses.replace(self.settings, shortest=2)
+        self._first_unit = first
+        self._since, self._counted = 0, 0
+        self._chosen: SyncChosen | None = None
+        """The newest choice, until it is told."""
+        self._known = NOTHING_AGREED
+
+    def stepped(self, steps: int) -> bool:
+        """Take the time of a step; return whether a round is due."""
+        self._since, self._counted = self._since + 1, steps
+        return super().stepped(steps)
+
+    def choose(self, steps: int) -> Running | None:
+        """Return None: rounds choose."""
+        return None
+
+    def says(self, units: Sequence[Unit]) -> list[float]:
+        """Return what this replica tells with a batch: figures, with that of the first unit.
+
+        Raises:
+            SyncError: a rank of this replica is gone.
+        """
+        if units[0].name != self._first_unit:
+            return []
+        return [*self._figures(), float(self._counted)]
+
+    def hears(self, told: Sequence[Sequence[float]], round_number: int) -> None:
+        """Choose, from what all replicas have told with a unit that is finished now.
+
+        Args:
+            told: What `says` has returned, by replica.
+            round_number: Rounds of the unit.
+        """
+        self._steps, self._reductions, self._since = [], [], 0
+        self._known = dataclasses.replace(self._known, round=round_number)
+        if self._chosen is not None:  # all who are here have finished that round: it stands
+            self._tell(self._chosen)
+            self._chosen = None
+        trained = [one for one in told if one[0] > 0]  # a joiner has made no step
+        if not trained or min(one[1] for one in trained) < 0:
+            return
+        step = int(max(one[2] for one in told))
+        measured = Measured(
+            members=len(told),
+            step_seconds=max(one[0] for one in trained),
+            sync_seconds=min(one[1] for one in trained),
+        )
+        if self._proposes(measured, step):
+            self._known = dataclasses.replace(self._known, step=step)
+
+    @property
+    def agreed(self) -> Agreed:
+        """What others need to go on as this replica does."""
+        running = self.running
+        return dataclasses.replace(
+            self._known, interval=running.interval, votes=running.votes, since=self._since
+        )
+
+    def move(self, replicas: Group, newest: Agreed, *, joined: bool) -> None:
+        """Go on with other members, as those of them do who have chosen last.
+
+        Args:
+            replicas: Who holds this rank's shards now.
+            newest: Of those who were members before.
+            joined: This replica was none.
+        """
+        self.replicas = replicas
+        self._changes += 1
+        if newest.interval and (joined or newest.round > self._known.round):
+            before = self.running.interval
+            self.running = Running(Mode.LOCAL, newest.interval, newest.votes)
+            self._known = newest
+            self._since = newest.since if joined else 0
+            self._steps, self._reductions = [], []
+            if not joined and newest.interval != before:
+                reason = "the other replicas have chosen so in a round that was cut short here"
+                self._announce(newest.step, (before, newest.interval), reason, made=True)
+        self.went_on()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has of it."""
+        known = {"origin": self._counted - self._since, "rounds": self._known.round}
+        return {**super().state(), **known, "step": self._known.step}
+
+    def load(self, state: Mapping[str, Any], alone: int) -> None:
+        """Go on from a checkpoint; one of a sync in each step begins with the settings' interval.
+
+        Args:
+            state: What `state` has returned, of either kind of switch.
+            alone: Steps since the last round.
+        """
+        if Mode(state["mode"]) is Mode.SYNC:
+            state = {**state, "interval": self._begun.interval, "votes": 0}
+        super().load(state, alone)
+        self._since, self._counted = alone, int(state["origin"]) + alone
+        # Another kind counts rounds by steps.
+        number = self.rounds if "step" in state else 0
+        self._known = Agreed(round=number, step=int(state.get("step", 0)))
+
+    def _first(self, interval: int, votes: int = 0) -> Running:
+        return Running(Mode.LOCAL, interval, votes)
+
+    def _is_turn(self, steps: int, interval: int) -> bool:
+        return self._since >= interval
+
+    def _announce(self, step: int, intervals: tuple[int, int], reason: str, *, made: bool) -> None:
+        """Have a choice told with the next round, which shows that it stands."""
+        before, after = intervals
+        self._chosen = SyncChosen(
+            step=step, interval=after, interval_before=before, made=made, reason=reason
+        )
 
 
 def reducing(switch: Switch | None) -> AbstractContextManager[None]:
@@ -262,15 +375,30 @@ def saved(switch: Switch | None) -> dict[str, Any]:
 
 
 def load(switch: Switch | None, state: Mapping[str, Any]) -> None:
-    """Go on from a checkpoint, which may have no choice."""
+    """Go on from a checkpoint's clock, which may have no choice."""
     if switch is not None and "switch" in state:
-        switch.load(state["switch"])
+        switch.load(state["switch"], int(state["alone"]))
 
 
-def switch_of(
-    config: LocalSGDConfig, replicas: Group, own: Group, *, local_only: bool
-) -> Switch | None:
-    """Return the switch that the settings ask for; see `Switch`."""
+def switch_of(config: LocalSGDConfig, replicas: Group, own: Group) -> Switch | None:
+    """Return the switch that the settings ask for, of fixed replicas under FSDP2."""
     if config.switching == "off":
         return None
-    return Switch(config, replicas, own, local_only=local_only, tell=teller())
+    return Switch(config, replicas, own, tell=teller())
+
+
+def round_switch_of(
+    config: LocalSGDConfig, sync: UnitSync, own: Group, first: str
+) -> RoundSwitch | None:
+    """Return the switch that the settings ask for, of members or under DDP.
+
+    Args:
+        config: The interval, and whether to act.
+        sync: Of the units, whose rounds carry what the switch measures.
+        own: The ranks of this replica.
+        first: Name of the first unit of a round.
+    """
+    if config.switching == "off":
+        return None
+    sync.beside = made = RoundSwitch(config, sync.sync, own, first=first, tell=teller())
+    return made

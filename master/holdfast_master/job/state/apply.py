@@ -305,6 +305,8 @@ def _schedule_confirmed(state: JobState, fact: ScheduleConfirmed, _: JournalReco
 
 
 def _outer_roster(state: JobState, fact: OuterRoster, _: JournalRecord) -> None:
+    if state.roster is not None and not {*state.roster.replicas} & {*fact.replicas}:
+        state.sync = None  # nobody is left that could have given the choice to others
     state.roster = fact
     # A new master may find replicas that its journal does not know.
     state.last_replica = max([state.last_replica, *fact.replicas])

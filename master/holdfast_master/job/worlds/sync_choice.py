@@ -36,10 +36,12 @@ def newest(job: JobContext) -> SyncChosen | None:
 def _is_known(message: SyncChosen, last: SyncChosen, world: World) -> bool:
     """Return whether a choice is no news.
 
-    Replicas that come and go tell it again where the one is lost that has told it. A lower step is
-    an older choice of theirs; in a world of one it may be a script that has gone back.
+    Of replicas that come and go another one may tell it where the first rank is lost: a lower step
+    is an older choice of theirs, and what they propose they find again and again. In a world of one
+    a lower step may be a script that has gone back.
     """
-    if world.replicas and message.step <= last.step:
+    repeats = not (message.made or last.made) and message.interval == last.interval
+    if world.replicas and (message.step <= last.step or repeats):
         return True
     return dataclasses.replace(message, round=last.round) == last
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from holdfast_wire.messages import JobEvent, RestartWorkerRequest, SyncChosen
@@ -137,3 +138,29 @@ def test_replicas_that_all_begin_again_have_made_no_choice() -> None:
     assert now(job) is None
     say(job, SLOW)
     assert len(told(job)) == 2
+
+
+def test_what_replicas_propose_is_told_once_though_another_finds_it_again() -> None:
+    """The one that has told it first is lost; the next finds the same at a later step."""
+    job = replicated(3)
+    found = SyncChosen(step=8, interval=16, interval_before=4, reason="it costs 40 %")
+    say(job, found)
+    say(job, dataclasses.replace(found, step=80, reason="it costs 41 %"), rank=1)
+    assert len(told(job)) == 1
+    say(job, dataclasses.replace(found, step=90, interval=8), rank=1)
+    assert len(told(job)) == 2
+
+
+def test_a_choice_ends_with_the_last_replica_that_knew_of_it() -> None:
+    """One fails, and the other before any new one was in a roster with it."""
+    job = replicated(2)
+    say(job, FAST)
+    job.agents[1].crash_worker()
+    job.agents[0].crash_worker()
+    job.run(20.0)
+    assert now(job) is None
+    say(job, SLOW, rank=1)
+    assert [one.text.split(" from")[0] for one in told(job)] == [
+        "replicas agree in each step",
+        "replicas agree after each 4 steps",
+    ]

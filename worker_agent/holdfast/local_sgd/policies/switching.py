@@ -102,17 +102,17 @@ class Running:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What a replica knows of the choice, for others that may have missed the newest look."""
+    """What a replica knows of the choice, for others that may have missed the newest one."""
 
-    looked: int = 0
-    """Steps at the newest look that it has ended."""
+    round: int = 0
+    """Of the first unit, when it chose last."""
     interval: int = 0
     """0: it knows of none."""
     votes: int = 0
-    origin: int = 0
-    """Steps from which on the interval counts."""
-    rounds: int = 0
-    """That steps have ended."""
+    since: int = 0
+    """Its steps since that round."""
+    step: int = 0
+    """At which the interval was chosen, as it is told."""
 
 
 NOTHING_AGREED: Final = Agreed()

@@ -74,7 +74,7 @@ class Regrouped:
     due: bool = False
     """That replica stands at a round's start."""
     agreed: Agreed = NOTHING_AGREED
-    """The newest of the interval that replicas have chosen; its rounds are that replica's."""
+    """The newest of the interval that replicas have chosen; its steps are that replica's."""
     position: str = ""
     """What that replica's script carries: inner learning rates, scheduler, place in the data."""
     passed: bool = False
@@ -148,7 +148,7 @@ class Regroup:
             source=giver,
             steps=giving.steps,
             due=giving.due,
-            agreed=_newest_agreed([rows[at].situation for at in old], giving.agreed.rounds),
+            agreed=_newest_agreed([rows[at].situation for at in old], giving.agreed.since),
             position=told,
         )
         if not any(row.situation.has_anchors for row in rows):
@@ -360,10 +360,10 @@ def _row(told: Sequence[float], units: int) -> Row:
     )
 
 
-def _newest_agreed(old: Sequence[Situation], rounds: int) -> Agreed:
-    """Return what the replica knows that has ended the newest look."""
-    newest = max((one.agreed for one in old), key=lambda one: one.looked, default=NOTHING_AGREED)
-    return dataclasses.replace(newest, rounds=rounds)
+def _newest_agreed(old: Sequence[Situation], since: int) -> Agreed:
+    """Return what the replica knows that has chosen in the newest round."""
+    newest = max((one.agreed for one in old), key=lambda one: one.round, default=NOTHING_AGREED)
+    return dataclasses.replace(newest, since=since)
 
 
 def _newest(rows: Sequence[Row]) -> list[tuple[int, bool]]:

@@ -22,7 +22,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from holdfast.local_sgd.policies.anomaly import Ewma
 from holdfast.local_sgd.policies.weights import Report, Verdict, clip_factor
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_REPORT: Final = 4 + len(Ewma().state())
+"""Numbers that a replica tells of a unit: its round, norm, anomalous or not, steps, detector."""
 
 
 class RoundsDifferError(SyncError):
@@ -92,6 +94,22 @@ class Pending:
     sizes: list[int]
     reduction: Reduction | None
     """None: every unit rolls back, or has no elements."""
+    beside: list[list[float]]
+    """By replica: what it has told beside the reports."""
+
+
+class Beside(Protocol):
+    """What replicas tell one another beside a round's reports."""
+
+    def says(self, units: Sequence[Unit]) -> list[float]:
+        """Return what this replica tells with a batch, as many numbers as the others; empty: none.
+
+        Raises:
+            SyncError: a rank of this replica is gone.
+        """
+
+    def hears(self, told: Sequence[Sequence[float]], round_number: int) -> None:
+        """Take what all have told with a batch, once it is finished at this round."""
 
 
 class UnitSync:
@@ -110,6 +128,8 @@ class UnitSync:
         self.voters: Group | None = None
         """All ranks of this replica, where replicas come and go: a step that fails on one of them
         fails on all, by one more scalar all-reduce. So a replica has a unit's round, or has not."""
+        self.beside: Beside | None = None
+        """Travels with the reports; None: nothing does."""
 
     def begin(self, units: Sequence[Unit], *, steps: float = 1.0, joins: bool = True) -> Pending:
         """Start the round of a batch; all replicas begin and finish in the same order.
@@ -131,8 +151,11 @@ class UnitSync:
             for (anomalous, norm, _) in judged
         ]
 
+        said = [] if self.beside is None else self.beside.says(units)
+
         def exchange_and_start() -> Pending:
-            reports, detectors = self._exchange(units, mine, [one[2] for one in judged])
+            rows = self._exchange(units, mine, [one[2] for one in judged], said)
+            reports, detectors = _by_unit(units, self.sync.numbers, rows)
             verdicts = [self.rules.weigh(one) for one in reports]
             for span, (verdict, own) in zip(
                 _spans(sizes), zip(verdicts, mine, strict=True), strict=True
@@ -142,7 +165,8 @@ class UnitSync:
             reduction = None
             if flat.numel() and not all(one.rollback for one in verdicts):
                 reduction = self.reducer.start(self.sync, self._batch(units, flat, sizes, verdicts))
-            return Pending(units, reports, verdicts, detectors, sizes, reduction)
+            told = [row[len(row) - len(said) :] for row in rows]
+            return Pending(units, reports, verdicts, detectors, sizes, reduction, told)
 
         return self._voted(exchange_and_start)
 
@@ -163,10 +187,13 @@ class UnitSync:
                 mean, lost = reduced
                 factors = self._clip(mean, pending)
                 means = mean.split(pending.sizes)
-            return [
+            outcomes = [
                 self._step(number, pending, means[number], lost[number], factors[number])
                 for number in range(len(pending.units))
             ]
+        if self.beside is not None and pending.beside[0]:
+            self.beside.hears(pending.beside, outcomes[0].round)
+        return outcomes
 
     def run(
         self, units: Sequence[Unit], *, steps: float = 1.0, joins: bool = True
@@ -210,22 +237,17 @@ class UnitSync:
         return anomalous, norm if math.isfinite(norm) else math.inf, ewma
 
     def _exchange(
-        self, units: Sequence[Unit], mine: Sequence[Report], detectors: Sequence[Ewma]
-    ) -> tuple[list[list[Report]], list[dict[int, Ewma]]]:
-        """Return the reports and the detectors of all replicas, by unit."""
+        self,
+        units: Sequence[Unit],
+        mine: Sequence[Report],
+        detectors: Sequence[Ewma],
+        said: Sequence[float],
+    ) -> list[list[float]]:
+        """Return what all replicas tell: a row of each, units behind one another, then `said`."""
         sent: list[float] = []
         for unit, report, ewma in zip(units, mine, detectors, strict=True):
             sent += [unit.round, report.norm, report.anomalous, report.steps, *ewma.state()]
-        told = self.sync.gather_scalars(sent)
-        wide = len(sent) // max(1, len(units))
-        reports, known = [], []
-        for number, unit in enumerate(units):
-            rows = [one[number * wide : (number + 1) * wide] for one in told]
-            _check_rounds(unit, [int(row[0]) for row in rows])
-            reports.append([Report(row[1], bool(row[2]), row[3]) for row in rows])
-            numbered = zip(self.sync.numbers, rows, strict=True)
-            known.append({number: Ewma.of(row[4:]) for number, row in numbered})
-        return reports, known
+        return self.sync.gather_scalars([*sent, *said])
 
     def _batch(
         self,
@@ -324,6 +346,20 @@ def _deltas_of(units: Sequence[Unit], reducer: Reducer) -> tuple[torch.Tensor, l
 def _spans(sizes: Sequence[int]) -> list[slice]:
     ends = list(itertools.accumulate(sizes))
     return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _by_unit(
+    units: Sequence[Unit], numbers: Sequence[int], told: Sequence[Sequence[float]]
+) -> tuple[list[list[Report]], list[dict[int, Ewma]]]:
+    """Return the reports and the detectors of all replicas, by unit."""
+    reports, known, wide = list[list[Report]](), list[dict[int, Ewma]](), _REPORT
+    for number, unit in enumerate(units):
+        rows = [one[number * wide : (number + 1) * wide] for one in told]
+        _check_rounds(unit, [int(row[0]) for row in rows])
+        reports.append([Report(row[1], bool(row[2]), row[3]) for row in rows])
+        numbered = zip(numbers, rows, strict=True)
+        known.append({number: Ewma.of(row[4:]) for number, row in numbered})
+    return reports, known
 
 
 def _check_rounds(unit: Unit, rounds: Sequence[int]) -> None:
