@@ -89,25 +89,40 @@ def train_fsdp2(args: argparse.Namespace, config: LocalSGDConfig, curve: Curve) 
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     local = LocalSGD(model, optimizer, mesh, config, OUTER)
     flash = holdfast.Checkpointer(args.checkpoint_dir, shards=local.shards())
-    done = flash.load()
-    while done < args.steps:
-        loss = train_step(model, optimizer, done, args.batch)
-        done += 1
-        log(done, loss)
-        curve.add(
-            done, loss, bytes_of(model, shards, replicas) * local.is_warming_up, local.replicas.sent
-        )
-        if flash.step(done, samples=args.batch, loss=loss) is holdfast.SAVE_AND_STOP:
+    flash.load()
+    sent = bytes_of(model, shards, replicas)
+    while local.steps < args.steps:
+        loss = train_step(model, optimizer, local.steps, args.batch)
+        log(local.steps, loss)
+        curve.add(local.steps, loss, sent * local.is_warming_up, local.replicas.sent)
+        if local.steps == args.steps and args.way == "edit":
+            local.finish()  # before the last save: it has the weights that all have agreed on
+        if save(flash, local, args, loss) is holdfast.SAVE_AND_STOP:
             flash.close()
             return
-    local.finish()
-    flash.close(done)
+    if args.way == "a-edit":  # others may have data yet
+        local.finish(lambda: save(flash, local, args))
+    flash.close(local.steps if args.way == "edit" else None)
     validate(model)
+
+
+def save(
+    flash: holdfast.Checkpointer, local: LocalSGD, args: argparse.Namespace, loss: Any = None
+) -> holdfast.Action:
+    """Report a step, and save it if it is due: by time the replicas are together in a round only.
+
+    Their steps are unlike then, so the number of the round stands for the step.
+    """
+    if args.way == "edit":
+        return flash.step(local.steps, samples=args.batch, loss=loss)
+    if local.together:
+        return flash.step(local.rounds, samples=args.batch * local.alone, loss=loss)
+    return holdfast.CONTINUE
 
 
 def train_plainly(args: argparse.Namespace, curve: Curve) -> None:
     """Train by DDP, whose ranks agree on gradients in each step, to compare with."""
-    model = DistributedDataParallel(Llama(), broadcast_buffers=False)
+    model = DistributedDataParallel(Llama())
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     sent = bytes_of(model, 1, dist.get_world_size())
     for step in range(args.steps):
@@ -121,7 +136,7 @@ def train_plainly(args: argparse.Namespace, curve: Curve) -> None:
 
 def train_ddp(args: argparse.Namespace, config: LocalSGDConfig, curve: Curve) -> None:
     """Train without checkpoints: a replica under DDP keeps its state in its optimizer's state."""
-    model = DistributedDataParallel(Llama(), broadcast_buffers=False)
+    model = DistributedDataParallel(Llama())  # which has no buffers to broadcast
     state = PostLocalSGDState(
         process_group=None,
         subgroup=None,
@@ -140,6 +155,7 @@ def train_ddp(args: argparse.Namespace, config: LocalSGDConfig, curve: Curve) ->
         curve.add(step + 1, loss, sent * is_sent)
         if holdfast.init().step(step + 1, samples=args.batch, loss=loss) is holdfast.SAVE_AND_STOP:
             return
+    averager.finish()
     validate(model)
 
 

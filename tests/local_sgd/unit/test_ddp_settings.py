@@ -35,6 +35,17 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("options", [{"learning_rate": 0.7}, {"lr": -1.0}])
+def test_an_outer_optimizer_that_cannot_be_made_is_refused_at_once(
+    options: dict[str, float],
+) -> None:
+    """Not after the warm-up, by an error that names no setting."""
+    with pytest.raises(LocalSGDConfigError, match=r"^outer_optim_kwargs=.*SGD does not take them"):
+        OuterOptimPeriodicModelAverager(
+            outer_optim_config=OuterOptimizerConfig(torch.optim.SGD, options)
+        )
+
+
 def test_a_replica_alone_takes_outer_steps() -> None:
     """Without a process group one replica moves its anchor by the outer optimizer."""
     weight = torch.nn.Parameter(torch.tensor([1.0]))

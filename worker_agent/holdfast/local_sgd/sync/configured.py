@@ -6,7 +6,7 @@ other (`holdfast.local_sgd.config`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
@@ -81,7 +81,11 @@ def merging_of(gta: GTAConfig | None) -> Merging:
 
 
 def outer_of(config: LocalSGDConfig, outer: OuterOptimizerConfig | None) -> Outer:
-    """Return the maker of outer optimizers."""
+    """Return the maker of outer optimizers.
+
+    Raises:
+        LocalSGDConfigError: the class does not take its arguments.
+    """
     if outer is None or outer.outer_optim_class is None:
         return Outer(offload=config.cpu_offload)
     optim_class, options = outer.outer_optim_class, dict(outer.outer_optim_kwargs)
@@ -90,4 +94,21 @@ def outer_of(config: LocalSGDConfig, outer: OuterOptimizerConfig | None) -> Oute
         made: torch.optim.Optimizer = optim_class(anchors, **options)
         return made
 
+    _try(factory, outer)
     return Outer(factory, offload=config.cpu_offload)
+
+
+def _try(
+    factory: Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer], outer: OuterOptimizerConfig
+) -> None:
+    """Make one, since the first real one comes with the first anchors, after the warm-up."""
+    import torch
+
+    try:
+        factory([torch.zeros(1)])
+    except (TypeError, ValueError) as error:
+        name = getattr(outer.outer_optim_class, "__name__", str(outer.outer_optim_class))
+        raise LocalSGDConfigError(
+            f"outer_optim_kwargs={dict(outer.outer_optim_kwargs)}: {name} does not take them "
+            f"({error}); give what {name} takes beside the parameters"
+        ) from error
