@@ -32,8 +32,8 @@ class Clock:
 def switch(clock: Clock | None = None, told: list[SyncChosen] | None = None) -> RoundSwitch:
     """Return one of a replica that is alone, and where it tells its choices."""
     alone = Group.of_one()
-    tell = [].append if told is None else told.append
-    return RoundSwitch(CONFIG, alone, alone, first="a", tell=tell, clock=clock or Clock())
+    kept: list[SyncChosen] = [] if told is None else told
+    return RoundSwitch(CONFIG, alone, alone, first="a", tell=kept.append, clock=clock or Clock())
 
 
 def due(one: RoundSwitch, steps: int) -> list[int]:

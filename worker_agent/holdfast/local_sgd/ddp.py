@@ -215,7 +215,7 @@ class OuterOptimPeriodicModelAverager:
             return boundary(self.step, self.config)
         return Boundary.ROUND if self.switch.stepped(self.step) else Boundary.NOTHING
 
-    def finish(self, entered: Callable[[], None] | None = None) -> None:
+    def finish(self, entered: Callable[[], object] | None = None) -> None:
         """End the training of this replica, which has no more data; its weights are the anchors.
 
         With A-EDiT it joins the others' rounds, without a weight, until no replica has data. With
@@ -244,11 +244,11 @@ class OuterOptimPeriodicModelAverager:
             entry = self.turns.exhausted()
             self._finish_round(entered)
 
-    def _finish_round(self, entered: Callable[[], None] | None) -> None:
+    def _finish_round(self, entered: Callable[[], object] | None) -> None:
         self._round(len(self.units))
         self._made(self.outcomes, entered)
 
-    def _made(self, outcomes: list[Outcome], entered: Callable[[], None] | None) -> None:
+    def _made(self, outcomes: list[Outcome], entered: Callable[[], object] | None) -> None:
         self.outcomes = outcomes or self.outcomes
         if outcomes and entered is not None:
             entered()

@@ -169,7 +169,7 @@ class LocalSGD(FSDP2Rounds):
         """
         return self.due if self.quorum is None else self.quorum.together
 
-    def finish(self, entered: Callable[[], None] | None = None) -> None:
+    def finish(self, entered: Callable[[], object] | None = None) -> None:
         """End the training of this replica, which has no more data; its weights are the anchors.
 
         With A-EDiT it joins the others' rounds, without a weight, until no replica has data. With

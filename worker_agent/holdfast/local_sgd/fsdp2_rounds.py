@@ -262,7 +262,7 @@ class FSDP2Rounds:
         self.due |= self._members.after_step()
         return None
 
-    def _finish_by_time(self, turns: Turns, entered: Callable[[], None] | None) -> None:
+    def _finish_by_time(self, turns: Turns, entered: Callable[[], object] | None) -> None:
         """Join the others' rounds until no replica has data.
 
         A last round counts if the members are those who have entered it: others do not know that
@@ -307,7 +307,7 @@ class FSDP2Rounds:
             self._end_round(made[-1])
         return made[-1]
 
-    def _finish_by_quorum(self, quorum: QuorumRounds, entered: Callable[[], None] | None) -> None:
+    def _finish_by_quorum(self, quorum: QuorumRounds, entered: Callable[[], object] | None) -> None:
         """Join the others' rounds until no replica has data; see `_finish_by_time`."""
         is_over = False
         while not is_over:

@@ -201,7 +201,7 @@ class MegatronLocalSGD:
             self._round()
             self._follow()
 
-    def finish(self, entered: Callable[[], None] | None = None) -> None:
+    def finish(self, entered: Callable[[], object] | None = None) -> None:
         """End the training of this replica, which has no more data; its weights are the anchors.
 
         With A-EDiT it joins the others' rounds, without a weight, until no replica has data. With
@@ -231,7 +231,7 @@ class MegatronLocalSGD:
             made = self._sync.run(self.units, steps=float(self.alone))
             self._end_with(made, entered)
 
-    def _end_with(self, outcomes: list[Outcome], entered: Callable[[], None] | None) -> None:
+    def _end_with(self, outcomes: list[Outcome], entered: Callable[[], object] | None) -> None:
         """End a round behind the last step."""
         self._end_round(outcomes)
         self._follow()
