@@ -21,8 +21,8 @@ def summary(status: JobStatus, goodput: GetGoodputResponse) -> str:
     parts = [_headline(status), _restarts(status), render.goodput_table(_without(goodput))]
     if goodput.incidents:
         parts.append("Incidents, and the time to the next step:")
-        barriers = _OF_ALL if status.outer_epoch else _AT_A_BARRIER
-        parts += [_incident(incident, barriers) for incident in goodput.incidents]
+        replicas = bool(status.outer_epoch)
+        parts += [_incident(incident, replicas=replicas) for incident in goodput.incidents]
     return clean("\n".join(parts), lines=True)
 
 
@@ -53,7 +53,7 @@ def _without(goodput: GetGoodputResponse) -> GetGoodputResponse:
     )
 
 
-def _incident(incident: Incident, barriers: Collection[str]) -> str:
+def _incident(incident: Incident, *, replicas: bool) -> str:
     culprit = f" node {incident.culprit_node}" if incident.culprit_node else ""
     rank = f" rank {incident.culprit_rank}" if incident.culprit_rank else ""
     charged = incident.charged.name.lower().replace("_", " ") if incident.charged else "none"
@@ -62,7 +62,7 @@ def _incident(incident: Incident, barriers: Collection[str]) -> str:
     return (
         f"  {render.clock(incident.opened_unix)}  round {incident.from_round} -> {to}  "
         f"{incident.cause}{culprit}{rank}: {incident.text}\n"
-        f"    {_course(incident, barriers)}; {redone} redone; budget: {charged}"
+        f"    {_course(incident, replicas=replicas)}; {redone} redone; budget: {charged}"
     )
 
 
@@ -72,8 +72,12 @@ def _had_barrier(incident: Incident, barriers: Collection[str]) -> bool:
     return incident.cause in barriers and not lost
 
 
-def _course(incident: Incident, barriers: Collection[str]) -> str:
-    """Describe an incident's course; a phase of 0 s did not happen."""
+def _course(incident: Incident, *, replicas: bool) -> str:
+    """Describe an incident's course; a phase of 0 s did not happen.
+
+    replicas: one that is lost or comes costs the others no step.
+    """
+    barriers = _OF_ALL if replicas else _AT_A_BARRIER
     started, stepped = incident.respawned_seconds, incident.first_step_seconds
     decided = "trained on to the barrier" if _had_barrier(incident, barriers) else "decided"
     pieces = [("detected", incident.detection_seconds), (decided, incident.decided_seconds)]
@@ -88,4 +92,6 @@ def _course(incident: Incident, barriers: Collection[str]) -> str:
         return f"no step followed: {where}"
     guess = "~" if incident.first_step_guessed else ""
     whole = render.duration(stepped + incident.detection_seconds)
-    return f"{guess}{whole} to the next step: {where}"
+    alone = replicas and incident.cause not in _OF_ALL
+    step = "its own next step, while other replicas trained on" if alone else "the next step"
+    return f"{guess}{whole} to {step}: {where}"

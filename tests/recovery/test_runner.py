@@ -144,6 +144,7 @@ def test_an_agent_that_cannot_start_says_why_in_the_events(start_job: StartJob) 
     job.process.send_signal(signal.SIGINT)
     job.finish(60)
     assert "no.such.module" in job.output
+    assert f"\nLogs: {job.home.logs}" in job.output
 
 
 def test_a_runner_that_can_make_no_master_keeps_the_job_and_tries_again(

@@ -171,7 +171,8 @@ class Supervisor:
         kept = self._keep(found)
         if silence:
             return f"The job ended ({found.status.reason}: {found.status.text}){silence}{kept}"
-        return summary(found.status, found.goodput or GetGoodputResponse()) + kept
+        logs = "" if found.status.phase is JobPhase.SUCCEEDED else f"\nLogs: {self._home.logs}"
+        return summary(found.status, found.goodput or GetGoodputResponse()) + logs + kept
 
     def _keep(self, found: final_state.FinalState) -> str:
         try:

@@ -197,12 +197,16 @@ def test_a_rescale_trains_on_until_its_barrier() -> None:
     ],
 )
 def test_replicas_come_and_go_without_a_barrier(cause: str, course: str) -> None:
-    """Only a restart of all waits for one."""
-    incident = Incident(cause=cause, from_round=1, to_round=2, decided_seconds=2.0)
+    """Only a restart of all waits for one, and only its time is the job's."""
+    incident = Incident(
+        cause=cause, from_round=1, to_round=2, decided_seconds=2.0, first_step_seconds=5.0
+    )
     status = dataclasses.replace(STATUS, outer_replicas=(1, 2), outer_epoch=3)
     text = summary(status, GetGoodputResponse(incidents=(incident,)))
     assert course in text
     assert ("trained on to the barrier" in text) is (cause == "RestartAsked")
+    alone = "5.0 s to its own next step, while other replicas trained on: "
+    assert (alone in text) is (cause != "RestartAsked")
 
 
 def test_summary_does_not_invent_a_step_that_never_came() -> None:
