@@ -101,7 +101,7 @@ def train_fsdp2(args: argparse.Namespace, config: LocalSGDConfig, curve: Curve) 
             flash.close()
             return
     if args.way == "a-edit":  # others may have data yet
-        local.finish(lambda: save(flash, local, args))
+        local.finish(lambda: save(flash, local, args) is holdfast.SAVE_AND_STOP)
     flash.close(local.steps if args.way == "edit" else None)
     validate(model)
 

@@ -56,6 +56,14 @@ def test_a_replica_without_data_joins_the_others_and_weighs_nothing(
     assert len({rank["equal"] for rank in ranks}) == 1
 
 
+def test_a_replica_without_data_ends_where_the_others_end(worlds: ReplicaWorlds) -> None:
+    """As by a stop of the job: the others call nothing any more, so nobody may wait for them."""
+    ranks = run(worlds, [3, 400, 40], ends=3)
+    assert [[one["round"] for one in rank["rounds"]] for rank in ranks] == [[1, 2, 3]] * 3
+    assert len({rank["equal"] for rank in ranks}) == 1
+    assert ranks[2]["step"] < 40
+
+
 def test_too_few_steps_of_all_make_no_round_until_the_last(worlds: ReplicaWorlds) -> None:
     """The last round is made however few the steps are: no delta is lost."""
     ranks = run(worlds, [40, 30, 5], least=10_000)

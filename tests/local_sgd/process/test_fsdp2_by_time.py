@@ -90,3 +90,9 @@ def test_replicas_save_together_where_they_have_entered_a_round(
         assert after["clock"] == before["saved clock"]
         assert after["clock"]["steps"] in (4, 12)
     assert again[0]["clock"]["due"]
+
+
+def test_a_replica_without_data_ends_where_the_others_end(training: Training) -> None:
+    """As by a stop of the job: the others call nothing any more, so nobody may wait for them."""
+    ranks = training.run_by_time(steps=[5, 40], ends=3)
+    assert [[number for number, _ in rank["outcomes"]] for rank in ranks] == [[1, 2]] * 4

@@ -46,6 +46,12 @@ def test_an_outer_optimizer_that_cannot_be_made_is_refused_at_once(
         )
 
 
+def test_an_outer_optimizer_of_matrices_alone_is_taken() -> None:
+    """It is tried with a matrix, which every optimizer takes."""
+    muon = OuterOptimizerConfig(torch.optim.Muon, {"lr": 0.02})
+    assert OuterOptimPeriodicModelAverager(outer_optim_config=muon).step == 0
+
+
 def test_a_replica_alone_takes_outer_steps() -> None:
     """Without a process group one replica moves its anchor by the outer optimizer."""
     weight = torch.nn.Parameter(torch.tensor([1.0]))

@@ -179,3 +179,40 @@ def test_only_fixed_replicas_take_an_interval_of_one_for_a_sync_of_gradients(
     )
     assert RoundSwitch(config, alone, alone, first="a").running == Running(Mode.LOCAL, interval)
     assert Switch(config, alone, alone).is_sync == (interval == 1)
+
+
+def test_a_sync_in_each_step_does_not_begin_with_replicas_that_have_parted() -> None:
+    """Averaged gradients bring none together: a round comes first, and measurements lead there."""
+    told: list[SyncChosen] = []
+    alone = Group.of_one()
+    config = replace(CONFIG, local_sgd_sync_interval=1)
+    fixed = Switch(config, alone, alone, tell=told.append)
+    fixed.begin(steps=10, alone=1)
+    assert fixed.running == Running(Mode.LOCAL, 2)
+    assert [step for step in range(11, 15) if fixed.stepped(step)] == [11, 13]
+    assert [(one.interval_before, one.interval) for one in told] == [(1, 2)]
+    of_each_step = RoundSwitch(config, alone, alone, first="a")
+    of_each_step.stepped(1)
+    fixed.load(of_each_step.state(), alone=1)
+    assert fixed.running == Running(Mode.LOCAL, 2)
+    fresh = Switch(config, alone, alone)
+    fresh.begin(steps=0, alone=0)
+    assert fresh.is_sync
+
+
+def test_members_go_on_with_the_steps_of_a_checkpoint_without_a_choice() -> None:
+    """The first round comes when it would have come."""
+    one = switch()
+    one.begin(steps=43, alone=3)
+    assert due(one, 9) == [1]
+
+
+def test_a_later_choice_never_has_a_lower_step() -> None:
+    """The one with the most steps is lost: people read of what the others choose then, too."""
+    told: list[SyncChosen] = []
+    one = switch(told=told)
+    for number in range(1, 5):
+        one.hears([[0.1, 1.0, 1003.0], SLOW], number)
+    for number in range(5, 9):
+        one.hears([[0.1, 0.0, 611.0]] * 2, number)
+    assert [chosen.step for chosen in told] == [1003, 1004]

@@ -257,31 +257,35 @@ def _refusals(world: Mapping[str, Any], pipe: Any) -> None:
 def _by_time(world: Mapping[str, Any], pipe: Any) -> None:
     """Train as many steps as this replica has data for, at its pace, and join the others' rounds.
 
-    Tells of each round its number, weights of the replicas and a hash of this one's weights.
+    Tells of each round its number, weights of the replicas and a hash of this one's weights. With
+    `ends` all end after that round, whoever has data.
     """
     training = Training(world)
     rounds: list[dict[str, Any]] = []
     if world.get("resume"):
         _resume(training)
 
-    def note() -> None:
+    def note() -> bool:
         averager = training.averager
         made = averager.units[0].round if averager.units else 0
         if made and made != (rounds[-1]["round"] if rounds else world.get("rounds", 0)):
             (outcome, *_) = averager.outcomes
             told = {"round": made, "weights": outcome.weights}
             rounds.append({**told, "step": averager.step, "equal": digest(training.weights())})
+        return made == world.get("ends")
 
     begin, steps = training.averager.step, world["steps_of"][training.replica]
+    is_over = False
     for number in range(begin, begin + steps):
         time.sleep(world["paces"][training.replica])
         training.step(number)
-        note()
+        if is_over := note():
+            break
     counted, kept = training.averager.alone, training.digest()
     if path := world.get("save"):
         state = {"model": training.model.state_dict(), "optim": training.optim.state_dict()}
         torch.save(state, f"{path}.{training.replica}")
-    else:
+    elif not is_over:
         training.averager.finish(note)
     pipe.send({
         "begin": begin, "step": training.averager.step, "rounds": rounds, "kept": kept,

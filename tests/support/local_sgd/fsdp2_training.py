@@ -113,7 +113,10 @@ def saved(world: Mapping[str, Any], pipe: Any) -> None:
 
 
 def by_time(world: Mapping[str, Any], pipe: Any) -> None:
-    """Train by A-EDiT, each replica at its own pace, `steps` each; tell its rounds and weights."""
+    """Train by A-EDiT, each replica at its own pace, `steps` each; tell its rounds and weights.
+
+    With `ends` all end at the start of that round, whoever has data.
+    """
     from holdfast.flash.checkpointer import Checkpointer
     from holdfast.local_sgd.fsdp2 import LocalSGD
 
@@ -126,20 +129,25 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     outcomes = list[list[Any]]()
     pipe.send({"start": flash.load(), "loaded": digests(local), "clock": local.clock()})
 
-    def save() -> None:
+    def save() -> bool:
         if local.due and world.get("root"):
             flash.save(local.rounds)
             flash.wait()
             pipe.send({"saved": digests(local), "saved clock": local.clock()})
+        return bool(local.due and local.rounds == world.get("ends"))
 
+    is_over = False
     for step in range(world["steps"][replica]):
         time.sleep(world["seconds"][replica])
         run_step(world, model, optimizer, step, (replica, shard))
-        save()
+        is_over = save()
         outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
         local.outcomes = []
+        if is_over:
+            break
     parted = digests(local)["weights"]
-    local.finish(save)
+    if not is_over:
+        local.finish(save)
     outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
     pipe.send({"outcomes": outcomes, "parted": parted, "end": digests(local)})
 

@@ -223,7 +223,8 @@ class OuterOptimPeriodicModelAverager:
 
         Args:
             entered: Called after each of these rounds, as the others' scripts go on from a step
-                then: does what they do there together, such as a save of all ranks.
+                then: does what they do there together, such as a save of all ranks. Returns True
+                where they end, such as after SAVE_AND_STOP.
 
         Raises:
             SyncError: a replica is gone.
@@ -239,19 +240,19 @@ class OuterOptimPeriodicModelAverager:
             if self._alone:
                 self._finish_round(entered)
             return
-        entry: Entry | None = None
-        while entry is not Entry.LAST:
+        is_over = False
+        while not is_over:
             entry = self.turns.exhausted()
-            self._finish_round(entered)
+            is_over = self._finish_round(entered) or entry is Entry.LAST
 
-    def _finish_round(self, entered: Callable[[], object] | None) -> None:
+    def _finish_round(self, entered: Callable[[], object] | None) -> bool:
         self._round(len(self.units))
-        self._made(self.outcomes, entered)
+        return self._made(self.outcomes, entered)
 
-    def _made(self, outcomes: list[Outcome], entered: Callable[[], object] | None) -> None:
+    def _made(self, outcomes: list[Outcome], entered: Callable[[], object] | None) -> bool:
+        """Return whether all end here."""
         self.outcomes = outcomes or self.outcomes
-        if outcomes and entered is not None:
-            entered()
+        return bool(outcomes) and entered is not None and entered() is True
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, momentum, detectors of every replica, counters: what this rank has."""
@@ -288,7 +289,7 @@ class OuterOptimPeriodicModelAverager:
             unit.load_state_dict(one, own=own)
         lone = max(0, self.step - self.config.local_sgd_warmup_steps)
         self._alone = int(state.get("alone", lone % self.config.local_sgd_sync_interval))
-        load(self.switch, {**state, "alone": self._alone})
+        load(self.switch, state, self.step, self._alone)
         self._go_on(self.units[0].round if self.units else 0)
 
     def clock(self) -> dict[str, Any]:
@@ -306,7 +307,7 @@ class OuterOptimPeriodicModelAverager:
         """Go on from counters; a round that the checkpoint had before it runs before a step."""
         self.step, self._alone = int(clock["steps"]), int(clock["alone"])
         self._due = bool(clock["due"])
-        load(self.switch, clock)
+        load(self.switch, clock, self.step, self._alone)
         self._go_on(int(clock["rounds"]))
 
     def _go_on(self, rounds: int) -> None:

@@ -168,7 +168,7 @@ class DDPMembers:
         """Make a round now, which all replicas ask for; none where no step was made since."""
         return (self.stepped(ends_round=True, is_step=False) if self.alone else None) or []
 
-    def finish(self, made: Callable[[list[Outcome]], None]) -> None:
+    def finish(self, made: Callable[[list[Outcome]], bool]) -> None:
         """Make the last rounds, which all replicas ask for; by time, until none has data.
 
         A last round counts if the members are those who have entered it: others do not know that
@@ -176,6 +176,7 @@ class DDPMembers:
 
         Args:
             made: Called after each round, and without outcomes after a change that made none.
+                Returns whether all end here.
 
         Raises:
             MembersError, SyncError: see `Elastic.refresh`.
@@ -187,8 +188,8 @@ class DDPMembers:
         while not is_over:
             changes = self.changes
             entry, outcomes = self._take_turn(self._turns.exhausted)
-            if outcomes or changes != self.changes:
-                made(outcomes or [])
+            if (outcomes or changes != self.changes) and made(outcomes or []):
+                return
             is_over = entry is Entry.LAST and changes == self.changes
 
     def go_on_from(self, step: int, alone: int | None = None) -> None:

@@ -177,7 +177,8 @@ class LocalSGD(FSDP2Rounds):
 
         Args:
             entered: Called where a round has been entered and the others may save, if `together`
-                is true: a checkpoint needs all ranks. Does what the script's loop does there.
+                is true: a checkpoint needs all ranks. Does what the script's loop does there, and
+                returns True where that ends, such as after SAVE_AND_STOP.
 
         Raises:
             SyncError: a rank is gone.
@@ -224,7 +225,7 @@ class LocalSGD(FSDP2Rounds):
         turns = self.quorum.turns if self.quorum is not None else self.turns
         if turns is not None:
             turns.restart(0 if self.due else self.alone, clock["rounds"])
-        load(self.switch, clock)
+        load(self.switch, clock, self.steps, self.alone)
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.

@@ -275,8 +275,8 @@ class FSDP2Rounds:
             self._complete()
             changes = self._changes
             entry = self._take_turn(turns.exhausted)
-            if entry is not None and entered is not None:
-                entered()
+            if entry is not None and entered is not None and entered() is True:
+                return
             if entry is Entry.LAST:
                 self._begin()
                 self._complete()
@@ -318,8 +318,9 @@ class FSDP2Rounds:
                 entries.append(entry)  # noqa: B023 - called at once
                 return outcomes
 
-            if self._meet(quorum, join) is not None and entered is not None:
-                entered()
+            made = self._meet(quorum, join)
+            if made is not None and entered is not None and entered() is True:
+                return
             is_over = entries == [Entry.LAST] and changes == self._changes
 
     @property

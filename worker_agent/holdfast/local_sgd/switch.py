@@ -156,7 +156,10 @@ class Switch:
             state: What `state` has returned, of either kind of switch.
             alone: Steps since the last round.
         """
-        self.running = self._first(int(state["interval"]), int(state["votes"]))
+        interval = int(state["interval"])
+        if Mode(state["mode"]) is Mode.LOCAL:
+            interval = max(self._least_apart, interval)
+        self.running = self._first(interval, int(state["votes"]))
         self._origin, self.rounds = int(state["origin"]), int(state["rounds"])
         self._steps, self._reductions = [], []
         begun, now = self._begun.interval, self.running.interval
@@ -164,8 +167,26 @@ class Switch:
             self._announce(self._origin, (begun, now), "the checkpoint was saved so", made=True)
         self.went_on()
 
+    def begin(self, steps: int, alone: int) -> None:
+        """Go on from a checkpoint of replicas that chose nothing.
+
+        Args:
+            steps: Of the optimizer, over the training.
+            alone: Steps since the last round.
+        """
+        if self.is_sync and steps > self._config.local_sgd_warmup_steps:
+            self.running, self._origin = Running(Mode.LOCAL, self._least_apart), steps - alone
+            reason = "the replicas of the checkpoint have parted"
+            self._announce(steps, (1, self._least_apart), reason, made=True)
+        self.went_on()
+
     def _first(self, interval: int, votes: int = 0) -> Running:
         return Running(Mode.LOCAL if interval > 1 else Mode.SYNC, interval, votes)
+
+    @property
+    def _least_apart(self) -> int:
+        """Least interval of replicas that have parted: averaged gradients bring none together."""
+        return 2
 
     def _is_turn(self, steps: int, interval: int) -> bool:
         return steps > self._origin and (steps - self._origin) % interval == 0
@@ -214,9 +235,9 @@ class Switch:
 
     def _now(self) -> float:
         """Return the time, when the device has done its work."""
-        if self._own.device == "cuda":
-            import torch
+        import torch
 
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return self._clock()
 
@@ -292,7 +313,8 @@ class RoundSwitch(Switch):
         trained = [one for one in told if one[0] > 0]  # a joiner has made no step
         if not trained or min(one[1] for one in trained) < 0:
             return
-        step = int(max(one[2] for one in told))
+        # Step counts of replicas part, and a later choice must not look like an earlier one.
+        step = max(self._known.step + 1, *(int(one[2]) for one in told))
         measured = Measured(
             members=len(told),
             step_seconds=max(one[0] for one in trained),
@@ -342,6 +364,7 @@ class RoundSwitch(Switch):
             state: What `state` has returned, of either kind of switch.
             alone: Steps since the last round.
         """
+        self._chosen = None
         if Mode(state["mode"]) is Mode.SYNC:
             state = {**state, "interval": self._begun.interval, "votes": 0}
         super().load(state, alone)
@@ -350,8 +373,17 @@ class RoundSwitch(Switch):
         number = self.rounds if "step" in state else 0
         self._known = Agreed(round=number, step=int(state.get("step", 0)))
 
+    def begin(self, steps: int, alone: int) -> None:
+        """Go on from a checkpoint of replicas that chose nothing; see `Switch.begin`."""
+        self._since, self._counted = alone, steps
+        self.went_on()
+
     def _first(self, interval: int, votes: int = 0) -> Running:
         return Running(Mode.LOCAL, interval, votes)
+
+    @property
+    def _least_apart(self) -> int:
+        return 1
 
     def _is_turn(self, steps: int, interval: int) -> bool:
         return self._since >= interval
@@ -374,10 +406,21 @@ def saved(switch: Switch | None) -> dict[str, Any]:
     return {} if switch is None else {"switch": switch.state()}
 
 
-def load(switch: Switch | None, state: Mapping[str, Any]) -> None:
-    """Go on from a checkpoint's clock, which may have no choice."""
-    if switch is not None and "switch" in state:
-        switch.load(state["switch"], int(state["alone"]))
+def load(switch: Switch | None, state: Mapping[str, Any], steps: int, alone: int) -> None:
+    """Go on from what a checkpoint has, which may be no choice.
+
+    Args:
+        switch: What chooses now.
+        state: With or without what `saved` has returned.
+        steps: Of the optimizer, over the training.
+        alone: Steps since the last round.
+    """
+    if switch is None:
+        return
+    if "switch" in state:
+        switch.load(state["switch"], alone)
+    else:
+        switch.begin(steps, alone)
 
 
 def switch_of(config: LocalSGDConfig, replicas: Group, own: Group) -> Switch | None:

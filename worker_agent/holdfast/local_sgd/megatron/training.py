@@ -209,7 +209,8 @@ class MegatronLocalSGD:
 
         Args:
             entered: Called after each of these rounds, where `together` is true and the others may
-                save: a checkpoint needs all ranks. Does what the script's loop does there.
+                save: a checkpoint needs all ranks. Does what the script's loop does there, and
+                returns True where that ends.
 
         Raises:
             SyncError: a rank is gone.
@@ -225,18 +226,17 @@ class MegatronLocalSGD:
             return
         if not self._has_anchors:  # it has made no step, and the others take theirs with it
             self._take_anchors()
-        entry = Entry.SKIP
-        while entry is not Entry.LAST:
+        is_over = False
+        while not is_over:
             entry = self.turns.exhausted()
             made = self._sync.run(self.units, steps=float(self.alone))
-            self._end_with(made, entered)
+            is_over = self._end_with(made, entered) or entry is Entry.LAST
 
-    def _end_with(self, outcomes: list[Outcome], entered: Callable[[], object] | None) -> None:
-        """End a round behind the last step."""
+    def _end_with(self, outcomes: list[Outcome], entered: Callable[[], object] | None) -> bool:
+        """End a round behind the last step; return whether the script ends here."""
         self._end_round(outcomes)
         self._follow()
-        if outcomes and entered is not None:
-            entered()
+        return bool(outcomes) and entered is not None and entered() is True
 
     def carry(self, name: str, one: Carried) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.

@@ -105,7 +105,7 @@ def _try(
     import torch
 
     try:
-        factory([torch.zeros(1)])
+        factory([torch.zeros(1, 1)])  # Muon takes matrices only
     except (TypeError, ValueError) as error:
         name = getattr(outer.outer_optim_class, "__name__", str(outer.outer_optim_class))
         raise LocalSGDConfigError(

@@ -148,7 +148,7 @@ class Regroup:
             source=giver,
             steps=giving.steps,
             due=giving.due,
-            agreed=_newest_agreed([rows[at].situation for at in old], giving.agreed.since),
+            agreed=_newest_agreed([rows[at].situation.agreed for at in old], giving.agreed),
             position=told,
         )
         if not any(row.situation.has_anchors for row in rows):
@@ -360,10 +360,14 @@ def _row(told: Sequence[float], units: int) -> Row:
     )
 
 
-def _newest_agreed(old: Sequence[Situation], since: int) -> Agreed:
-    """Return what the replica knows that has chosen in the newest round."""
-    newest = max((one.agreed for one in old), key=lambda one: one.round, default=NOTHING_AGREED)
-    return dataclasses.replace(newest, since=since)
+def _newest_agreed(old: Sequence[Agreed], giving: Agreed) -> Agreed:
+    """Return what the replica knows that has chosen in the newest round.
+
+    Its steps since are those of the replica whose steps joiners get: none, if that one has missed
+    the round and is given it in this change.
+    """
+    newest = max(old, key=lambda one: one.round, default=NOTHING_AGREED)
+    return dataclasses.replace(newest, since=giving.since if giving.round == newest.round else 0)
 
 
 def _newest(rows: Sequence[Row]) -> list[tuple[int, bool]]:
