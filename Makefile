@@ -70,6 +70,7 @@ check: $(STAMP) ## Lint, types, layers, generated code, links
 	$(BIN)/python scripts/proto.py --check
 	$(BIN)/python scripts/reference.py --check
 	$(BIN)/python scripts/state_machine.py --check
+	$(BIN)/python scripts/local_sgd_settings.py --check
 	$(BIN)/python scripts/chart.py --check
 	$(BIN)/python scripts/links.py
 	scripts/buf_lint.sh
@@ -82,6 +83,7 @@ proto: $(STAMP) ## Generate the wire's Python code from its .proto files
 manifests: cluster-tools ## Write what follows from the CRD and the chart
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/state_machine.py
+	$(BIN)/python scripts/local_sgd_settings.py
 	$(BIN)/python scripts/chart.py
 
 .PHONY: cluster-tools
