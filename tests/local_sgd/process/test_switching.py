@@ -105,7 +105,7 @@ def test_ddp_chooses_the_interval_alone(training: Training) -> None:
     """Its gradients are torch's: there is no sync in each step. A state has the choice."""
     config = {
         "switching": "act",
-        "switching_tolerated": 0.8,
+        "switching_tolerated": 0.4,
         "local_sgd_sync_interval": 2,
         "local_sgd_warmup_steps": 3,
     }
@@ -115,7 +115,7 @@ def test_ddp_chooses_the_interval_alone(training: Training) -> None:
         seconds=0.02,
         patience=2,
         delay=0.3,
-        steps=60,
+        steps=90,
         lr=0.1,
         config=config,
     )
