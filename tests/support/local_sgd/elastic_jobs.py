@@ -148,6 +148,14 @@ class ControlPlane:
         time.sleep(notice)
         self.publish(replica)
 
+    def thaw(self, replica: int, pids: list[int]) -> None:
+        """Let the processes of a replica that was stopped go on, and take it in again."""
+        self._frozen = [pid for pid in self._frozen if pid not in pids]
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        self.pids[replica] = pids
+        self.publish(come=(replica,))
+
     def rounds_of(self, replica: int) -> int:
         """Return the newest round that a replica has written down."""
         found = [line["round"] for line in lines(self.folder, replica, 0) if "round" in line]
@@ -300,17 +308,10 @@ def thawed(plane: ControlPlane) -> None:
     """A replica is stopped and put out, and taken in again far behind; then one more comes."""
     plane.publish(come=plane.start(plane.scenario["replicas"]))
     plane.until(2)
-    pids = plane.pids.pop(1)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(0.3)
-    plane.publish(1)
-    more = plane.scenario["every"]
+    pids, more = plane.pids[1], plane.scenario["every"]
+    plane.freeze(1)
     plane.until(plane.rounds_of(0) + 2 * more)
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
-    plane.pids[1] = pids
-    plane.publish(come=(1,))
+    plane.thaw(1, pids)
     plane.until(plane.rounds_of(0) + more)
     plane.join(1)
     plane.until(plane.rounds_of(0) + more)

@@ -16,7 +16,7 @@ from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
-from holdfast_master.job.worlds import flush, sync_choice
+from holdfast_master.job.worlds import flush
 from holdfast_master.policies import failure
 from holdfast_master.policies.goodput import entries, ratio, summed
 from holdfast_master.policies.guessed_steps import is_guess
@@ -88,7 +88,7 @@ def status(job: JobContext) -> JobStatus:
         health_text=health_text,
         outer_replicas=state.roster.replicas if state.roster else (),
         outer_epoch=state.roster.epoch if state.roster else 0,
-        sync=sync_choice.newest(job),
+        sync=job.state.sync,
     )
 
 

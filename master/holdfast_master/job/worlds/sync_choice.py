@@ -1,6 +1,6 @@
 """Choices of replicas how to agree (local SGD with switching), written down and told.
 
-Belongs here: the newest choice, and the event with its reason. Does not belong here: the choice.
+Belongs here: which report is news, and the event with its reason. Does not belong here: the choice.
 The ranks make it, all alike after the same step, and so need no answer of a master to go on.
 """
 
@@ -26,11 +26,6 @@ def chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> Non
     job.out.record(fact)
     reason = EventReason.SYNC_SWITCHED if fact.made else EventReason.SYNC_PROPOSED
     job.out.event(reason, _text(fact), node=node.rank)
-
-
-def newest(job: JobContext) -> SyncChosen | None:
-    """Return what the ranks of the newest world have chosen; None: nothing."""
-    return job.state.sync
 
 
 def _is_known(message: SyncChosen, last: SyncChosen, world: World) -> bool:

@@ -94,11 +94,11 @@ def outer_of(config: LocalSGDConfig, outer: OuterOptimizerConfig | None) -> Oute
         made: torch.optim.Optimizer = optim_class(anchors, **options)
         return made
 
-    _try(factory, outer)
+    _refuse_unfit(factory, outer)
     return Outer(factory, offload=config.cpu_offload)
 
 
-def _try(
+def _refuse_unfit(
     factory: Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer], outer: OuterOptimizerConfig
 ) -> None:
     """Make one, since the first real one comes with the first anchors, after the warm-up."""

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 
 BATCH: Final = 64 << 20
 """Bytes of weights that are on their way at one time."""
-_HEAD: Final = 10
-"""Numbers of a row that are not of a unit: new, with anchors, due, steps, form, `Agreed`."""
 _AGREED: Final = tuple(one.name for one in dataclasses.fields(Agreed))
+_OWN: Final = 5
+"""Numbers of a row before those: new, with anchors, due, steps, form."""
+_HEAD: Final = _OWN + len(_AGREED)
+"""Numbers of a row that are not of a unit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +354,7 @@ def _row(told: Sequence[float], units: int) -> Row:
             due=bool(told[2]),
             steps=int(told[3]),
             begun=frozenset(number for number, one in enumerate(begun) if one),
-            agreed=Agreed(**dict(zip(_AGREED, map(int, told[5:_HEAD]), strict=True))),
+            agreed=Agreed(**dict(zip(_AGREED, map(int, told[_OWN:_HEAD]), strict=True))),
         ),
         int(told[4]),
         tuple(map(int, rounds)),
