@@ -10,8 +10,10 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 STAMP := .venv/.setup-stamp
 # Tests without a mark are fast: no torch processes, a few seconds at most.
-FAST := not train and not slow and not kube
-LONG := (train or slow) and not kube
+# What is `extended` runs in `make test-all` only.
+LEFT := not extended
+FAST = $(LEFT) and not train and not slow and not kube
+LONG = $(LEFT) and (train or slow) and not kube
 SUPPORT := tests/support:tests/testbed
 # An idle worker takes tests over from one that has many left.
 SHARED := --dist worksteal
@@ -22,7 +24,7 @@ PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) $(SHARED) \
   -m "$(LONG) and deadline and not exclusive" $(SLOWEST)
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
-KUBE = $(PYTEST) tests/operator/process --dist loadfile -m kube $(SLOWEST)
+KUBE = $(PYTEST) tests/operator/process --dist loadfile -m "$(LEFT) and kube" $(SLOWEST)
 # Where the time goes.
 SLOWEST := --durations=12 --durations-min=10
 # Two, also on a big machine: these tests watch deadlines of their own processes.
@@ -111,6 +113,10 @@ test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
 	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
 	$(ALONE) $(foreach one,fast pairs wide kube,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
+
+.PHONY: test-all
+test-all: ## `make test` with the tests that it leaves out: long ones whose faults others find (2 hours)
+	$(MAKE) test LEFT='(extended or not extended)'
 
 .PHONY: coverage
 coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as long as test-fast)
