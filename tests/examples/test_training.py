@@ -26,6 +26,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return log
 
 
+@pytest.mark.extended(
+    "another training of the example, or a test of the product, finds the same",
+    held_by=[
+        "examples/test_training.py::test_own_text_is_trained_on",
+    ],
+)
 def test_it_learns_more_than_how_often_each_byte_occurs() -> None:
     """150 steps bring the validation loss clearly below the unigram entropy printed beside it."""
     ended = train("--steps=150", "--batch=8")
@@ -63,6 +69,13 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(unbroken: Path, tmp_path: Pat
     assert len(steps_in(log)) >= STEPS + 3 + 6, "steps after a checkpoint are done again"
 
 
+@pytest.mark.extended(
+    "another training of the example, or a test of the product, finds the same",
+    held_by=[
+        "examples/test_training.py::test_a_run_goes_on_with_other_numbers_of_ranks",
+        "flash/process/test_interrupted_save.py::test_a_save_that_is_broken_off_is_made_again",
+    ],
+)
 def test_a_rank_killed_in_a_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
     """With one rank's part in memory and not on storage, there is no new checkpoint."""
     folder = tmp_path / "checkpoints"
@@ -76,6 +89,12 @@ def test_a_rank_killed_in_a_checkpoint_leaves_the_one_before(tmp_path: Path) -> 
     assert sorted(path.name for path in folder.glob("step_*")) == ["step_3", "step_6"]
 
 
+@pytest.mark.extended(
+    "another training of the example, or a test of the product, finds the same",
+    held_by=[
+        "flash/process/test_checkpointer.py::test_a_damaged_newest_step_is_passed_over_with_a_warning",
+    ],
+)
 def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
     """A short file, then a file of the right length with other bytes: the next older one serves."""
     log, folder = tmp_path / "loss.jsonl", tmp_path / "checkpoints"
@@ -100,6 +119,12 @@ def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
     assert len(steps_in(log)) == 2 * STEPS + 10
 
 
+@pytest.mark.extended(
+    "another training of the example, or a test of the product, finds the same",
+    held_by=[
+        "examples/test_training.py::test_a_run_goes_on_with_other_numbers_of_ranks",
+    ],
+)
 def test_a_finished_run_only_validates(tmp_path: Path) -> None:
     """A restart after the last step trains nothing and gives the same validation loss."""
     run = ("--steps=5", "--batch=2", f"--checkpoint-dir={tmp_path}")

@@ -81,6 +81,13 @@ def _on_request(job: RunningJob, before: JobStatus, folder: Path) -> int:
     return step
 
 
+@pytest.mark.extended(
+    "five kills more, beside a campaign of them with the same promises",
+    held_by=[
+        "recovery/test_checkpoints.py::test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state",
+        "recovery/test_checkpoints.py::test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left",
+    ],
+)
 def test_kills_at_random_instants_lose_nothing_that_was_announced(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:

@@ -44,6 +44,8 @@ class ScriptedServer(KubeClient):
         super().__init__(1000.0, 1000)
         self.script = list(script)
         self.paths: list[str] = []
+        self.patience_s: list[float] = []
+        """Of each watch."""
         self.exhausted = asyncio.Event()
 
     async def call(
@@ -61,6 +63,7 @@ class ScriptedServer(KubeClient):
     async def watch(self, path: str, patience_s: float) -> AsyncIterator[dict[str, Any]]:
         """Answer a watch: its events, then an error or its end."""
         self.paths.append(path)
+        self.patience_s.append(patience_s)
         for event in await self._next():
             if isinstance(event, Exception):
                 raise event
@@ -148,6 +151,7 @@ async def test_a_watch_that_ends_goes_on_where_it_was() -> None:
     _, heard, server = await _follow([_pod("w-0")], [("BOOKMARK", bookmark)], [])
     assert "resourceVersion=42" in server.paths[-1]
     assert heard == [("w-0", False)]
+    assert set(server.patience_s) == {90.0}, "bookmarks come every minute"
 
 
 @pytest.mark.parametrize(
