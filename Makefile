@@ -33,8 +33,9 @@ WORKERS ?= 2
 WIDE ?= 3
 # A line with make's own name for itself would run under `make -n` too.
 CHECK := $(MAKE) check
-# Files of the cluster's tests that run beside those.
-BESIDE ?= 1
+# Files of the cluster's tests that run beside those, each worker with a cluster of its own: they
+# wait for two thirds of their time.
+BESIDE ?= 2
 SOAK_MINUTES ?= 120
 FLASH_SEED ?= $(shell date +%s)
 KILLS := PYTHONPATH=$(SUPPORT) $(BIN)/python tests/support/campaigns

@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from house.extended import usual
 from jobs.training import SCRIPT, Ended, assert_follows, steps_in, train
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(400)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "examples/test_training.py::test_any_number_of_ranks_follows_one_curve",
+    ],
+)
 STEPS = 40
 RUN = (f"--steps={STEPS}", "--batch=3", "--log-every=10", "--save-every=10")
 
@@ -41,7 +48,9 @@ def test_it_learns_more_than_how_often_each_byte_occurs() -> None:
     assert loss < entropy - 0.5, ended.output
 
 
-@pytest.mark.parametrize(("ranks", "parallel"), [(2, "ddp"), (4, "fsdp2")])
+@pytest.mark.parametrize(
+    ("ranks", "parallel"), usual([(2, "ddp"), (4, "fsdp2")], (2, "ddp"), more=MORE)
+)
 def test_any_number_of_ranks_follows_one_curve(
     unbroken: Path, tmp_path: Path, ranks: int, parallel: str
 ) -> None:
