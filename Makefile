@@ -100,8 +100,9 @@ cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pod
 # Each part runs whatever the parts before it found: one run names all that fails. The cluster's tools
 # are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
 # time: they wait for two thirds of their time. Nothing runs beside the parts that watch deadlines.
+# The last part repeats the others' outcomes, and says where the time went and what was left out.
 .PHONY: test
-test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
+test: $(STAMP) ## Check, then run the tests (35 to 45 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	(trap - INT; exec nice scripts/cluster_tools.sh >/dev/null) & tools=$$!; \
 	$(CHECK) || exit 1; \
@@ -116,7 +117,7 @@ test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
 	exit $$failed
 
 .PHONY: test-all
-test-all: ## `make test` with the tests that it leaves out: long ones whose faults others find (2 hours)
+test-all: ## Run those too whose faults shorter tests find: benchmarks, more seeds, more values (90 minutes)
 	$(MAKE) test LEFT='(extended or not extended)'
 
 .PHONY: coverage
@@ -132,7 +133,7 @@ test-matrix: $(STAMP) ## Run every pair of layouts of DeepSpeed and Megatron (`m
 	MATRIX_WHOLE=1 $(PYTEST) tests/integrations -n $(WORKERS) -m "$(LONG)" $(SLOWEST)
 
 .PHONY: test-fast
-test-fast: $(STAMP) ## Run the fast tests only (3 to 5 minutes)
+test-fast: $(STAMP) ## Run the fast tests only (3 minutes)
 	$(QUICK)
 
 .PHONY: soak
