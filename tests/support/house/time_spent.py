@@ -19,6 +19,8 @@ from typing import Any, TypedDict
 
 import pytest
 
+from house import forks
+
 FILES = 12
 """Files that a phase names; the others are short."""
 CAUSES = ("fixtures", "tests", "processes", "waiting")
@@ -43,7 +45,7 @@ class Phase(TypedDict):
 class _Clocks:
     wall: float = field(default_factory=time.monotonic)
     own: float = field(default_factory=lambda: _cpu(resource.RUSAGE_SELF))
-    reaped: float = field(default_factory=lambda: _cpu(resource.RUSAGE_CHILDREN))
+    reaped: float = field(default_factory=lambda: _cpu(resource.RUSAGE_CHILDREN) + forks.cpu())
     busy: float = field(default_factory=lambda: _busy(Path("/proc/stat").read_text("ascii")))
 
 

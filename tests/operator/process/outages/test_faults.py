@@ -45,6 +45,7 @@ def nodes(plane: ControlPlane) -> Iterator[Nodes]:
 def release(plane: ControlPlane, nodes: Nodes) -> Iterator[Release]:
     """The operator, with certificates that do not last."""
     installed = Release(plane.kubeconfig)
+    installed.clear()
     # helm takes a fraction after --set for a text.
     installed.install(flags=(f"--set-json=settings.certificateDays={_LIFETIME_DAYS:.8f}",))
     yield installed
