@@ -90,7 +90,7 @@ def write_kubeconfig(
 
 
 def _write_certificate(folder: Path) -> None:
-    """Write ca.crt and what it signed: the API server's and kubelets' own, and the former's as a client."""
+    """Write ca.crt and what it signed: for servers, and for a client of kubelets."""
     now = dt.datetime.now(dt.UTC)
     authority = ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test-cluster-ca")])

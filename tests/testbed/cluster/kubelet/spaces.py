@@ -29,7 +29,7 @@ class NetworkError(RuntimeError):
 
 
 def socket_inside(descriptor: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """A socket of this process that lives in a network namespace, which a descriptor is open for."""
+    """A socket of this process that lives in the network namespace of a descriptor."""
     if _LIBC.setns(descriptor, _NEWNET):
         raise OSError(ctypes.get_errno(), "no entry to a network namespace")
     try:

@@ -46,7 +46,7 @@ def image_name() -> str:
 
 @functools.cache
 def lacking() -> str:
-    """Return what this machine or checkout lacks for real nodes, for people; empty if nothing is."""
+    """Return what this machine lacks for real nodes, for people; empty if nothing is."""
     if os.geteuid() != 0:
         return "real nodes need root"
     missing = [one for one in _CONTROLLERS if not Path(f"/sys/fs/cgroup/{one}").is_dir()]

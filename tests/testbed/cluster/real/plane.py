@@ -1,6 +1,6 @@
-"""The control plane of real nodes: the test bed's own, in a network namespace that nodes are linked to.
+"""The control plane of real nodes: the test bed's own, in a network that the nodes are linked to.
 
-Clients stay outside: the API server's port of the namespace is one of this machine's loopback, too.
+Clients stay outside: the API server's port is one of this machine's loopback, too.
 Kubernetes' own times: a node is given up after 40 s, and its pods after 300 s more.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m cluster.real.relay PORT PID`: a port of this machine's loopback as that of a network namespace.
+"""`python -m cluster.real.relay PORT PID`: a port of this loopback as that of a process's network.
 
 So clients outside reach the API server that is inside, at the address that its kubeconfig has.
 """
