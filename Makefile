@@ -10,8 +10,8 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 STAMP := .venv/.setup-stamp
 # Tests without a mark are fast: no torch processes, a few seconds at most.
-FAST := not train and not slow and not kube
-LONG := (train or slow) and not kube
+FAST := not train and not slow and not kube and not node
+LONG := (train or slow) and not kube and not node
 SUPPORT := tests/support:tests/testbed
 # An idle worker takes tests over from one that has many left.
 SHARED := --dist worksteal
@@ -91,8 +91,13 @@ cluster-tools: $(STAMP) # Build what a test cluster is made of (first time: minu
 	@scripts/cluster_tools.sh >/dev/null
 
 .PHONY: cluster
-cluster: cluster-tools ## Run a real Kubernetes cluster with NODES (3) whose pods are processes
-	@PYTHONPATH=$(SUPPORT) $(BIN)/python -m cluster --nodes $(NODES)
+cluster: cluster-tools $(if $(REAL),node-tools) ## Run a real Kubernetes cluster with NODES (3) whose pods are processes; REAL=1: with real nodes
+	@PYTHONPATH=$(SUPPORT) $(BIN)/python -m cluster --nodes $(NODES) $(if $(REAL),--real)
+
+.PHONY: node-tools
+node-tools: $(STAMP) # Build what real nodes are made of, and the product's image (first time: 10 minutes; a changed product: 1)
+	@scripts/cluster_tools.sh --nodes >/dev/null
+	@scripts/node_image.sh >/dev/null
 
 # Each part runs whatever the parts before it found: one run names all that fails. The cluster's tools
 # are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
@@ -119,6 +124,10 @@ coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as lon
 .PHONY: test-kube
 test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (15 minutes)
 	$(KUBE) -n $(WIDE)
+
+.PHONY: test-node
+test-node: node-tools ## Test jobs on real nodes: kubelet, containerd, the image (as root; 15 minutes)
+	$(PYTEST) tests/operator/process/nodes -m node $(SLOWEST)
 
 .PHONY: test-matrix
 test-matrix: $(STAMP) ## Run every pair of layouts of DeepSpeed and Megatron (`make test` takes some; 30 minutes)

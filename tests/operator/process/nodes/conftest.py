@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from cluster.real.images import image_name
-from cluster.real.node import RealNode
+from cluster.jobs import Job
+from cluster.kubectl import Kubectl
+from cluster.real.images import image_values
+from cluster.real.jobs import script
+from cluster.real.node import RealNodes
 from cluster.real.plane import RealPlane
 from cluster.release import Release
 from cluster.watched import watched
@@ -22,29 +26,39 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
 
 
 @pytest.fixture(scope="session")
-def nodes(plane: RealPlane) -> Iterator[list[RealNode]]:
+def nodes(plane: RealPlane) -> Iterator[RealNodes]:
     """Two nodes that take pods."""
-    started: list[RealNode] = []
+    started = RealNodes(plane, 2)
     try:
-        started += [RealNode(plane, 1), RealNode(plane, 2)]
-        for node in started:
-            node.ready()
         yield started
     finally:
-        for node in started:
-            node.stop()
+        started.stop()
 
 
 @pytest.fixture(scope="session")
-def release(plane: RealPlane, nodes: list[RealNode]) -> Iterator[Release]:
+def release(plane: RealPlane, nodes: RealNodes) -> Iterator[Release]:
     """The operator as helm installs it, from the image, on the first node."""
-    repository, _, tag = image_name().rpartition(":")
     installed = Release(plane.kubeconfig)
-    installed.install(
-        f"image.repository={repository}",
-        f"image.tag={tag}",
-        "image.pullPolicy=Never",
-        r"nodeSelector.kubernetes\.io/hostname=n1",
-    )
+    installed.install(*image_values(), r"nodeSelector.kubernetes\.io/hostname=n1")
     yield installed
     installed.remove()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the job's ranks say which steps they make."""
+    return tmp_path / "steps"
+
+
+@pytest.fixture
+def make_job(
+    plane: RealPlane, nodes: RealNodes, release: Release, kubectl: Kubectl
+) -> Iterator[Callable[[str], Job]]:
+    """Names jobs in the test's namespace, which has the script; those that are left are deleted."""
+
+    def log() -> str:
+        return f"{release.operator_log()}\n{nodes.last_words()}"
+
+    kubectl.run("create", "-f", "-", stdin=script())
+    yield lambda name: Job(plane, kubectl, name, log)
+    kubectl.run("delete", "ej", "--all", "--timeout=50s")

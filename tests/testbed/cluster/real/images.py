@@ -44,6 +44,12 @@ def image_name() -> str:
     return (image_folder() / "image").read_text().strip()
 
 
+def image_values() -> tuple[str, ...]:
+    """Return the chart's values that name the image."""
+    repository, _, tag = image_name().rpartition(":")
+    return (f"image.repository={repository}", f"image.tag={tag}", "image.pullPolicy=Never")
+
+
 @functools.cache
 def lacking() -> str:
     """Return what this machine lacks for real nodes, for people; empty if nothing is."""

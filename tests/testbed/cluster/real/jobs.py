@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.jobs import manifest
+from cluster.jobs import Job, manifest
 from cluster.real.images import SITE, image_name
 
 STEPS: Final = "/steps"
@@ -96,7 +96,7 @@ def real_job(folder: Path, memory: str = "2Gi", **spec: Any) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class RealStep:
     """One step of one rank."""
 
     at: float
@@ -108,9 +108,23 @@ class Step:
     """The step that its round went on from; 0: from the start."""
 
 
-def steps(folder: Path) -> list[Step]:
+def steps(folder: Path) -> list[RealStep]:
     """Return all steps that were made, by time."""
     lines = [line for file in folder.glob("rank-*") for line in file.read_text().splitlines()]
     words = [line.split() for line in lines]
-    found = [Step(float(one[0]), *map(int, one[1:])) for one in words if len(one) == 5]
+    found = [RealStep(float(one[0]), *map(int, one[1:])) for one in words if len(one) == 5]
     return sorted(found, key=lambda one: one.at)
+
+
+def later_steps(folder: Path, since: float, world: int = 0) -> list[RealStep]:
+    """Return the steps of rounds that began after a moment, in worlds of a size; 0: of any."""
+    made = steps(folder)
+    before = max((one.round for one in made if one.at <= since), default=-1)
+    return [one for one in made if one.round > before and world in {0, one.world}]
+
+
+def next_step(job: Job, folder: Path, since: float, world: int = 0) -> RealStep:
+    """Wait for the first step of a round that began after a moment."""
+    what = f"a step in a world of {world or 'any size'}"
+    job.until(what, lambda: bool(later_steps(folder, since, world)))
+    return later_steps(folder, since, world)[0]

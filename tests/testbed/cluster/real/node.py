@@ -204,3 +204,37 @@ class RealNode:
         assert self._process.stdin is not None
         self._process.stdin.write("".join(f"{line}\n" for line in lines))
         self._process.stdin.flush()
+
+
+class RealNodes:
+    """The nodes of a cluster."""
+
+    def __init__(self, plane: RealPlane, count: int) -> None:
+        """Start them, and wait until they take pods."""
+        self.all: list[RealNode] = []
+        try:
+            for number in range(1, count + 1):
+                self.all.append(RealNode(plane, number))
+            for node in self.all:
+                node.ready()
+        except BaseException as error:
+            error.add_note(self.last_words())
+            self.stop()
+            raise
+
+    def __getitem__(self, name: str) -> RealNode:
+        """Return the node of a name."""
+        return next(node for node in self.all if node.name == name)
+
+    def of(self, pod: dict[str, Any]) -> RealNode:
+        """Return the node of a pod."""
+        return self[pod["spec"]["nodeName"]]
+
+    def last_words(self) -> str:
+        """Return the ends of all their logs."""
+        return "\n".join(f"=== {node.name}\n{node.last_words()}" for node in self.all)
+
+    def stop(self) -> None:
+        """End everything that runs in them."""
+        for node in self.all:
+            node.stop()

@@ -31,10 +31,13 @@ for one in $controllers; do places+=("$(place "$one")"); done
 (
   for one in "${places[@]}"; do
     mkdir -p "$one"
-    case $one in */cpuset/*)
-      cat "$one/../cpuset.cpus" >"$one/cpuset.cpus"
-      cat "$one/../cpuset.mems" >"$one/cpuset.mems"
-      ;;
+    case $one in
+      */cpuset/*)
+        cat "$one/../cpuset.cpus" >"$one/cpuset.cpus"
+        cat "$one/../cpuset.mems" >"$one/cpuset.mems"
+        ;;
+      # A group weighs as much as one process by default, however many run in it.
+      */cpu/*) echo 16384 >"$one/cpu.shares" ;;
     esac
     echo "$BASHPID" >"$one/cgroup.procs"
   done
