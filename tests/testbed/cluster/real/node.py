@@ -226,9 +226,11 @@ class RealNodes:
         """Return the node of a name."""
         return next(node for node in self.all if node.name == name)
 
-    def of(self, pod: dict[str, Any]) -> RealNode:
-        """Return the node of a pod."""
-        return self[pod["spec"]["nodeName"]]
+    def kill_container(self, pod: dict[str, Any], name: str = "worker") -> None:
+        """Kill the first process of a pod's container."""
+        states = pod["status"]["containerStatuses"]
+        identity = next(one["containerID"] for one in states if one["name"] == name)
+        self[pod["spec"]["nodeName"]].kill_container(identity)
 
     def last_words(self) -> str:
         """Return the ends of all their logs."""
