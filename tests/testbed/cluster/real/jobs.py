@@ -44,6 +44,9 @@ _TRAIN: Final = '''
         optimizer.step()
         end = torch.tensor([(folder / "end").exists()], dtype=torch.int)
         dist.all_reduce(end, dist.ReduceOp.MAX)
+        if step == int(os.environ.get("EAT_AT", "0")) and rank and not (folder / "eaten").exists():
+            (folder / "eaten").touch()
+            eaten = [bytearray(os.urandom(1 << 20)) for _ in range(1 << 20)]
         log.write(f"{time.time():.3f} {step} {world} {os.environ['HOLDFAST_ROUND']} {begun}\\n")
         if flash.step(step, samples=4, loss=loss.item()) is holdfast.SAVE_AND_STOP or end:
             break
