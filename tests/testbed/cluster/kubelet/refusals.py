@@ -1,14 +1,14 @@
-"""Refusals of a node's server that a real one has: by the headers and the query of a request.
+"""Refusals of a real kubelet that a client or a pod of ours can meet: of requests, and of starts.
 
 A kubelet's routes declare no media type, so its router (go-restful) answers 406 unless the client
-takes any: `application/json` alone gets nothing, not even a websocket. Its websockets end a
-handshake whose subprotocols it does not know with 403.
+takes any: `application/json` alone gets nothing, not even a websocket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -41,3 +41,24 @@ def ports(words: list[str]) -> list[int]:
         if not (number.isdecimal() and 1 <= int(number) <= _MOST):
             raise web.HTTPBadRequest(text=f'unable to parse "{number}" as a port')
     return [int(number) for number in numbers]
+
+
+def refused_user(container: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
+    """Return why a container's user is refused; empty where it is not.
+
+    An image's own user is not known here: without `runAsUser` it counts as none that is refused.
+    """
+    own, name = container.get("securityContext") or {}, "runAsNonRoot"
+    if own.get(name, pod.get(name)) and own.get("runAsUser", pod.get("runAsUser")) == 0:
+        return "container's runAsUser breaks non-root policy"
+    return ""
+
+
+def refused_path(source: Mapping[str, Any]) -> str:
+    """Return why a hostPath volume is refused, by its type; empty where it is not."""
+    path, kind = Path(source["path"]), source.get("type") or ""
+    if kind == "Directory" and not path.is_dir():
+        return f"hostPath type check failed: {path} is not a directory"
+    if kind == "File" and not path.is_file():
+        return f"hostPath type check failed: {path} is not a file"
+    return ""
