@@ -1,4 +1,4 @@
-"""Two real nodes and the product's image, for all tests of a run."""
+"""Two real nodes and the product's image, for all tests of a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cluster.release import Release
 from cluster.watched import watched
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
     """A control plane that real nodes join, with Kubernetes' own times."""
     made = RealPlane(tmp_path_factory.mktemp("real"))
@@ -25,7 +25,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPlane]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nodes(plane: RealPlane) -> Iterator[RealNodes]:
     """Two nodes that take pods."""
     started = RealNodes(plane, 2)
@@ -35,7 +35,7 @@ def nodes(plane: RealPlane) -> Iterator[RealNodes]:
         started.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def release(plane: RealPlane, nodes: RealNodes) -> Iterator[Release]:
     """The operator as helm installs it, from the image, on the first node."""
     installed = Release(plane.kubeconfig)
@@ -62,3 +62,14 @@ def make_job(
     kubectl.run("create", "-f", "-", stdin=script())
     yield lambda name: Job(plane, kubectl, name, log)
     kubectl.run("delete", "ej", "--all", "--timeout=50s")
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str, float], None]:
+    """Prints how long something took, also where the test passes."""
+
+    def tell(what: str, seconds: float) -> None:
+        with capsys.disabled():
+            print(f"\n  real nodes: {what}: {seconds:.1f} s", end="", flush=True)
+
+    return tell

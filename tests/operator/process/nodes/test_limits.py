@@ -48,11 +48,12 @@ def test_an_arena_counts_against_the_limit_once(
 ) -> None:
     """A container that starts again has room beside the checkpoints that its predecessor left."""
     job = make_job("near")
-    body = real_job(folder, memory="1300Mi")
+    body = real_job(folder, memory="1300Mi", checkpoint__memory__interval=5)
     container(body)["env"].append({"name": "WIDTH", "value": "5000"})  # 100 MB
     job.create(body)
     job.until_training(2)
     for _ in range(2):
+        job.until("a checkpoint", lambda: steps(folder)[-1].number > steps(folder)[-1].begun + 12)
         pod = next(one for one in job.pods() if one["metadata"]["name"] in job.live())
         since = steps(folder)[-1].at
         nodes.kill_container(pod)

@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.skipif(bool(lacking()), reason=lacking()),
 ]
 Make = Callable[[str], Job]
+Told = Callable[[str, float], None]
 
 
 @pytest.fixture
@@ -37,35 +38,30 @@ def holdfast(plane: ControlPlane, namespace: str, tmp_path: Path) -> Commands:
     return Commands(plane.kubeconfig, tmp_path, namespace)
 
 
-def _tell(capsys: pytest.CaptureFixture[str], what: str, seconds: float) -> None:
-    with capsys.disabled():
-        print(f"\n  real nodes: {what}: {seconds:.1f} s", end="", flush=True)
-
-
 def test_a_job_trains_through_the_end_of_containers_and_pods(
     make_job: Make,
     nodes: RealNodes,
     kubectl: Kubectl,
     holdfast: Commands,
     folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    told: Told,
 ) -> None:
     """A container, a pod and the master's pod are ended; kubectl and holdfast see it train."""
     job, since = make_job("real"), time.time()
     job.create(real_job(folder))
-    _tell(capsys, "applied to first step", next_step(job, folder, since).at - since)
+    told("applied to first step", next_step(job, folder, since).at - since)
     job.until_training(2)
     _look(job, kubectl, holdfast)
 
     # Its first process is killed from outside: the kubelet starts it again in the same pod.
     pod, since = job.pods()[-1], time.time()
     nodes.kill_container(pod)
-    _goes_on(job, folder, since, "container killed", capsys)
+    _goes_on(job, folder, since, "container killed", told)
     assert pod["metadata"]["uid"] in {one["metadata"]["uid"] for one in job.pods()}
 
     since = time.time()
     kubectl.run("delete", "pod", job.pods()[-1]["metadata"]["name"], "--wait=false")
-    _goes_on(job, folder, since, "pod deleted", capsys)
+    _goes_on(job, folder, since, "pod deleted", told)
 
     since, made = time.time(), len(steps(folder))
     kubectl.run("delete", "pod", *(one["metadata"]["name"] for one in job.pods("master")))
@@ -77,14 +73,12 @@ def test_a_job_trains_through_the_end_of_containers_and_pods(
     assert "WorldTraining" in {event["reason"] for event in holdfast.json("events", "real")}
 
 
-def _goes_on(
-    job: Job, folder: Path, since: float, what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _goes_on(job: Job, folder: Path, since: float, what: str, told: Told) -> None:
     """Wait until it trains again at full size; every step is from a checkpoint in memory."""
     again = next_step(job, folder, since)
-    _tell(capsys, f"{what} to next step", again.at - since)
+    told(f"{what} to next step", again.at - since)
     assert again.begun > 0, "the round began anew"
-    _tell(capsys, "and at full size", next_step(job, folder, since, 2).at - since)
+    told("and at full size", next_step(job, folder, since, 2).at - since)
     job.until_training(2)
 
 
@@ -124,41 +118,3 @@ def test_commands_change_a_job_on_real_nodes(
     }
     assert {"NodeDraining", "JobStopped"} <= reasons
     assert all(one.begun > 0 for one in steps(folder) if one.world == 3)
-
-
-@pytest.mark.slow
-def test_a_lost_node_is_replaced_on_one_that_is_there(
-    make_job: Make,
-    nodes: RealNodes,
-    kubectl: Kubectl,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Under Kubernetes' own 40 s and 300 s, and with the master on the only node that is left."""
-    job = make_job("lost")
-    kubectl.run("cordon", "n2")
-    job.create(real_job(folder))
-    job.until_training(2)
-    kubectl.run("uncordon", "n2")
-    kubectl.run("delete", "pod", "lost-worker-1-0", "--wait=false")
-    job.until("a worker on the other node", lambda: _places(job) == {"n1", "n2"})
-    job.until_training(2)
-    job.until("steps", lambda: bool(steps(folder)) and steps(folder)[-1].at > time.time() - 1)
-
-    since = time.time()
-    nodes["n2"].lose()
-    try:
-        again = next_step(job, folder, since)
-        _tell(capsys, "node lost to next step", again.at - since)
-        assert again.begun > 0
-        _tell(capsys, "and at full size", next_step(job, folder, since, 2).at - since)
-        assert time.time() - since < 60, "it waited for Kubernetes to give the node up"
-    finally:
-        nodes["n2"].start()
-        nodes["n2"].ready()
-    (folder / "end").touch()
-    assert job.until_over()["phase"] == "Succeeded"
-
-
-def _places(job: Job) -> set[str]:
-    return {pod["spec"].get("nodeName", "") for pod in job.pods()}
