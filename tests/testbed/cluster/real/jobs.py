@@ -18,9 +18,12 @@ _CONFIG: Final = "script"
 _TRAIN: Final = '''
     """Fits a line of noise on gloo; says in files when it has made which step."""
     import os, pathlib, time
+
+    instants = [time.time()]
     import holdfast
 
     holdfast.init()
+    instants.append(time.time())
 
     import torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -31,11 +34,15 @@ _TRAIN: Final = '''
     width = int(os.environ.get("WIDTH", "256"))
     model = DistributedDataParallel(torch.nn.Linear(width, width))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    instants.append(time.time())
     flash = holdfast.Checkpointer(None, model=model, optimizer=optimizer)
     rank, world, folder = dist.get_rank(), dist.get_world_size(), pathlib.Path("/steps")
     begun = flash.load()
+    instants.append(time.time())
     print(f"rank {rank} of {world} begins after step {begun}", flush=True)
     log = (folder / f"rank-{rank}").open("a", buffering=1)
+    with (folder / f"starts-{rank}").open("a") as starts:
+        starts.write(" ".join([os.environ["HOLDFAST_ROUND"], *map(str, instants)]) + "\n")
     for step in range(begun + 1, int(os.environ.get("STEPS", "1000000")) + 1):
         time.sleep(0.05)
         loss = (model(torch.randn(4, width)) - 1).square().mean()
@@ -109,6 +116,28 @@ class RealStep:
     round: int
     begun: int
     """The step that its round went on from; 0: from the start."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankStart:
+    """How one rank started; Unix times."""
+
+    round: int
+    script: float
+    """The script's first line ran."""
+    joined: float
+    """`holdfast.init()` was done."""
+    model: float
+    """torch was imported, and the model was made."""
+    loaded: float
+    """The checkpoint was loaded."""
+
+
+def starts(folder: Path, round_: int) -> list[RankStart]:
+    """Return how the ranks of a round started."""
+    lines = [line for file in folder.glob("starts-*") for line in file.read_text().splitlines()]
+    found = [RankStart(int(one[0]), *map(float, one[1:])) for one in map(str.split, lines)]
+    return [one for one in found if one.round == round_]
 
 
 def steps(folder: Path) -> list[RealStep]:
