@@ -42,7 +42,7 @@ _TRAIN: Final = '''
     print(f"rank {rank} of {world} begins after step {begun}", flush=True)
     log = (folder / f"rank-{rank}").open("a", buffering=1)
     with (folder / f"starts-{rank}").open("a") as starts:
-        starts.write(" ".join([os.environ["HOLDFAST_ROUND"], *map(str, instants)]) + "\n")
+        starts.write(" ".join([os.environ["HOLDFAST_ROUND"], *map(str, instants)]) + "\\n")
     for step in range(begun + 1, int(os.environ.get("STEPS", "1000000")) + 1):
         time.sleep(0.05)
         loss = (model(torch.randn(4, width)) - 1).square().mean()
