@@ -48,7 +48,7 @@ def test_an_arena_counts_against_the_limit_once(
 ) -> None:
     """A container that starts again has room beside the checkpoints that its predecessor left."""
     job = make_job("near")
-    body = real_job(folder, memory="1300Mi", checkpoint__memory__interval=5)
+    body = real_job(folder, memory="1600Mi", checkpoint__memory__interval=5)
     container(body)["env"].append({"name": "WIDTH", "value": "5000"})  # 100 MB
     job.create(body)
     job.until_training(2)
