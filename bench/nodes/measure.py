@@ -54,7 +54,11 @@ def applied(bed: Bed) -> Parts:
 
 
 def killed(bed: Bed) -> Parts:
-    """Kill the container of a worker; the kubelet starts it again."""
+    """Kill the container of a worker; the kubelet starts it again.
+
+    In a job made anew: a container that ends a second time within ten minutes waits for 10 s first.
+    """
+    applied(bed)
     _settle(bed)
     pod = bed.job.pods()[-1]
     since = time.time()

@@ -14,7 +14,11 @@ _BARS = (
     ("lost", "until the next step", "node lost silently → next step", 6.0),
     ("lost", "until it is at full size", "the same → training at full size again", 60.0),
 )
-_OURS = ("the master decides on a round", "the checkpoint is restored from memory")
+_OURS = (
+    "the master decides on a round",
+    "the rank is forked, and joins",
+    "the checkpoint is restored from memory",
+)
 _OURS_SECONDS = 0.5
 
 _HEAD = """# A job on real nodes
@@ -25,7 +29,8 @@ Generated from [nodes.jsonl](nodes.jsonl) by
 Two nodes with kubelet, containerd, runc, kube-proxy and the product's image
 ([why and how](../design/0041-real-nodes.md)); control plane, nodes, operator and all training
 share one machine. Two workers train on gloo, with checkpoints in memory. Kubernetes gives a node
-up after 40 s, and its pods after 300 s more.
+up after 40 s, and its pods after 300 s more. A kubelet starts a container again at once the first
+time, and after 10 s and more where it ends again within ten minutes: each kill has a job of its own.
 
 """
 
@@ -36,7 +41,7 @@ def _rows(faults: list[Fault]) -> list[tuple[str, float, list[float]]]:
         for kind, part, what, bar in _BARS
     ]
     ours = [sum(one.parts[part] for part in _OURS) for one in faults if one.kind == "killed"]
-    rows.insert(2, ("of it Holdfast's own: decision and restore", _OURS_SECONDS, ours))
+    rows.insert(2, ("of it Holdfast's own: decision, fork, restore", _OURS_SECONDS, ours))
     return rows
 
 
