@@ -29,8 +29,8 @@ Generated from [nodes.jsonl](nodes.jsonl) by
 Two nodes with kubelet, containerd, runc, kube-proxy and the product's image
 ([why and how](../design/0041-real-nodes.md)); control plane, nodes, operator and all training
 share one machine. Two workers train on gloo, with checkpoints in memory. Kubernetes gives a node
-up after 40 s, and its pods after 300 s more. A kubelet starts a container again at once the first
-time, and after 10 s and more where it ends again within ten minutes: each kill has a job of its own.
+up after 40 s, and its pods after 300 s more. Each kill has a job of its own, because a kubelet
+waits 10 s and more before it starts a container a second time within ten minutes.
 
 """
 
