@@ -44,9 +44,7 @@ class Bed:
 
 def applied(bed: Bed) -> Parts:
     """Apply a job anew; until its first step."""
-    bed.job.delete()
-    for file in bed.folder.glob("*"):
-        file.unlink()
+    _forget(bed)
     since = time.time()
     bed.job.create(real_job(bed.folder))
     first = next_step(bed.job, bed.folder, since)
@@ -110,10 +108,16 @@ def _from_memory(bed: Bed, since: float) -> RealStep:
     return again
 
 
+def _forget(bed: Bed) -> None:
+    bed.job.delete()
+    for file in bed.folder.glob("*"):
+        file.unlink()
+
+
 def _spread(bed: Bed) -> None:
     """Make the job anew with its master on the first node, and a worker on each."""
     job = bed.job
-    job.delete()
+    _forget(bed)
     job.kubectl.run("cordon", "n2")
     job.create(real_job(bed.folder))
     job.until_training(2)

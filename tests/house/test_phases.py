@@ -72,6 +72,7 @@ def test_the_last_phase_lists_failures_and_skips_and_ends_with_pytests_own_line(
         ("deadline", "tests/recovery"),
         ("exclusive", "tests/recovery"),
         ("kube", "tests/operator/process"),
+        ("node", "tests/operator/process/nodes"),
     ],
 )
 def test_a_part_that_reads_one_folder_misses_no_test(mark: str, folder: str) -> None:
