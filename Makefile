@@ -23,6 +23,8 @@ PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) $(SHARED) \
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
 KUBE = $(PYTEST) tests/operator/process --dist loadfile -m kube $(SLOWEST)
+# Without the long ones of `make test-node`.
+NODE = $(PYTEST) tests/operator/process/nodes -m "node and not slow" $(SLOWEST)
 # Where the time goes.
 SLOWEST := --durations=12 --durations-min=10
 # Two, also on a big machine: these tests watch deadlines of their own processes.
@@ -102,10 +104,12 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # Each part runs whatever the parts before it found: one run names all that fails. The cluster's tools
 # are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
 # time: they wait for two thirds of their time. Nothing runs beside the parts that watch deadlines.
+# Where real nodes cannot be built, their tests are skipped with the reason.
 .PHONY: test
 test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	(trap - INT; exec nice scripts/cluster_tools.sh >/dev/null) & tools=$$!; \
+	(trap - INT; for one in cluster_tools.sh "cluster_tools.sh --nodes" node_image.sh; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
 	$(CHECK) || exit 1; \
 	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
 	wait $$tools || failed=1; \
@@ -114,7 +118,8 @@ test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
 	wait $$kube || failed=1; cat build/kube-phase.log; \
 	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
-	$(ALONE) $(foreach one,fast pairs wide kube,--phase-read=build/$(one)-phase.json) || failed=1; \
+	wait $$nodes || true; $(NODE) --phase-write=build/node-phase.json || failed=1; \
+	$(ALONE) $(foreach one,fast pairs wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
 
 .PHONY: coverage
