@@ -155,6 +155,7 @@ def test_what_left_make_test_names_the_tests_that_hold_its_fault() -> None:
         ("deadline", "tests/recovery"),
         ("exclusive", "tests/recovery"),
         ("kube", "tests/operator/process"),
+        ("node", "tests/operator/process/nodes"),
     ],
 )
 def test_a_part_that_reads_one_folder_misses_no_test(mark: str, folder: str) -> None:
