@@ -125,7 +125,7 @@ class Operator:
             reporter,
             root_key,
             self._queue.add,
-            ClusterNodes(self._history, self._nodes.notice),
+            ClusterNodes(self._history, self._nodes.notice, self._nodes.silent),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.keep())

@@ -262,7 +262,10 @@ class Cluster(RuleBasedStateMachine):
         assert set(slots) <= set(wanted_slots(world.job.spec))
 
     def _is_stranded(self, pod: ObservedPod) -> bool:
-        """A master that never began, on a node that answers nothing."""
+        """A pod that never began, on a node that answers nothing or where another pod was lost."""
+        lost = {one.node for one in self.world.pods.values() if one.lost}
+        if pod.phase is PodPhase.PENDING and pod.node in self.world.unreachable | lost:
+            return True
         is_there = pod.node in self.world.unreachable and not pod.serving
         return pod.slot.role is Role.MASTER and is_there and not self.world.master.connected
 

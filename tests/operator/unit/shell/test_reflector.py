@@ -208,6 +208,22 @@ async def test_a_node_that_is_gone_has_no_notice() -> None:
     assert reflector.notice("c") is not None
 
 
+async def test_a_node_is_silent_while_the_cluster_does_not_hear_its_kubelet() -> None:
+    """A kubelet that calls itself not ready is heard; a node that is gone is not silent."""
+    events = [
+        ("MODIFIED", _shown("a", Ready="False")),
+        ("MODIFIED", _shown("a", Ready="Unknown")),
+        ("MODIFIED", _shown("a", Ready="Unknown", GpuMemWatch="True")),
+        ("MODIFIED", _shown("b", Ready="Unknown")),
+        ("MODIFIED", _shown("b", Ready="True")),
+        ("MODIFIED", _shown("c", Ready="Unknown")),
+        ("DELETED", _shown("c", Ready="Unknown")),
+    ]
+    reflector, heard, _ = await _nodes([_shown("a", Ready="True"), _node("b"), _node("c")], events)
+    assert reflector.silent() == {"a"}
+    assert heard == ["a", "b", "b", "c", "c"]
+
+
 async def test_a_missing_right_to_nodes_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """Jobs do without their notices; the right may come later."""
     refused = ApiRefusedError("GET /api/v1/nodes", 403, "Forbidden", "may not list nodes")
