@@ -44,6 +44,7 @@ class ScriptedServer(KubeClient):
         super().__init__(1000.0, 1000)
         self.script = list(script)
         self.paths: list[str] = []
+        self.patience_s = 0.0
         self.exhausted = asyncio.Event()
 
     async def call(
@@ -61,6 +62,7 @@ class ScriptedServer(KubeClient):
     async def watch(self, path: str, patience_s: float) -> AsyncIterator[dict[str, Any]]:
         """Answer a watch: its events, then an error or its end."""
         self.paths.append(path)
+        self.patience_s = patience_s
         for event in await self._next():
             if isinstance(event, Exception):
                 raise event
@@ -130,6 +132,24 @@ async def test_a_pod_whose_labels_were_edited_is_gone_from_its_old_place(
     assert heard[:2] == [("w-0", False), ("w-0", True)]
     readable = "index" not in edited
     assert heard[2:] == [("w-0", False)] * readable
+
+
+async def test_a_watch_of_a_cluster_in_which_nothing_happens_is_no_dead_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """There are no bookmarks then: the API server ends it sooner than its silence counts."""
+    server = ScriptedServer([_pod("w-0")], [], [], [])
+    reflector = PodReflector(server, "", lambda *_: None)
+    lives: list[float] = []
+    reflector._alive = lambda: lives.append(1.0)  # type: ignore[method-assign]
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(server.exhausted.wait(), 20.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    given = int(server.paths[-1].partition("timeoutSeconds=")[2].partition("&")[0])
+    assert 20 <= given <= server.patience_s - 20
+    assert len(lives) == 1 + 3, "the list, and each end of a watch"
+    assert caplog.records == []
 
 
 async def test_a_pod_whose_labels_were_mended_is_back() -> None:
