@@ -42,6 +42,7 @@ def _bound(plane: ControlPlane, namespace: str, pod: dict[str, Any]) -> str:
     pod["metadata"]["namespace"] = namespace
     pod["spec"]["nodeSelector"] = {KEY: "true"}
     pod["spec"]["tolerations"] = [{"key": KEY, "operator": "Exists"}]
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
     path = f"/api/v1/namespaces/{namespace}/pods"
     made = plane.api.post(path, pod)
     assert made.ok, made.message
