@@ -72,7 +72,9 @@ def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: 
         job=job,
         pods=existing,
         master=master,
-        history=observe(job.history, existing, wanted, job.generation, now),
+        history=observe(
+            job.history, existing, wanted, job.generation, now, mastered=master.connected
+        ),
         gone=gone(known, job, now),
         now=now,
     )

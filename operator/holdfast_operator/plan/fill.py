@@ -166,7 +166,7 @@ def _why_create(situation: Situation, slot: PodSlot, entry: SlotHistory) -> str 
         return None
     if slot.role is Role.WORKER and entry.succeeded and not entry.removed:
         return None
-    return f"{name} {_how_ended(last)}"
+    return f"{name} {how_ended(last)}"
 
 
 def _restarts(situation: Situation, slot: PodSlot, entry: SlotHistory) -> bool:
@@ -182,7 +182,8 @@ def _restarts(situation: Situation, slot: PodSlot, entry: SlotHistory) -> bool:
     return policy is RestartPolicy.ON_FAILURE and not entry.succeeded
 
 
-def _how_ended(pod: ObservedPod | None) -> str:
+def how_ended(pod: ObservedPod | None) -> str:
+    """Say how a place's last pod ended; None: it does not exist any more."""
     if pod is None:
         return "is gone"
     if pod.lost:

@@ -175,6 +175,10 @@ def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) ->
     if len(hostname) <= _LONGEST_LABEL:  # an extra role's may be longer: no one looks it up
         spec["hostname"], spec["subdomain"] = hostname, owner.name
     spec.setdefault("automountServiceAccountToken", False)
+    # The status names the last words of a pod that fails before its master can tell.
+    spec["containers"][main_container(spec)].setdefault(
+        "terminationMessagePolicy", "FallbackToLogsOnError"
+    )
     priority = source.body["spec"]["scheduling"].get("priorityClassName")
     if priority:
         spec.setdefault("priorityClassName", priority)

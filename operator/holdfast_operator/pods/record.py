@@ -123,6 +123,7 @@ class PodRecord:
             lingers=self.lingers,
             exit_code=self.exit_code,
             reason=self.reason,
+            text=self.text,
             deleting=self.deleting,
             gone_by=self.gone_by,
             lost=self.lost,
