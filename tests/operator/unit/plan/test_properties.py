@@ -285,7 +285,7 @@ class Cluster(RuleBasedStateMachine):
         """Nobody but a followed master may run on while its pod is gone, and only where unseen."""
         assert pod.slot.role is Role.MASTER
         assert pod.deleting
-        assert pod.lost or pod.node in self.world.unreachable
+        assert pod.lost or pod.node in self.world.unreachable or self._is_stranded(pod)
         others = [one for one in self.world.pods.values() if one.slot == pod.slot and one.live]
         assert any(one.incarnation > pod.incarnation for one in others)
 
