@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient
-from holdfast_operator.kube.errors import ApiRefusedError, TakenError
+from holdfast_operator.kube.errors import ApiRefusedError, DroppedFieldsError, TakenError
 from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import (
     Action,
@@ -41,6 +41,11 @@ _OWN_MASTER: Final = (
     "example), or change what the namespace demands (a LimitRange, a quota)"
 )
 """Remedy for a refused pod of the operator's own making."""
+_OLDER_CRD: Final = (
+    "the API server drops {}: the CRD elasticjobs.holdfast.dev is older than this operator; bring "
+    "it up to date (`helm upgrade` with crds.enabled=true, or `kubectl apply` this release's CRD)"
+)
+"""Remedy for a CRD without a field that must not be forgotten."""
 _NOTES: Final = ("masterPods", "templateRevision")
 """Fields that are written at once, each by a request of its own, and never with the rest of the
 status: each plan makes the rest anew."""
@@ -108,7 +113,7 @@ class Applier:
         for action in actions:  # one by one: they share the status and the Secrets
             try:
                 pods.append((action, await self._manifest(state, action)))
-            except TakenError as error:
+            except (TakenError, DroppedFieldsError) as error:
                 state.refuse(action.slot, str(error), time.time())
                 refused.add(action.slot.name)
             except ApiRefusedError as error:
@@ -189,6 +194,10 @@ class Applier:
     async def _note(self, state: JobState, **fields: Any) -> None:
         path = f"{paths.job(state.owner)}/status?fieldManager={MANAGER}"
         await self._patch(state, path, {"metadata": state.version, "status": fields}, MERGE)
+        kept = state.body.get("status") or {}
+        dropped = [f"status.{name}" for name in fields if kept.get(name) != fields[name]]
+        if dropped:
+            raise DroppedFieldsError(_OLDER_CRD.format(" and ".join(dropped)))
         state.status.written({**state.status.fields, **fields})
 
     async def _patch(self, state: JobState, path: str, body: dict[str, Any], kind: str) -> None:

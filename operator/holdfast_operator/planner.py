@@ -24,6 +24,7 @@ from holdfast_operator.plan.actions import (
     Plan,
     ScaleJob,
 )
+from holdfast_operator.plan.completed import remembered
 from holdfast_operator.plan.fill import fill
 from holdfast_operator.plan.finalizer import depart, hold
 from holdfast_operator.plan.history import observe
@@ -73,7 +74,7 @@ def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: 
         pods=existing,
         master=master,
         history=observe(
-            job.history, existing, wanted, job.generation, now, mastered=master.connected
+            remembered(job), existing, wanted, job.generation, now, mastered=master.connected
         ),
         gone=gone(known, job, now),
         now=now,

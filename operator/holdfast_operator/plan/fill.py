@@ -154,7 +154,7 @@ def _let_in(situation: Situation, pod: ObservedPod) -> Steps:
 def _why_create(situation: Situation, slot: PodSlot, entry: SlotHistory) -> str | None:
     """Return why a place without a living pod gets one, for people; None: it gets none."""
     if entry.incarnation < 0:
-        return "the place is empty"
+        return None if entry.done else "the place is empty"
     last = next(
         (pod for pod in situation.pods.get(slot, ()) if pod.incarnation == entry.incarnation), None
     )
@@ -164,7 +164,7 @@ def _why_create(situation: Situation, slot: PodSlot, entry: SlotHistory) -> str 
         return f"the master wants {name} made anew: {decision.reason}"
     if slot.role is Role.EXTRA and not _restarts(situation, slot, entry):
         return None
-    if slot.role is Role.WORKER and entry.succeeded and not entry.removed:
+    if slot.role is Role.WORKER and entry.done:
         return None
     return f"{name} {how_ended(last)}"
 

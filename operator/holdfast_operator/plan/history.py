@@ -62,6 +62,11 @@ class SlotHistory:
     """Generation of the spec that made it surplus."""
 
     @property
+    def done(self) -> bool:
+        """True if its training has ended well: a worker gets no successor by itself."""
+        return self.succeeded and not self.removed
+
+    @property
     def given_up(self) -> bool:
         """True if another pod of an extra role would only fail at once again."""
         return self.quick >= EXTRA_ATTEMPTS and not self.succeeded
