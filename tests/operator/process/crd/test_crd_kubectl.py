@@ -158,7 +158,7 @@ def test_an_hpa_scales_a_job_into_its_bounds(kubectl: Kubectl, running: str) -> 
 def test_a_repository_and_an_autoscaler_do_not_fight_over_the_size(
     plane: ControlPlane, kubectl: Kubectl
 ) -> None:
-    """kubectl diff sees nothing that the operator writes; who applies again leaves replicas out."""
+    """Kubectl diff sees nothing that the operator writes; who applies again leaves replicas out."""
     given = job("git", minReplicas=2, maxReplicas=8)
     apply = ("apply", "--server-side", "--field-manager=git", "-f", "-")
     diff = ("diff", "--server-side", "--field-manager=git", "-f", "-")

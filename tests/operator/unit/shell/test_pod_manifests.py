@@ -15,6 +15,7 @@ from holdfast_operator.pods.master_defaults import MasterDefaults
 from holdfast_operator.pods.names import Owner, services
 from holdfast_operator.pods.pod import EPOCHS_PER_POD, PodSource, master_pod, worker_pod
 from holdfast_operator.pods.revision import revision_name, templates_of, with_templates
+from holdfast_operator.settings import MASTER_POD
 from jobs.job_files import TEMPLATE, job, read
 
 OWNER = Owner(name="gpt", namespace="team", uid="u-1")
@@ -251,6 +252,21 @@ def test_a_master_has_what_the_administrator_wants_of_masters() -> None:
         [{"key": "system"}],
     )
     assert pod["metadata"]["annotations"] == {"a": "1", "b": "2"}
+
+
+def test_a_master_of_the_operators_own_has_limits_and_a_quota_can_take_it() -> None:
+    """By default, and where only the main container of a job's template lacks them."""
+    for fields in ({}, {"master__template": {"spec": {"containers": [{"name": "m"}]}}}):
+        source = dataclasses.replace(_source(**fields), master_defaults=MASTER_POD)
+        (main,) = master_pod(source, _action(MASTER_SLOT), 1)["spec"]["containers"]
+        assert (
+            set(main["resources"]["limits"])
+            == set(main["resources"]["requests"])
+            == {
+                "cpu",
+                "memory",
+            }
+        )
 
 
 def test_only_workers_and_extra_roles_are_named_by_an_index() -> None:

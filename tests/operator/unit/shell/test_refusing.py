@@ -11,7 +11,7 @@ from holdfast_operator.apply import Applier
 from holdfast_operator.events.aggregation import NewsItem
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.errors import KubeError, UnreachableError
+from holdfast_operator.kube.errors import ApiRefusedError, KubeError, UnreachableError
 from holdfast_operator.kube.pod_reflector import PodReflector
 from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import CreatePod
@@ -114,6 +114,37 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     assert (one.reason, one.warning) == ("NotSupported", True)
     assert one.text.startswith('ignored: spec.scheduling.queue: "q" asks for gang scheduling')
     assert server.written == []
+    await reconciler.close()
+
+
+class Quota(KubeClient):
+    """An API server with a quota on limits that a pod does not name."""
+
+    def __init__(self) -> None:
+        super().__init__(1000.0, 1000)
+
+    async def call(
+        self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
+    ) -> Any:
+        """Refuse pods; take notes in the status."""
+        if method == "POST":
+            text = "failed quota: all: must specify limits.cpu for: master"
+            raise ApiRefusedError(f"POST {path}", 403, "Forbidden", text)
+        return _object(job(), **(body or {}).get("status", {}))
+
+
+async def test_a_refused_master_of_the_operators_own_names_what_can_be_changed() -> None:
+    """The job's person cannot see that pod's template: the condition says whose it is."""
+    reconciler, _, _ = _reconciler()
+    server = Quota()
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
+    applier = Applier(server, OwnedResources(server, 1.0), settings)
+    state = reconciler._keep(_object(job()))
+    action = CreatePod(slot=MASTER_SLOT, incarnation=0, name="t-master-0-0", reason="a test")
+    assert await applier.create(state, (action,)) == {"master"}
+    text = state.refused[MASTER_SLOT].text
+    assert "must specify limits.cpu" in text
+    assert "`master` among the chart's values" in text
     await reconciler.close()
 
 
