@@ -62,8 +62,11 @@ async def watch_jobs(
     await kopf.operator(registry=registry, standalone=True, ready_flag=began, **where)
 
 
-def _login(listed: asyncio.Event, **arguments: Any) -> kopf.AiohttpSession | None:
-    """Return a session with this process's account; kopf asks again when it is refused."""
+async def _login(listed: asyncio.Event, **arguments: Any) -> kopf.AiohttpSession | None:
+    """Return a session with this process's account; kopf asks again when it is refused.
+
+    A coroutine: kopf calls plain functions in threads, which have no loop for a session.
+    """
     found = kopf.login_with_service_account(**arguments)
     if found is None:
         found = kopf.login_with_kubeconfig(**arguments)

@@ -233,7 +233,9 @@ class Operator:
         return time.monotonic() - self._pods.last_activity < _SILENCE_SECONDS
 
     def _ready(self) -> bool:
-        return not self._leads or (self._pods.synced.is_set() and self._listed.is_set())
+        if not self._leads:
+            return self._election.stands_by
+        return self._pods.synced.is_set() and self._listed.is_set()
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ async def test_kopf_asks_the_address_that_the_operator_asks(
     monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: _NAMED)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    made = handlers._login(asyncio.Event())
+    made = await handlers._login(asyncio.Event())
     assert made is not None
     await made.aiohttp_session.close()
     assert made.server == server
@@ -62,7 +62,9 @@ async def api() -> AsyncIterator[str]:
 async def test_the_operator_is_ready_once_kopf_watches_all_jobs(api: str) -> None:
     """Neither its list, nor the watch of something else, nor a refused one, is enough."""
     operator = Operator(OperatorSettings(namespace="holdfast", identity="me", image="i"))
-    assert operator._ready(), "a standby"
+    assert not operator._ready(), "it may be the only one, and has no Lease yet"
+    operator._election.stands_by = True
+    assert operator._ready(), "another one works"
     operator._leads = True
     operator._pods.synced.set()
     made = handlers._session(dataclasses.replace(_NAMED, server=api), operator._listed)
