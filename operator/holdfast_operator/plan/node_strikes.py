@@ -49,6 +49,8 @@ class NodeStrike:
     """Uid of that job: the next one of its name is another one."""
     node_rank: int
     text: str
+    withdrawn: bool = False
+    """Its job takes it back."""
 
     @property
     def identity(self) -> tuple[str, float, str, str, str]:
@@ -86,6 +88,7 @@ def of_job(told: Iterable[NodeStruck], job: str, uid: str) -> Iterator[NodeStrik
                 job_uid=uid,
                 node_rank=one.node_rank,
                 text=one.text[:_LONGEST_TEXT],
+                withdrawn=one.withdrawn,
             )
 
 
@@ -102,7 +105,11 @@ def merge(
         new: What comes to it.
         now: Unix time, s.
     """
-    by_identity = {one.identity: one for one in (*new, *known) if _counts(one, now)}
+    there = [*new, *known]
+    back = {one.identity for one in there if one.withdrawn}
+    by_identity = {
+        one.identity: one for one in there if one.identity not in back and _counts(one, now)
+    }
     most = sorted(
         by_identity.values(),
         key=lambda one: (-points_left(one.cause, one.at, now), -one.at, one.identity),

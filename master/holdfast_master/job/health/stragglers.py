@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from holdfast_master.job.health import trials
 from holdfast_master.job.incidents import strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory
@@ -106,7 +107,7 @@ def _judged(
         group.steps += len(window)
         group.window = made
         group.record, found = yield from judge_slices(group.record, made, policy)
-        _tell(job, group, found)
+        _tell(job, group, trials.judged(job, world, group, found))
 
 
 def _align(group: GroupHistory) -> Slices[None]:
@@ -162,11 +163,7 @@ def accused_nodes(verdicts: Sequence[StragglerVerdict]) -> frozenset[int]:
 
 def nodes_of(world: World) -> dict[int, int]:
     """Return the node rank of each global rank."""
-    return {
-        place.base_rank + local: node
-        for node, place in world.places.items()
-        for local in range(place.member.local_world_size)
-    }
+    return world.nodes_by_rank()
 
 
 def only_node(world: World, ranks: Iterable[int]) -> int | None:
@@ -185,7 +182,7 @@ def _tell(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, .
         if _accused((one,)) - before:
             rank = node_rank(one)
             job.out.event(EventReason.STRAGGLER_FOUND, one.reason, Warn, node=rank)
-            if rank is not None:
+            if rank is not None and not one.own_work:
                 strikes.strike(job, rank, StrikeCause.STRAGGLER, one.reason)
     for one in gone:
         if _accused((one,)) - after:

@@ -53,6 +53,8 @@ class GroupHistory:
     """Steps that have been judged."""
     window: Window | None = None
     """The newest window; None: none is whole yet."""
+    trial_runs: dict[int, int] = dataclasses.field(default_factory=dict)
+    """By the round of a trial: windows in a row in which its ranks were slow; below 0: were not."""
 
     def add(self, rank: int, sent: IssuedRun, now: float) -> None:
         """Take collectives; a number that went back means that the group was made anew."""

@@ -132,12 +132,12 @@ class VoteTally:
     def _excess(self, rank: int, deviations: Deviations) -> _Excess:
         one, mine = deviations.ranks[rank], self.ranks[rank]
         above = [] if one.own is None else [one.own]
-        if mine.peers is not None or self._reference_is_slow(mine.node):
+        if mine.peers is not None or self.reference_is_slow(mine.node):
             above.append(one.peers)
         seconds = mine.local * -math.expm1(-max(above)) if above else 0.0
         return _Excess(seconds, mine.local * one.noise)
 
-    def _reference_is_slow(self, node: str) -> bool:
+    def reference_is_slow(self, node: str) -> bool:
         """Tell if preflight found the node slow, too: half the slowdown is enough beside it."""
         return self.ratios.get(node, 1.0) >= 1 + self.policy.slowdown_percent / 200
 
