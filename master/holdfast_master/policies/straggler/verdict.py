@@ -263,7 +263,8 @@ def _considered(tally: VoteTally, ranks: Sequence[int], there: int) -> Iterable[
     yield "heat that all share: no, the change that all ranks share is taken away"
     ratio = tally.ratios.get(tally.ranks[ranks[0]].node)
     if ratio is not None:
-        yield f"preflight: the node took {ratio:.2f} times the usual time"
+        slow = tally.reference_is_slow(tally.ranks[ranks[0]].node)
+        yield f"preflight: the node {'was slow, too' if slow else 'was not slow'}"
     if there == 1:
         yield "rank or node: cannot tell, the node has one rank"
 

@@ -194,6 +194,9 @@ class VoteTally:
             return {"steps": steps, "slower": slower}  # a section made this step longer
         if len(steps) < RECENT_WINDOWS:
             steps = (*steps, self.usual_step)
+        if any(one.own is None for one in self.by_time.ranks.values()):
+            # A slow rank could not be told from all of them yet.
+            return {"steps": steps, "slower": slower}
         percent = 100 * (self.usual_step / sorted(steps)[(len(steps) - 1) // 4] - 1)
         return {"steps": steps, "slower": (*slower, (self.window.first_step, percent))[-keep:]}
 
