@@ -189,7 +189,7 @@ class NodeSampling:
         current = self.agent.workers.current
         if current is None or current.number != number or current.dead:
             return
-        ranks = tuple(_evidence(current, rank) for rank in self.agent.workers.view(current))
+        ranks = tuple(evidence_of(current, rank) for rank in self.agent.workers.view(current))
         answer = EvidenceCollected(command_id=order.command_id, ranks=ranks)
         self.agent.later(self.luck.uniform(1.0, 2.0), self.agent.report, answer, number)
 
@@ -253,7 +253,7 @@ _AHEAD = frozenset({HangKind.MISMATCHED_COLLECTIVE, HangKind.NETWORK})
 """The rank has issued what the others wait in, or something else in its place."""
 
 
-def _evidence(current: LocalRound, rank: int) -> RankEvidence:
+def evidence_of(current: LocalRound, rank: int) -> RankEvidence:
     """Return what is seen of a rank: it hangs, or it waits for the others."""
     hung = current.hung if current.hung is not None and current.hung.local_rank == rank else None
     stuck = current.physics is not None and bool(current.physics.stuck or current.physics.paused)
