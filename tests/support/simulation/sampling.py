@@ -55,6 +55,9 @@ _OFFSET = 2.0
 class NodeSampling:
     """One agent's samples."""
 
+    pause = SAMPLE_SECONDS
+    """Between two of them."""
+
     def __init__(self, agent: Agent, number: int) -> None:
         """Sample from now on, if the scenario has it so."""
         self.agent = agent
@@ -98,7 +101,7 @@ class NodeSampling:
             stepped = agent.workers.slot_of(current).step > 0
             if stepped:
                 agent.report(self._message(current, offset), current.number)
-        agent.later(SAMPLE_SECONDS, self._sample)
+        agent.later(self.pause, self._sample)
 
     def forget_clock(self) -> None:
         """Forget what is known of the offset: another master may have another clock."""

@@ -32,7 +32,10 @@ _PACKAGES = "/usr/lib/python3/site-packages"
 _SCRIPT = '\n  File "/job/train.py", line 9 in main\n'
 _BUSY: Mapping[str, Any] = {"process_state": "R", "kernel_function": "", "cpu_seconds": 1.0}
 _SHOWS: Mapping[Pause | None, Mapping[str, Any]] = {
-    None: {**_BUSY, "stack": f'  File "{_PACKAGES}/torch/nn/linear.py", line 1 in forward{_SCRIPT}'},
+    None: {
+        **_BUSY,
+        "stack": f'  File "{_PACKAGES}/torch/nn/linear.py", line 1 in forward{_SCRIPT}',
+    },
     Pause.EVALUATION: {
         **_BUSY,
         "stack": f'  File "{_PACKAGES}/torch/nn/linear.py", line 1 in forward{_SCRIPT}',
@@ -56,10 +59,6 @@ _SHOWS: Mapping[Pause | None, Mapping[str, Any]] = {
 _SECTIONS = {Pause.EVALUATION: Section.EVAL, Pause.SAVE: Section.CHECKPOINT}
 
 
-def _under_way(current: LocalRound) -> tuple[OrdinaryTraining | None, TimedStep | None]:
-    return None, None
-
-
 class OrdinaryWorkers(SteeredWorkers):
     """Training processes that say what they do, where their script does."""
 
@@ -77,6 +76,8 @@ class OrdinaryWorkers(SteeredWorkers):
 
 class OrdinarySampling(NodeSampling):
     """Samples of ranks whose steps differ in length."""
+
+    pause = 20.0
 
     def _issued(self, current: LocalRound, rank: int, first: int, last: int) -> GroupCollectives:
         log, place = self._log(current), current.assignment.group_rank
@@ -149,6 +150,4 @@ class OrdinaryAgent(SteeredAgent):
         if now is not None and now.waits(place, self.job.time.now):
             at = now.begun + now.local[place]
         seconds = self.job.habits.step  # type: ignore[attr-defined]
-        return StepGuess(
-            group="0", period=1, steps=done - found.base, step_seconds=seconds, at=at
-        )
+        return StepGuess(group="0", period=1, steps=done - found.base, step_seconds=seconds, at=at)

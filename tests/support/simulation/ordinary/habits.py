@@ -1,6 +1,7 @@
 """An ordinary job, drawn from a seed: what its script does between steps, and a fault of its own.
 
-Belongs here: the values and their drawing. Does not belong here: what they do to a run (`training`).
+Belongs here: the values and their drawing. Does not belong here: what they do to a run
+(`training`).
 
 A script saves, evaluates, begins epochs with a slow batch, waits for storage that all share, and
 gives rank 0 more to do. None of that is a fault, and no node is to leave for it.
@@ -136,8 +137,8 @@ def draw(seed: int, *, troubled: bool = False) -> Habits:
     sdk = luck.random() < 0.5
     saver = luck.choice((0, 0, EVERYBODY))
     restores = luck.random() < 0.7
-    step = luck.choice((0.5, 1.0, 1.0, 2.0))
-    steps = round(luck.uniform(1200.0, 2400.0) / step)
+    step = luck.choice((1.0, 1.0, 2.0))
+    steps = round(luck.uniform(800.0, 2000.0) / step)
     found = Habits(
         seed=seed,
         nodes=nodes,

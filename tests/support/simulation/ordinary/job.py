@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from holdfast_master.policies.hang import HangKind
+from holdfast_master.settings import CoreSettings
 from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy, Incident, StragglerPolicy
 from holdfast_wire.reasons import Cause, EventReason
 from simulation.ordinary.agent import OrdinaryAgent
@@ -23,6 +24,8 @@ TIMEOUT_SECONDS = 1800.0
 """Of a collective: gloo's own. Then all ranks raise, and the job begins anew."""
 HORIZON = 4.0
 """Times the work of a job after which nobody waits for it any more."""
+SETTINGS = CoreSettings(heartbeat_seconds=10.0, lease_seconds=30.0, silence_seconds=50.0)
+"""Few messages: hours pass in seconds."""
 _COUNT_SECONDS = 5.0
 _REPLACE_SECONDS = 20.0
 """Until another pod runs."""
@@ -43,13 +46,13 @@ class Bill:
 
 
 def health(mode: HealthMode) -> HealthPolicy:
-    """Return the defaults of `spec.health`, in one mode."""
+    """Return the defaults of `spec.health` in one mode, with shorter windows."""
     return HealthPolicy(
         hang=HangPolicy(
             mode=mode, step_time_factor=10.0, min_seconds=45.0, first_step_seconds=1800.0
         ),
         straggler=StragglerPolicy(
-            mode=mode, slowdown_percent=20.0, window_steps=50, votes=3, votes_out_of=5
+            mode=mode, slowdown_percent=20.0, window_steps=20, votes=3, votes_out_of=5
         ),
     )
 
@@ -72,7 +75,7 @@ class OrdinaryJob(SteeredJob):
             standbys=habits.standbys,
             health=health(mode),
         )
-        super().__init__(spec, seed=habits.seed, target=habits.steps, raises=1.0)
+        super().__init__(spec, seed=habits.seed, target=habits.steps, settings=SETTINGS, raises=1.0)
         self.scenario = dataclasses.replace(
             self.scenario, samples=True, local=habits.local, replace_delay=_REPLACE_SECONDS
         )
@@ -125,7 +128,7 @@ class OrdinaryJob(SteeredJob):
 
     def victim(self) -> OrdinaryAgent:
         """Return the agent that a fault meets."""
-        living = [rank for rank in self.members or sorted(self.agents)]
+        living = list(self.members or sorted(self.agents))
         found: OrdinaryAgent = self.agents[living[self.habits.victim % len(living)]]  # type: ignore[assignment]
         return found
 

@@ -139,4 +139,3 @@ class OrdinaryTraining(SteeredTraining):
         super().leave(found, place, quietly=quietly)
         if not found.members:
             self.logs.pop(found, None)
-
