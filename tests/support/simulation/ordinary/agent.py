@@ -17,6 +17,7 @@ from holdfast_wire.messages import (
     EvidenceCollected,
     GroupCollectives,
     RankEvidence,
+    SavingReport,
 )
 from simulation.local_round import LocalRound, Slot
 from simulation.ordinary.habits import Pause
@@ -30,16 +31,11 @@ if TYPE_CHECKING:
 
 _PACKAGES = "/usr/lib/python3/site-packages"
 _SCRIPT = '\n  File "/job/train.py", line 9 in main\n'
+_FORWARD = f'  File "{_PACKAGES}/torch/nn/linear.py", line 1 in forward{_SCRIPT}'
 _BUSY: Mapping[str, Any] = {"process_state": "R", "kernel_function": "", "cpu_seconds": 1.0}
 _SHOWS: Mapping[Pause | None, Mapping[str, Any]] = {
-    None: {
-        **_BUSY,
-        "stack": f'  File "{_PACKAGES}/torch/nn/linear.py", line 1 in forward{_SCRIPT}',
-    },
-    Pause.EVALUATION: {
-        **_BUSY,
-        "stack": f'  File "{_PACKAGES}/torch/nn/linear.py", line 1 in forward{_SCRIPT}',
-    },
+    None: {**_BUSY, "stack": _FORWARD},
+    Pause.EVALUATION: {**_BUSY, "stack": _FORWARD},
     Pause.SAVE: {
         "process_state": "D",
         "kernel_function": "folio_wait_bit_common",
@@ -133,6 +129,7 @@ class OrdinaryAgent(SteeredAgent):
         self.sampling = OrdinarySampling(self, number)
         habits = self.job.habits  # type: ignore[attr-defined]
         self.sdk = habits.sdk
+        self.costs = SavingReport() if habits.checkpointer else None
         self.save_seconds = habits.save.seconds if habits.saves_at_stop else 0.0
 
     def guess(self, number: int) -> StepGuess | None:

@@ -85,6 +85,8 @@ class Habits:
     sections: bool
     """It says when it evaluates and saves."""
     saves_at_stop: bool
+    checkpointer: bool
+    """It saves by the SDK's Checkpointer."""
     restores: bool
     """It goes on from its newest save; else it begins anew."""
     step: float
@@ -148,6 +150,7 @@ def draw(seed: int, *, troubled: bool = False) -> Habits:
         sdk=sdk,
         sections=sdk and luck.random() < 0.6,
         saves_at_stop=sdk and restores and luck.random() < 0.8,
+        checkpointer=False,
         restores=restores,
         step=step,
         steps=steps,
@@ -161,6 +164,7 @@ def draw(seed: int, *, troubled: bool = False) -> Habits:
         duty=luck.choice((0.0, 0.1, 0.3, 0.6)),
         duty_from=round(steps * luck.choice((0.0, 0.3, 0.5))),
     )
+    found = dataclasses.replace(found, checkpointer=found.saves_at_stop and luck.random() < 0.6)
     return _troubled(found, luck) if troubled else found
 
 
