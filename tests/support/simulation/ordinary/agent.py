@@ -66,7 +66,8 @@ class OrdinaryWorkers(SteeredWorkers):
         doing = step.doing(current.assignment.group_rank, job.time.now) if step else None
         told = _SECTIONS.get(doing) if doing is not None and job.habits.sections else None
         slot.section = int(told or Section.TRAIN)
-        slot.step_duration_ns = int(job.habits.step * 1e9)
+        if current.physics is not None:
+            slot.step_duration_ns = int(job.training.newest_seconds(current.physics) * 1e9)
         return slot
 
 
@@ -146,5 +147,5 @@ class OrdinaryAgent(SteeredAgent):
         at = last.begun + last.local[place]
         if now is not None and now.waits(place, self.job.time.now):
             at = now.begun + now.local[place]
-        seconds = self.job.habits.step  # type: ignore[attr-defined]
+        seconds = training.newest_seconds(found)
         return StepGuess(group="0", period=1, steps=done - found.base, step_seconds=seconds, at=at)

@@ -130,6 +130,14 @@ class OrdinaryTraining(SteeredTraining):
         if version == found.version:
             self._next(found)
 
+    def newest_seconds(self, found: Round) -> float:
+        """Return the time of the newest whole step, s."""
+        log = self.logs.get(found, {})
+        newest, before = log.get(found.done + 1), log.get(found.done)
+        if newest is None or before is None:
+            return self.habits.step
+        return newest.begun - before.begun
+
     def now(self, found: Round) -> TimedStep | None:
         """Return the step that is under way; None: none is."""
         return self.logs.get(found, {}).get(found.done + 1)
