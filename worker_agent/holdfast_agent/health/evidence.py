@@ -1,8 +1,7 @@
 """Collects what is known of local ranks that make no progress, before anything is ended.
 
 Belongs here: the kernel's view of each process, the answers of its worker server, its stack. Does
-not belong here: the conclusion (the master's `policies/hang`), the signal that has faulthandler
-dump the stacks (the caller gives a function for it).
+not belong here: the conclusion (the master's `policies/hang`), how stacks are had (`stacks`).
 
 All ranks are asked side by side, in threads, each call with a deadline: a rank that is stopped,
 gone or stuck in the kernel costs no more time than one that answers.
@@ -12,14 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from holdfast_agent.health import memory_stacks
+from holdfast_agent.health.memory_stacks import UnreadableError
+from holdfast_agent.health.stacks import StackQuestions, scripts_own
 from holdfast_agent.health.worker_server import (
     FlightEntry,
     FlightRecord,
@@ -27,13 +31,14 @@ from holdfast_agent.health.worker_server import (
     WorkerServer,
     WorkerServerError,
 )
-from holdfast_agent.workers.stacks import scripts_own
 from holdfast_wire.messages import GroupTail, RankEvidence
+
+log = logging.getLogger(__name__)
 
 OBSERVED_SECONDS: Final = 1.0
 """Time over which the process is watched, and for which an answer of its server is waited, s."""
 TOTAL_SECONDS: Final = 2.0
-"""Longest collection, s: what is left after the observation is for faulthandler's dumps."""
+"""Longest collection, s: what is left after the observation is for stacks from the memory."""
 SAMPLES: Final = 5
 """Looks at a process during the observation."""
 MAX_STACK_BYTES: Final = 64 * 1024
@@ -55,11 +60,8 @@ _STAT_STATE, _STAT_USER, _STAT_SYSTEM = 0, 11, 12
 """Indices in /proc/PID/stat, counted from the field behind the name."""
 _LETTERS: Final = {"t": "T", "X": "", "x": ""}
 """Traced and stopped are alike: it does not run. A dead one is gone."""
-_CANNOT_DUMP: Final = frozenset({"", "Z", "T", "D"})
-"""In these states a process takes no signal now."""
-
-StackDumps = Callable[[tuple[int, ...]], Awaitable[Mapping[int, str]]]
-"""Has these local ranks dump their stacks by faulthandler, without the GIL; returns the texts."""
+_NO_MEMORY: Final = frozenset({"", "Z"})
+"""In these states a process has none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,51 +103,53 @@ class _Answers:
 
 
 async def collect(
-    ranks: Sequence[LocalRank], *, world_size: int, dumps: StackDumps | None = None
+    ranks: Sequence[LocalRank], *, world_size: int, questions: StackQuestions
 ) -> tuple[RankEvidence, ...]:
     """Return the evidence of each rank, in their order, within about `TOTAL_SECONDS`.
 
     Args:
         ranks: The local ranks of the round.
         world_size: Number of ranks of the world, which the default process group has.
-        dumps: Called with the local ranks whose server could not dump a stack.
+        questions: For stacks, those of earlier collections that are not answered yet.
     """
     started = time.monotonic()
     executor = ThreadPoolExecutor(max(1, 2 * len(ranks)), thread_name_prefix="evidence")
     try:
         processes, answers = await asyncio.gather(
             asyncio.gather(*(_observe(item.pid) for item in ranks)),
-            asyncio.gather(*(_ask(executor, item) for item in ranks)),
+            asyncio.gather(*(_ask(executor, item, questions) for item in ranks)),
         )
     finally:
         # The threads end by their own deadlines; to wait for them here would block the event loop.
         executor.shutdown(wait=False, cancel_futures=True)
-    missing = tuple(
-        item.local_rank
+    missing = [
+        item.pid if not said.stack and process.state not in _NO_MEMORY else 0
         for item, process, said in zip(ranks, processes, answers, strict=True)
-        if not said.stack and process.state not in _CANNOT_DUMP
-    )
+    ]
     left = started + TOTAL_SECONDS - time.monotonic()
-    texts = await _dumped(dumps, missing, left) if dumps and missing else {}
+    texts = await asyncio.gather(*(_from_memory(pid, left) for pid in missing))
     now_ns = time.time_ns()
     return tuple(
-        _evidence(item, process, said, texts.get(item.local_rank, ""), (world_size, now_ns))
-        for item, process, said in zip(ranks, processes, answers, strict=True)
+        _evidence(item, process, said, text, (world_size, now_ns))
+        for item, process, said, text in zip(ranks, processes, answers, texts, strict=True)
     )
 
 
-async def _dumped(dumps: StackDumps, missing: tuple[int, ...], seconds: float) -> Mapping[int, str]:
+async def _from_memory(pid: int, seconds: float) -> str:
+    """Return the stacks of a process that could not tell them; empty: they cannot be read."""
+    if not pid:
+        return ""
     try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            return await dumps(missing)
-    except TimeoutError:
-        return {}
+        return await memory_stacks.read(pid, seconds)
+    except UnreadableError as error:
+        log.warning("the stacks of process %d are not known: %s", pid, error)
+        return ""
 
 
 def _evidence(
-    item: LocalRank, process: _Process, said: _Answers, dump: str, world: tuple[int, int]
+    item: LocalRank, process: _Process, said: _Answers, read: str, world: tuple[int, int]
 ) -> RankEvidence:
-    stack = _cut(scripts_own(said.stack or dump))
+    stack = cut(scripts_own(said.stack or read))
     return RankEvidence(
         local_rank=item.local_rank,
         rank=item.rank,
@@ -160,7 +164,7 @@ def _evidence(
         stack=stack,
         groups=tails(said.record, *world) if said.record else (),
         later_stacks=tuple(
-            _cut(own, MAX_LATER_BYTES) for own in map(scripts_own, said.later) if own != stack
+            cut(own, MAX_LATER_BYTES) for own in map(scripts_own, said.later) if own != stack
         ),
     )
 
@@ -229,14 +233,14 @@ def _kernel_function(folder: Path) -> str:
     return "" if name == "0" else name
 
 
-async def _ask(executor: Executor, item: LocalRank) -> _Answers:
+async def _ask(executor: Executor, item: LocalRank, questions: StackQuestions) -> _Answers:
     """Ask the rank's server for its record and its stack, side by side."""
     if item.pid <= 0:
         return _Answers()
     loop, started = asyncio.get_running_loop(), time.monotonic()
-    server = WorkerServer(item.socket_path)
-    record = loop.run_in_executor(executor, _record, server)
-    stack = loop.run_in_executor(executor, _stack, server, OBSERVED_SECONDS)
+    ask = functools.partial(_stack, questions, item.socket_path)
+    record = loop.run_in_executor(executor, _record, WorkerServer(item.socket_path))
+    stack = loop.run_in_executor(executor, ask, OBSERVED_SECONDS)
     done, _ = await asyncio.wait(
         (record, stack), timeout=OBSERVED_SECONDS + _MARGIN_SECONDS
     )  # a thread that got no CPU in time has no answer
@@ -245,16 +249,18 @@ async def _ask(executor: Executor, item: LocalRank) -> _Answers:
         record=record.result() if record in done else None,
         gil_free=gil_free,
         stack=text,
-        later=await _later_stacks(executor, server, started + OBSERVED_SECONDS) if text else (),
+        later=await _later_stacks(executor, ask, started + OBSERVED_SECONDS) if text else (),
     )
 
 
-async def _later_stacks(executor: Executor, server: WorkerServer, until: float) -> tuple[str, ...]:
+async def _later_stacks(
+    executor: Executor, ask: Callable[[float], tuple[bool, str]], until: float
+) -> tuple[str, ...]:
     """Have a rank that can dump its stack do so a few times more, before `until`."""
     found: list[str] = []
     while len(found) < _LATER and until - time.monotonic() > 2 * _LATER_SECONDS:
         await asyncio.sleep(_LATER_SECONDS)
-        call = asyncio.get_running_loop().run_in_executor(executor, _stack, server, _LATER_SECONDS)
+        call = asyncio.get_running_loop().run_in_executor(executor, ask, _LATER_SECONDS)
         _, text = await call
         if not text:
             break
@@ -269,13 +275,13 @@ def _record(server: WorkerServer) -> FlightRecord | None:
         return None
 
 
-def _stack(server: WorkerServer, seconds: float) -> tuple[bool, str]:
+def _stack(questions: StackQuestions, path: Path, seconds: float) -> tuple[bool, str]:
     """Return whether the GIL is free, and the stack.
 
     Any answer that came in time says that nothing waited for the GIL; only silence is suspicious.
     """
     try:
-        return True, server.traceback(seconds)
+        return True, questions.traceback(path, seconds)
     except NoAnswerError:
         return False, ""
     except WorkerServerError:
@@ -312,7 +318,7 @@ def _members(entry: FlightEntry, record: FlightRecord, world_size: int) -> tuple
     return tuple(ranks) if len(ranks) <= MAX_MEMBERS else ()
 
 
-def _cut(text: str, most: int = MAX_STACK_BYTES) -> str:
+def cut(text: str, most: int = MAX_STACK_BYTES) -> str:
     """Keep the end of a long dump: faulthandler writes the main thread last."""
     data = text.encode(errors="replace")
     if len(data) <= most:
