@@ -12,9 +12,9 @@ profile that forbids it (`zygote.process_tree.allow_reading`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import shutil
+import subprocess
 import sysconfig
 from collections.abc import Iterator
 from typing import Any, Final
@@ -39,34 +39,27 @@ async def read(pid: int, seconds: float) -> str:
     program = shutil.which(PROGRAM) or shutil.which(PROGRAM, path=sysconfig.get_path("scripts"))
     if program is None:
         raise UnreadableError(f"reading it from outside needs {PROGRAM}: pip install {PROGRAM}")
+    return _text(await asyncio.to_thread(_run, program, pid, max(0.0, seconds)), pid)
+
+
+def _run(program: str, pid: int, seconds: float) -> bytes:
+    """Return what the program writes. The agent may reap it first, so its status says nothing."""
+    command = (program, "dump", "--nonblocking", "--json", "--pid", str(pid))
     try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            answer = await _run(program, "dump", "--nonblocking", "--json", "--pid", str(pid))
-    except TimeoutError as error:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
         raise UnreadableError(f"{PROGRAM} took longer than {seconds:.1f} s") from error
     except OSError as error:
         raise UnreadableError(f"{program}: {error}") from error
-    return _text(answer, pid)
-
-
-async def _run(program: str, *arguments: str) -> bytes:
-    """Return what a program writes; it ends with the wait for it."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        program, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
-    )
-    try:
-        answer, errors = await process.communicate()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    if process.returncode:
-        said = " ".join(errors.decode(errors="replace").split())
+    if not done.stdout:
+        said = " ".join(done.stderr.decode(errors="replace").split())
         raise UnreadableError(
-            f"{PROGRAM}: {said[:_MOST_TEXT]} (it needs what ptrace needs: the same user, "
+            f"{PROGRAM} says: {said[:_MOST_TEXT]} (it needs what ptrace needs: the same user, "
             "and a seccomp profile that allows process_vm_readv)"
         )
-    return answer
+    return done.stdout
 
 
 def _text(answer: bytes, pid: int) -> str:
