@@ -30,7 +30,8 @@ from campaigns.hang_ranks import HANGS, Plant
 from holdfast_agent.health.evidence import LocalRank, collect
 from holdfast_agent.health.stacks import StackQuestions
 from holdfast_agent.health.worker_server import WorkerServer, WorkerServerError
-from holdfast_master.policies.hang import HangKind, HangVerdict, classify
+from holdfast_master.policies.hang import classify
+from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_wire.messages import RankEvidence
 
 WAIT_SECONDS = 60.0

@@ -13,16 +13,15 @@ import asyncio
 import dataclasses
 import functools
 import logging
-import os
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from holdfast_agent.health import memory_stacks
+from holdfast_agent.health import memory_stacks, proc_samples
 from holdfast_agent.health.memory_stacks import UnreadableError
+from holdfast_agent.health.proc_samples import ProcessSample
 from holdfast_agent.health.stacks import StackQuestions, scripts_own
 from holdfast_agent.health.worker_server import (
     FlightEntry,
@@ -39,8 +38,6 @@ OBSERVED_SECONDS: Final = 1.0
 """Time over which the process is watched, and for which an answer of its server is waited, s."""
 TOTAL_SECONDS: Final = 2.0
 """Longest collection, s: what is left after the observation is for stacks from the memory."""
-SAMPLES: Final = 5
-"""Looks at a process during the observation."""
 MAX_STACK_BYTES: Final = 64 * 1024
 MAX_LATER_BYTES: Final = 16 * 1024
 """Of a further dump: its end has the main thread."""
@@ -48,6 +45,8 @@ _LATER: Final = 3
 """Further dumps of a rank that dumps at all, in the time of the observation."""
 _LATER_SECONDS: Final = 0.25
 """Between two dumps."""
+_DUMP_MOVES: Final = 4
+"""Times that a byte of a dump may count as moved: the server writes it to a file and reads it."""
 _MARGIN_SECONDS: Final = 0.1
 """After the deadlines of the threads' own calls, s."""
 _DEFAULT_GROUP: Final = "default_pg"
@@ -56,10 +55,6 @@ MAX_MEMBERS: Final = 512
 which then knows those that have used the group."""
 _MAX_TENSORS: Final = 16
 """Tensors of one collective that are written out."""
-_STAT_STATE, _STAT_USER, _STAT_SYSTEM = 0, 11, 12
-"""Indices in /proc/PID/stat, counted from the field behind the name."""
-_LETTERS: Final = {"t": "T", "X": "", "x": ""}
-"""Traced and stopped are alike: it does not run. A dead one is gone."""
 _NO_MEMORY: Final = frozenset({"", "Z"})
 """In these states a process has none."""
 
@@ -77,21 +72,6 @@ class LocalRank:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
-    state: str
-    kernel_function: str
-    cpu_seconds: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    state: str = ""
-    kernel_function: str = ""
-    cpu_seconds: float = 0.0
-    observed_seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
     """What the worker server said."""
 
@@ -100,6 +80,11 @@ class _Answers:
     gil_free: bool = False
     stack: str = ""
     later: tuple[str, ...] = ()
+
+    @property
+    def dumped_bytes(self) -> int:
+        """Length of all stacks."""
+        return len(self.stack) + sum(map(len, self.later))
 
 
 async def collect(
@@ -116,7 +101,7 @@ async def collect(
     executor = ThreadPoolExecutor(max(1, 2 * len(ranks)), thread_name_prefix="evidence")
     try:
         processes, answers = await asyncio.gather(
-            asyncio.gather(*(_observe(item.pid) for item in ranks)),
+            asyncio.gather(*(proc_samples.observe(item.pid, OBSERVED_SECONDS) for item in ranks)),
             asyncio.gather(*(_ask(executor, item, questions) for item in ranks)),
         )
     finally:
@@ -127,11 +112,16 @@ async def collect(
         for item, process, said in zip(ranks, processes, answers, strict=True)
     ]
     left = started + TOTAL_SECONDS - time.monotonic()
-    texts = await asyncio.gather(*(_from_memory(pid, left) for pid in missing))
+    # A rank that waits for a process below it has its answer there.
+    children = [next((one.pid for one in process.children), 0) for process in processes]
+    read = await asyncio.gather(*(_from_memory(pid, left) for pid in (*missing, *children)))
+    texts, below = read[: len(ranks)], read[len(ranks) :]
     now_ns = time.time_ns()
     return tuple(
-        _evidence(item, process, said, text, (world_size, now_ns))
-        for item, process, said, text in zip(ranks, processes, answers, texts, strict=True)
+        _evidence(item, _with_stack(process, child), said, text, (world_size, now_ns))
+        for item, process, said, text, child in zip(
+            ranks, processes, answers, texts, below, strict=True
+        )
     )
 
 
@@ -142,12 +132,21 @@ async def _from_memory(pid: int, seconds: float) -> str:
     try:
         return await memory_stacks.read(pid, seconds)
     except UnreadableError as error:
-        log.warning("the stacks of process %d are not known: %s", pid, error)
+        log.info("the stacks of process %d are not known: %s", pid, error)
         return ""
 
 
+def _with_stack(process: ProcessSample, stack: str) -> ProcessSample:
+    """Return a process whose first one below has this stack."""
+    if not stack:
+        return process
+    first, *others = process.children
+    known = dataclasses.replace(first, stack=cut(stack, MAX_LATER_BYTES))
+    return dataclasses.replace(process, children=(known, *others))
+
+
 def _evidence(
-    item: LocalRank, process: _Process, said: _Answers, read: str, world: tuple[int, int]
+    item: LocalRank, process: ProcessSample, said: _Answers, read: str, world: tuple[int, int]
 ) -> RankEvidence:
     stack = cut(scripts_own(said.stack or read))
     return RankEvidence(
@@ -166,71 +165,11 @@ def _evidence(
         later_stacks=tuple(
             cut(own, MAX_LATER_BYTES) for own in map(scripts_own, said.later) if own != stack
         ),
+        moved_bytes=max(0, process.moved_bytes - _DUMP_MOVES * said.dumped_bytes),
+        wakes=process.wakes,
+        children=process.children,
+        children_cpu_seconds=process.children_cpu_seconds,
     )
-
-
-async def _observe(pid: int) -> _Process:
-    """Watch a process through /proc, which answers for any state of it."""
-    started = time.monotonic()
-    samples = [_sample(pid)]
-    while samples[-1] is not None and len(samples) < SAMPLES:
-        await asyncio.sleep(OBSERVED_SECONDS / (SAMPLES - 1))
-        samples.append(_sample(pid))
-    seen = [sample for sample in samples if sample is not None]
-    if len(seen) < len(samples):
-        return _Process(observed_seconds=time.monotonic() - started)
-    state = _usual([sample.state for sample in seen])
-    return _Process(
-        state=state,
-        kernel_function=_usual(
-            [sample.kernel_function for sample in seen if sample.state == state]
-        ),
-        cpu_seconds=max(0.0, seen[-1].cpu_seconds - seen[0].cpu_seconds),
-        observed_seconds=time.monotonic() - started,
-    )
-
-
-def _usual(values: Sequence[str]) -> str:
-    """Return the most frequent value, the newest of equals.
-
-    A read that merely is slow shows as D now and then: D counts only where nothing else was seen.
-    """
-    counts = Counter(values)
-    rare = len(counts) > 1
-    return max(
-        reversed(list(dict.fromkeys(values))),
-        key=lambda value: 0 if rare and value == "D" else counts[value],
-    )
-
-
-def _sample(pid: int) -> _Sample | None:
-    """Look at a process once; None: there is none."""
-    if pid <= 0:
-        return None
-    folder = Path("/proc") / str(pid)
-    try:
-        # The name, in brackets, may contain anything.
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    state = _LETTERS.get(fields[_STAT_STATE], fields[_STAT_STATE])
-    if not state:
-        return None
-    ticks = int(fields[_STAT_USER]) + int(fields[_STAT_SYSTEM])
-    return _Sample(
-        state=state,
-        kernel_function=_kernel_function(folder),
-        cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
-    )
-
-
-def _kernel_function(folder: Path) -> str:
-    """Return the function in which the main thread sleeps; empty where the kernel hides it."""
-    try:
-        name = (folder / "wchan").read_text(errors="replace").strip()
-    except OSError:
-        return ""
-    return "" if name == "0" else name
 
 
 async def _ask(executor: Executor, item: LocalRank, questions: StackQuestions) -> _Answers:

@@ -12,7 +12,7 @@ import pytest
 from campaigns.hang_ranks import HANGS
 from campaigns.hangs import EXPECTED, Worlds
 from holdfast_agent.health.evidence import TOTAL_SECONDS
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 
 pytestmark = pytest.mark.train
 

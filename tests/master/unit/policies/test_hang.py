@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.policies.hang import HangKind, HangVerdict, Remedy, classify
+from holdfast_master.policies.hang import classify
+from holdfast_master.policies.hang_response import HangKind, HangVerdict, Remedy
 from holdfast_wire.messages import GroupTail, RankEvidence
 from messages.hang_evidence import (
     BACKWARD,
@@ -19,6 +20,7 @@ from messages.hang_evidence import (
     ELSEWHERE,
     INITIALIZES,
     LOADS,
+    OVER,
     QUEUE,
     REDUCES,
     RUNS,
@@ -44,7 +46,10 @@ ONE_OF_THREE = [
     ("torch.save", rank(1, stack=SAVES, **RUNS), HangKind.STORAGE),
     ("NFS", rank(1, stack=USER, kernel_function="rpc_wait_bit"), HangKind.STORAGE),
     ("FUSE", rank(1, stack=DATA_SET, kernel_function="fuse_get_req"), HangKind.STORAGE),
-    ("FIFO", rank(1, stack=USER, kernel_function="wait_for_partner"), HangKind.STORAGE),
+    ("FIFO", rank(1, stack=USER, kernel_function="wait_for_partner"), HangKind.PIPE),
+    ("helper", rank(1, stack=USER, kernel_function="anon_pipe_read"), HangKind.PIPE),
+    ("save to a helper", rank(1, stack=SAVES, kernel_function="anon_pipe_write"), HangKind.PIPE),
+    ("thread", rank(1, stack=OVER), HangKind.OVER),
     ("lock", rank(1, stack=USER), HangKind.LOCK),
     ("file lock", rank(1, stack=USER, kernel_function="locks_lock_inode"), HangKind.LOCK),
     ("queue", rank(1, stack=QUEUE), HangKind.LOCK),

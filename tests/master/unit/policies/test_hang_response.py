@@ -6,8 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from holdfast_master.policies.hang import HangKind, HangVerdict, OddRank, Remedy, remedy_of
-from holdfast_master.policies.hang_response import HangAction, decide
+from holdfast_master.policies.hang_response import (
+    HangAction,
+    HangKind,
+    HangVerdict,
+    OddRank,
+    Remedy,
+    decide,
+    remedy_of,
+)
 
 NODES = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}
 """Two ranks on each of three nodes."""
