@@ -121,6 +121,8 @@ class HangResponse:
     reason: str
 
 
+_REMEMBERED = 3
+"""Newest answers to a kind of hang whose cost counts: one that comes once a day is no habit."""
 _LEAVE = {
     Remedy.REPLACE_NODE: HangAction.LEAVE_NODES,
     Remedy.RESTART_AGENT: HangAction.REPLACE_AGENTS,
@@ -168,7 +170,7 @@ def decide(
         return _of_nobody(tried=tried)
     if verdict.remedy is Remedy.NOTHING:
         return HangResponse(HangAction.NOTHING, (), "a restart would meet the same on all nodes")
-    same = [one for one in past if one.kind is verdict.kind]
+    same = [one for one in past if one.kind is verdict.kind][-_REMEMBERED:]
     patience = sum(one.cost_seconds for one in same)
     if waited_seconds < patience:
         text = f"the last answers to this have cost {in_words(patience)}: as long is waited"
