@@ -86,7 +86,12 @@ if TYPE_CHECKING:
         TierInterval,
         TierVersions,
     )
-    from holdfast_wire.messages.evidence import GroupTail, IncidentEvidence, RankEvidence
+    from holdfast_wire.messages.evidence import (
+        ChildEvidence,
+        GroupTail,
+        IncidentEvidence,
+        RankEvidence,
+    )
     from holdfast_wire.messages.fence import Fence
     from holdfast_wire.messages.job import (
         BudgetState,
@@ -254,6 +259,7 @@ __all__ = [
     "CheckpointInterval",
     "CheckpointPolicy",
     "CheckpointVersion",
+    "ChildEvidence",
     "ClassSeconds",
     "ClockProbe",
     "ClockReply",
@@ -457,6 +463,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     "CheckpointInterval": "job",
     "CheckpointPolicy": "spec",
     "CheckpointVersion": "checkpoint",
+    "ChildEvidence": "evidence",
     "ClassSeconds": "agent",
     "ClockProbe": "agent",
     "ClockReply": "agent",

@@ -8,7 +8,6 @@ at FOLDER/RANK.sock; the odd rank writes FOLDER/hung just before it hangs.
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import json
 import os
 import signal
@@ -27,8 +26,6 @@ from typing import Any
 FOREVER_SECONDS = 3600.0
 LOCAL_SECONDS = 0.01
 """Work of each rank before each collective."""
-DUMP_SIGNAL = signal.SIGUSR2
-"""Has a rank append its stacks to FOLDER/RANK.stacks."""
 _PR_SET_PDEATHSIG = 1
 _VFORK = """
 #include <unistd.h>
@@ -273,8 +270,6 @@ def _rank(plant: Plant, number: int) -> None:
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     server = _WorkerServer(str(folder / f"{number}.sock"))
-    stacks = (folder / f"{number}.stacks").open("w")
-    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True)
     meet = f"file://{folder}/meet"
     dist.init_process_group("gloo", meet, rank=number, world_size=plant.ranks)
     rank = Rank(number, number == plant.odd, folder, dist, torch)

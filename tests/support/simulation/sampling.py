@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast_agent.policies import clock_offset
 from holdfast_agent.policies.clock_offset import ClockAnswer, ClockOffset, ClockReading
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire.messages import (
     ClockProbe,
     ClockReply,

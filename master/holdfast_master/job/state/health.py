@@ -11,8 +11,8 @@ import dataclasses
 import math
 from typing import Final
 
-from holdfast_master.policies.hang import HangVerdict
 from holdfast_master.policies.hang_limit import LearnedTimes
+from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_master.policies.straggler.collectives import IssuedRun, Step
 from holdfast_master.policies.straggler.slices import Slices
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
@@ -127,12 +127,14 @@ class Hang:
     """Of the question to the agents."""
     since: float
     """Patient clock at which it was seen, s."""
+    began: float
+    """Patient clock at the last progress, s."""
     reason: str
     """The limit that was passed, in words."""
     excused_until: float
     """Patient clock until which ranks that compute are no hang, s."""
-    sections_known: bool
-    """True: the ranks tell what they do, so that only a compilation is an excuse."""
+    unseen: bool
+    """True: no rank has told a step, so only the evidence tells that the world stands still."""
     awaited: set[int] = dataclasses.field(default_factory=set)
     """Nodes whose evidence has not come."""
     evidence: list[RankEvidence] = dataclasses.field(default_factory=list)
@@ -142,6 +144,22 @@ class Hang:
     """Patient clock at the verdict, s."""
     answered: bool = False
     """What the spec wants was done, or found not to help."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class AnsweredHang:
+    """A hang that ended its world, until its cost is known."""
+
+    kind: HangKind
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    began: float
+    """Patient clock at the last progress before it, s."""
+    round: int
+    reached: int
+    """Newest step of that world; 0: steps are not known."""
+    cost_seconds: float = 0.0
+    """0: the job has made no new progress since, s."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -191,8 +209,15 @@ class Health:
     clock_anchor: float | None = None
     """Unix time at zero of this master's monotonic clock, as it was at the first probe, s; None:
     nobody has asked."""
+    answered: list[AnsweredHang] = dataclasses.field(default_factory=list)
+    """Of all rounds, oldest first."""
     open_incident: str = ""
     """Id of the hang that was reported and is not over, of whatever round; empty: there is none."""
+
+    def hangs(self, round_number: int) -> bool:
+        """Return whether a hang of the round was found and is not over."""
+        found = self.hang_watch.hang if self.round == round_number else None
+        return found is not None and found.verdict is not None
 
     def hear(self, rank: int, now: float) -> None:
         """Note that a rank has sent a sample."""
@@ -206,5 +231,6 @@ class Health:
             self.round = round_number
             self.groups, self.clock_errors = {}, {}
             self.heard, self.heard_since = set(), math.inf
-            self.hang_watch = HangWatch()
+            longest = self.hang_watch.learned.longest_pause
+            self.hang_watch = HangWatch(learned=LearnedTimes(longest_pause=longest))
             self.kept, self.considered_at = set(), -math.inf
