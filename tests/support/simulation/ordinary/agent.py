@@ -40,6 +40,8 @@ _SHOWS: Mapping[Pause | None, Mapping[str, Any]] = {
         "process_state": "D",
         "kernel_function": "folio_wait_bit_common",
         "stack": f'  File "{_PACKAGES}/torch/serialization.py", line 1 in save{_SCRIPT}',
+        "moved_bytes": 1 << 20,
+        "wakes": 20,
     },
     Pause.BATCH: {
         "kernel_function": "do_select",
@@ -114,7 +116,10 @@ class OrdinarySampling(NodeSampling):
         if hung or stuck or step is None or step.waits(place, now):
             return waits
         tail = dataclasses.replace(waits.groups[0], sequence=current.slot.step)
-        shows = dict(_SHOWS[step.doing(place, now)])
+        doing = step.doing(place, now)
+        shows = dict(_SHOWS[doing])
+        if doing is Pause.BATCH and training.habits.loader_works:
+            shows["children_cpu_seconds"] = 1.0
         return dataclasses.replace(waits, groups=(tail,), **shows)
 
 

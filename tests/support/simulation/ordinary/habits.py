@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 
 EVERYBODY = -1
 """In place of a group rank."""
@@ -101,6 +101,8 @@ class Habits:
     save: Every
     evaluation: Every
     epoch: Every
+    loader_works: bool
+    """The data loader's workers decode; else they wait for what nobody sees."""
     stall: Every
     """Of the storage that all share."""
     duty: float
@@ -160,6 +162,7 @@ def draw(seed: int, *, troubled: bool = False) -> Habits:
         save=_habit(luck, steps, (5.0, 30.0, 90.0, 240.0), who=saver) if restores else NEVER,
         evaluation=_habit(luck, steps, (20.0, 90.0, 300.0), who=luck.choice((0, EVERYBODY))),
         epoch=_habit(luck, steps, (3.0, 30.0, 120.0)),
+        loader_works=luck.random() < 0.5,
         stall=_habit(luck, steps, (20.0, 60.0, 180.0)),
         duty=luck.choice((0.0, 0.1, 0.3, 0.6)),
         duty_from=round(steps * luck.choice((0.0, 0.3, 0.5))),

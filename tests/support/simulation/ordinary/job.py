@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 from holdfast_master.settings import CoreSettings
 from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy, Incident, StragglerPolicy
 from holdfast_wire.reasons import Cause, EventReason

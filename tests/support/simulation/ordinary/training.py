@@ -96,7 +96,7 @@ class OrdinaryTraining(SteeredTraining):
             at = 0.0
             for work in works:
                 if work.who in (place, EVERYBODY):
-                    at += work.seconds
+                    at += work.seconds * self._share(member.rank, step)
                     made.pauses.setdefault(place, []).append((work.what, at))
             usual = habits.step * (1 + found.slow.get(place, 0.0)) * self._share(member.rank, step)
             duty = habits.duty if place == 0 and number >= habits.duty_from else 0.0
