@@ -113,7 +113,8 @@ def _judged(
         group.record, found = yield from judge_slices(
             group.record, made, policy, _references(job, world)
         )
-        _tell(job, group, trials.judged(job, world, group, found))
+        if not all(one.marked for one in made.ranks.values()):  # else it says nothing of anybody
+            _tell(job, group, trials.judged(job, world, group, found))
 
 
 def _references(job: JobContext, world: World) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.page_layout import Section
 from holdfast_master.job.health import stragglers
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_wire.messages import (
@@ -54,6 +55,23 @@ def test_a_node_that_becomes_slow_is_named_and_later_cleared(training: Start, no
     for _ in range(6):
         sampled.steps(20)
     assert len(sampled.told(EventReason.STRAGGLER_GONE)) == 1
+
+
+def test_a_verdict_holds_while_ranks_evaluate_or_save(training: Start) -> None:
+    """Such a window says nothing of anybody: the verdict is neither over nor found again."""
+    job = training(2, health=_health())
+    sampled = Sampler(job)
+    for _ in range(10):
+        sampled.steps(20)
+    sampled.steps(20, {1: 0.03})
+    for section in (Section.EVAL, Section.TRAIN):
+        for agent in job.agents.values():
+            assert agent.workers.current is not None
+            agent.workers.current.slot.section = int(section)
+        job.run(1.5)
+        sampled.steps(20, {1: 0.03})
+    assert len(sampled.told(EventReason.STRAGGLER_FOUND)) == 1
+    assert not sampled.told(EventReason.STRAGGLER_GONE)
 
 
 def test_a_node_that_its_check_found_slow_is_named_from_the_first_step(training: Start) -> None:
