@@ -81,6 +81,4 @@ def test_a_hang_without_a_cause_yet_says_what_is_awaited() -> None:
 def test_a_hang_that_no_rank_is_to_blame_for_names_none() -> None:
     """As for the network between all of them."""
     hang = HangStatus(cause="network", seconds=3.0, text="all wait in the same collective")
-    assert screen(GetHealthResponse(hang=hang)).splitlines()[1] == (
-        "HANG  network (for 3 s)"
-    )
+    assert screen(GetHealthResponse(hang=hang)).splitlines()[1] == ("HANG  network (for 3 s)")
