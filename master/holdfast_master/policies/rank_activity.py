@@ -344,7 +344,7 @@ def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, 
     named = f" (kernel: {kernel})" if kernel and activity in _KERNEL_TELLS else ""
     if activity is RankActivity.OVER:
         left = [_at(frames) for _, frames in _threads(evidence.stack)[:-1] if _is_scripts(frames)]
-        return words + "".join(f": a thread is{one}" for one in left[:_MOST_THREADS])
+        return words + "".join(f", with a thread{one.lstrip(',')}" for one in left[:_MOST_THREADS])
     if activity is RankActivity.NATIVE_GIL:
         holders = [frames for head, frames in _threads(evidence.stack) if _HOLDS_GIL in head]
         frames = next(iter(holders), frames)

@@ -51,14 +51,25 @@ EXPECTED: Mapping[str, HangKind] = {
     "gil": HangKind.NATIVE_GIL,
     "stop": HangKind.STOPPED,
     "exit": HangKind.PROCESS_GONE,
-    "fifo": HangKind.STORAGE,
-    "load": HangKind.STORAGE,
+    "fifo": HangKind.PIPE,
+    "load": HangKind.PIPE,
     "vfork": HangKind.UNINTERRUPTIBLE,
     "worker": HangKind.DATA_LOADER,
     "data-set": HangKind.DATA_LOADER,
     "compile": HangKind.COMPILATION,
     "no-send": HangKind.ABSENT,
     "lost-packets": HangKind.NETWORK,
+    "new-group": HangKind.MISMATCHED_COLLECTIVE,
+    "mesh": HangKind.MISMATCHED_COLLECTIVE,
+    "store": HangKind.ABSENT,
+    "read-pipe": HangKind.PIPE,
+    "write-pipe": HangKind.PIPE,
+    "helper": HangKind.PIPE,
+    "thread": HangKind.OVER,
+    "c-sleep": HangKind.ABSENT,
+    "c-poll": HangKind.NATIVE_GIL,
+    "c-semaphore": HangKind.LOCK,
+    "start-up": HangKind.ABSENT,
 }
 """The right verdict on each of `hang_ranks.HANGS`."""
 
@@ -80,6 +91,8 @@ class Outcome:
         right = [] if expected is HangKind.NETWORK else [self.plant.odd]
         if self.plant.ranks == 2 and expected is HangKind.MISMATCHED_COLLECTIVE:
             right = [0, 1]  # nobody knows which of two is right
+        if (Path(self.plant.folder) / "woken").exists():
+            return f"{self.plant}: the look woke what the rank slept in"
         if kind is expected and named == right:
             return ""
         return (
@@ -130,7 +143,9 @@ class Worlds:
         evidence = await collect(local, world_size=ranks, questions=questions)
         seconds = time.monotonic() - started
         questions.keep([])
-        return Outcome(plant, classify(evidence, world_size=ranks), evidence, seconds)
+        ended = [at for at in range(ranks) if name == "thread" and at != odd]
+        verdict = classify(evidence, world_size=ranks, ended=ended)
+        return Outcome(plant, verdict, evidence, seconds)
 
     def _start(self, plant: Plant) -> list[int]:
         assert self._process.stdin

@@ -185,7 +185,7 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
     """Ask every member for its ranks' evidence."""
     for rank in world.places:
         node = job.membership.nodes.get(rank)
-        if node is not None and node.session is not None:
+        if node is not None and node.session is not None and rank not in world.finished:
             found.awaited.add(rank)
             order = CollectEvidence(command_id=found.number, reason=found.reason)
             job.out.send(node, order, world.round)

@@ -206,7 +206,7 @@ def test_ranks_that_ended_well_are_not_silent() -> None:
     lives = OVER.replace(f"{LIB}/threading.py", "/job/early.py", 1).replace(" in run", " in load")
     verdict = classify([rank(1, 9, stack=lives)], world_size=3, ended=(0, 2))
     assert (verdict.kind, [one.rank for one in verdict.ranks]) == (HangKind.OVER, [1])
-    assert "a thread is, at /job/early.py:982 in load" in verdict.reason
+    assert "with a thread at /job/early.py:982 in load" in verdict.reason
     assert (verdict.silent, verdict.ended) == ((), (0, 2))
     assert verdict.remedy is Remedy.NOTHING
 
