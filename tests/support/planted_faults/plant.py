@@ -14,9 +14,8 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,25 +68,33 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return the exit code."""
     options = _parser().parse_args(arguments)
-    faults = [one for one in read() if _is_wanted(options, one.name, one.component)]
-    if wrong := list(problems(read(), ROOT)):
+    taken = [one.name for one in read() if one.name in _simulated()]
+    if wrong := [*problems(read(), ROOT), *(f"{one}: a simulated bug's name" for one in taken)]:
         print("\n".join(wrong))
         return 1
-    known = list(_recorded(options.record)) if options.resume else []
+    faults = [one for one in read() if _is_wanted(options, one.name, one.component)]
+    simulated = [name for name in _simulated() if _is_wanted(options, name, SIMULATED)]
+    digests = {one.name: _digest(one) for one in faults}
+    digests |= dict.fromkeys(simulated, _digest_of_simulation() if simulated else "")
+    done = _known(options.record, digests) if options.resume else {}
+    fine = _unplanted(faults) if options.unplanted else True
     options.record.parent.mkdir(parents=True, exist_ok=True)
-    with options.record.open("a" if options.resume else "w", encoding="utf-8") as record:
-        lock = threading.Lock()
+    with options.record.open("a", encoding="utf-8") as record:
+        left = [fault for fault in faults if fault.name not in done]
+        more = [name for name in simulated if name not in done]
+        for outcome in _outcomes(left, more, digests, options.processes):
+            record.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+            record.flush()
+            print(_line(outcome), flush=True)
+            done[outcome.name] = outcome
+    return _end(options, list(done.values()), fine=fine)
 
-        def tell(outcome: Outcome) -> None:
-            with lock:
-                record.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
-                record.flush()
-                print(_line(outcome), flush=True)
 
-        done = [one for one in known if one.ok]
-        fine = _unplanted(faults) if options.unplanted else True
-        done += _all(options, faults, done, tell)
-    return _end(options, done, fine=fine)
+def _known(record: Path, digests: Mapping[str, str]) -> dict[str, Outcome]:
+    """Return what the record has as caught, with the present sources and tests."""
+    return {
+        one.name: one for one in _recorded(record) if one.ok and digests.get(one.name) == one.digest
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,32 +115,18 @@ def _is_wanted(options: argparse.Namespace, name: str, component: str) -> bool:
     return by_name and (not options.component or component in options.component)
 
 
-def _all(
-    options: argparse.Namespace,
-    faults: Sequence[Fault],
-    known: Sequence[Outcome],
-    tell: Callable[[Outcome], None],
-) -> list[Outcome]:
-    """Try all faults that are not known to be caught, and then the simulation's own."""
-    caught = {(one.name, one.digest) for one in known}
-    left = [fault for fault in faults if (fault.name, _digest(fault)) not in caught]
-    done = []
-    with ThreadPoolExecutor(options.processes) as pool:
-        for future in as_completed([pool.submit(_try, fault) for fault in left]):
-            done.append(future.result())
-            tell(done[-1])
-    simulated = [name for name in _simulated() if _is_wanted(options, name, SIMULATED)]
-    digest = _digest_of_simulation()
-    simulated = [name for name in simulated if (name, digest) not in caught]
-    for outcome in _simulate(simulated, digest, options.processes) if simulated else ():
-        done.append(outcome)
-        tell(outcome)
-    return done
-
-
-def _try(fault: Fault) -> Outcome:
-    found = trial.tried(fault, ROOT, trial.here())
-    return _outcome(fault.name, fault.component, fault.what, found, _digest(fault))
+def _outcomes(
+    faults: Sequence[Fault], simulated: Sequence[str], digests: Mapping[str, str], processes: int
+) -> Iterator[Outcome]:
+    """Try the faults, then the simulation's own; yield each outcome when it is known."""
+    with ThreadPoolExecutor(processes) as pool:
+        trials = {pool.submit(trial.tried, one, ROOT, trial.here()): one for one in faults}
+        for future in as_completed(trials):
+            one = trials[future]
+            found, digest = future.result(), digests[one.name]
+            yield _outcome(one.name, one.component, one.what, found, digest)
+    if simulated:
+        yield from _simulate(simulated, digests[simulated[0]], processes)
 
 
 def _outcome(name: str, component: str, what: str, found: Iterable[Caught], digest: str) -> Outcome:
@@ -185,14 +178,13 @@ def _unplanted(faults: Sequence[Fault]) -> bool:
 
 
 def _end(options: argparse.Namespace, done: Sequence[Outcome], *, fine: bool) -> int:
-    newest = list({(one.component, one.name): one for one in done}.values())
-    lost = [one for one in newest if not one.ok]
-    print(f"{len(newest) - len(lost)} of {len(newest)} planted faults are caught by name")
+    lost = [one for one in done if not one.ok]
+    print(f"{len(done) - len(lost)} of {len(done)} planted faults are caught by name")
     for one in lost:
         print(_line(one))
     if options.publish:
-        PAGE.write_text(page(newest), encoding="utf-8")
-    return 0 if fine and newest and not lost else 1
+        PAGE.write_text(page(done), encoding="utf-8")
+    return 0 if fine and done and not lost else 1
 
 
 def _line(outcome: Outcome) -> str:
