@@ -129,7 +129,7 @@ test-fast: $(STAMP) ## Run the fast tests only (3 to 5 minutes)
 	$(QUICK)
 
 .PHONY: test-planted
-test-planted: cluster-tools ## Plant each fault of the list into a copy of the tree: its tests must fail (1 hour; ONLY=name, COMPONENT=, RESUME=1, UNPLANTED=1, PUBLISH=1)
+test-planted: cluster-tools ## Plant each fault of a list into a copy of the tree: its tests must fail (1 hour)
 	PYTHONPATH=$(SUPPORT) $(BIN)/python -m planted_faults.plant --processes $(WORKERS) \
 	  $(if $(ONLY),--only '$(ONLY)') $(if $(COMPONENT),--component '$(COMPONENT)') \
 	  $(if $(RESUME),--resume) $(if $(UNPLANTED),--unplanted) $(if $(PUBLISH),--publish)
