@@ -150,6 +150,12 @@ test-matrix: $(STAMP) ## Run every pair of layouts of DeepSpeed and Megatron (`m
 test-fast: $(STAMP) ## Run the fast tests only (3 minutes)
 	$(QUICK)
 
+.PHONY: test-planted
+test-planted: cluster-tools ## Plant each fault of a list into a copy of the tree: its tests must fail (1 hour)
+	PYTHONPATH=$(SUPPORT) $(BIN)/python -m planted_faults.plant --processes $(WORKERS) \
+	  $(if $(ONLY),--only '$(ONLY)') $(if $(COMPONENT),--component '$(COMPONENT)') \
+	  $(if $(RESUME),--resume) $(if $(UNPLANTED),--unplanted) $(if $(PUBLISH),--publish)
+
 .PHONY: soak
 soak: $(STAMP) ## Kill checkpoints 2,340 times, then simulate the control plane for SOAK_MINUTES (120)
 	rm -f build/kills.jsonl
