@@ -223,6 +223,22 @@ class Job:
 
         sync.finish = cut_short
 
+    def lose_an_end(self, path: Path) -> None:
+        """Lose the end of the third round, which the others have; tell by a file."""
+        from holdfast.local_sgd.sync.group import SyncError
+
+        sync, last = self._local._sync, self._local.units[-1]
+        finish = sync.finish
+
+        def cut_short(pending: Any) -> Any:
+            if last in pending.units and last.round == 2 and not path.exists():
+                pending.reduction.wait()
+                path.touch()
+                raise SyncError("a connection broke")
+            return finish(pending)
+
+        sync.finish = cut_short
+
     def digest(self) -> str:
         """Return a hash of this rank's anchors and momentum."""
         found = hashlib.sha256()
@@ -293,7 +309,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
         job = Job(scenario, members)
         if scenario.get("misses") == replica:
-            job.miss_a_change(folder / "missed")
+            miss = job.miss_a_change if job.agreed else job.lose_an_end
+            miss(folder / "missed")
         saves = scenario.get("saves")
         flash = job.checkpointer(str(folder / f"flash-{replica}")) if saves else None
         _train(job, lambda: is_over(scenario, folder, job.rounds), (replica, shard), log)

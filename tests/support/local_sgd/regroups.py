@@ -71,7 +71,7 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
         "weights": [one.tolist() for one in tensors],
         "outer": [_outer_of(unit) for unit in units],
         "again": list(found.plan.again) if found.plan else None,
-        "joined": found.joined, "passed": found.passed, "kept": found.kept,
+        "joined": found.joined, "behind": found.behind, "passed": found.passed, "kept": found.kept,
         "steps": found.steps, "due": found.due, "position": found.position,
     })  # fmt: skip
 

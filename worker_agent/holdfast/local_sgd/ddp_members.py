@@ -256,6 +256,9 @@ class DDPMembers:
             self.alone, self._due = 0, found.due
         if found.passed:
             self.alone, self._due = round(self.alone * found.kept), False
+        if found.behind:
+            self._elastic.take_position(found)
+            averager.step, self._due = found.steps, found.due
         is_left_over = found.plan is not None and bool(found.plan.again)
         if self._turns is not None:
             self._move(self._turns, found, is_left_over=is_left_over)

@@ -155,6 +155,7 @@ class Elastic:
             hooks.config,
             before_write=hooks.before_write,
             inner=hooks.inner,
+            in_step=not hooks.config.use_async,
         )
         try:
             found = regroup.carry_out(hooks.situation(is_new=self._is_new), self._position)
@@ -164,7 +165,7 @@ class Elastic:
             log.warning("local SGD: members changed again: %s", error)
             return None
         if found.joined:
-            self._take_position(found.position)
+            self.take_position(found)
         self._is_new = False
         log.info(
             "local SGD: epoch %d, replicas %s: %s",
@@ -188,12 +189,15 @@ class Elastic:
                 ) from error
         return json.dumps({"groups": numbers_of(self._groups()), "carried": carried})
 
-    def _take_position(self, position: str) -> None:
-        given = json.loads(position)
+    def take_position(self, found: Regrouped) -> None:
+        """Take learning rates and what the script carries from a replica that is ahead."""
+        given = json.loads(found.position)
         for group, numbers in zip(self._groups(), given["groups"], strict=True):
             own: Any = group
             own.update({key: one for key, one in numbers.items() if key in own})
         self._given = given["carried"]
+        for name in self._given.keys() & self._carried.keys():
+            self._carried[name].load_state_dict(self._given.pop(name))
 
 
 def attempt(call: Callable[[], object]) -> str | None:

@@ -126,7 +126,8 @@ class LocalSGD(FSDP2Rounds):
         is_whole = mesh is not None  # FSDP1 gives none
         self._sync = unit_sync_of(config, gta, groups, whole=is_whole, has_quorum=is_whole)
         self.switch = self._switch_of(mesh)
-        self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
+        self.steps, self.alone, self.tokens = 0, 0, 0
+        self.due, self.ends = False, False
         self.under_way, self.joined, self.written, self.outcomes = None, False, set(), []
         self.turns = self.quorum = None
         if config.quorum is not None:
@@ -184,7 +185,7 @@ class LocalSGD(FSDP2Rounds):
             SyncError: a rank is gone.
         """
         if self.turns is None and self.quorum is None:
-            self.sync()
+            self._sync_last()
             return
         self._complete()
         if self.units and not self.units[0].has_anchors and not self.is_warming_up:

@@ -58,6 +58,8 @@ class FSDP2Rounds:
     """Tokens since the last round, as far as the script tells them."""
     due: bool
     """The next forward in training begins a round."""
+    ends: bool
+    """The script has asked for its last round, which is not over."""
     outcomes: list[Outcome]
     """Of the newest round's units."""
     quorum: QuorumRounds | None
@@ -95,8 +97,25 @@ class FSDP2Rounds:
                 self._end_round(self.quorum.sync_all(self._work))
             return
         if self.under_way is None and (self.alone or self.due):
+            self.due |= self.turns is None  # who joins takes part in it
             self._begin()
         self._complete()
+
+    def _sync_last(self) -> None:
+        """Make the last round, unless the others have made it and this replica was in it."""
+        if self._members is not None and self._members.is_over:
+            self._drop_steps()
+            return
+        self.ends = True
+        self.sync()
+        self.ends = False
+
+    def _drop_steps(self) -> None:
+        """Take the weights that all have agreed on, without the steps since."""
+        for number, unit in enumerate(self.units):
+            self._drop_gathered(number)
+            unit.anchors.write_weights(unit.tensors())
+        self.alone, self.tokens, self.due = 0, 0, False
 
     def before_forward(self, number: int | None) -> None:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
