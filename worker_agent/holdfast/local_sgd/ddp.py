@@ -135,6 +135,11 @@ class OuterOptimPeriodicModelAverager:
         """Rounds so far, on all replicas alike: by time all save where it has grown."""
         return max((unit.round for unit in self.units), default=0)
 
+    @property
+    def saves(self) -> bool:
+        """This replica is to save: each of fixed ones, else the first, whose state all can load."""
+        return self.are_fixed or self.group.rank == 0
+
     def start(self, params: Iterable[Any], inner: torch.optim.Optimizer | None = None) -> None:
         """Meet the members, where the averager has `Members`: before the first step, once.
 

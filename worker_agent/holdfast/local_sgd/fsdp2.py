@@ -202,10 +202,17 @@ class LocalSGD(FSDP2Rounds):
 
         With members that come and go it is this replica's, whole by itself, whoever is there.
         """
-        number, count = 0, 1
-        if self._members is None or not self._members.changes:
-            number, count = self.replicas.rank, self.replicas.size
-        return shards_of(self, self.model, self.optimizers, (number, count))
+        place = (self.replicas.rank, self.replicas.size) if self._are_fixed else (0, 1)
+        return shards_of(self, self.model, self.optimizers, place)
+
+    @property
+    def saves(self) -> bool:
+        """This replica is to save: each of fixed ones, else the first, whose state all can load."""
+        return self._are_fixed or self.replicas.rank == 0
+
+    @property
+    def _are_fixed(self) -> bool:
+        return self._members is None or not self._members.changes
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters, for a checkpoint."""

@@ -158,6 +158,8 @@ class MegatronLocalSGD:
         self.steps, self.alone, self._stepped = 0, 0, False
         self.outcomes, self.joined, self.together = [], False, False
         self.turns = turns_of(config, members, self.replicas, self.shard_group)
+        self.are_fixed = members is None or not members.changes
+        """Replicas neither come nor go, and one checkpoint has all of them."""
         self._members = None if members is None else members_of(self, members, self._sync)
         self._meet()
         self._undo = self._hook()
@@ -263,12 +265,17 @@ class MegatronLocalSGD:
         """
         whole = MegatronShards(self.chunks, self.optimizer, objects, constants)
         shard = self.shard_group.rank
-        number, count = self.replicas.rank, self.replicas.size
-        if self._members is not None:  # this replica's is whole by itself, whoever is there
-            number, count = 0, 1
+        number, count = 0, 1  # this replica's is whole by itself, whoever is there
+        if self.are_fixed:
+            number, count = self.replicas.rank, self.replicas.size
         more = (SCALERS,) if self.turns is None else (SCALERS, OBJECTS)
         replica = ReplicaShards(whole, number, shard=shard, more=more)
         return Together(replica, MegatronRoundShards(self, replica, (number, count)))
+
+    @property
+    def saves(self) -> bool:
+        """This replica is to save: each of fixed ones, else the first, whose state all can load."""
+        return self.are_fixed or self.replicas.rank == 0
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
