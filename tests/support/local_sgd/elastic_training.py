@@ -52,12 +52,12 @@ class Place:
     step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place."""
-        return {"step": self.step}
+        """Return the place: steps of each epoch, by its number."""
+        return {"seen": {0: self.step}}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Take the place of a replica that trains."""
-        self.step = state_dict["step"]
+        self.step = state_dict["seen"][0]
 
 
 def model_of(width: int) -> Any:
@@ -128,7 +128,7 @@ class Job:
             self._begin_ddp(members, config, outer)
         if "slow" in scenario:
             self._slow_down(self._local._sync, scenario["slow"])
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.inner, _warm_up)
+        self.schedule = _schedule(self.inner)
         self._local.carry("schedule", self.schedule)
         self._local.carry("place", self.place)
 
@@ -299,8 +299,13 @@ def _hash_of(values: list[Any]) -> str:
     return found.hexdigest()[:8]
 
 
-def _warm_up(step: int) -> float:
-    return min(1.0, (step + 1) / 20)
+def _schedule(optimizer: Any) -> Any:
+    """Return a warm-up with a decay behind it, whose state has numbers by number."""
+    from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
+
+    rises = LinearLR(optimizer, 0.05, total_iters=20)
+    falls = MultiStepLR(optimizer, list(range(20, 400, 10)), gamma=0.97)
+    return SequentialLR(optimizer, [rises, falls], milestones=[20])
 
 
 def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) -> None:

@@ -154,13 +154,10 @@ class LocalSGD(FSDP2Rounds):
         turns = self.quorum.turns if self.quorum is not None else self.turns
         if turns is not None:
             return turns.turn.round
-        if isinstance(self.switch, RoundSwitch):
-            is_ended = self.due or self.under_way is not None
-            return min((unit.round for unit in self.units), default=0) + is_ended
-        if self.switch is not None:
+        if self.switch is not None and not isinstance(self.switch, RoundSwitch):
             return self.switch.rounds
-        lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
-        return lone // self.config.local_sgd_sync_interval
+        is_ended = self.due or self.under_way is not None
+        return min((unit.round for unit in self.units), default=0) + is_ended
 
     @property
     def together(self) -> bool:
@@ -273,10 +270,10 @@ class LocalSGD(FSDP2Rounds):
 
         Args:
             name: The same on all replicas.
-            one: Has `state_dict`, of numbers, text, lists and dicts, and `load_state_dict`.
+            one: Has `state_dict`, of plain data such as a scheduler's, and `load_state_dict`.
 
         Raises:
-            LocalSGDError: the state has what JSON has not.
+            LocalSGDError: the state is no plain data.
         """
         if self._members is not None:
             self._members.carry(name, one)
@@ -287,6 +284,7 @@ class LocalSGD(FSDP2Rounds):
 
     def skipped(self) -> None:
         """Count a step that a `GradScaler` has left out; the replicas count alike."""
+        self._is_step = True
         self._after_step()
 
     def detach(self) -> None:

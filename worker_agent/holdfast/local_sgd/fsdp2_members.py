@@ -89,7 +89,7 @@ class FSDP2Members:
         self._last = 0
         """Number of the round with which the others have ended; 0: they go on."""
         self._late: Regrouped | None = None
-        """Where the others stand in a later forward than this one, which goes on from there next."""
+        """Where the others stand, in a later forward: this replica goes on from there in its next."""
 
     @property
     def units(self) -> list[Unit]:

@@ -57,7 +57,7 @@ class FSDP2Rounds:
     tokens: int
     """Tokens since the last round, as far as the script tells them."""
     due: bool
-    """The next forward in training begins a round."""
+    """The next forward of a step begins a round."""
     ends: bool
     """The script has asked for its last round, which is not over."""
     outcomes: list[Outcome]
@@ -77,6 +77,11 @@ class FSDP2Rounds:
     """Rounds by time that all replicas enter."""
     _members: FSDP2Members | None
     """Replicas that may change; None: those of a mesh."""
+    _is_step: bool = False
+    """A backward has run since the last step, or the optimizer has stepped before. Else a step is
+    one of torch.distributed.checkpoint's helpers, which want the state of an optimizer."""
+    _in_eval: bool = False
+    """The root was in eval mode in the last step, as with frozen statistics."""
 
     @property
     def is_warming_up(self) -> bool:
@@ -121,7 +126,8 @@ class FSDP2Rounds:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
         import torch
 
-        if self.due and torch.is_grad_enabled() and self.model.training:
+        trains = self.model.training or self._in_eval
+        if self.due and trains and torch.is_grad_enabled():
             self._begin()
         if number is None or (self.under_way is None and number not in self.written):
             return
@@ -137,6 +143,7 @@ class FSDP2Rounds:
         """Average the gradients of a unit over the replicas, in the warm-up alone."""
         import torch.distributed as dist
 
+        self._is_step = True
         if not self.is_warming_up or self.replicas.size == 1:
             return
         if self._members is not None:
@@ -214,7 +221,16 @@ class FSDP2Rounds:
             log_outcomes(outcomes)
 
     def _before_step(self, *_: Any) -> None:
-        """Finish what the forward did not reach; take the anchors before the first lone step."""
+        """Finish what the forward did not reach; take the anchors before the first lone step.
+
+        A whole round, where the forward was in eval mode for the first time: nothing told it from
+        an evaluation.
+        """
+        self._is_step |= bool(self.optimizers[-1].state)
+        if self._is_step:
+            self._in_eval = not self.model.training
+            if self.due:
+                self._begin()
         self._complete()
         if not self.is_warming_up and self.units and not self.units[0].has_anchors:
             self.take_anchors()
@@ -249,6 +265,9 @@ class FSDP2Rounds:
         check_equal(self.units, self.replicas)
 
     def _after_step(self, *_: Any) -> None:
+        if not self._is_step:
+            return
+        self._is_step = False
         in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
         if in_warm_up:

@@ -246,7 +246,7 @@ class MegatronLocalSGD:
         A replica that has come later takes that state at once. Fixed replicas have no need.
 
         Raises:
-            LocalSGDError: the state has what JSON has not.
+            LocalSGDError: the state is no plain data.
         """
         if self._members is not None:
             self._members.carry(name, one)

@@ -83,7 +83,7 @@ class Regrouped:
     """That replica makes its last round."""
     agreed: Agreed = NOTHING_AGREED
     """The newest of the interval that replicas have chosen; its steps are that replica's."""
-    position: str = ""
+    position: bytes = b""
     """What that replica's script carries: inner learning rates, scheduler, place in the data."""
     passed: bool = False
     """Others gave this replica the end of a round that it had not finished."""
@@ -136,12 +136,12 @@ class Regroup:
         self._sizes: list[float] = []
         """Bytes of each unit's weights, of the shard that has most: batches end alike on all."""
 
-    def carry_out(self, mine: Situation, position: Callable[[], str]) -> Regrouped:
+    def carry_out(self, mine: Situation, position: Callable[[], bytes]) -> Regrouped:
         """Exchange standings, make the plan, and carry it out.
 
         Args:
             mine: Where this replica stands.
-            position: Returns what a joiner needs beside the units, as text; asked of one replica
+            position: Returns what a joiner needs beside the units, as bytes; asked of one replica
                 that is at the newest round, and only if somebody takes it.
 
         Raises:
@@ -156,7 +156,7 @@ class Regroup:
         )
         giving = rows[giver].situation
         takes = [row.situation.is_new or self._is_behind(row.situation, giving) for row in rows]
-        told = self._give_position(giver, position) if old and any(takes) else ""
+        told = self._give_position(giver, position) if old and any(takes) else b""
         found = Regrouped(
             joined=joins,
             behind=self._is_behind(mine, giving),
@@ -337,22 +337,22 @@ class Regroup:
         unit.round = rounds
         return factor
 
-    def _give_position(self, giver: int, position: Callable[[], str]) -> str:
+    def _give_position(self, giver: int, position: Callable[[], bytes]) -> bytes:
         """Return what the giver's script carries; all ranks get it."""
         return all_or_none(self._own, lambda: self._told_by(giver, position))
 
-    def _told_by(self, giver: int, position: Callable[[], str]) -> str:
+    def _told_by(self, giver: int, position: Callable[[], bytes]) -> bytes:
         import torch
 
-        text = position().encode() if self._sync.rank == giver else b""
-        size = self._placed(torch.tensor([len(text)]))
+        given = position() if self._sync.rank == giver else b""
+        size = self._placed(torch.tensor([len(given)]))
         self._sync.begin_broadcast(size, giver).wait()
-        letters = torch.zeros(int(size.item()), dtype=torch.uint8)
-        if text:
-            letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        letters = self._placed(letters)
-        self._sync.begin_broadcast(letters, giver).wait()
-        return bytes(letters.tolist()).decode()
+        parcel = torch.zeros(int(size.item()), dtype=torch.uint8)
+        if given:
+            parcel = torch.frombuffer(bytearray(given), dtype=torch.uint8)
+        parcel = self._placed(parcel)
+        self._sync.begin_broadcast(parcel, giver).wait()
+        return bytes(parcel.tolist())
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor where the group's backend takes it."""
