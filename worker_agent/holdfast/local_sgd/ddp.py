@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp_members import (
-    DDPMembers,
     check_settings,
     members_and_group,
+    members_of,
     refuse_more,
     turns_of,
 )
@@ -47,12 +47,12 @@ from holdfast.local_sgd.ddp_shards import shards_of
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, boundary, phase
+from holdfast.local_sgd.spanning import spanning
 from holdfast.local_sgd.switch import load, reducing, round_switch_of, saved
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
 from holdfast.local_sgd.sync.units import Unit, check_equal
-from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
     import torch
@@ -62,14 +62,12 @@ if TYPE_CHECKING:
     from holdfast.flash.trainer.shards import Shards
 
 _log = logging.getLogger("holdfast")
+_BUCKETS_COMPARED: Final = 2
+"""Steps after which DDP has compared its buckets over all ranks."""
 
 
 class OuterOptimPeriodicModelAverager:
-    """Rounds of a DDP model, counted in steps of its optimizer.
-
-    It has the interface of torch's `ModelAverager`: `step`, and `average_parameters` after each
-    step of the optimizer.
-    """
+    """Rounds of a DDP model, counted in steps of its optimizer; one of torch's `ModelAverager`."""
 
     def __init__(
         self,
@@ -105,6 +103,8 @@ class OuterOptimPeriodicModelAverager:
         self.joined = False
         """This replica came to others that train, and has their state: load no checkpoint."""
         members, self.group = members_and_group(process_group, timeout)
+        fixed = self.group if members is None else None
+        self._spanning = spanning(fixed, by_time=self.config.use_async)
         self.own = Group.of_one() if members is None else members.shard_group
         """The ranks of this replica."""
         self.are_fixed = members is None or not members.changes
@@ -115,15 +115,10 @@ class OuterOptimPeriodicModelAverager:
         """The choice of the interval, where the settings ask for it."""
         self.units: list[Unit] = []
         """In the order of the optimizer's parameters; those without anchors are not here."""
-        self.turns: Turns | None = None
+        self.turns = turns_of(self.config, self.group, members)
         """Rounds by time that all replicas enter."""
-        if self.config.use_async:
-            self.turns = turns_of(self.config, self.group, members)
-        self._members = None
-        if members is not None:
-            self._members = DDPMembers(
-                self, members, self._sync, turns=self.turns, switch=self.switch
-            )
+        more = {"turns": self.turns, "switch": self.switch}
+        self._members = members_of(self, members, self._sync, **more)
 
     @property
     def alone(self) -> int:
@@ -199,6 +194,8 @@ class OuterOptimPeriodicModelAverager:
             SyncError: a replica is gone; the weights are as this replica's steps left them.
         """
         in_warm_up = phase(self.step, self.config) is Phase.WARM_UP
+        if self._spanning is not None and self.step > _BUCKETS_COMPARED:
+            self._spanning.before_count(self._alone)
         self.step += 1
         self._alone += not in_warm_up
         follows = self._follows(in_warm_up=in_warm_up)
@@ -210,6 +207,8 @@ class OuterOptimPeriodicModelAverager:
                 self._round(len(_flat(params)))
         if follows is Boundary.ANCHORS:
             self._take_anchors(params)
+        if self._spanning is not None:
+            self._spanning.after_count()
 
     def _follows(self, *, in_warm_up: bool) -> Boundary:
         """Return what follows the step that was counted last; by time nothing does."""

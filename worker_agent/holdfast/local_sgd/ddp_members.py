@@ -327,8 +327,17 @@ def members_and_group(
     return given, Group.of_one()
 
 
-def turns_of(config: LocalSGDConfig, group: Group, members: Members | None) -> Turns:
-    """Return the turns of this replica: of one rank, or of all that its members have in common."""
+def members_of(
+    averager: Averager, members: Members | None, sync: UnitSync, **more: Any
+) -> DDPMembers | None:
+    """Return the side of an averager whose members may change; None: it has a process group."""
+    return None if members is None else DDPMembers(averager, members, sync, **more)
+
+
+def turns_of(config: LocalSGDConfig, group: Group, members: Members | None) -> Turns | None:
+    """Return the turns of this replica, of one rank or of all of its members; None: by steps."""
+    if not config.use_async:
+        return None
     if members is None:
         return Turns(config, group, Group.of_one())
     return Turns(config, group, members.shard_group, has_changed=members.has_changed)

@@ -50,10 +50,11 @@ from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import shards_of
+from holdfast.local_sgd.spanning import spanning
 from holdfast.local_sgd.switch import RoundSwitch, Switch, load, round_switch_of, saved, switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
-from holdfast.local_sgd.sync.units import Unit
+from holdfast.local_sgd.sync.units import Outer, Unit
 from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
@@ -120,10 +121,8 @@ class LocalSGD(FSDP2Rounds):
         self.own_ranks = self.shard_group.ranks
         self.modules = self._units_of(model)
         self.trained = [one for one in self.modules if one.trained]
-        made = outer_of(config, outer)
-        self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
-        groups = self.replicas, self.shard_group
-        is_whole = mesh is not None  # FSDP1 gives none
+        self.units = _units(self.trained, outer_of(config, outer))
+        groups, is_whole = (self.replicas, self.shard_group), mesh is not None  # FSDP1 gives none
         self._sync = unit_sync_of(config, gta, groups, whole=is_whole, has_quorum=is_whole)
         self.switch = self._switch_of(mesh)
         self.steps, self.alone, self.tokens = 0, 0, 0
@@ -139,6 +138,8 @@ class LocalSGD(FSDP2Rounds):
                 config, self.replicas, self.shard_group, has_changed=has_changed_of(mesh)
             )
         self._members = members_of(self, mesh, self._sync)
+        fixed = self.replicas if self._are_fixed else None
+        self._spanning = spanning(fixed, model, by_time=config.use_async, own=True)
         self._meet_first()
         vars(model)[_OWNER] = self
         before = hook_modules(self.modules, self.before_forward, self._average)
@@ -314,6 +315,10 @@ class LocalSGD(FSDP2Rounds):
     def _hook_optimizers(self) -> list[Any]:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
         return [*before, self.optimizers[-1].register_step_post_hook(self._after_step)]
+
+
+def _units(trained: Sequence[ShardedUnit], outer: Outer) -> list[Unit]:
+    return [Unit(one.name, one.tensors, outer) for one in trained]
 
 
 def _never() -> bool:

@@ -89,7 +89,7 @@ class FSDP2Members:
         self._last = 0
         """Number of the round with which the others have ended; 0: they go on."""
         self._late: Regrouped | None = None
-        """Where the others stand, in a later forward: this replica goes on from there in its next."""
+        """Where the others stand, in a later forward: the next one here goes on from there."""
 
     @property
     def units(self) -> list[Unit]:

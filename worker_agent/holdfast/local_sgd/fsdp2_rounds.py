@@ -17,6 +17,7 @@ from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
 from holdfast.local_sgd.policies.switching import Mode, Running
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
+from holdfast.local_sgd.spanning import SpanningCollectives
 from holdfast.local_sgd.switch import Switch, reducing
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
@@ -77,6 +78,8 @@ class FSDP2Rounds:
     """Rounds by time that all replicas enter."""
     _members: FSDP2Members | None
     """Replicas that may change; None: those of a mesh."""
+    _spanning: SpanningCollectives | None
+    """Collectives of the script that span replicas; None: no group does."""
     _is_step: bool = False
     """A backward has run since the last step, or the optimizer has stepped before. Else a step is
     one of torch.distributed.checkpoint's helpers, which want the state of an optimizer."""
@@ -268,6 +271,13 @@ class FSDP2Rounds:
         if not self._is_step:
             return
         self._is_step = False
+        if self._spanning is not None:
+            self._spanning.before_count(self.alone)
+        self._count_step()
+        if self._spanning is not None:
+            self._spanning.after_count()
+
+    def _count_step(self) -> None:
         in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
         if in_warm_up:
