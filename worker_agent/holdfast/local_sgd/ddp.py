@@ -31,7 +31,6 @@ elsewhere is lost.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -46,6 +45,7 @@ from holdfast.local_sgd.ddp_members import (
 from holdfast.local_sgd.ddp_shards import shards_of
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.pipelined_round import log_batch
 from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, boundary, phase
 from holdfast.local_sgd.spanning import spanning
 from holdfast.local_sgd.switch import load, reducing, round_switch_of, saved
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
     from holdfast.flash.trainer.shards import Shards
 
-_log = logging.getLogger("holdfast")
 _BUCKETS_COMPARED: Final = 2
 """Steps after which DDP has compared its buckets over all ranks."""
 
@@ -179,6 +178,7 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             AnchorsDifferError: the replicas have different weights.
         """
+        params = list(params)  # it may be a generator
         self.start(params)
         self._make_due_round()
         if phase(self.step, self.config) is Phase.LOCAL:
@@ -193,6 +193,7 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             SyncError: a replica is gone; the weights are as this replica's steps left them.
         """
+        params = list(params)
         in_warm_up = phase(self.step, self.config) is Phase.WARM_UP
         if self._spanning is not None and self.step > _BUCKETS_COMPARED:
             self._spanning.before_count(self._alone)
@@ -201,7 +202,8 @@ class OuterOptimPeriodicModelAverager:
         follows = self._follows(in_warm_up=in_warm_up)
         if self._members is not None:
             made = self._members.stepped(ends_round=follows is Boundary.ROUND)
-            self.outcomes = self.outcomes if made is None else made
+            if made is not None:
+                self._keep(made)
         elif follows is Boundary.ROUND or (not in_warm_up and self._has_entered()):
             with reducing(self.switch):
                 self._round(len(_flat(params)))
@@ -251,11 +253,12 @@ class OuterOptimPeriodicModelAverager:
 
     def _finish_round(self, entered: Callable[[], object] | None) -> bool:
         self._round(len(self.units))
-        return self._made(self.outcomes, entered)
+        return entered is not None and entered() is True
 
     def _made(self, outcomes: list[Outcome], entered: Callable[[], object] | None) -> bool:
-        """Return whether all end here."""
-        self.outcomes = outcomes or self.outcomes
+        """Return whether all end here, after a round of members; without outcomes none was made."""
+        if outcomes:
+            self._keep(outcomes)
         return bool(outcomes) and entered is not None and entered() is True
 
     def state_dict(self) -> dict[str, Any]:
@@ -326,7 +329,7 @@ class OuterOptimPeriodicModelAverager:
             return
         self._due = False
         if self._members is not None:
-            self.outcomes = self._members.make_round()
+            self._keep(self._members.make_round())
         else:
             self._round(len(self.units))
 
@@ -342,19 +345,15 @@ class OuterOptimPeriodicModelAverager:
                 "local_sgd_warmup_steps=0 an averager must see them before the first local step: "
                 "wrap the optimizer in StatefulPostLocalSGDOptimizer, or call before_step(params)"
             )
-        self.outcomes = self._sync.run(self.units, steps=float(self._alone))
+        outcomes = self._sync.run(self.units, steps=float(self._alone))
         self._alone = 0
-        self._tell()
+        self._keep(outcomes)
 
-    def _tell(self) -> None:
-        spoke = [one for one in self.outcomes if any(one.anomalous) or one.clipped < 1]
-        if self.config.is_debug and spoke and self.group.rank == 0:
-            first = spoke[0]
-            _log.info(
-                "round %d: %d of %d parameters; %s: anomalous %s, clipped by %g, %s",
-                *(first.round, len(spoke), len(self.outcomes), first.name),
-                *(first.anomalous, first.clipped, first.reason),
-            )
+    def _keep(self, outcomes: list[Outcome]) -> None:
+        """Keep what a round did, and log it; loudly where replicas were left out."""
+        self.outcomes = outcomes
+        if self.group.rank == 0 and self.own.rank == 0:
+            log_batch(outcomes, tells_clipping=self.config.is_debug)
 
     def _take_anchors(self, params: Iterable[Any]) -> None:
         """Set A := θ for the parameters that have none."""

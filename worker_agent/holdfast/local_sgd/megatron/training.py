@@ -51,6 +51,7 @@ from holdfast.local_sgd.megatron.refusals import check_model, check_settings, ch
 from holdfast.local_sgd.megatron.shards import MegatronRoundShards
 from holdfast.local_sgd.megatron.warm_up import average_gradients
 from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.pipelined_round import log_batch
 from holdfast.local_sgd.policies.schedule import (
     Boundary,
     Entry,
@@ -420,7 +421,7 @@ class MegatronLocalSGD:
         self.outcomes, self.alone, self.together = outcomes, 0, bool(outcomes)
         put_together(list(self.parts.values()), self._data_parallel)
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
-            _tell(self.outcomes)
+            log_batch(self.outcomes)
 
     def _take_anchors(self) -> None:
         """Take the masters for anchors, where all replicas are equal; a collective."""
@@ -485,15 +486,4 @@ def _refuse_second(optimizer: Any) -> None:
         raise LocalSGDError(
             f"optimizer: this {type(optimizer).__name__} has a MegatronLocalSGD: call detach() on "
             "it before another is made, since both would synchronise"
-        )
-
-
-def _tell(outcomes: Sequence[Outcome]) -> None:
-    """Log a round; loudly where replicas were left out."""
-    spoke = [one for one in outcomes if any(one.anomalous)]
-    for one in spoke[:1]:
-        log.warning(
-            "local SGD: round %d: %d of %d parameters stand out; %s: anomalous %s, weights %s, %s",
-            *(one.round, len(spoke), len(outcomes), one.name),
-            *(one.anomalous, [f"{weight:.3f}" for weight in one.weights], one.reason),
         )
