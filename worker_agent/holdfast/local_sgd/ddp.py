@@ -63,6 +63,10 @@ if TYPE_CHECKING:
 
 _BUCKETS_COMPARED: Final = 2
 """Steps after which DDP has compared its buckets over all ranks."""
+_HINT: Final = (
+    ". Or they have parted in the warm-up: start_localSGD_iter counts backward passes that reduce, "
+    "so under gradient accumulation wrap all but the last micro-batch in model.no_sync()"
+)
 
 
 class OuterOptimPeriodicModelAverager:
@@ -367,7 +371,7 @@ class OuterOptimPeriodicModelAverager:
             return
         for unit in fresh:
             unit.take_anchors()
-        check_equal(fresh, self.group)
+        check_equal(fresh, self.group, _HINT if are_first else "")
         if self.turns is not None and are_first:
             self.turns.restart()  # the time begins with the first lone step
         self.units += more
