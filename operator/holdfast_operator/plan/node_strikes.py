@@ -49,6 +49,8 @@ class NodeStrike:
     """Uid of that job: the next one of its name is another one."""
     node_rank: int
     text: str
+    withdrawn: bool = False
+    """Its job takes it back."""
 
     @property
     def identity(self) -> tuple[str, float, str, str, str]:
@@ -86,6 +88,7 @@ def of_job(told: Iterable[NodeStruck], job: str, uid: str) -> Iterator[NodeStrik
                 job_uid=uid,
                 node_rank=one.node_rank,
                 text=one.text[:_LONGEST_TEXT],
+                withdrawn=one.withdrawn,
             )
 
 
@@ -104,7 +107,9 @@ def merge(
         new: What comes to it.
         now: Unix time, s.
     """
-    counted = (one for one in (*new, *known) if _counts(one, now))
+    there = [*new, *known]
+    back = {one.identity for one in there if one.withdrawn}
+    counted = (one for one in there if one.identity not in back and _counts(one, now))
     by_identity: dict[object, NodeStrike] = {}
     for one in sorted(counted, key=lambda one: (one.at, one.identity)):
         shown = one.job == NODE_SOURCE and one.cause is StrikeCause.CONDITION

@@ -425,6 +425,8 @@ class NodeStruck:
     job: str = ""
     """Namespace and name of the job that it comes from, as NAMESPACE/NAME; empty: this one; "node":
     the Kubernetes node shows it, and node_rank means nothing."""
+    withdrawn: bool = False
+    """The strike of this host, cause and time is taken back: it was not the host's fault."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

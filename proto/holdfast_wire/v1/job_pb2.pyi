@@ -975,6 +975,7 @@ class NodeStruck(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     UNIX_TIME_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
+    WITHDRAWN_FIELD_NUMBER: builtins.int
     host: builtins.str
     node_rank: builtins.int
     cause: builtins.str
@@ -985,6 +986,8 @@ class NodeStruck(google.protobuf.message.Message):
     """Namespace and name of the job that it comes from, as NAMESPACE/NAME; empty: this one; "node": the Kubernetes
     node shows it, and node_rank means nothing.
     """
+    withdrawn: builtins.bool
+    """The strike of this host, cause and time is taken back: it was not the host's fault."""
     def __init__(
         self,
         *,
@@ -994,8 +997,9 @@ class NodeStruck(google.protobuf.message.Message):
         text: builtins.str = ...,
         unix_time: builtins.float = ...,
         job: builtins.str = ...,
+        withdrawn: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "host", b"host", "job", b"job", "node_rank", b"node_rank", "text", b"text", "unix_time", b"unix_time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "host", b"host", "job", b"job", "node_rank", b"node_rank", "text", b"text", "unix_time", b"unix_time", "withdrawn", b"withdrawn"]) -> None: ...
 
 Global___NodeStruck: typing_extensions.TypeAlias = NodeStruck
 

@@ -6,6 +6,8 @@ belong here: weights and decay (`holdfast_wire.strikes`), the finding that leads
 
 from __future__ import annotations
 
+import dataclasses
+
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.wording import short
 from holdfast_master.policies import node_history
@@ -39,9 +41,21 @@ def report(job: JobContext) -> None:
         job.out.tell(StrikesReported(strikes=tuple(job.state.strikes)))
 
 
+def withdraw(job: JobContext, rank: int, cause: StrikeCause, since: float) -> None:
+    """Take the strikes of a cause back that a node has had since a Unix time, s."""
+    for one in _own(job):
+        if one.node_rank == rank and one.cause == cause.value and one.unix_time >= since:
+            job.out.strike(dataclasses.replace(one, withdrawn=True))
+
+
+def _own(job: JobContext) -> list[NodeStruck]:
+    """Return the strikes of this job that were not taken back."""
+    return [one for one in job.state.strikes if not one.withdrawn]
+
+
 def _known(job: JobContext) -> list[NodeStruck]:
     """Return the strikes of this job, and those of other jobs on its hosts."""
-    return [*job.state.strikes, *job.operator.cluster.strikes]
+    return [*_own(job), *job.operator.cluster.strikes]
 
 
 def standings(job: JobContext) -> dict[str, HostStanding]:
@@ -58,7 +72,7 @@ def of_nodes(job: JobContext) -> list[Strike]:
     """Return the strikes that this job has noted, with their nodes."""
     return [
         Strike(one.host, StrikeCause(one.cause), one.unix_time, node_rank=one.node_rank)
-        for one in job.state.strikes
+        for one in _own(job)
         if one.cause in _CAUSES
     ]
 

@@ -23,13 +23,13 @@ from holdfast_operator.pods.pod import PodSource, master_pod, worker_pod
 from jobs.planned import running
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-_MANY, _FEW = 250, 20
+_MANY, _FEW = 120, 20
 
 
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane) -> Iterator[Nodes]:
-    """Two nodes for operator and master, three on paper with room for 330 pods."""
-    started = Nodes(plane, paper=3)
+    """Two nodes for operator and master, two on paper with room for 220 pods."""
+    started = Nodes(plane, paper=2)
     try:
         yield started
     finally:
@@ -92,7 +92,7 @@ def _body() -> dict[str, Any]:
 def test_hundreds_of_pods_are_made_and_taken_away_once_each(
     plane: ControlPlane, make_job: Callable[[str], Job], kubectl: Kubectl
 ) -> None:
-    """250 workers, then 20, then none: no pod twice, no write of the status that nobody needs."""
+    """120 workers, then 20, then none: no pod twice, no write of the status that nobody needs."""
     job = make_job("many")
     job.create(_body())
     job.until("all pods", lambda: len(job.live()) == _MANY)

@@ -74,6 +74,16 @@ def test_neither_order_nor_repetition_matters(
     assert from_data(to_data(both)) == both
 
 
+def test_a_strike_that_its_job_takes_back_counts_no_more() -> None:
+    """Others stay; whether it is told before or behind the strike itself makes no difference."""
+    slow, other = strike(cause=StrikeCause.STRAGGLER), strike(at=NOW - 5)
+    back = dataclasses.replace(slow, withdrawn=True)
+    assert merge([slow, other], [back], NOW) == (other,)
+    assert merge([], [back, slow, other], NOW) == (other,)
+    told = NodeStruck(host="a", cause="Straggler", unix_time=NOW, withdrawn=True)
+    assert [one.withdrawn for one in of_job([told], "team/t", "u-1")] == [True]
+
+
 def test_a_strike_that_counts_no_more_is_forgotten() -> None:
     """The history does not grow with the age of the cluster."""
     old = strike(at=NOW - 6 * HALF_LIFE_SECONDS)
