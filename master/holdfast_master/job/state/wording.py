@@ -95,7 +95,8 @@ def pod_end(pod: PodObservation, when: str = "") -> str:
     who = f"{pod.name or f'pod {pod.pod_uid}'} of node {pod.node_rank}"
     why = f" ({pod.reason})" if pod.reason not in _SAYS_NOTHING else ""
     when = f" {when}" if when else ""
-    said = f"; its last words: {short(pod.text)}" if pod.text else ""
+    last = pod.text.strip().rpartition("\n")[2]  # the text may be the end of its log
+    said = f"; its last words: {short(last)}" if last else ""
     return f"{who} {_pod_ending(pod)}{why}{when}{said}"
 
 

@@ -172,7 +172,7 @@ def test_a_pod_that_fails_before_its_agent_joins_is_an_event(training: Start) ->
             name=uid,
             phase=PodPhase.FAILED,
             exit_code=2,
-            text="error: unrecognized --x",
+            text="usage: train.py [--lr LR]\nerror: unrecognized --x\n",
         )
         job.take(OperatorMessage(pod))
     told = [e.text for e in job.core.events_after(0, 1000) if e.reason == "PodFailed"]
