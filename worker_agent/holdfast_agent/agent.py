@@ -100,7 +100,7 @@ class Agent:
         self.runner = RoundRunner(tools, self.report, self.lease.resume)
         self.stores = NodeStores(tools.control, own.address, self.report, self.runner.on_store_lost)
         node_rank = tools.settings.node_rank
-        self.sampler = Sampler(self.runner, self.report, self._pause, self._spread)
+        self.sampler = Sampler(self.runner, self.report, self._pause, self._spread, tools.page)
         self.watch = PageWatch(
             tools.page, self.runner, self.report, node_rank, guess=self.sampler.guess
         )

@@ -40,6 +40,8 @@ class GroupHistory:
     """The rest of a look that is under way; None: there is none."""
     period: int = 0
     """Collectives of a step, as the agents see it; 0: none is seen."""
+    period_of: int = -1
+    """The rank that told it; -1: nobody has."""
     aligned: int = 0
     """Sequence number of the last collective of the newest step that was aligned."""
     waiting: list[Step] = dataclasses.field(default_factory=list)
@@ -51,6 +53,8 @@ class GroupHistory:
     """Steps that have been judged."""
     window: Window | None = None
     """The newest window; None: none is whole yet."""
+    trial_runs: dict[int, int] = dataclasses.field(default_factory=dict)
+    """By the round of a trial: windows in a row in which its ranks were slow; below 0: were not."""
 
     def add(self, rank: int, sent: IssuedRun, now: float) -> None:
         """Take collectives; a number that went back means that the group was made anew."""
@@ -67,6 +71,22 @@ class GroupHistory:
         if not self.fresh:
             self.fresh_since = now
         self.fresh.add(rank)
+
+    def repeat(self, rank: int, period: int) -> None:
+        """Take a rank's view of the period: the longest one holds, until its rank sees another.
+
+        Parts of a step repeat each other as well, and not each look shows where it ends. What was
+        learned of other steps is of no use.
+        """
+        if not period or (period <= self.period and rank != self.period_of):
+            return
+        self.period_of = rank
+        if period == self.period:
+            return
+        if self.period:
+            self.waiting, self.record = [], VoteRecord()
+            self.judgement = None
+        self.period = period
 
     def forget_aligned(self) -> None:
         """Drop what no later step needs: a step begins at the last collective of the one before."""
