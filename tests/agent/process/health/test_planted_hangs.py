@@ -20,8 +20,8 @@ LIKE_OTHERS = frozenset(
     {"loop", "lock", "event", "fifo", "load", "data-set", "mesh", "store", "read-pipe"}
     | {"write-pipe", "c-sleep", "c-poll", "start-up"}
 )
-"""Planted by the campaign alone: torch and the kernel show them as another one that stands here. The
-tables of the policies' tests have the rest."""
+"""Planted by the campaign alone: torch and the kernel show them as another one that stands here.
+The tables of the policies' tests have the rest."""
 
 
 @pytest.fixture(scope="module")
