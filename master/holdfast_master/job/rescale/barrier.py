@@ -24,7 +24,8 @@ from holdfast_wire.reasons import EventReason, PhaseReason
 
 def stop(job: JobContext, world: World, reason: str, patience: float) -> None:
     """Have all ranks save and stop after the same step, or end the world if they cannot."""
-    problem = blind(job.membership, world)
+    hangs = "the ranks hang and come to no other step" if job.health.hangs(world.round) else ""
+    problem = blind(job.membership, world) or hangs
     if problem:
         miss(job, f"{reason}; {problem}")
         return

@@ -310,9 +310,8 @@ def test_a_pause_that_ended_by_itself_is_known_in_the_next_world(training: Start
     """Its epochs begin as slowly."""
     hang = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
     job = training(3, health=HealthPolicy(hang=hang))
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(15.0)
+    _answer(job, _hang(job), {1: LOADS})
+    job.run(6.0)
     job.agents[0].workers.pause(paused=False)
     job.run(5.0)
     longest = job.core.inspect().health.hang_watch.learned.longest_pause
